@@ -1,0 +1,158 @@
+"""Every setting of hvdkit: one field each, with its variable, unit, default and meaning.
+
+An argument beats an HVDKIT_ variable, which beats Horovod's variable of the same meaning, which beats the default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from hvdkit.errors import ConfigError
+
+MIB = 1024 * 1024
+
+
+def parse_bool(text: str) -> bool:
+    """Turn "1 true yes on" or "0 false no off" (any case) into a bool; ValueError for anything else."""
+    word = text.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError("use 1 or 0")
+
+
+def parse_bytes(text: str) -> int:
+    """Turn "4194304", "4096k", "4m" or "1g" (binary multiples, any case) into a number of bytes."""
+    word = text.strip().lower().removesuffix("b").removesuffix("i")
+    factor = {"k": 1024, "m": MIB, "g": 1024 * MIB}.get(word[-1:], 1)
+    return int(float(word.rstrip("kmg")) * factor)
+
+
+def choice(*names: str) -> Callable[[str], str]:
+    """Make a parser that accepts just these names, in any case."""
+
+    def parse(text: str) -> str:
+        if text.strip().lower() not in names:
+            raise ValueError(f"use one of {', '.join(names)}")
+        return text.strip().lower()
+
+    return parse
+
+
+def setting(default: Any, parse: Callable[[str], Any], help: str, *, horovod: str = "", flag: str = "") -> Any:
+    """Describe a field of Config.
+
+    parse: turns the variable's text into the value; raises ValueError saying what would be accepted.
+    horovod: Horovod's variable of the same meaning and unit.
+    flag: the option of hvdrun that sets it; "" for none.
+    """
+    return field(default=default, metadata={"parse": parse, "help": help, "horovod": horovod, "flag": flag})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All settings, read once by `init()`."""
+
+    engine: str = setting("auto", choice("auto", "native"), "which engine moves gradients", flag="--engine")
+    transport: str = setting(
+        "auto",
+        choice("auto", "single", "mpi", "shared_memory", "hierarchical"),
+        "how bytes travel; auto takes shared memory inside a host and MPI between hosts",
+        flag="--transport",
+    )
+    fusion_bytes: int = setting(
+        4 * MIB,
+        parse_bytes,
+        "bytes of gradients in a bucket; 0 sends each tensor by itself",
+        horovod="HOROVOD_FUSION_THRESHOLD",
+        flag="--fusion-bytes",
+    )
+    progress: str = setting(
+        "auto",
+        choice("auto", "thread", "inline"),
+        "who drives a reduction: a thread of its own, or the training thread; auto: a thread if a core is spare",
+        flag="--progress",
+    )
+    small_bytes: int = setting(
+        64 * 1024,
+        parse_bytes,
+        "a synchronous allreduce below this many bytes goes straight to MPI, not through shared memory",
+    )
+    shared_directory: str = setting("/dev/shm", str, "where node-shared memory is made; must be a memory file system")
+    start_timeout_s: float = setting(
+        60.0, float, "seconds to wait for the other ranks in init()", horovod="HOROVOD_START_TIMEOUT"
+    )
+    log_level: str = setting(
+        "warning",
+        choice("trace", "debug", "info", "warning", "error", "fatal", "critical"),
+        "least level of hvdkit's own messages",
+        horovod="HOROVOD_LOG_LEVEL",
+        flag="--log-level",
+    )
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.fusion_bytes < 0:
+            problems.append(f"fusion_bytes is {self.fusion_bytes}; it must be 0 or more")
+        if self.small_bytes < 0:
+            problems.append(f"small_bytes is {self.small_bytes}; it must be 0 or more")
+        if not self.start_timeout_s > 0:
+            problems.append(f"start_timeout_s is {self.start_timeout_s}; it must be above 0")
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting as it stands: for `hvdkit doctor --settings` and for hvdrun's flags."""
+
+    name: str
+    variable: str
+    horovod: str
+    flag: str
+    help: str
+    default: Any
+    value: Any
+    origin: str
+
+
+def read_settings(environ: Mapping[str, str] | None = None) -> list[Setting]:
+    """Read every setting, with where its value comes from.
+
+    environ: the variables; this process's own if None.
+    Raises ConfigError naming all variables that cannot be understood, together.
+    """
+    variables = os.environ if environ is None else environ
+    found, problems = [], []
+    for item in fields(Config):
+        variable, horovod = f"HVDKIT_{item.name.upper()}", item.metadata["horovod"]
+        value, origin = item.default, "default"
+        for name in (variable, horovod):
+            text = variables.get(name, "") if name else ""
+            if text:
+                try:
+                    value, origin = item.metadata["parse"](text), name
+                except ValueError as error:
+                    problems.append(f"{name}={text!r}: {error}")
+                break
+        found.append(
+            Setting(
+                item.name, variable, horovod, item.metadata["flag"], item.metadata["help"], item.default, value, origin
+            )
+        )
+    if problems:
+        raise ConfigError("Settings that cannot be used: " + "; ".join(problems))
+    return found
+
+
+def read_config(environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
+    """Build the Config from the environment; keyword arguments beat it.
+
+    Raises ConfigError for a value that cannot be used, TypeError for an unknown argument.
+    """
+    values = {item.name: item.value for item in read_settings(environ)}
+    return Config(**{**values, **arguments})

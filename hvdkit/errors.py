@@ -1,0 +1,74 @@
+"""Everything a user can catch. Each message says what happened, what was seen and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class HvdkitError(Exception):
+    """Base of every error that hvdkit raises on purpose."""
+
+
+class HorovodInternalError(HvdkitError, RuntimeError):
+    """A collective could not be completed: a rank is gone, or the ranks disagree.
+
+    Bears Horovod's name, so that scripts which catch it go on working.
+    """
+
+
+class NotInitializedError(HvdkitError, ValueError):
+    """A call that needs `init()` came before it, or after `shutdown()`.
+
+    A ValueError as well, because that is what Horovod raises.
+    """
+
+    def __init__(self, call: str) -> None:
+        super().__init__(f"{call} was called before hvd.init() (or after hvd.shutdown()). Call hvd.init() first.")
+
+
+class ConfigError(HvdkitError, ValueError):
+    """A setting has a value that cannot be used."""
+
+
+class MissingDependencyError(HvdkitError, ImportError):
+    """An optional package is needed here and is not installed."""
+
+
+class WorldError(HvdkitError, RuntimeError):
+    """The launcher and the MPI library disagree about how many ranks there are."""
+
+
+class TransportError(HorovodInternalError):
+    """Bytes could not be moved between ranks."""
+
+
+class SharedMemoryError(TransportError):
+    """Node-shared memory could not be had, is too small, or is not really shared."""
+
+
+class RankLostError(TransportError):
+    """Another rank has ended while this one was waiting for it."""
+
+
+class PlanMismatchError(HorovodInternalError):
+    """The ranks do not hold the same parameters, so their buckets do not match."""
+
+
+class BackwardInterruptedError(HorovodInternalError):
+    """A backward pass ended with an exception after some of its buckets were already on their way."""
+
+
+class LaunchError(HvdkitError, ValueError):
+    """hvdrun was asked for something that cannot be started; nothing has been."""
+
+
+class HostfileError(LaunchError):
+    """A hostfile that cannot be used, with every problem found in it.
+
+    problems: "line N: what is wrong and how to mend it", or the same without a line.
+    """
+
+    def __init__(self, path: str, problems: Sequence[str]) -> None:
+        self.path = path
+        self.problems = tuple(problems)
+        super().__init__("\n".join(f"{path}:{problem}" for problem in problems))

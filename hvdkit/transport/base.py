@@ -1,0 +1,176 @@
+"""What every transport offers: moving bytes inside a fixed group of ranks.
+
+Collectives block and are called in the same order on all ranks of the group. Nothing here knows a framework: numbers
+come as a Buffer, and what is done with them (adding, casting) is an Arithmetic, numpy's unless an adapter brings its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Op = Literal["sum", "min", "max", "product"]
+
+Array = NDArray[Any]
+
+#: dtype name -> numpy dtype of the memory. numpy has no bfloat16: it travels as its 16 bits.
+STORAGE: dict[str, np.dtype[Any]] = {
+    "uint8": np.dtype("u1"),
+    "int8": np.dtype("i1"),
+    "int16": np.dtype("i2"),
+    "int32": np.dtype("i4"),
+    "int64": np.dtype("i8"),
+    "bool": np.dtype("?"),
+    "float16": np.dtype("f2"),
+    "bfloat16": np.dtype("u2"),
+    "float32": np.dtype("f4"),
+    "float64": np.dtype("f8"),
+}
+
+#: Summed in float32 and rounded once.
+HALF = frozenset({"float16", "bfloat16"})
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Contiguous memory seen as numbers.
+
+    array: (n,), of dtype STORAGE[dtype]; whoever made the buffer owns the memory.
+    """
+
+    array: Array
+    dtype: str
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return int(self.array.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes."""
+        return int(self.array.nbytes)
+
+    def slice(self, start: int, stop: int) -> Buffer:
+        """The elements from `start` up to `stop`, sharing memory."""
+        return Buffer(self.array[start:stop], self.dtype)
+
+
+def as_buffer(array: Array) -> Buffer:
+    """See a contiguous numpy array of any shape as a Buffer, sharing memory.
+
+    Raises TypeError for a dtype that hvdkit does not move, ValueError for memory that is not contiguous.
+    """
+    name = array.dtype.name
+    if name not in STORAGE or name == "uint16":
+        raise TypeError(f"dtype {array.dtype} cannot be moved; hvdkit moves {', '.join(STORAGE)}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"a contiguous array is needed, this one has strides {array.strides}")
+    return Buffer(array.reshape(-1), name)
+
+
+def make_buffer(count: int, dtype: str) -> Buffer:
+    """A new uninitialised Buffer of `count` elements."""
+    return Buffer(np.empty(count, STORAGE[dtype]), dtype)
+
+
+class Arithmetic(Protocol):
+    """What transports do with numbers."""
+
+    def combine(self, out: Buffer, sources: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
+        """out = scale * op(sources), element by element; float16 and bfloat16 in float32, rounded once.
+
+        out: may be one of `sources`. scale: 1.0 for integer and bool buffers.
+        """
+
+    def cast(self, out: Buffer, source: Buffer, scale: float = 1.0) -> None:
+        """out = scale * source in out's dtype; finite values too large for it become its largest, inf and nan stay."""
+
+    def copy(self, out: Buffer, source: Buffer) -> None:
+        """out = source, same dtype."""
+
+
+@dataclass(frozen=True)
+class BucketSpec:
+    """One bucket of an agreed plan, the same on all ranks.
+
+    count: elements. prescale: factor on each node's sum, before the wire. postscale: factor on the result.
+    wire: dtype between hosts; "none" for the bucket's own.
+    """
+
+    dtype: str
+    count: int
+    op: Op = "sum"
+    prescale: float = 1.0
+    postscale: float = 1.0
+    wire: Literal["none", "float16", "bfloat16"] = "none"
+
+
+class Buckets(Protocol):
+    """The buckets of one plan in memory of the transport's choice, reduced again and again.
+
+    A generation of bucket i: the user fills memory[i]; start(i); memory[i] is left alone until wait(i) returns; then
+    result[i] is read, until the next start(i), and memory[i] is the user's again. Buckets start in index order.
+    """
+
+    memory: Sequence[Buffer]
+    result: Sequence[Buffer]
+
+    def start(self, index: int) -> None:
+        """This rank's bucket is full: reduce it once the others' are."""
+
+    def advance(self) -> bool:
+        """Do what can be done without waiting; True if anything moved. Never blocks."""
+
+    def wait(self, index: int) -> None:
+        """Return when result[index] is whole. Raises RankLostError if a rank it waits for has ended."""
+
+    def close(self) -> None:
+        """Free the memory; a collective call."""
+
+
+class Transport(Protocol):
+    """Moves bytes inside a fixed group of ranks; one implementation a file.
+
+    Every method but the attributes is collective: all ranks of the group call it, in the same order, with arguments
+    that agree. Raises TransportError (RankLostError where the dead rank is known) when the others cannot be reached.
+    """
+
+    name: str
+    rank: int
+    size: int
+    arithmetic: Arithmetic
+
+    def allreduce(self, buffer: Buffer, op: Op = "sum") -> None:
+        """Replace `buffer` (n,) by the element-wise reduction over all ranks, in place."""
+
+    def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Buffer:
+        """Reduce `buffer` (sum(counts),) over all ranks; rank i gets the i-th piece, (counts[i],), in new memory."""
+
+    def allgather(self, buffer: Buffer, counts: Sequence[int]) -> Buffer:
+        """Concatenate every rank's `buffer` (counts[rank],) in rank order into new memory, (sum(counts),)."""
+
+    def broadcast(self, buffer: Buffer, root: int) -> None:
+        """Fill `buffer` (n,) with the root's, in place."""
+
+    def alltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Buffer:
+        """Send the i-th piece of `buffer` (sum(send_counts),) to rank i; returns what came, (sum(receive_counts),)."""
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+
+    def subgroup(self, ranks: Sequence[int]) -> Transport | None:
+        """A transport of these ranks, numbered in the order given; None on the ranks left out."""
+
+    def allocate(self, nbytes: int) -> NDArray[np.uint8]:
+        """Memory (nbytes,) that this transport moves fastest, zeroed; freed by close()."""
+
+    def open_buckets(self, specs: Sequence[BucketSpec]) -> Buckets:
+        """Make the buckets of an agreed plan."""
+
+    def close(self) -> None:
+        """Give everything back. Later calls of other methods are errors; closing twice is not."""
