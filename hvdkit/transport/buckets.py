@@ -1,0 +1,65 @@
+"""Buckets whose reduction is a sequence of steps, driven by whoever has time: a thread or the training loop itself."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+
+from hvdkit.transport.base import Buffer
+from hvdkit.transport.waiting import Waiting
+
+
+class SteppedBuckets(ABC):
+    """The common part of all Buckets: which reductions are under way, and stepping them.
+
+    A transport writes `steps(index)`, a generator that does one bucket's reduction and yields wherever it would have
+    to wait: False while later buckets must not overtake it (collectives are posted in the same order on all ranks),
+    True once they may. Any thread may call; a lock keeps steps apart.
+
+    check: called now and then while waiting; raises RankLostError if a peer has ended.
+    """
+
+    memory: Sequence[Buffer]
+    result: Sequence[Buffer]
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check
+        self._running: dict[int, Iterator[bool]] = {}  # in start order
+        self._lock = threading.RLock()
+
+    @abstractmethod
+    def steps(self, index: int) -> Iterator[bool]:
+        """Reduce memory[index] into result[index]."""
+
+    def start(self, index: int) -> None:
+        """See Buckets.start."""
+        with self._lock:
+            self._running[index] = self.steps(index)
+            self.advance()
+
+    def advance(self) -> bool:
+        """See Buckets.advance."""
+        moved = False
+        with self._lock:
+            for index, steps in list(self._running.items()):
+                try:
+                    overtaking = next(steps)
+                except StopIteration:
+                    del self._running[index]
+                    moved = True
+                    continue
+                if not overtaking:
+                    break
+        return moved
+
+    def wait(self, index: int) -> None:
+        """See Buckets.wait."""
+        waiting = Waiting(self._check)
+        while index in self._running:
+            if not self.advance():
+                waiting.pause()
+
+    def close(self) -> None:
+        """See Buckets.close."""
+        self._running.clear()
