@@ -1,0 +1,166 @@
+"""Adding, scaling and casting with numpy alone, a piece at a time so that each piece stays in cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdkit.transport.base import HALF, STORAGE, Array, Buffer, Op
+
+_CHUNK_BYTES = 256 * 1024
+
+_COMBINE: dict[Op, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
+_COMBINE_BOOL: dict[Op, np.ufunc] = {
+    "sum": np.logical_or,
+    "min": np.logical_and,
+    "max": np.logical_or,
+    "product": np.logical_and,
+}
+_LARGEST: dict[str, float] = {
+    "float16": 65504.0,
+    "bfloat16": float.fromhex("0x1.fep127"),
+    "float32": float(np.finfo(np.float32).max),
+    "float64": float(np.finfo(np.float64).max),
+}
+
+
+class NumpyArithmetic:
+    """Arithmetic (see base.py) that needs nothing but numpy. Keeps no state, so any thread may use it.
+
+    A sum is taken in the order of `sources`, whichever of them is `out`. Integers wrap; a sum or product of bools is
+    their or / and; a sum too large for its dtype is inf.
+    """
+
+    def combine(self, out: Buffer, sources: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
+        """See Arithmetic.combine. Raises ValueError for buffers that do not match, or a scale on integers."""
+        for source in sources:
+            if source.dtype != out.dtype or source.count != out.count:
+                raise ValueError(
+                    f"cannot combine {source.count} {source.dtype} into {out.count} {out.dtype}; they must be alike"
+                )
+        if scale != 1.0 and out.dtype not in _LARGEST:
+            raise ValueError(f"cannot scale {out.dtype} by {scale}; only floating-point buffers are scaled")
+        function = _COMBINE_BOOL[op] if out.dtype == "bool" else _COMBINE[op]
+        arrays = [source.array for source in sources]
+        with np.errstate(all="ignore"):
+            if out.dtype in HALF:
+                _combine_half(out, arrays, function, scale)
+            else:
+                _combine_plain(out.array, arrays, function, scale)
+
+    def cast(self, out: Buffer, source: Buffer, scale: float = 1.0) -> None:
+        """See Arithmetic.cast. Raises TypeError if `out` is not floating point, ValueError if the counts differ."""
+        if out.dtype not in _LARGEST:
+            raise TypeError(f"cannot cast {source.dtype} to {out.dtype}; the target must be floating point")
+        if source.count != out.count:
+            raise ValueError(f"cannot cast {source.count} {source.dtype} into {out.count} {out.dtype}")
+        if source.dtype == out.dtype and scale == 1.0:
+            self.copy(out, source)
+            return
+        may_exceed = scale != 1.0 or _LARGEST.get(source.dtype, np.inf) > _LARGEST[out.dtype]
+        wide = np.dtype("f4") if {out.dtype, source.dtype} <= HALF | {"float32"} else np.dtype("f8")
+        scratch = np.empty(min(out.count, _CHUNK_BYTES // wide.itemsize), wide)
+        with np.errstate(all="ignore"):
+            for piece in _pieces(out.count, _CHUNK_BYTES // wide.itemsize):
+                given = source.array[piece]
+                values = _widen(given, source.dtype, scratch[: given.size])
+                if scale != 1.0:
+                    values = np.multiply(values, wide.type(scale), out=scratch[: given.size])
+                if may_exceed:
+                    values = _clamp(values, given, source.dtype, _LARGEST[out.dtype])
+                _narrow(values, out.array[piece], out.dtype)
+
+    def copy(self, out: Buffer, source: Buffer) -> None:
+        """See Arithmetic.copy."""
+        np.copyto(out.array, source.array, casting="no")
+
+
+def _pieces(count: int, step: int) -> Iterator[slice]:
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
+
+
+def _combine_plain(out: Array, sources: Sequence[Array], function: np.ufunc, scale: float) -> None:
+    step = _CHUNK_BYTES // out.itemsize
+    # The first two sources are read before `out` is written; one that comes later must not be overwritten.
+    scratch = None
+    if any(np.may_share_memory(out, later) for later in sources[2:]):
+        scratch = np.empty(min(out.size, step), out.dtype)
+    for piece in _pieces(out.size, step):
+        target = out[piece]
+        total = target if scratch is None else scratch[: target.size]
+        if len(sources) == 1:
+            total = sources[0][piece]
+        else:
+            function(sources[0][piece], sources[1][piece], out=total)
+        for source in sources[2:]:
+            function(total, source[piece], out=total)
+        if scale != 1.0:
+            np.multiply(total, out.dtype.type(scale), out=target)
+        elif total is not target:
+            np.copyto(target, total)
+
+
+def _combine_half(out: Buffer, sources: Sequence[Array], function: np.ufunc, scale: float) -> None:
+    step = _CHUNK_BYTES // 4
+    scratch = np.empty((2, min(out.count, step)), np.float32)
+    for piece in _pieces(out.count, step):
+        target = out.array[piece]
+        total, other = scratch[0, : target.size], scratch[1, : target.size]
+        _widen(sources[0][piece], out.dtype, total)
+        for source in sources[1:]:
+            function(total, _widen(source[piece], out.dtype, other), out=total)
+        if scale != 1.0:
+            np.multiply(total, np.float32(scale), out=total)
+        _narrow(total, target, out.dtype)
+
+
+def _widen(array: Array, dtype: str, scratch: Array) -> Array:
+    """The numbers of `array` in scratch's dtype: `array` itself if it has it already, else written to `scratch`."""
+    if dtype == "bfloat16":
+        # A bfloat16 is the upper half of a float32.
+        target = scratch if scratch.dtype == np.float32 else np.empty(scratch.size, np.float32)
+        bits = target.view(np.uint32)
+        np.copyto(bits, array)
+        np.left_shift(bits, np.uint32(16), out=bits)
+        if target is not scratch:
+            np.copyto(scratch, target)
+        return scratch
+    if array.dtype == scratch.dtype:
+        return array
+    np.copyto(scratch, array)
+    return scratch
+
+
+def _narrow(values: Array, out: Array, dtype: str) -> None:
+    """Write `values` to `out`, rounded to the nearest, ties to even."""
+    if dtype == "bfloat16":
+        out[:] = _round_bfloat16(values.astype(np.float32, copy=False))
+    else:
+        np.copyto(out, values, casting="unsafe")
+
+
+def _round_bfloat16(values: NDArray[np.float32]) -> NDArray[Any]:
+    """The 16 bits of each value as bfloat16."""
+    bits = values.view(np.uint32)
+    rounded = np.right_shift(bits, np.uint32(16))
+    rounded &= np.uint32(1)
+    rounded += np.uint32(0x7FFF)
+    rounded += bits
+    rounded >>= np.uint32(16)
+    nan = np.isnan(values)
+    if nan.any():
+        # Rounding could carry a nan's last bits into inf or zero: keep its sign and make it quiet.
+        rounded[nan] = (bits[nan] >> np.uint32(16)) | np.uint32(0x40)
+    return rounded.astype(STORAGE["bfloat16"])
+
+
+def _clamp(values: Array, source: Array, dtype: str, largest: float) -> Array:
+    """The values within +-largest, but where `source` is inf or nan as they are."""
+    if values.size == 0 or (values.min() >= -largest and values.max() <= largest):
+        return values  # a nan compares false, so it takes the long way
+    finite = np.isfinite(_widen(source, dtype, np.empty(source.size, values.dtype)))
+    return np.where(finite, np.clip(values, -largest, largest), values)
