@@ -1,0 +1,108 @@
+"""Samples for this rank: a sampler for `torch.utils.data.DataLoader`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from typing import Literal, TypedDict
+
+from torch.utils.data import Sampler
+
+from hvdkit.sharding import Indices, plan_order, split_for_evaluation, split_for_training
+
+
+class SamplerState(TypedDict):
+    """How far an epoch is, for a checkpoint.
+
+    used: samples that all ranks together have used in this epoch.
+    """
+
+    epoch: int
+    used: int
+    seed: int
+
+
+class ShardedSampler(Sampler[int]):
+    """Give this rank its share of a dataset's indices: `DataLoader(dataset, sampler=ShardedSampler(dataset))`.
+
+    In training every rank gets as many samples, in an order shuffled anew in each epoch (call `set_epoch`). With
+    `evaluation=True` the samples stay in order, none is left out or repeated, and ranks may differ by one: average
+    over ranks with `hvd.metrics.Mean`, which weights by the number of samples.
+
+    rank, size: this process and the number of ranks; those of the running world if None.
+    uneven: "pad" repeats the first few samples where the ranks do not divide the dataset, "drop" leaves out the last.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        *,
+        rank: int | None = None,
+        size: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        uneven: Literal["pad", "drop"] = "pad",
+        evaluation: bool = False,
+    ) -> None:
+        if rank is None or size is None:
+            from hvdkit.torch import basics
+
+            rank = basics.rank() if rank is None else rank
+            size = basics.size() if size is None else size
+        self.dataset = dataset
+        self.rank = rank
+        self.size = size
+        self.shuffle = shuffle and not evaluation
+        self.seed = seed
+        self.uneven = uneven
+        self.evaluation = evaluation
+        self.epoch = 0
+        self._start = 0  # samples that all ranks together had used when this epoch began or was resumed
+        self._given = 0  # samples given to this rank since then
+        self._finished = False
+        self._plan()  # a shard that cannot be made is reported here, not in the first epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self._given, self._finished = 0, False
+        for index in self._plan().tolist():
+            self._given += 1
+            yield index
+        self._start, self._given, self._finished = 0, 0, True
+
+    def __len__(self) -> int:
+        """Samples that the next iteration gives to this rank."""
+        return len(self._plan())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Shuffle for this epoch; call it on every rank before the epoch begins.
+
+        The epoch that was resumed goes on where it was; any other begins at its first sample.
+        """
+        if epoch != self.epoch or self._finished:
+            self._start, self._given, self._finished = 0, 0, False
+        self.epoch = epoch
+
+    def state_dict(self, given: int | None = None) -> SamplerState:
+        """How far training is; the same on every rank, so that rank 0 can save it.
+
+        given: samples of this rank that were trained on since this epoch began or was resumed. None for those that this
+            sampler gave out, which is right unless the DataLoader has worker processes: those fetch ahead.
+        """
+        if self._finished:
+            return {"epoch": self.epoch + 1, "used": 0, "seed": self.seed}
+        mine = 0 if self.evaluation else self._given if given is None else given
+        used = self._start + mine * self.size
+        return {"epoch": self.epoch, "used": min(used, len(self.dataset)), "seed": self.seed}
+
+    def load_state_dict(self, state: SamplerState) -> None:
+        """Go on where `state` was saved, also with another number of ranks.
+
+        The training loop then begins with `range(sampler.epoch, epochs)`. An evaluation always begins anew.
+        """
+        self.epoch, self._start, self.seed = state["epoch"], state["used"], state["seed"]
+        self._given, self._finished = 0, False
+
+    def _plan(self) -> Indices:
+        order = plan_order(len(self.dataset), seed=self.seed if self.shuffle else None, epoch=self.epoch)
+        if self.evaluation:
+            return split_for_evaluation(order, rank=self.rank, size=self.size)
+        return split_for_training(order, rank=self.rank, size=self.size, uneven=self.uneven, start=self._start)
