@@ -126,6 +126,10 @@ class Buckets(Protocol):
     def advance(self) -> bool:
         """Do what can be done without waiting; True if anything moved. Never blocks."""
 
+    @property
+    def busy(self) -> bool:
+        """Is any bucket started and not yet reduced?"""
+
     def wait(self, index: int) -> None:
         """Return when result[index] is whole. Raises RankLostError if a rank it waits for has ended."""
 
@@ -138,11 +142,15 @@ class Transport(Protocol):
 
     Every method but the attributes is collective: all ranks of the group call it, in the same order, with arguments
     that agree. Raises TransportError (RankLostError where the dead rank is known) when the others cannot be reached.
+
+    local_ranks: how many ranks are summed inside a host before the sum crosses to others (1 where nothing is), the
+    same number on all ranks.
     """
 
     name: str
     rank: int
     size: int
+    local_ranks: int
     arithmetic: Arithmetic
 
     def allreduce(self, buffer: Buffer, op: Op = "sum") -> None:
@@ -165,9 +173,6 @@ class Transport(Protocol):
 
     def subgroup(self, ranks: Sequence[int]) -> Transport | None:
         """A transport of these ranks, numbered in the order given; None on the ranks left out."""
-
-    def allocate(self, nbytes: int) -> NDArray[np.uint8]:
-        """Memory (nbytes,) that this transport moves fastest, zeroed; freed by close()."""
 
     def open_buckets(self, specs: Sequence[BucketSpec]) -> Buckets:
         """Make the buckets of an agreed plan."""

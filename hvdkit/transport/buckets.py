@@ -27,6 +27,7 @@ class SteppedBuckets(ABC):
         self._check = check
         self._running: dict[int, Iterator[bool]] = {}  # in start order
         self._lock = threading.RLock()
+        self._failure: BaseException | None = None
 
     @abstractmethod
     def steps(self, index: int) -> Iterator[bool]:
@@ -42,6 +43,8 @@ class SteppedBuckets(ABC):
         """See Buckets.advance."""
         moved = False
         with self._lock:
+            if self._failure is not None:
+                raise self._failure
             for index, steps in list(self._running.items()):
                 try:
                     overtaking = next(steps)
@@ -49,9 +52,17 @@ class SteppedBuckets(ABC):
                     del self._running[index]
                     moved = True
                     continue
+                except BaseException as error:
+                    self._failure = error  # met by the progress thread, say: every later call tells of it
+                    raise
                 if not overtaking:
                     break
         return moved
+
+    @property
+    def busy(self) -> bool:
+        """See Buckets.busy."""
+        return bool(self._running)
 
     def wait(self, index: int) -> None:
         """See Buckets.wait."""

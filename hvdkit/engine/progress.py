@@ -1,0 +1,54 @@
+"""A thread that drives reductions, for ranks that have a core to spare."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from hvdkit.errors import TransportError
+from hvdkit.transport.base import Buckets
+from hvdkit.transport.waiting import Waiting
+
+
+def has_spare_core(*, local_size: int, compute_threads: int) -> bool:
+    """Would every rank of this host have a core for a thread of its own, beside those it computes with?"""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores >= local_size * (compute_threads + 1)
+
+
+class ProgressThread:
+    """Advances buckets while there is something to do, and sleeps otherwise.
+
+    An error is left to the training thread, which meets it too as soon as it waits.
+    """
+
+    def __init__(self, buckets: Buckets) -> None:
+        self._buckets = buckets
+        self._work = threading.Event()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="hvdkit-progress", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """A bucket has been started."""
+        self._work.set()
+
+    def _run(self) -> None:
+        while True:
+            self._work.wait()
+            self._work.clear()
+            waiting = Waiting(lambda: None)
+            while not self._closing and self._buckets.busy:
+                try:
+                    if not self._buckets.advance():
+                        waiting.pause()
+                except TransportError:
+                    break
+            if self._closing:
+                return
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing = True
+        self._work.set()
+        self._thread.join()

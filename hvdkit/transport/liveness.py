@@ -1,0 +1,64 @@
+"""Who of this host is still there: each rank holds a lock that the system takes away when the process ends.
+
+A record lock ends with its process however that dies, works across process namespaces, and is not handed on to a
+forked child (a DataLoader worker, say), so it cannot outlive the rank.
+"""
+
+from __future__ import annotations
+
+import fcntl
+
+import numpy as np
+
+from hvdkit.errors import RankLostError
+from hvdkit.transport.base import Transport, as_buffer
+from hvdkit.transport.segment import open_segment
+
+_RUNNING, _LEFT = 0, 1
+
+
+class Liveness:
+    """The ranks of one host as seen by each other; made by all of them together.
+
+    global_ranks: rank in the whole world of each rank of the group, for messages.
+    """
+
+    def __init__(self, group: Transport, host: str, directory: str, global_rank: int) -> None:
+        self._host = host
+        self._rank = group.rank
+        self._ranks = [
+            int(rank)
+            for rank in group.allgather(as_buffer(np.array([global_rank], np.int64)), [1] * group.size).array
+        ]
+        self._states = open_segment(group, [64 * group.size] + [0] * (group.size - 1), directory)
+        # A file of its own: closing any descriptor of a file, as munmap does, drops this process's locks on it.
+        self._locks = open_segment(group, [group.size] + [0] * (group.size - 1), directory)
+        fcntl.lockf(self._locks.descriptor, fcntl.LOCK_EX, 1, self._rank)
+        group.barrier()
+
+    def check(self) -> None:
+        """Raise RankLostError if a rank of this host has ended or has shut hvdkit down."""
+        for peer, rank in enumerate(self._ranks):
+            if peer == self._rank:
+                continue
+            if self._states.memory[64 * peer] == _LEFT:
+                raise RankLostError(
+                    f"Rank {rank} on host {self._host} has shut hvdkit down (or reached the end of its script) while "
+                    f"rank {self._ranks[self._rank]} still waits for it. Give every rank the same number of steps."
+                )
+            try:
+                fcntl.lockf(self._locks.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, peer)
+            except OSError:
+                continue
+            fcntl.lockf(self._locks.descriptor, fcntl.LOCK_UN, 1, peer)
+            raise RankLostError(
+                f"Rank {rank} on host {self._host} has died (killed, crashed or out of memory); its own output, or the "
+                f"system's log, says why."
+            )
+
+    def close(self) -> None:
+        """Say that this rank leaves in good order."""
+        if self._states.memory.size:
+            self._states.memory[64 * self._rank] = _LEFT
+        self._locks.close()
+        self._states.close()

@@ -1,0 +1,106 @@
+"""Memory that all ranks of a host share: a file in /dev/shm, nameless as soon as everyone has mapped it."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdkit.errors import SharedMemoryError
+from hvdkit.transport.base import Transport, as_buffer
+
+_PATH_BYTES = 256
+_WAY_ON = "or set HVDKIT_TRANSPORT=mpi to do without shared memory (slower)"
+
+
+class Segment:
+    """Shared memory of one host, mapped in every rank of a group; made by `open_segment`.
+
+    memory: (nbytes,) uint8, the same bytes in all ranks. descriptor: its open file.
+    """
+
+    def __init__(self, descriptor: int, nbytes: int) -> None:
+        self.descriptor = descriptor
+        self._map = mmap.mmap(descriptor, nbytes)
+        self.memory: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+
+    def close(self) -> None:
+        """Let the memory go once no array looks at it any more; closing twice is harmless."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+        # The mapping ends with the last view of it: gradients of the user's may still lie there.
+        self.memory = np.empty(0, np.uint8)
+
+
+def open_segment(group: Transport, parts: Sequence[int], directory: str) -> Segment:
+    """Make memory of sum(parts) bytes that all ranks of `group` share; collective.
+
+    parts: bytes for which each rank of the group asks the system (so that they lie near that rank's core).
+    Raises SharedMemoryError on every rank if there is too little of it, or if the ranks do not see the same directory.
+    """
+    total = sum(parts)
+    path = os.path.join(directory, f"hvdkit-{os.getpid()}-{secrets.token_hex(8)}") if group.rank == 0 else ""
+    descriptor, failure = -1, 0
+    if group.rank == 0:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            os.ftruncate(descriptor, total)
+        except OSError as error:
+            failure = error.errno or errno.EIO
+    try:
+        path = _broadcast_text(group, path)
+        if group.rank != 0:
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except OSError as error:
+                failure = error.errno or errno.EIO
+        if descriptor >= 0 and parts[group.rank]:
+            try:
+                os.posix_fallocate(descriptor, sum(parts[: group.rank]), parts[group.rank])
+            except OSError as error:
+                failure = error.errno or errno.EIO
+        failures = _gather_ints(group, failure)
+    finally:
+        if group.rank == 0 and descriptor >= 0:
+            os.unlink(path)
+    if any(failures):
+        if descriptor >= 0:
+            os.close(descriptor)
+        raise SharedMemoryError(_explain(failures, total, directory))
+    return Segment(descriptor, total)
+
+
+def _explain(failures: Sequence[int], total: int, directory: str) -> str:
+    who = ", ".join(f"local rank {rank}: {os.strerror(code)}" for rank, code in enumerate(failures) if code)
+    if errno.ENOSPC in failures:
+        free = os.statvfs(directory)
+        return (
+            f"{total / 2**20:.1f} MiB of shared memory are needed in {directory}, where "
+            f"{free.f_bavail * free.f_frsize / 2**20:.1f} MiB are free now. Make it larger (in a container: "
+            f"--shm-size; as root: mount -o remount,size=... {directory}), {_WAY_ON}. [{who}]"
+        )
+    if errno.ENOENT in failures[1:]:
+        return (
+            f"The ranks of this host do not see the same {directory} (containers with one of their own each?): {who}. "
+            f"Share it between them (docker --ipc=host), {_WAY_ON}."
+        )
+    return f"Shared memory could not be made in {directory}: {who}. Mend that, {_WAY_ON}."
+
+
+def _broadcast_text(group: Transport, text: str) -> str:
+    data = np.zeros(_PATH_BYTES, np.uint8)
+    encoded = text.encode()
+    data[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    group.broadcast(as_buffer(data), 0)
+    return data.tobytes().rstrip(b"\0").decode()
+
+
+def _gather_ints(group: Transport, value: int) -> list[int]:
+    gathered = group.allgather(as_buffer(np.array([value], np.int64)), [1] * group.size)
+    return [int(one) for one in gathered.array]

@@ -1,0 +1,140 @@
+"""All ranks on one host: big allreduces through shared memory, everything else by the transport underneath."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hvdkit.errors import TransportError
+from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Op, Transport
+from hvdkit.transport.liveness import Liveness
+from hvdkit.transport.shared_buckets import Crossing, SharedBuckets
+
+_STAGE_BYTES = 4 * 2**20  # stays in the last-level cache between copy, sum and copy
+_STAGES = 2
+
+
+class SharedMemoryTransport:
+    """Shared memory between the ranks of a host, over a transport that spans the same ranks.
+
+    base: all ranks of the group; does small messages and whatever is no allreduce. Closed with this one.
+    local: those of them on this host, whose memory is shared; `base` itself if that is all.
+    directory: a memory file system that these ranks share. small_bytes: below it an allreduce goes to `base`.
+    shards, crossing: see SharedBuckets; for more hosts than one.
+    """
+
+    name = "shared_memory"
+
+    def __init__(
+        self,
+        base: Transport,
+        local: Transport,
+        *,
+        host: str,
+        directory: str = "/dev/shm",
+        small_bytes: int = 64 * 1024,
+        shards: int | None = None,
+        crossing: Crossing | None = None,
+    ) -> None:
+        if crossing is None and local.size != base.size:
+            raise TransportError(
+                f"shared_memory needs all {base.size} ranks on one host, and {local.size} are on {host}. "
+                f"Use HVDKIT_TRANSPORT=hierarchical (or auto)."
+            )
+        self.rank, self.size = base.rank, base.size
+        self._base, self._local, self._host = base, local, host
+        self._directory, self._small_bytes = directory, small_bytes
+        self._shards, self._crossing = shards or local.size, crossing
+        self.local_ranks = self._shards
+        self._liveness = Liveness(local, host, directory, base.rank)
+        self._staging: SharedBuckets | None = None
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What adds and casts."""
+        return self._base.arithmetic
+
+    @arithmetic.setter
+    def arithmetic(self, arithmetic: Arithmetic) -> None:
+        self._base.arithmetic = arithmetic
+        self._drop_staging()
+
+    def allreduce(self, buffer: Buffer, op: Op = "sum") -> None:
+        """See Transport.allreduce."""
+        if buffer.nbytes < self._small_bytes or not buffer.nbytes:
+            self._base.allreduce(buffer, op)
+            return
+        if self._staging is None:
+            self._staging = self._open([BucketSpec("uint8", _STAGE_BYTES)] * _STAGES)
+        stages, arithmetic = self._staging, self.arithmetic
+        step = _STAGE_BYTES // buffer.array.itemsize
+        pieces = [buffer.slice(at, min(at + step, buffer.count)) for at in range(0, buffer.count, step)]
+        for turn, piece in enumerate(pieces):
+            stage = turn % _STAGES
+            if turn >= _STAGES:
+                self._collect(stages, stage, pieces[turn - _STAGES])
+            stages.change(stage, BucketSpec(buffer.dtype, piece.count, op))
+            arithmetic.copy(stages.memory[stage], piece)
+            stages.start(stage)
+        for turn in range(max(0, len(pieces) - _STAGES), len(pieces)):
+            self._collect(stages, turn % _STAGES, pieces[turn])
+
+    def _collect(self, stages: SharedBuckets, stage: int, piece: Buffer) -> None:
+        stages.wait(stage)
+        self.arithmetic.copy(piece, stages.result[stage])
+
+    def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Buffer:
+        """See Transport.reducescatter."""
+        return self._base.reducescatter(buffer, counts, op)
+
+    def allgather(self, buffer: Buffer, counts: Sequence[int]) -> Buffer:
+        """See Transport.allgather."""
+        return self._base.allgather(buffer, counts)
+
+    def broadcast(self, buffer: Buffer, root: int) -> None:
+        """See Transport.broadcast."""
+        self._base.broadcast(buffer, root)
+
+    def alltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Buffer:
+        """See Transport.alltoall."""
+        return self._base.alltoall(buffer, send_counts, receive_counts)
+
+    def barrier(self) -> None:
+        """See Transport.barrier."""
+        self._base.barrier()
+
+    def subgroup(self, ranks: Sequence[int]) -> Transport | None:
+        """See Transport.subgroup."""
+        base = self._base.subgroup(ranks)
+        if base is None or base.size == 1:
+            return base
+        return SharedMemoryTransport(
+            base, base, host=self._host, directory=self._directory, small_bytes=self._small_bytes
+        )
+
+    def open_buckets(self, specs: Sequence[BucketSpec]) -> SharedBuckets:
+        """See Transport.open_buckets."""
+        return self._open(specs)
+
+    def _open(self, specs: Sequence[BucketSpec]) -> SharedBuckets:
+        return SharedBuckets(
+            self._local,
+            specs,
+            arithmetic=self.arithmetic,
+            check=self._liveness.check,
+            directory=self._directory,
+            shards=self._shards,
+            crossing=self._crossing,
+        )
+
+    def _drop_staging(self) -> None:
+        if self._staging is not None:
+            self._staging.close()
+            self._staging = None
+
+    def close(self) -> None:
+        """See Transport.close."""
+        self._liveness.close()
+        self._drop_staging()
+        if self._local is not self._base:
+            self._local.close()
+        self._base.close()
