@@ -1,0 +1,64 @@
+"""End the whole job when one rank raises: under plain mpirun the others would wait for it for ever."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+
+_Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+_installed: _Hook | None = None
+_previous: _Hook | None = None
+
+
+def install_exception_hook(rank: int, host: str, abort: Callable[[int], object] | None) -> None:
+    """Make an uncaught exception of the main thread show its traceback, with rank and host, and end the job.
+
+    abort: called with the exit status and ends all ranks, as MPI's Comm.Abort does; None where this process' own end is
+    enough, because hvdrun's agent or a scheduler then ends the others. The status is 1, or 130 for KeyboardInterrupt.
+    A hook that the program has installed itself is called in place of the plain traceback; other threads are left alone.
+    Installing again replaces rank, host and abort.
+    """
+    global _installed, _previous
+
+    def end_the_job(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        status = 130 if issubclass(kind, KeyboardInterrupt) else 1
+        try:
+            _show(rank, host, kind, error, where)
+        finally:
+            try:
+                if abort is not None:
+                    abort(status)
+            finally:
+                # Not sys.exit: finalizers (MPI's above all) would wait for ranks that are waiting for this one.
+                os._exit(status)
+
+    uninstall_exception_hook()
+    _previous = sys.excepthook
+    sys.excepthook = _installed = end_the_job
+
+
+def uninstall_exception_hook() -> None:
+    """Put back the hook that was there before; nothing happens if none of ours is installed."""
+    global _installed, _previous
+    # A hook put on top of ours since then may call ours, and is not ours to remove.
+    if _previous is not None and sys.excepthook is _installed:
+        sys.excepthook = _previous
+    _installed = _previous = None
+
+
+def _show(rank: int, host: str, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    # One write, so that the lines of several failing ranks do not mix.
+    head = f"hvdkit: rank {rank} on {host} failed with {kind.__name__}; ending the job.\n"
+    try:
+        if _previous is None or _previous is sys.__excepthook__:
+            sys.stderr.write(head + "".join(traceback.format_exception(kind, error, where)))
+        else:
+            sys.stderr.write(head)
+            _previous(kind, error, where)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()

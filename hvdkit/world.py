@@ -1,0 +1,286 @@
+"""Who am I: rank and size as the launcher told them, and whether the MPI library agrees.
+
+A launcher is a table of our word -> its variables. A new launcher is a new table.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from hvdkit.errors import WorldError
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all ranks of the job.
+
+    size: 0 where the launcher does not tell (PMIx alone): MPI then does.
+    local_rank, local_size: among the ranks of this host. cross_rank, cross_size: among the ranks of the same
+    local_rank, one a host. All four are None where the launcher does not tell; `complete_world` fills them in.
+    launcher: the name of the table that the variables matched; "none" for a process that nobody launched.
+    """
+
+    rank: int
+    size: int
+    local_rank: int | None
+    local_size: int | None
+    cross_rank: int | None
+    cross_size: int | None
+    host: str
+    launcher: str
+
+
+# Launchers nest, and the inner one counts, so it stands first: torchrun may be started by mpirun or srun, and mpirun in
+# a Slurm job starts its daemons with srun, so that its ranks see SLURM_PROCID=0 and SLURM_NTASKS=1 of the daemon.
+# Where a word has several variables the first one that is set counts.
+_LAUNCHERS: dict[str, dict[str, tuple[str, ...]]] = {
+    "horovodrun": {
+        "rank": ("HOROVOD_RANK",),
+        "size": ("HOROVOD_SIZE",),
+        "local_rank": ("HOROVOD_LOCAL_RANK",),
+        "local_size": ("HOROVOD_LOCAL_SIZE",),
+        "cross_rank": ("HOROVOD_CROSS_RANK",),
+        "cross_size": ("HOROVOD_CROSS_SIZE",),
+        "host": ("HOROVOD_HOSTNAME",),
+    },
+    "torchrun": {
+        "rank": ("RANK",),
+        "size": ("WORLD_SIZE",),
+        "local_rank": ("LOCAL_RANK",),
+        "local_size": ("LOCAL_WORLD_SIZE",),
+        "cross_rank": ("GROUP_RANK",),
+        "cross_size": ("GROUP_WORLD_SIZE",),
+    },
+    "openmpi": {
+        "rank": ("OMPI_COMM_WORLD_RANK",),
+        "size": ("OMPI_COMM_WORLD_SIZE",),
+        "local_rank": ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        "local_size": ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        "host": ("PMIX_HOSTNAME",),
+    },
+    "mvapich": {
+        "rank": ("MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK"),
+        "size": ("MV2_COMM_WORLD_SIZE", "MVP_COMM_WORLD_SIZE"),
+        "local_rank": ("MV2_COMM_WORLD_LOCAL_RANK", "MVP_COMM_WORLD_LOCAL_RANK"),
+        "local_size": ("MV2_COMM_WORLD_LOCAL_SIZE", "MVP_COMM_WORLD_LOCAL_SIZE"),
+    },
+    "pals": {
+        "rank": ("PALS_RANKID",),
+        "size": ("PMI_SIZE",),
+        "local_rank": ("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
+        "local_size": ("PMI_LOCAL_SIZE",),
+        "cross_rank": ("PALS_NODEID",),
+    },
+    "jsrun": {
+        "rank": ("JSM_NAMESPACE_RANK",),
+        "size": ("JSM_NAMESPACE_SIZE",),
+        "local_rank": ("JSM_NAMESPACE_LOCAL_RANK",),
+        "local_size": ("JSM_NAMESPACE_LOCAL_SIZE",),
+    },
+    "hydra": {  # MPICH and Intel MPI; srun --mpi=pmi2 sets the first two as well
+        "rank": ("PMI_RANK",),
+        "size": ("PMI_SIZE",),
+        "local_rank": ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
+        "local_size": ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+        "host": ("PMI_HOSTNAME",),
+    },
+    "pmix": {"rank": ("PMIX_RANK",), "host": ("PMIX_HOSTNAME",)},
+    "slurm": {
+        "rank": ("SLURM_PROCID",),
+        "size": ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        "local_rank": ("SLURM_LOCALID",),
+        "cross_rank": ("SLURM_NODEID",),
+        "cross_size": ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
+        "host": ("SLURMD_NODENAME",),
+    },
+}
+
+_MAY_OMIT_SIZE = frozenset({"pals", "pmix"})
+
+#: Slurm numbers what are not steps of ranks (batch, extern, interactive) from here.
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
+_START_WITH_HVDRUN = "Or start it with hvdrun, which takes the right mpirun."
+_CURES: dict[str, str] = {
+    "slurm": "Start it with `srun --mpi={pmi}` (`srun --mpi=list` shows what this site has), or run hvdrun or mpirun "
+    "inside the allocation in place of srun. A shell from `srun --pty` is a task too: leave it or use salloc.",
+    "openmpi": "The mpirun that started this is Open MPI's; mpi4py has loaded another library. Use the mpirun or "
+    "mpiexec that belongs to that library, or install an mpi4py for Open MPI. " + _START_WITH_HVDRUN,
+    "hydra": "The mpiexec that started this is MPICH's or Intel MPI's; mpi4py has loaded another library. Use the "
+    "mpirun that belongs to that library, or install an mpi4py for MPICH. " + _START_WITH_HVDRUN,
+    "mvapich": "The launcher is MVAPICH's; mpi4py has loaded another library. Build mpi4py with MVAPICH's mpicc. "
+    + _START_WITH_HVDRUN,
+    "pals": "The launcher is Cray PALS; mpi4py must use cray-mpich. Build mpi4py with the compiler wrapper cc: "
+    "`MPICC='cc -shared' pip install --no-binary mpi4py mpi4py`.",
+    "jsrun": "The launcher is jsrun; mpi4py must use Spectrum MPI. Load its module and build mpi4py with its mpicc.",
+    "pmix": "mpi4py's library does not know PMIx. Use the mpirun that belongs to it. " + _START_WITH_HVDRUN,
+    "torchrun": "torchrun starts no MPI. Start the script with `hvdrun -np {size}`, or mpirun.",
+    "horovodrun": "horovodrun started this with Gloo, not MPI. Start the script with `hvdrun -np {size}`, or mpirun.",
+}
+
+
+def read_world(environ: Mapping[str, str] | None = None) -> World:
+    """Read who this process is from the variables of whatever launched it.
+
+    environ: the variables; this process's own if None.
+    Values that the launcher leaves out are derived where they follow (one host, or one rank), else None.
+    Raises WorldError naming every variable whose value cannot be.
+    """
+    variables = {name: value for name, value in (os.environ if environ is None else environ).items() if value}
+    launcher = _find_launcher(variables)
+    if launcher == "none":
+        return World(0, 1, 0, 1, 0, 1, socket.gethostname(), "none")
+    table = _LAUNCHERS[launcher]
+    numbers, problems = _read_numbers(variables, table, launcher)
+    if launcher == "slurm" and not problems:
+        numbers["local_size"] = _slurm_local_size(variables, numbers.get("cross_rank"))
+    problems += _check_numbers(variables, table, numbers)
+    if problems:
+        raise WorldError(
+            f"The variables of {launcher} cannot be used: {'; '.join(problems)}. "
+            "If they are left over from another job, unset them; else start the ranks again with hvdrun."
+        )
+    host = next((variables[name] for name in table.get("host", ()) if name in variables), None)
+    rank, size = numbers["rank"], numbers["size"] or 0
+    assert rank is not None  # its variable is what the launcher was found by
+    local_rank, local_size = numbers.get("local_rank"), numbers.get("local_size")
+    cross_rank, cross_size = numbers.get("cross_rank"), numbers.get("cross_size")
+    if size == 1 or cross_size == 1:
+        local_rank, local_size, cross_rank, cross_size = rank, size, 0, 1
+    elif size and local_size == size:
+        cross_rank, cross_size = 0, 1
+    return World(rank, size, local_rank, local_size, cross_rank, cross_size, host or socket.gethostname(), launcher)
+
+
+def under_agent(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether hvdrun's agent stands above this process and ends the job when it fails."""
+    return (os.environ if environ is None else environ).get("HVDKIT_AGENT") == "1"
+
+
+def complete_world(
+    world: World, *, rank: int, size: int, local_rank: int, local_size: int, cross_rank: int, cross_size: int
+) -> World:
+    """Replace what the launcher told, or left out, by what the MPI library itself answers."""
+    return replace(
+        world,
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        local_size=local_size,
+        cross_rank=cross_rank,
+        cross_size=cross_size,
+    )
+
+
+def check_world(world: World, mpi_size: int, mpi_library: str) -> None:
+    """Compare the launcher's number of tasks with the size that MPI found.
+
+    mpi_library: MPI's own description of itself, of any length.
+    Raises WorldError with both and the cure.
+    """
+    if world.launcher == "none" or world.size in (0, mpi_size):
+        return
+    library = re.split(r"[,\n\0]", mpi_library.strip(), maxsplit=1)[0].strip()
+    seen = (
+        f"{world.launcher} started {world.size} task{'s' * (world.size != 1)}, this one as rank {world.rank} on "
+        f"{world.host}, but MPI sees a world of {mpi_size} (mpi4py's library: {library})."
+    )
+    if mpi_size == 1:
+        pmi = "pmix" if "Open MPI" in mpi_library else "pmi2"
+        cure = _CURES[world.launcher].format(size=world.size, pmi=pmi)
+        raise WorldError(f"{seen} Each rank would train alone. {cure}")
+    raise WorldError(f"{seen} One launcher was started inside another. Start the ranks once, with hvdrun or mpirun.")
+
+
+def _find_launcher(variables: Mapping[str, str]) -> str:
+    for launcher, table in _LAUNCHERS.items():
+        if any(name in variables for name in table["rank"]) and _APPLIES.get(launcher, _always)(variables):
+            return launcher
+    return "none"
+
+
+def _always(variables: Mapping[str, str]) -> bool:
+    return True
+
+
+def _is_torchrun(variables: Mapping[str, str]) -> bool:
+    return "TORCHELASTIC_RUN_ID" in variables or "GROUP_RANK" in variables
+
+
+def _is_step(variables: Mapping[str, str]) -> bool:
+    """Whether this is a task of a Slurm step; a batch script is not, though it has a SLURM_PROCID."""
+    step = variables.get("SLURM_STEP_ID", "")
+    return step != "" and not (step.isdecimal() and int(step) >= _FIRST_SPECIAL_STEP)
+
+
+def _is_hydra(variables: Mapping[str, str]) -> bool:
+    # srun --mpi=pmi2 sets PMI_RANK too, equal to Slurm's own; Hydra inside a Slurm job tells the local rank itself.
+    same = (variables["PMI_RANK"], variables.get("PMI_SIZE")) == (
+        variables.get("SLURM_PROCID"),
+        variables.get("SLURM_STEP_NUM_TASKS", variables.get("SLURM_NTASKS")),
+    )
+    return "MPI_LOCALRANKID" in variables or not (same and _is_step(variables))
+
+
+def _is_pmix(variables: Mapping[str, str]) -> bool:
+    return not variables.get("PMIX_NAMESPACE", "").startswith("slurm.")
+
+
+_APPLIES: dict[str, Callable[[Mapping[str, str]], bool]] = {
+    "torchrun": _is_torchrun,
+    "hydra": _is_hydra,
+    "pmix": _is_pmix,
+    "slurm": _is_step,
+}
+
+
+def _read_numbers(
+    variables: Mapping[str, str], table: Mapping[str, tuple[str, ...]], launcher: str
+) -> tuple[dict[str, int | None], list[str]]:
+    numbers: dict[str, int | None] = {"size": None}
+    problems = []
+    for word, names in table.items():
+        name = next((name for name in names if name in variables), None)
+        if word == "host":
+            continue
+        if name is None:
+            if word == "size" and launcher not in _MAY_OMIT_SIZE:
+                problems.append(f"{' or '.join(names)} is not set, though a rank is")
+        elif re.fullmatch(r"\s*\d+\s*", variables[name], re.ASCII):
+            numbers[word] = int(variables[name])
+        else:
+            problems.append(f"{name}={variables[name]!r} is not a number from 0 up")
+    return numbers, problems
+
+
+def _check_numbers(
+    variables: Mapping[str, str], table: Mapping[str, tuple[str, ...]], numbers: Mapping[str, int | None]
+) -> list[str]:
+    problems = []
+    for kind in ("", "local_", "cross_"):
+        rank, size = numbers.get(f"{kind}rank"), numbers.get(f"{kind}size")
+        if rank is not None and size is not None and rank >= size:
+            rank_name, size_name = (
+                next((name for name in table.get(word, ()) if name in variables), word)
+                for word in (f"{kind}rank", f"{kind}size")
+            )
+            problems.append(f"{rank_name}={rank} must be below {size_name}={size}")
+    return problems
+
+
+def _slurm_local_size(variables: Mapping[str, str], node: int | None) -> int | None:
+    """Tasks on this node, from "2(x3),1": three nodes with two tasks, then one with one."""
+    counts: list[int] = []
+    text = variables.get("SLURM_STEP_TASKS_PER_NODE", "")
+    for item in filter(None, text.split(",")):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item)
+        if match is None:
+            raise WorldError(
+                f"SLURM_STEP_TASKS_PER_NODE={text!r} cannot be read; something like '2(x3),1' is expected."
+            )
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts[node] if node is not None and node < len(counts) else None
