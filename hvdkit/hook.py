@@ -19,7 +19,7 @@ def install_exception_hook(rank: int, host: str, abort: Callable[[int], object] 
 
     abort: called with the exit status and ends all ranks, as MPI's Comm.Abort does; None where this process' own end is
     enough, because hvdrun's agent or a scheduler then ends the others. The status is 1, or 130 for KeyboardInterrupt.
-    A hook that the program has installed itself is called in place of the plain traceback; other threads are left alone.
+    A hook of the program's own is called in place of the plain traceback; other threads are left alone.
     Installing again replaces rank, host and abort.
     """
     global _installed, _previous
