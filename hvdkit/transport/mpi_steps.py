@@ -1,0 +1,146 @@
+"""Reducing over MPI a step at a time, in the buffer's own dtype or in a narrower one on the wire.
+
+MPI has no 16-bit floats, and would round after every addition. So each rank gets one piece of everybody's numbers, adds
+them in float32 and gives the sum back:
+
+    rank 0   a0 b0 c0        a0 a1 a2  ->  A        A B C
+    rank 1   a1 b1 c1   ->   b0 b1 b2  ->  B   ->   A B C
+    rank 2   a2 b2 c2        c0 c1 c2  ->  C        A B C
+             (alltoallv)      (combine)    (allgatherv)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from hvdkit.errors import TransportError
+from hvdkit.transport import mpi_library
+from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, Op, make_buffer
+from hvdkit.transport.mpi_library import call_mpi, load_mpi, moved_pieces, operation, plain
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_BLOCK = 64 * 1024  # elements that are widened, added and narrowed while they are in cache
+
+# Requests that nobody will wait for, because a step before failed. MPI may still write to their memory, so it is kept.
+_abandoned: list[MPI.Request] = []
+
+
+def split_evenly(count: int, parts: int) -> list[int]:
+    """Sizes of `parts` pieces of `count` elements; the first ones are one longer where it does not divide."""
+    size, longer = divmod(count, parts)
+    return [size + (part < longer) for part in range(parts)]
+
+
+def reduce_steps(
+    comm: MPI.Intracomm,
+    source: Buffer,
+    out: Buffer,
+    spec: BucketSpec,
+    *,
+    arithmetic: Arithmetic,
+    prescale: float = 1.0,
+) -> Iterator[bool]:
+    """Reduce `source` over the ranks of `comm` into `out` (n,), as steps of SteppedBuckets.
+
+    spec: op, wire and postscale are used; n may differ from its count. prescale: factor on `source`, before the wire;
+    spec.prescale is the caller's to pass, or to have applied. source: may be `out`, else it is only read.
+    Yields False while a collective is still to be posted, True when the last one has been. With a wire dtype what
+    is too large for it is clamped, before and after the sum; a bucket that is 16 bits wide itself goes to inf.
+    """
+    wire = spec.dtype if spec.wire == "none" else spec.wire
+    if spec.wire != "none" and spec.dtype not in (*HALF, "float32", "float64"):
+        raise TransportError(f"a {spec.dtype} bucket cannot travel as {wire}; use compression none for it")
+    largest = mpi_library.LARGEST_COUNT
+    for start in range(0, out.count, largest):
+        stop = min(start + largest, out.count)
+        pieces = source.slice(start, stop), out.slice(start, stop)
+        steps = (
+            _through_pieces(comm, *pieces, spec, wire, arithmetic, prescale)
+            if wire in HALF
+            else _at_once(comm, *pieces, spec, arithmetic, prescale)
+        )
+        for free in steps:
+            yield free and stop == out.count
+
+
+def _at_once(
+    comm: MPI.Intracomm, source: Buffer, out: Buffer, spec: BucketSpec, arithmetic: Arithmetic, prescale: float
+) -> Iterator[bool]:
+    in_place = source is out or source.array.ctypes.data == out.array.ctypes.data
+    if prescale != 1.0:
+        arithmetic.combine(out, [source], scale=prescale)
+        in_place = True
+    sent = load_mpi().IN_PLACE if in_place else plain(source)
+    request = call_mpi("MPI_Iallreduce", comm.Iallreduce, sent, plain(out), operation(spec.op, out.dtype))
+    yield from _until("MPI_Iallreduce", request, free=True)
+    if spec.postscale != 1.0:
+        arithmetic.combine(out, [out], scale=spec.postscale)
+
+
+def _through_pieces(
+    comm: MPI.Intracomm,
+    source: Buffer,
+    out: Buffer,
+    spec: BucketSpec,
+    wire: str,
+    arithmetic: Arithmetic,
+    prescale: float,
+) -> Iterator[bool]:
+    rank, size = comm.rank, comm.size
+    counts = split_evenly(out.count, size)
+    sent = source
+    if wire != source.dtype:
+        sent = make_buffer(out.count, wire)
+        arithmetic.cast(sent, source, prescale)
+    elif prescale != 1.0:
+        sent = make_buffer(out.count, wire)
+        arithmetic.combine(sent, [source], scale=prescale)
+    mine = counts[rank]
+    received = make_buffer(mine * size, wire)
+    request = call_mpi(
+        "MPI_Ialltoallv", comm.Ialltoallv, moved_pieces(sent, counts), moved_pieces(received, [mine] * size)
+    )
+    yield from _until("MPI_Ialltoallv", request, free=False)
+    gathered = out if wire == out.dtype else sent
+    start = sum(counts[:rank])
+    combine_pieces(gathered.slice(start, start + mine), received, spec, arithmetic)
+    request = call_mpi("MPI_Iallgatherv", comm.Iallgatherv, load_mpi().IN_PLACE, moved_pieces(gathered, counts))
+    yield from _until("MPI_Iallgatherv", request, free=True)
+    if gathered is not out:
+        arithmetic.cast(out, gathered)
+
+
+def combine_pieces(out: Buffer, received: Buffer, spec: BucketSpec, arithmetic: Arithmetic) -> None:
+    """out (n,) = postscale * op(the pieces of `received`), which holds (n,) from each rank, one after another."""
+    if not out.count:
+        return
+    pieces = [received.slice(at, at + out.count) for at in range(0, received.count, out.count)]
+    if spec.wire == "none":
+        arithmetic.combine(out, pieces, spec.op, spec.postscale)
+        return
+    for start in range(0, out.count, _BLOCK):
+        stop = min(start + _BLOCK, out.count)
+        blocks = [piece.slice(start, stop) for piece in pieces]
+        _combine_clamped(out.slice(start, stop), blocks, spec.op, spec.postscale, arithmetic)
+
+
+def _combine_clamped(out: Buffer, sources: Sequence[Buffer], op: Op, scale: float, arithmetic: Arithmetic) -> None:
+    total, other = make_buffer(out.count, "float32"), make_buffer(out.count, "float32")
+    arithmetic.cast(total, sources[0])
+    for source in sources[1:]:
+        arithmetic.cast(other, source)
+        arithmetic.combine(total, [total, other], op)
+    arithmetic.cast(out, total, scale)
+
+
+def _until(what: str, request: MPI.Request, free: bool) -> Iterator[bool]:
+    """Yield `free` until the request is done."""
+    try:
+        while not call_mpi(what, request.Test):
+            yield free
+    except BaseException:
+        _abandoned.append(request)
+        raise

@@ -1,0 +1,104 @@
+"""A group of one rank: nothing moves, and a script runs without MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hvdkit.errors import TransportError
+from hvdkit.transport.arithmetic import NumpyArithmetic
+from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Op, make_buffer
+from hvdkit.transport.checks import check_alltoall, check_counts, check_ranks, check_root
+
+
+class SingleTransport:
+    """Every collective as it is among one rank, with the same checks of its arguments."""
+
+    name = "single"
+    rank = 0
+    size = 1
+    local_ranks = 1
+
+    def __init__(self, arithmetic: Arithmetic | None = None) -> None:
+        self.arithmetic: Arithmetic = arithmetic or NumpyArithmetic()
+        self._closed = False
+
+    def allreduce(self, buffer: Buffer, op: Op = "sum") -> None:
+        """See Transport.allreduce."""
+        self._check_open()
+
+    def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Buffer:
+        """See Transport.reducescatter."""
+        check_counts("reducescatter", counts, 1, total=buffer.count)
+        return self._copy(buffer)
+
+    def allgather(self, buffer: Buffer, counts: Sequence[int]) -> Buffer:
+        """See Transport.allgather."""
+        check_counts("allgather", counts, 1, total=buffer.count)
+        return self._copy(buffer)
+
+    def broadcast(self, buffer: Buffer, root: int) -> None:
+        """See Transport.broadcast."""
+        self._check_open()
+        check_root(root, 1)
+
+    def alltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Buffer:
+        """See Transport.alltoall."""
+        check_alltoall(send_counts, receive_counts, 0, 1, total=buffer.count)
+        return self._copy(buffer)
+
+    def barrier(self) -> None:
+        """See Transport.barrier."""
+        self._check_open()
+
+    def subgroup(self, ranks: Sequence[int]) -> SingleTransport:
+        """See Transport.subgroup."""
+        self._check_open()
+        check_ranks(ranks, 1)
+        return SingleTransport(self.arithmetic)
+
+    def open_buckets(self, specs: Sequence[BucketSpec]) -> SingleBuckets:
+        """See Transport.open_buckets."""
+        self._check_open()
+        return SingleBuckets(self, specs)
+
+    def close(self) -> None:
+        """See Transport.close."""
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TransportError("This transport has been closed. Call hvd.init() again, or move the call before.")
+
+    def _copy(self, buffer: Buffer) -> Buffer:
+        self._check_open()
+        out = make_buffer(buffer.count, buffer.dtype)
+        self.arithmetic.copy(out, buffer)
+        return out
+
+
+class SingleBuckets:
+    """Buckets that are only scaled. Nothing crosses between hosts, so the wire's dtype plays no part."""
+
+    busy = False
+
+    def __init__(self, transport: SingleTransport, specs: Sequence[BucketSpec]) -> None:
+        self._transport = transport
+        self._specs = list(specs)
+        self.memory: Sequence[Buffer] = [make_buffer(spec.count, spec.dtype) for spec in specs]
+        self.result: Sequence[Buffer] = [make_buffer(spec.count, spec.dtype) for spec in specs]
+
+    def start(self, index: int) -> None:
+        """See Buckets.start."""
+        scale = self._specs[index].prescale * self._specs[index].postscale
+        self._transport.arithmetic.combine(self.result[index], [self.memory[index]], scale=scale)
+
+    def advance(self) -> bool:
+        """See Buckets.advance."""
+        return False
+
+    def wait(self, index: int) -> None:
+        """See Buckets.wait."""
+
+    def close(self) -> None:
+        """See Buckets.close."""
+        self.memory, self.result = [], []
