@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from hvdkit.engine.buckets import plan_digest
 from hvdkit.errors import PlanMismatchError
-from hvdkit.transport.base import Transport, as_buffer
+from hvdkit.transport.base import Transport
+from hvdkit.transport.small import gather_bytes
 
 _SHOWN = 6  # differing lines
 
@@ -16,10 +15,10 @@ def check_agreement(transport: Transport, description: str) -> None:
 
     Raises PlanMismatchError on every rank, with both sides of each difference and the ranks that hold them.
     """
-    digests = _gather(transport, plan_digest(description))
+    digests = gather_bytes(transport, plan_digest(description))
     if all(digest == digests[0] for digest in digests):
         return
-    raise PlanMismatchError(explain_mismatch([text.decode() for text in _gather(transport, description.encode())]))
+    raise PlanMismatchError(explain_mismatch([text.decode() for text in gather_bytes(transport, description.encode())]))
 
 
 def explain_mismatch(descriptions: list[str]) -> str:
@@ -51,11 +50,3 @@ def explain_mismatch(descriptions: list[str]) -> str:
 
 def _name(ranks: list[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-
-
-def _gather(transport: Transport, data: bytes) -> list[bytes]:
-    lengths = transport.allgather(as_buffer(np.array([len(data)], np.int64)), [1] * transport.size).array
-    counts = [int(length) for length in lengths]
-    joined = transport.allgather(as_buffer(np.frombuffer(data, np.uint8)), counts).array.tobytes()
-    ends = np.cumsum(counts)
-    return [joined[end - count : end] for end, count in zip(ends, counts, strict=True)]

@@ -13,14 +13,21 @@ _ALIGN = 64  # bytes; each tensor begins at a cache line
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor of the plan. count: elements."""
+    """A tensor of the plan.
+
+    count: elements. place: a number for the memory it lies in (a device, say); tensors of one bucket share it.
+    layout: how its elements are ordered, in any words; ranks must agree on it, since they add element by element.
+    """
 
     name: str
     count: int
     dtype: str
+    place: int = 0
+    layout: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name} {self.dtype}[{self.count}]"
+        place = f" place {self.place}" if self.place else ""
+        return f"{self.name} {self.dtype}[{self.count}]{self.layout and ' '}{self.layout}{place}"
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors of one dtype that are reduced at once.
+    """Tensors of one dtype and place that are reduced at once.
 
     Its memory holds `data_count` elements of tensors, then one element a slot that says whether the tensor is present
     (1) or absent (0) on this rank; after a sum it is 0 just where no rank has the tensor.
@@ -53,32 +60,30 @@ class Bucket:
 def plan_buckets(tensors: Sequence[TensorSpec], limit_bytes: int) -> tuple[Bucket, ...]:
     """Group tensors, last one first (backward makes gradients in about that order), up to `limit_bytes` a bucket.
 
-    A tensor above the limit gets a bucket of its own; a limit of 0 gives one to every tensor. Each dtype fills buckets
-    of its own; a bucket's place in the order is that of its last tensor, so it never waits for a later one.
+    A tensor above the limit gets a bucket of its own; a limit of 0 gives one to every tensor. Each dtype and place
+    fills buckets of its own; a bucket's turn is that of its last tensor, so it never waits for a later one.
     """
-    open_slots: dict[str, list[Slot]] = {}
-    ends: dict[str, int] = {}
+    filling: dict[tuple[str, int], list[Slot]] = {}
     buckets: list[Bucket] = []
 
-    def close(dtype: str) -> None:
-        slots = open_slots.pop(dtype, [])
-        if slots:
-            buckets.append(Bucket(dtype, tuple(slots), slots[-1].stop))
+    def close(kind: tuple[str, int]) -> None:
+        slots = filling.pop(kind)
+        buckets.append(Bucket(kind[0], tuple(slots), slots[-1].stop))
 
     for index in reversed(range(len(tensors))):
         tensor = tensors[index]
+        kind = (tensor.dtype, tensor.place)
         itemsize = STORAGE[tensor.dtype].itemsize
         step = _ALIGN // itemsize
-        start = -(-ends.get(tensor.dtype, 0) // step) * step if tensor.dtype in open_slots else 0
-        if start and (start + tensor.count) * itemsize > limit_bytes:
-            close(tensor.dtype)
+        start = -(-filling[kind][-1].stop // step) * step if kind in filling else 0
+        if kind in filling and (start + tensor.count) * itemsize > limit_bytes:
+            close(kind)
             start = 0
-        open_slots.setdefault(tensor.dtype, []).append(Slot(index, start, start + tensor.count))
-        ends[tensor.dtype] = start + tensor.count
-        if ends[tensor.dtype] * itemsize >= limit_bytes:
-            close(tensor.dtype)
-    for dtype in list(open_slots):
-        close(dtype)
+        filling.setdefault(kind, []).append(Slot(index, start, start + tensor.count))
+        if (start + tensor.count) * itemsize >= limit_bytes:
+            close(kind)
+    for kind in list(filling):
+        close(kind)
     return tuple(buckets)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -43,8 +44,9 @@ class _Generation:
 class PlannedReduction:
     """Reduces one list of tensors over all ranks, bucket by bucket, as they arrive.
 
-    fill: called with a bucket's index just before it starts; puts the tensors into `memory(tensor)` and returns the
+    fill: called with a bucket's index just before it starts; puts its tensors into `memory(bucket)` and returns the
     indices of those that this rank does not have (their memory must hold zeros, or what all ranks have in common).
+    statistics: added to.
     Opened by all ranks together; raises PlanMismatchError where their tensors differ.
     """
 
@@ -57,10 +59,11 @@ class PlannedReduction:
         options: ReduceOptions,
         limit_bytes: int,
         threaded: bool,
+        statistics: Statistics,
     ) -> None:
         check_agreement(transport, describe_plan(tensors, limit_bytes, str(options)))
         self.buckets: tuple[Bucket, ...] = plan_buckets(tensors, limit_bytes)
-        self.statistics = Statistics()
+        self.statistics = statistics
         self._tensors = tensors
         self._arithmetic: Arithmetic = transport.arithmetic
         self._fill = fill
@@ -73,6 +76,7 @@ class PlannedReduction:
         )
         self._thread = ProgressThread(self._moving) if threaded else None
         self._bucket_of = {slot.tensor: at for at, bucket in enumerate(self.buckets) for slot in bucket.slots}
+        self._lock = threading.RLock()  # gradients of several devices arrive from several threads
         self._sizes = [len(bucket.slots) for bucket in self.buckets]
         self._data = [
             (memory.slice(0, bucket.data_count), result.slice(0, bucket.data_count))
@@ -87,20 +91,19 @@ class PlannedReduction:
             self._mark(present, 1.0)
         self._now = _Generation(list(self._sizes))
 
-    def memory(self, tensor: int) -> Buffer:
-        """Where this tensor is put before, and found after, its bucket is reduced: (count,), for the plan's life."""
-        at = self._bucket_of[tensor]
-        slot = next(slot for slot in self.buckets[at].slots if slot.tensor == tensor)
-        return self._moving.memory[at].slice(slot.start, slot.stop)
+    def memory(self, bucket: int) -> Buffer:
+        """Where a bucket's tensors are put before, and found after, it is reduced: (data_count,)."""
+        return self._data[bucket][0]
 
     def arrived(self, tensor: int) -> None:
         """Say that this rank has the tensor; starts its bucket if that was the last one, and buckets before have."""
-        now = self._now
-        at = self._bucket_of[tensor]
-        now.missing[at] -= 1
-        if not now.missing[at] and at == now.next:
-            while now.next < len(self.buckets) and not now.missing[now.next]:
-                self._start()
+        with self._lock:
+            now = self._now
+            at = self._bucket_of[tensor]
+            now.missing[at] -= 1
+            if not now.missing[at] and at == now.next:
+                while now.next < len(self.buckets) and not now.missing[now.next]:
+                    self._start()
 
     @property
     def under_way(self) -> bool:

@@ -177,5 +177,8 @@ class Transport(Protocol):
     def open_buckets(self, specs: Sequence[BucketSpec]) -> Buckets:
         """Make the buckets of an agreed plan."""
 
+    def leave(self) -> None:
+        """Tell the others, as far as that can be done alone, that this rank takes no further part; not collective."""
+
     def close(self) -> None:
         """Give everything back. Later calls of other methods are errors; closing twice is not."""

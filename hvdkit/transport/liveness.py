@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import fcntl
 
-import numpy as np
-
 from hvdkit.errors import RankLostError
-from hvdkit.transport.base import Transport, as_buffer
+from hvdkit.transport.base import Transport
 from hvdkit.transport.segment import open_segment
+from hvdkit.transport.small import gather_ints
 
 _RUNNING, _LEFT = 0, 1
 
@@ -26,10 +25,7 @@ class Liveness:
     def __init__(self, group: Transport, host: str, directory: str, global_rank: int) -> None:
         self._host = host
         self._rank = group.rank
-        self._ranks = [
-            int(rank)
-            for rank in group.allgather(as_buffer(np.array([global_rank], np.int64)), [1] * group.size).array
-        ]
+        self._ranks = gather_ints(group, global_rank)
         self._states = open_segment(group, [64 * group.size] + [0] * (group.size - 1), directory)
         # A file of its own: closing any descriptor of a file, as munmap does, drops this process's locks on it.
         self._locks = open_segment(group, [group.size] + [0] * (group.size - 1), directory)
@@ -56,9 +52,13 @@ class Liveness:
                 f"system's log, says why."
             )
 
-    def close(self) -> None:
-        """Say that this rank leaves in good order."""
+    def leave(self) -> None:
+        """Tell those who wait for this rank, now or later, that it will not come."""
         if self._states.memory.size:
             self._states.memory[64 * self._rank] = _LEFT
+
+    def close(self) -> None:
+        """Leave, and let go of the memory."""
+        self.leave()
         self._locks.close()
         self._states.close()

@@ -143,6 +143,9 @@ class MpiTransport:
         """What reduces between hosts, beside this transport's own collectives; collective."""
         return MpiCrossing(self)
 
+    def leave(self) -> None:
+        """See Transport.leave. There is no way to tell without the others' help."""
+
     def close(self) -> None:
         """See Transport.close."""
         if self._comm is not None:

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdkit.errors import SharedMemoryError
-from hvdkit.transport.base import Transport, as_buffer
+from hvdkit.transport.base import Transport
+from hvdkit.transport.small import broadcast_bytes, gather_ints
 
-_PATH_BYTES = 256
 _WAY_ON = "or set HVDKIT_TRANSPORT=mpi to do without shared memory (slower)"
 
 
@@ -54,7 +54,7 @@ def open_segment(group: Transport, parts: Sequence[int], directory: str) -> Segm
         except OSError as error:
             failure = error.errno or errno.EIO
     try:
-        path = _broadcast_text(group, path)
+        path = broadcast_bytes(group, path.encode(), 0).decode()
         if group.rank != 0:
             try:
                 descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -65,7 +65,7 @@ def open_segment(group: Transport, parts: Sequence[int], directory: str) -> Segm
                 os.posix_fallocate(descriptor, sum(parts[: group.rank]), parts[group.rank])
             except OSError as error:
                 failure = error.errno or errno.EIO
-        failures = _gather_ints(group, failure)
+        failures = gather_ints(group, failure)
     finally:
         if group.rank == 0 and descriptor >= 0:
             os.unlink(path)
@@ -91,16 +91,3 @@ def _explain(failures: Sequence[int], total: int, directory: str) -> str:
             f"Share it between them (docker --ipc=host), {_WAY_ON}."
         )
     return f"Shared memory could not be made in {directory}: {who}. Mend that, {_WAY_ON}."
-
-
-def _broadcast_text(group: Transport, text: str) -> str:
-    data = np.zeros(_PATH_BYTES, np.uint8)
-    encoded = text.encode()
-    data[: len(encoded)] = np.frombuffer(encoded, np.uint8)
-    group.broadcast(as_buffer(data), 0)
-    return data.tobytes().rstrip(b"\0").decode()
-
-
-def _gather_ints(group: Transport, value: int) -> list[int]:
-    gathered = group.allgather(as_buffer(np.array([value], np.int64)), [1] * group.size)
-    return [int(one) for one in gathered.array]

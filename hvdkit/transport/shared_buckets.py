@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +30,14 @@ from hvdkit.transport.segment import open_segment
 
 _ALIGN = 64  # bytes: a cache line
 
-#: Reduces one shard between hosts: (source, out, spec) -> steps as in SteppedBuckets.
-Crossing = Callable[[Buffer, Buffer, BucketSpec], Iterator[bool]]
+class Crossing(Protocol):
+    """Reduces shards between hosts."""
+
+    def __call__(self, source: Buffer, out: Buffer, spec: BucketSpec) -> Iterator[bool]:
+        """Reduce `source`, already prescaled, into `out`, postscaled; steps as in SteppedBuckets."""
+
+    def close(self, *, idle: bool = True) -> None:
+        """Give it back; collective. idle: False if a reduction was cut short."""
 
 
 def plan_shards(count: int, shards: int, itemsize: int) -> list[tuple[int, int]]:
@@ -56,7 +63,8 @@ class _Layout:
 class SharedBuckets(SteppedBuckets):
     """Buckets of one host's ranks; opened by all of them together.
 
-    shards: how many ranks of the host reduce; all of them on one host, as many as every host has with `crossing`.
+    shards: how many ranks of the host reduce: all of them if there is one host, else as many as every host has.
+    crossing: takes a shard's sum to the other hosts; for ranks that reduce a shard, where there are several hosts.
     """
 
     def __init__(
@@ -142,7 +150,10 @@ class SharedBuckets(SteppedBuckets):
 
     def close(self) -> None:
         """See Buckets.close."""
+        idle = not self.busy
         super().close()
+        if self._crossing is not None:
+            self._crossing.close(idle=idle)
         self._ready.close()
         self._reduced.close()
         self._segment.close()

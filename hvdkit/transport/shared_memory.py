@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Op, Transport
@@ -19,7 +19,7 @@ class SharedMemoryTransport:
     base: all ranks of the group; does small messages and whatever is no allreduce. Closed with this one.
     local: those of them on this host, whose memory is shared; `base` itself if that is all.
     directory: a memory file system that these ranks share. small_bytes: below it an allreduce goes to `base`.
-    shards, crossing: see SharedBuckets; for more hosts than one.
+    shards, open_crossing: see SharedBuckets; for more hosts than one.
     """
 
     name = "shared_memory"
@@ -33,9 +33,9 @@ class SharedMemoryTransport:
         directory: str = "/dev/shm",
         small_bytes: int = 64 * 1024,
         shards: int | None = None,
-        crossing: Crossing | None = None,
+        open_crossing: Callable[[], Crossing] | None = None,
     ) -> None:
-        if crossing is None and local.size != base.size:
+        if shards is None and local.size != base.size:
             raise TransportError(
                 f"shared_memory needs all {base.size} ranks on one host, and {local.size} are on {host}. "
                 f"Use HVDKIT_TRANSPORT=hierarchical (or auto)."
@@ -43,7 +43,7 @@ class SharedMemoryTransport:
         self.rank, self.size = base.rank, base.size
         self._base, self._local, self._host = base, local, host
         self._directory, self._small_bytes = directory, small_bytes
-        self._shards, self._crossing = shards or local.size, crossing
+        self._shards, self._open_crossing = shards or local.size, open_crossing
         self.local_ranks = self._shards
         self._liveness = Liveness(local, host, directory, base.rank)
         self._staging: SharedBuckets | None = None
@@ -123,7 +123,7 @@ class SharedMemoryTransport:
             check=self._liveness.check,
             directory=self._directory,
             shards=self._shards,
-            crossing=self._crossing,
+            crossing=self._open_crossing() if self._open_crossing else None,
         )
 
     def _drop_staging(self) -> None:
@@ -131,8 +131,13 @@ class SharedMemoryTransport:
             self._staging.close()
             self._staging = None
 
+    def leave(self) -> None:
+        """See Transport.leave."""
+        self._liveness.leave()
+
     def close(self) -> None:
         """See Transport.close."""
+        self._base.barrier()  # so that nobody takes an orderly end for a rank that left others waiting
         self._liveness.close()
         self._drop_staging()
         if self._local is not self._base:

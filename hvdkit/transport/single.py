@@ -61,6 +61,9 @@ class SingleTransport:
         self._check_open()
         return SingleBuckets(self, specs)
 
+    def leave(self) -> None:
+        """See Transport.leave. There is nobody to tell."""
+
     def close(self) -> None:
         """See Transport.close."""
         self._closed = True

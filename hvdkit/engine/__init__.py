@@ -1,0 +1,1 @@
+"""Collectives with names, order and overlap, on top of a transport."""

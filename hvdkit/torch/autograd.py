@@ -1,0 +1,49 @@
+"""When does a backward pass end? autograd says so, once for all optimizers concerned."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch.autograd import Variable
+
+NO_TASK = -1
+
+_concerned: dict[int, list[Reducer]] = {}
+
+
+class Reducer(Protocol):
+    """What wants to know."""
+
+    number: int
+
+    def backward_ended(self, task: int) -> bool:
+        """Take note; True if gradients are to be reduced now."""
+
+    def flush(self) -> None:
+        """Reduce them; collective."""
+
+
+def current_task() -> int:
+    """autograd's number of the backward pass that runs in this thread, rising; NO_TASK outside of one."""
+    return torch._C._current_graph_task_id()
+
+
+def when_backward_ends(reducer: Reducer, task: int) -> None:
+    """Tell `reducer` when the running pass `task` has ended without an exception; called from inside of it."""
+    if task not in _concerned:
+        _concerned[task] = []
+        Variable._execution_engine.queue_callback(lambda: _ended(task))
+    _concerned[task].append(reducer)
+
+
+def forget(task: int) -> None:
+    """The pass has ended with an exception."""
+    _concerned.pop(task, None)
+
+
+def _ended(task: int) -> None:
+    # By number, so that all ranks reduce the gradients of several optimizers in the same order.
+    reducers = sorted(_concerned.pop(task, []), key=lambda reducer: reducer.number)
+    for reducer in [reducer for reducer in reducers if reducer.backward_ended(task)]:
+        reducer.flush()

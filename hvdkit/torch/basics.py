@@ -1,0 +1,106 @@
+"""init, shutdown and who am I, for PyTorch scripts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvdkit.engine import runtime as engine
+from hvdkit.engine.objects import allgather_object as gather
+from hvdkit.errors import ConfigError
+from hvdkit.torch.tensors import TorchArithmetic
+from hvdkit.world import World
+
+
+def init(comm: Sequence[int] | None = None, process_sets: Sequence[Any] | None = None, **settings: Any) -> None:
+    """Join the world that the launcher made. Every rank calls it, before any other call of hvdkit.
+
+    comm: as in Horovod, the ranks that take part; all of them or None for now.
+    process_sets: none for now.
+    settings: fields of hvdkit.Config, e.g. transport="mpi"; they beat the environment.
+    Raises WorldError if launcher and MPI disagree about the number of ranks, ConfigError for a bad setting.
+    """
+    if process_sets:
+        raise ConfigError("process_sets are not there yet; call hvd.init() without them.")
+    made = engine.init(**settings)
+    if comm is not None and list(comm) != list(range(made.world.size)):
+        engine.shutdown()
+        raise ConfigError(f"comm={list(comm)!r}: only all ranks, in order, can take part for now. Leave comm out.")
+    engine.use_arithmetic(TorchArithmetic())
+
+
+def shutdown() -> None:
+    """Leave the world; every rank calls it. Optional at the end of a script."""
+    engine.shutdown()
+
+
+def is_initialized() -> bool:
+    """Has init() been called, and shutdown() not since?"""
+    return engine.is_initialized()
+
+
+def _world(call: str) -> World:
+    return engine.runtime(call).world
+
+
+def rank() -> int:
+    """This process's number among all ranks, from 0. Raises NotInitializedError before init()."""
+    return _world("rank()").rank
+
+
+def size() -> int:
+    """How many ranks there are. Raises NotInitializedError before init()."""
+    return _world("size()").size
+
+
+def local_rank() -> int:
+    """This process's number among the ranks of its host, from 0; picks the GPU. NotInitializedError before init()."""
+    return _known(_world("local_rank()").local_rank)
+
+
+def local_size() -> int:
+    """How many ranks this host has. Raises NotInitializedError before init()."""
+    return _known(_world("local_size()").local_size)
+
+
+def cross_rank() -> int:
+    """The number of this host among those that have a rank of this local_rank. NotInitializedError before init()."""
+    return _known(_world("cross_rank()").cross_rank)
+
+
+def cross_size() -> int:
+    """How many hosts have a rank of this local_rank. Raises NotInitializedError before init()."""
+    return _known(_world("cross_size()").cross_size)
+
+
+def _known(value: int | None) -> int:
+    assert value is not None, "init() completes the world"
+    return value
+
+
+def describe() -> str:
+    """Say in a line what runs where: ranks, hosts, transport and threads; collective, the same text on every rank.
+
+    Example: "4 ranks on 2 hosts (node1: 2, node2: 2), hierarchical transport, torch 2.13.0, 1 thread a rank".
+    """
+    made = engine.runtime("describe()")
+    hosts: dict[str, int] = {}
+    for host in gather(made.transport, made.world.host or socket.gethostname()):
+        hosts[host] = hosts.get(host, 0) + 1
+    threads = torch.get_num_threads()
+    count = made.world.size
+    where = ", ".join(f"{host}: {ranks}" for host, ranks in hosts.items())
+    return (
+        f"{count} rank{'s' * (count > 1)} on {len(hosts)} host{'s' * (len(hosts) > 1)} ({where}), "
+        f"{made.transport.name} transport, torch {torch.__version__}, {threads} thread{'s' * (threads > 1)} a rank"
+    )
+
+
+def barrier() -> None:
+    """Return when every rank has called it."""
+    made = engine.runtime("barrier()")
+    with made.lock:
+        made.transport.barrier()

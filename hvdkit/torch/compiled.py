@@ -1,0 +1,36 @@
+"""A word, said once, about what torch.compile costs in overlap."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from hvdkit.engine.planned import Statistics
+from hvdkit.log import logger
+
+_AFTER = 5  # reductions, so that there is something to say
+
+
+class CompiledNotice:
+    """Says once, on rank 0, that gradients of a compiled module all arrive at the end of its backward."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def after_reduction(self, statistics: Statistics, names: Sequence[str], rank: int) -> None:
+        """Look whether there is reason to say it. names: of the parameters."""
+        if self._said or statistics.generations < _AFTER:
+            return
+        self._said = True
+        if rank == 0 and (any("_orig_mod." in name for name in names) or _backward_compiled()):
+            logger.warning(
+                "torch.compile: a compiled module hands over all its gradients at the end of its backward, so their "
+                "reduction cannot overlap with it: %.1f ms a step are exposed. Results are right. Compiling the blocks "
+                "of the model one by one (block.compile()) brings the overlap back.",
+                1000 * statistics.exposed_s / statistics.generations,
+            )
+
+
+def _backward_compiled() -> bool:
+    utils = sys.modules.get("torch._dynamo.utils")
+    return bool(utils is not None and utils.counters["aot_autograd"].get("ok"))

@@ -1,0 +1,71 @@
+"""What goes over the wire between hosts, under Horovod's names."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from hvdkit.engine.request import Wire
+
+
+class Compressor:
+    """One way to make a tensor smaller on the wire.
+
+    wire: the dtype that the engine sends. compress and decompress do the same to a tensor by hand, as in Horovod.
+    """
+
+    wire: ClassVar[Wire] = "none"
+
+    @classmethod
+    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The tensor as it is sent, and what `decompress` needs to undo it."""
+        if cls.wire == "none" or not tensor.dtype.is_floating_point:
+            return tensor, tensor.dtype
+        dtype = getattr(torch, cls.wire)
+        largest = torch.finfo(dtype).max
+        clamped = torch.where(torch.isinf(tensor), tensor, tensor.clamp(-largest, largest))
+        return clamped.to(dtype), tensor.dtype
+
+    @classmethod
+    def decompress(cls, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        """The tensor in its own dtype again."""
+        return tensor.to(ctx)
+
+
+class NoneCompressor(Compressor):
+    """Send tensors as they are."""
+
+
+class FP16Compressor(Compressor):
+    """Send float16; finite values beyond 65504 become 65504. Sums are taken in float32."""
+
+    wire = "float16"
+
+
+class BF16Compressor(Compressor):
+    """Send bfloat16: the range of float32 with 8 bits of precision. Sums are taken in float32."""
+
+    wire = "bfloat16"
+
+
+class Compression:
+    """The compressors: `none`, `fp16`, and `bf16`, which Horovod does not have.
+
+    Only what crosses between hosts is compressed: memory inside a host is faster than any cast.
+    """
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor
+
+
+def wire_of(compression: type[Compressor] | Compressor) -> Wire:
+    """The wire dtype of a compressor; TypeError for something else, such as a Horovod compressor of the user's own."""
+    wire = getattr(compression, "wire", None)
+    if wire not in ("none", "float16", "bfloat16"):
+        raise TypeError(
+            f"compression is {compression!r}; use hvd.Compression.none, hvd.Compression.fp16 or hvd.Compression.bf16. "
+            f"Compressors written for Horovod are not called by hvdkit, which casts on the wire itself."
+        )
+    return wire  # type: ignore[no-any-return]

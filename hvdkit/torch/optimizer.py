@@ -1,0 +1,217 @@
+"""DistributedOptimizer: the user's own optimizer, whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from hvdkit.engine import runtime as engine
+from hvdkit.engine.planned import Statistics
+from hvdkit.engine.request import ReduceOptions
+from hvdkit.torch.compression import Compression, Compressor, wire_of
+from hvdkit.torch.ops import Average, ReduceOp, Sum
+from hvdkit.torch.reducer import GradientReducer
+
+Parameters = Iterable[tuple[str, torch.nn.Parameter]]
+
+
+class _Distributed:
+    """What a wrapped optimizer has beside its own class; mixed in before it."""
+
+    _hvdkit: GradientReducer | None
+    _hvdkit_skip: bool
+
+    def synchronize(self) -> None:
+        """Reduce gradients that have not been reduced yet. backward() has done so, unless a window was cut short."""
+        if self._hvdkit is not None:
+            self._hvdkit.synchronize()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Let step() take the gradients as they are; for after synchronize(), which also makes it needless."""
+        self._hvdkit_skip = True
+        try:
+            yield
+        finally:
+            self._hvdkit_skip = False
+
+    def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        """The optimizer's own step, on gradients of all ranks."""
+        reducer = self._hvdkit
+        if reducer is None:
+            return super().step(closure, *args, **kwargs)  # type: ignore[misc]
+        if closure is not None:
+            closure = _synchronized(closure, reducer)
+        elif not self._hvdkit_skip:
+            reducer.synchronize()
+        result = super().step(closure, *args, **kwargs)  # type: ignore[misc]
+        reducer.stepped()
+        return result
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """The optimizer's own zero_grad; gradients that were accumulated and not reduced are dropped with it."""
+        super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+        if self._hvdkit is not None:
+            self._hvdkit.zeroed()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """The optimizer's own; all ranks add the same parameters, before the same step."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        if self._hvdkit is not None:
+            groups = self.param_groups  # type: ignore[attr-defined]
+            at = len(groups) - 1
+            self._hvdkit.add([(f"group.{at}.{i}", one) for i, one in enumerate(groups[at]["params"])])
+
+    def reduction_statistics(self) -> Statistics:
+        """How much was reduced, how long that took, and how much of it training had to wait for."""
+        return Statistics() if self._hvdkit is None else self._hvdkit.statistics
+
+
+def _synchronized(closure: Callable[[], Any], reducer: GradientReducer) -> Callable[[], Any]:
+    def evaluate() -> Any:
+        loss = closure()
+        reducer.synchronize()
+        return loss
+
+    return evaluate
+
+
+def name_parameters(optimizer: torch.optim.Optimizer, named_parameters: Parameters | None) -> list[Any]:
+    """(name, parameter) for each parameter of the optimizer, in the order of the model where that is known.
+
+    Raises ValueError if named_parameters is no sequence of pairs, repeats a name, or misses a parameter.
+    """
+    owned = [
+        (f"group.{at}.{i}", one)
+        for at, group in enumerate(optimizer.param_groups)
+        for i, one in enumerate(group["params"])
+    ]
+    given = list(named_parameters) if named_parameters is not None else []
+    if not given:
+        return owned
+    if any(not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str) for pair in given):
+        raise ValueError(
+            f"named_parameters must be (name, parameter) pairs as model.named_parameters() gives them; "
+            f"it holds {type(given[0]).__name__}."
+        )
+    names = [name for name, _ in given]
+    repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if repeated:
+        raise ValueError(
+            f"named_parameters repeats {', '.join(repeated)}. Give the parameters of several models distinct names, "
+            f"e.g. (f'encoder.{{name}}', parameter)."
+        )
+    known = {id(parameter) for _, parameter in given}
+    missing = [name for name, parameter in owned if id(parameter) not in known]
+    if missing:
+        raise ValueError(
+            f"named_parameters leaves out {len(missing)} of the optimizer's {len(owned)} parameters ({missing[0]} is "
+            f"the first). Pass the named_parameters() of every model that the optimizer trains, or leave it out."
+        )
+    mine = {id(parameter) for _, parameter in owned}
+    return [(name, parameter) for name, parameter in given if id(parameter) in mine]
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Parameters | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    sparse_as_dense: bool = False,
+    process_set: Any = None,
+) -> Any:
+    """Make an optimizer step on the gradients of all ranks.
+
+    The optimizer itself is returned, now of a subclass of its own class and under the same name: its state, parameter
+    groups, hooks and the schedulers that hold it stay what they were.
+
+    named_parameters: model.named_parameters(); gives names to errors and the model's order to the buckets.
+    compression: what is sent between hosts instead of float32; sums are taken in float32.
+    backward_passes_per_step: gradients of so many backward passes are added up before they are reduced; step() may come
+    earlier (the last window of an epoch), and then reduces what is there. As in Horovod they are not divided by it.
+    op: Average or Sum. gradient_predivide_factor: the part of the average's division that is done before sending.
+    sparse_as_dense: reduce sparse gradients as dense ones rather than by gathering their rows.
+    num_groups, groups: as in Horovod, hints for fusion; not there yet. process_set: not there yet.
+
+    Right without further ado, unlike Horovod: clipping and GradScaler see reduced gradients as soon as backward() has
+    returned, so synchronize() and skip_synchronize() work and are not needed. A parameter that no rank used keeps
+    `grad` None. Every rank calls backward() and step() equally often.
+
+    Raises NotInitializedError before init(), ValueError or TypeError for arguments that cannot be used; backward() and
+    step() raise PlanMismatchError if the ranks hold different parameters, RankLostError if a rank has died.
+    """
+    made = engine.runtime("DistributedOptimizer()")
+    if isinstance(optimizer, _Distributed):
+        raise ValueError("This optimizer is a DistributedOptimizer already; wrap it once.")
+    if op not in (Average, Sum):
+        raise ValueError(f"op is {op!r}; gradients are reduced with hvd.Average or hvd.Sum.")
+    if gradient_predivide_factor != 1.0 and op is not Average:
+        raise ValueError("gradient_predivide_factor goes with op=hvd.Average only; leave it out, or use Average.")
+    if gradient_predivide_factor <= 0:
+        raise ValueError(f"gradient_predivide_factor is {gradient_predivide_factor}; it must be above 0.")
+    if backward_passes_per_step < 1:
+        raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}; it must be 1 or more.")
+    if num_groups or groups is not None:
+        raise ValueError("num_groups and groups are not there yet; leave them out: gradients are fused anyway.")
+    if process_set is not None:
+        raise ValueError("process_set is not there yet; leave it out.")
+    wire = wire_of(compression)
+    named = name_parameters(optimizer, named_parameters)
+    reducer = None
+    if made.world.size > 1:
+        predivide = 0.0 if gradient_predivide_factor == 1.0 else float(gradient_predivide_factor)
+        reducer = GradientReducer(
+            named,
+            options=ReduceOptions(average=op is Average, predivide=predivide, wire=wire),
+            passes=backward_passes_per_step,
+            sparse_as_dense=sparse_as_dense,
+        )
+        _reducers.add(reducer)
+    _change_class(optimizer, reducer)
+    return optimizer
+
+
+def _change_class(optimizer: torch.optim.Optimizer, reducer: GradientReducer | None) -> None:
+    own = type(optimizer)
+    patched = optimizer.__dict__.pop("step", None)
+    optimizer.__class__ = type(own.__name__, (_Distributed, own), {"__module__": own.__module__, "__doc__": own.__doc__})
+    optimizer._hvdkit = reducer  # type: ignore[attr-defined]
+    optimizer._hvdkit_skip = False  # type: ignore[attr-defined]
+    if hasattr(patched, "_wrapped_by_lr_sched"):
+        optimizer.step = _seen_by_scheduler(optimizer)  # type: ignore[method-assign]
+
+
+def _seen_by_scheduler(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    # A scheduler made before the wrapping had put its own step() over the class's, to know whether step() was called.
+    held = weakref.ref(optimizer)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        one = held()
+        assert one is not None
+        one._opt_called = True  # type: ignore[attr-defined]
+        return type(one).step(one, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return step
+
+
+# torch puts its step hooks around step() of each class that it does not find this mark on; the wrapped class has them.
+_Distributed.step.hooked = True  # type: ignore[attr-defined]
+
+_reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for reducer in sorted(_reducers, key=lambda one: one.number):
+        reducer.close()
+
+
+engine.on_shutdown(_close_all)

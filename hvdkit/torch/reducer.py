@@ -1,0 +1,218 @@
+"""When the gradients of one optimizer are reduced: hooks, windows of backward passes, and what was missed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+
+from hvdkit.engine import runtime as engine
+from hvdkit.engine.objects import allgather_object
+from hvdkit.engine.planned import Statistics
+from hvdkit.engine.request import ReduceOptions
+from hvdkit.errors import BackwardInterruptedError, HorovodInternalError
+from hvdkit.torch import autograd
+from hvdkit.torch.compiled import CompiledNotice
+from hvdkit.torch.gradient_plan import GradientPlan, Named
+from hvdkit.torch.sparse import reduce_sparse
+
+_numbers = itertools.count()
+
+
+class GradientReducer:
+    """Keeps the gradients of one optimizer's parameters equal on all ranks.
+
+    A window is `passes` backward passes. While the last one runs its gradients are reduced bucket by bucket, and they
+    are whole when `backward()` returns, so that clipping, unscaling and step() all see the reduced ones. What that
+    cannot see (a window cut short, a pass without any of the parameters, gradients set by hand) `synchronize` reduces.
+    """
+
+    def __init__(self, named: Named, *, options: ReduceOptions, passes: int, sparse_as_dense: bool) -> None:
+        self.number = next(_numbers)  # the same on all ranks, as optimizers are wrapped in the same order
+        self.statistics = Statistics()
+        self._options, self._passes, self._sparse_as_dense = options, passes, sparse_as_dense
+        self._named: list[tuple[str, torch.nn.Parameter]] = []
+        self._hooked: set[int] = set()
+        self._plan: GradientPlan | None = None
+        self._place: dict[int, int] = {}  # parameter -> its index in the plan
+        self._sparse: list[int] = []  # parameters whose gradients are sparse on some rank
+        self._touched: set[int] = set()  # parameters that autograd has written to since the last reduction
+        self._touched_places: set[int] = set()  # the same as indices in the plan
+        self._arrived: set[int] = set()  # of those, the ones announced to the plan
+        self._reduced: set[int] = set()  # since the last step; a sum must not be taken twice
+        self._tasks: set[int] = set()  # backward passes under way
+        self._done_passes = 0
+        self._flushed = False  # since the last step
+        self._notice = CompiledNotice()
+        self.add(named)
+
+    def add(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+        """Take in more parameters; the next reduction makes a new plan, on all ranks alike."""
+        self._named.extend(named)
+        self._changed = True
+        self._hook()
+
+    def _hook(self) -> None:
+        for index, (_, parameter) in enumerate(self._named):
+            if parameter.requires_grad and index not in self._hooked:
+                self._hooked.add(index)
+                parameter.register_post_accumulate_grad_hook(self._make_hook(index))
+
+    def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        def on_gradient(parameter: torch.Tensor) -> None:
+            task = autograd.current_task()
+            if task not in self._tasks:
+                self._tasks.add(task)
+                autograd.when_backward_ends(self, task)
+            if not self._options.average and index in self._reduced and self._holds(index):
+                raise HorovodInternalError(
+                    f"The gradient of {self._named[index][0]} was computed more than backward_passes_per_step="
+                    f"{self._passes} times before step(); with op=Sum the first part would be counted "
+                    f"{engine.runtime('backward()').world.size} times. Raise backward_passes_per_step, or call step()."
+                )
+            self._touched.add(index)
+            place = self._place.get(index)
+            if place is not None:
+                self._touched_places.add(place)
+                if self._done_passes + 1 >= self._passes:
+                    self._announce(index, place)
+
+        return on_gradient
+
+    def _holds(self, index: int) -> bool:
+        return self._plan is not None and index in self._place and self._plan.holds(self._place[index])
+
+    def _announce(self, index: int, place: int) -> None:
+        assert self._plan is not None
+        if index not in self._arrived:
+            self._arrived.add(index)
+            self._plan.arrived(place)
+        elif self._plan.started(place):
+            raise HorovodInternalError(
+                f"The gradient of {self._named[index][0]} was written again while it was being sent. If an earlier "
+                f"backward() failed and the exception was caught, let it end the job; if the parameter is used inside "
+                f"and outside of a re-entrant checkpoint, use torch.utils.checkpoint(..., use_reentrant=False)."
+            )
+
+    def backward_ended(self, task: int) -> bool:
+        """See autograd.Reducer."""
+        self._tasks.discard(task)
+        if self._tasks:  # this was a checkpoint's pass inside the real one
+            return False
+        self._done_passes += 1
+        return self._done_passes >= self._passes
+
+    def synchronize(self) -> None:
+        """Reduce what has not been reduced since the last step; collective unless nothing is left to do."""
+        self._check_interrupted()
+        unseen = not self._touched and not self._done_passes
+        if unseen and self._flushed:
+            return
+        if unseen:  # set by hand, or nothing here while other ranks have gradients
+            for index, (_, parameter) in enumerate(self._named):
+                if parameter.grad is not None:
+                    self._touch(index)
+        self.flush()
+
+    def _touch(self, index: int) -> None:
+        self._touched.add(index)
+        if index in self._place:
+            self._touched_places.add(self._place[index])
+
+    def flush(self) -> None:
+        """See autograd.Reducer."""
+        self._changed = self._changed or any(
+            parameter.requires_grad and index not in self._hooked
+            for index, (_, parameter) in enumerate(self._named)
+        )
+        if self._changed:
+            self._make_plan()
+        if self._plan is not None:
+            self._plan.finish()
+        made = engine.runtime("a reduction of gradients")
+        for index in self._sparse:
+            parameter = self._named[index][1]
+            gradient = parameter.grad if index in self._touched else None
+            reduced = reduce_sparse(made, gradient, parameter, average=self._options.average)
+            if reduced is not None:
+                parameter.grad = reduced
+        if not self._options.average:
+            self._reduced |= self._touched
+        self._notice.after_reduction(self.statistics, [name for name, _ in self._named], made.world.rank)
+        self._reset()
+        self._flushed = True
+
+    def _reset(self) -> None:
+        self._touched.clear()
+        self._touched_places.clear()
+        self._arrived.clear()
+        self._done_passes = 0
+
+    def _make_plan(self) -> None:
+        """Agree with the other ranks on what is sparse and on the buckets; collective."""
+        made = engine.runtime("a reduction of gradients")
+        if self._plan is not None and self._plan.under_way:
+            self._plan.finish()  # the old plan's part of this pass is already on its way
+            self._touched -= self._arrived
+        self._hook()
+        sparse = [index for index, (_, parameter) in enumerate(self._named) if self._is_sparse(parameter)]
+        self._sparse = sorted(set().union(*allgather_object(made.transport, sparse)) | set(self._sparse))
+        dense = [
+            index
+            for index, (_, parameter) in enumerate(self._named)
+            if parameter.requires_grad and index not in self._sparse
+        ]
+        old, self._plan = self._plan, None
+        self._place = {index: place for place, index in enumerate(dense)}
+        self._touched_places.clear()
+        self._touched_places |= {self._place[index] for index in self._touched if index in self._place}
+        if dense:
+            self._plan = GradientPlan(
+                made,
+                [self._named[index] for index in dense],
+                options=self._options,
+                touched=self._touched_places,
+                statistics=self.statistics,
+            )
+            self._plan.take_over()
+        if old is not None:
+            old.close()
+        self._changed = False
+
+    def _is_sparse(self, parameter: torch.nn.Parameter) -> bool:
+        return not self._sparse_as_dense and parameter.grad is not None and parameter.grad.is_sparse
+
+    def zeroed(self) -> None:
+        """The user has thrown the gradients away, and with them what was accumulated and not yet reduced."""
+        self._check_interrupted()
+        self._reset()
+        self._reduced.clear()
+        self._flushed = False
+
+    def stepped(self) -> None:
+        """The optimizer has used the gradients."""
+        self._reduced.clear()
+        self._flushed = False
+
+    def _check_interrupted(self) -> None:
+        if not self._tasks or autograd.current_task() != autograd.NO_TASK:
+            return
+        for task in self._tasks:
+            autograd.forget(task)
+        self._tasks.clear()
+        if self._plan is not None and self._plan.under_way:
+            raise BackwardInterruptedError(
+                "A backward pass ended with an exception on this rank after part of its gradients had been sent, and "
+                "the other ranks wait for the rest. Let the exception end the job, or find out before backward() (from "
+                "the loss, say) and on all ranks that a batch is to be skipped."
+            )
+        self._arrived.clear()
+
+    def close(self) -> None:
+        """Free the buckets; collective."""
+        if self._plan is not None:
+            self._plan.close()
+            self._plan = None
+            self._place.clear()
+        self._changed = True

@@ -1,0 +1,147 @@
+"""Starting equal: parameters, optimizer state and objects from one rank to all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from hvdkit.engine import objects
+from hvdkit.engine import runtime as engine
+from hvdkit.errors import HorovodInternalError
+from hvdkit.torch.ops import _check_root
+from hvdkit.torch.tensors import as_buffer
+
+T = TypeVar("T")
+
+
+def broadcast_object(obj: T, root_rank: int = 0, name: str | None = None) -> T:
+    """Give every rank a copy of root's object (anything that can be pickled); what the others pass does not count.
+
+    Raises ValueError for a root that does not exist, NotInitializedError before init().
+    """
+    made = engine.runtime("broadcast_object()")
+    _check_root(root_rank, made.transport.size)
+    with made.lock:
+        return objects.broadcast_object(made.transport, obj, root_rank)
+
+
+def allgather_object(obj: T, name: str | None = None) -> list[T]:
+    """Give every rank the list of all ranks' objects (anything that can be pickled), in rank order.
+
+    Raises NotInitializedError before init().
+    """
+    made = engine.runtime("allgather_object()")
+    with made.lock:
+        return objects.allgather_object(made.transport, obj)
+
+
+def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0) -> None:
+    """Overwrite tensors on all ranks with root's, in place.
+
+    params: model.state_dict() or model.named_parameters(); entries that are no tensors are left alone. Names, shapes
+    and dtypes are the same on all ranks, else HorovodInternalError on every rank, before anything is overwritten.
+    """
+    entries = list(params.items()) if isinstance(params, Mapping) else list(params)
+    tensors = [(name, value) for name, value in entries if isinstance(value, torch.Tensor)]
+    made = engine.runtime("broadcast_parameters()")
+    _check_root(root_rank, made.transport.size)
+    mine = [f"{name} {value.dtype} {list(value.shape)}" for name, value in tensors]
+    described = allgather_object(mine)
+    for rank, other in enumerate(described):
+        if other != described[root_rank]:
+            raise HorovodInternalError(_explain(described[root_rank], other, root_rank, rank))
+    for _, tensor in tensors:
+        _overwrite(tensor, root_rank)
+
+
+def _explain(root: list[str], other: list[str], root_rank: int, rank: int) -> str:
+    pairs = list(zip(root, other, strict=False))
+    at = next((i for i, (one, two) in enumerate(pairs) if one != two), len(pairs))
+    here = root[at] if at < len(root) else "nothing"
+    there = other[at] if at < len(other) else "nothing"
+    return (
+        f"broadcast_parameters(): the ranks hold different tensors ({len(root)} on rank {root_rank}, {len(other)} on "
+        f"rank {rank}). Number {at} is {here} on rank {root_rank} and {there} on rank {rank}. Build the model from the "
+        f"same configuration on every rank."
+    )
+
+
+def _overwrite(tensor: torch.Tensor, root_rank: int) -> None:
+    made = engine.runtime("broadcast_parameters()")
+    direct = tensor.device.type == "cpu" and tensor.is_contiguous()
+    host = tensor.detach() if direct else tensor.detach().to("cpu", copy=True).contiguous()
+    with made.lock:
+        made.transport.broadcast(as_buffer(host), root_rank)
+    if not direct:
+        with torch.no_grad():
+            tensor.copy_(host)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+    """Give every rank root's optimizer state and options (learning rates and so on).
+
+    Works before and after the first step, also where only root has state (it has loaded a checkpoint); a rank's
+    tensors land on the device of the parameter that they belong to. Parameter groups have the same sizes on all ranks,
+    else HorovodInternalError on every rank.
+    """
+    made = engine.runtime("broadcast_optimizer_state()")
+    _check_root(root_rank, made.transport.size)
+    sizes = allgather_object([len(group["params"]) for group in optimizer.param_groups])
+    if any(size != sizes[root_rank] for size in sizes):
+        seen = "; ".join(f"rank {rank}: {size}" for rank, size in enumerate(sizes))
+        raise HorovodInternalError(
+            f"broadcast_optimizer_state(): the ranks' optimizers have different parameter groups (sizes {seen}). "
+            f"Build the optimizer in the same way on every rank."
+        )
+    state = optimizer.state_dict()
+    tensors: list[torch.Tensor] = []
+    skeleton = broadcast_object(_take_out(state, tensors), root_rank)
+    if made.transport.rank != root_rank:
+        tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in _placeholders(skeleton)]
+    else:
+        tensors = [tensor.detach().cpu().contiguous() for tensor in tensors]
+    for tensor in tensors:
+        _overwrite(tensor, root_rank)
+    if made.transport.rank != root_rank:
+        optimizer.load_state_dict(_put_back(skeleton, iter(tensors)))
+
+
+class _Placeholder:
+    """Stands for a tensor that is sent by itself."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+
+
+def _take_out(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """A copy of nested dicts, lists and tuples with a placeholder for each tensor, which goes to `tensors`."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return _Placeholder(value)
+    if isinstance(value, dict):
+        return {key: _take_out(one, tensors) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_take_out(one, tensors) for one in value)
+    return value
+
+
+def _placeholders(value: Any) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    if isinstance(value, _Placeholder):
+        return [(value.shape, value.dtype)]
+    if isinstance(value, dict):
+        return [found for one in value.values() for found in _placeholders(one)]
+    if isinstance(value, (list, tuple)):
+        return [found for one in value for found in _placeholders(one)]
+    return []
+
+
+def _put_back(value: Any, tensors: Any) -> Any:
+    if isinstance(value, _Placeholder):
+        return next(tensors)
+    if isinstance(value, dict):
+        return {key: _put_back(one, tensors) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_put_back(one, tensors) for one in value)
+    return value
