@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+from ranks import run_ranks
 from torch.utils.data import DataLoader, TensorDataset
 
+import hvdkit.torch as hvd
 from hvdkit.torch.data import ShardedSampler
 from hvdkit.torch.learning_rate import WarmupSchedule, scale_learning_rate
 
@@ -143,3 +145,32 @@ def test_scaling_under_a_scheduler_is_an_error() -> None:
 def test_a_warm_up_without_steps_is_an_error() -> None:
     with pytest.raises(ValueError, match="steps_per_epoch is 0"):
         WarmupSchedule(two_groups(), factor=2, warmup_epochs=1, steps_per_epoch=0)
+
+
+def mean_of_shards(counts: list[int]) -> float:
+    """Rank r averages the numbers sum(counts[:r]) up to sum(counts[: r + 1])."""
+    hvd.init()
+    mine = hvd.metrics.Mean("numbers")
+    first = sum(counts[: hvd.rank()])
+    for number in range(first, first + counts[hvd.rank()]):
+        mine.update(torch.tensor(float(number)))
+    mine.update(float("nan"), 0)
+    mean = mine.compute()
+    mine.reset()
+    assert mine.compute() != mine.compute(), "the mean of no samples is nan"
+    return mean
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("counts", [[4], [5, 2], [1, 0, 6]], ids=str)
+def test_a_mean_weights_ranks_by_their_samples(counts: list[int]) -> None:
+    for mean in run_ranks(len(counts), mean_of_shards, counts):
+        assert mean == (sum(counts) - 1) / 2
+
+
+def test_a_mean_weights_batches_by_their_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hvd.metrics, "allreduce", lambda tensor, **_: tensor)
+    mean = hvd.metrics.Mean()
+    mean.update(torch.tensor(1.0), 32)
+    mean.update(4.0, 16)
+    assert mean.compute() == 2.0
