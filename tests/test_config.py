@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+
+from hvdkit.config import MIB, Config, parse_bool, parse_bytes, read_config, read_settings
+from hvdkit.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0", 0), ("4194304", 4 * MIB), ("4096k", 4 * MIB), ("4m", 4 * MIB), ("4MiB", 4 * MIB), ("0.5G", 512 * MIB)],
+)
+def test_bytes_are_read_with_binary_multiples(text: str, expected: int) -> None:
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize(("text", "expected"), [("1", True), ("Yes", True), (" on ", True), ("0", False), ("", False)])
+def test_switches_are_read_in_words_and_digits(text: str, expected: bool) -> None:
+    assert parse_bool(text) is expected
+
+
+def test_a_switch_that_is_neither_is_an_error() -> None:
+    with pytest.raises(ValueError, match="use 1 or 0"):
+        parse_bool("maybe")
+
+
+def test_nothing_set_means_the_defaults() -> None:
+    assert read_config({}) == Config()
+    assert {setting.origin for setting in read_settings({})} == {"default"}
+
+
+def test_an_argument_beats_a_variable_beats_horovods_beats_the_default() -> None:
+    environ = {"HOROVOD_FUSION_THRESHOLD": "1048576"}
+    assert read_config(environ).fusion_bytes == MIB
+    environ["HVDKIT_FUSION_BYTES"] = "2m"
+    assert read_config(environ).fusion_bytes == 2 * MIB
+    assert read_config(environ, fusion_bytes=3).fusion_bytes == 3
+
+
+def test_a_setting_tells_where_it_comes_from() -> None:
+    found = {setting.name: setting for setting in read_settings({"HOROVOD_LOG_LEVEL": "DEBUG"})}
+    assert (found["log_level"].value, found["log_level"].origin) == ("debug", "HOROVOD_LOG_LEVEL")
+
+
+def test_an_empty_variable_counts_as_unset() -> None:
+    assert read_config({"HVDKIT_TRANSPORT": ""}).transport == "auto"
+
+
+def test_all_wrong_variables_are_named_together() -> None:
+    with pytest.raises(ConfigError) as error:
+        read_settings({"HVDKIT_TRANSPORT": "pigeon", "HVDKIT_FUSION_BYTES": "many", "HVDKIT_PROGRESS": "inline"})
+    message = str(error.value)
+    assert "HVDKIT_TRANSPORT='pigeon': use one of auto, single, mpi" in message
+    assert "HVDKIT_FUSION_BYTES='many'" in message
+    assert "HVDKIT_PROGRESS" not in message
+
+
+@pytest.mark.parametrize("wrong", [{"fusion_bytes": -1}, {"small_bytes": -1}, {"start_timeout_s": 0.0}])
+def test_a_value_out_of_range_is_an_error(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is"):
+        Config(**wrong)  # type: ignore[arg-type]
+
+
+def test_settings_cannot_be_changed_once_read() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Config().transport = "mpi"  # type: ignore[misc]
+
+
+def test_an_unknown_argument_is_an_error() -> None:
+    with pytest.raises(TypeError, match="colour"):
+        read_config({}, colour="red")
+
+
+def test_every_setting_has_a_variable_and_a_meaning_and_flags_are_distinct() -> None:
+    settings = read_settings({})
+    assert [setting.name for setting in settings] == [field.name for field in fields(Config)]
+    for setting in settings:
+        assert setting.variable == f"HVDKIT_{setting.name.upper()}"
+        assert setting.help
+    flags = [setting.flag for setting in settings if setting.flag]
+    assert len(flags) == len(set(flags))

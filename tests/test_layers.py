@@ -1,0 +1,154 @@
+"""The floors of the house: what each folder may import, and what no file may do."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "hvdkit"
+FILES = sorted(ROOT.rglob("*.py"))
+
+# Folder -> floor. A folder imports from itself and from lower floors, never from one above or beside it.
+FLOORS = {
+    "": 0,  # errors, config, world, ...: the files beside these folders
+    "transport": 1,
+    "engine": 2,
+    "torch": 3,
+    "tensorflow": 3,
+    "keras": 4,
+    "launch": 5,
+    "tools": 6,
+    "cli": 6,
+    "__main__": 7,
+}
+
+FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "horovod"}
+# Folder -> packages that nothing in it imports, at the top of a file or inside a function.
+FORBIDDEN = {
+    "": FRAMEWORKS | {"mpi4py"},
+    "transport": FRAMEWORKS,
+    "engine": FRAMEWORKS,
+    "launch": FRAMEWORKS | {"mpi4py", "numpy"},
+    "torch": FRAMEWORKS - {"torch"},
+    "tensorflow": FRAMEWORKS - {"tensorflow"},
+}
+
+MAY_READ_ENVIRONMENT = ("config.py", "world.py", "launch/agent/")
+MAY_PRINT = ("launch/", "tools/", "cli.py")
+
+
+def folder_of(module: str) -> str:
+    """The floor's name for a module below hvdkit: "engine" for "engine.buckets", "" for "config"."""
+    first = module.partition(".")[0]
+    return first if first in FLOORS else ""
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and full name of everything a file imports, relative imports resolved."""
+    package = ["hvdkit", *path.relative_to(ROOT).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{module}.{alias.name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_go_down_the_floors(path: Path) -> None:
+    here = folder_of(name_of(path))
+    wrong = []
+    for line, name in imports_of(path):
+        top, _, rest = name.partition(".")
+        if top == "hvdkit" and rest:
+            there = folder_of(rest)
+            if there != here and FLOORS[there] >= FLOORS[here]:
+                wrong.append(f"{path}:{line} imports {name}: {there!r} is not below {here!r}")
+        elif top in FORBIDDEN.get(here, ()) and name_of(path) != "engine.horovod":
+            wrong.append(f"{path}:{line} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_ground_needs_the_standard_library_only() -> None:
+    ground = [path for path in FILES if path.parent == ROOT and folder_of(name_of(path)) == ""]
+    outside = {
+        (path.name, name.partition(".")[0])
+        for path in ground
+        for _, name in imports_of(path)
+        if name.partition(".")[0] not in sys.stdlib_module_names | {"hvdkit"}
+    }
+    assert outside == {("sharding.py", "numpy")}
+
+
+def test_the_agent_stands_alone() -> None:
+    """It is sent to other hosts by path, and must start there in milliseconds."""
+    for path in sorted((ROOT / "launch" / "agent").glob("*.py")):
+        for line, name in imports_of(path):
+            inside = name.startswith("hvdkit.launch.agent.")
+            assert inside or name.partition(".")[0] in sys.stdlib_module_names, f"{path}:{line} imports {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_file_can_be_read_in_one_go(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400
+    assert path.name != "utils.py", "if a helper has no home, the design lacks a noun"
+
+
+def environment_uses(tree: ast.AST) -> Iterator[tuple[int, bool]]:
+    """Line of each use of the process's variables, and whether it may change them."""
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "os":
+            if any(alias.name in ("environ", "environb", "getenv", "putenv", "unsetenv") for alias in node.names):
+                yield node.lineno, True
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+            if node.attr in ("putenv", "unsetenv"):
+                yield node.lineno, True
+            elif node.attr in ("environ", "environb", "getenv", "getenvb"):
+                around = parents[node]
+                stored = isinstance(around, ast.Subscript) and not isinstance(around.ctx, ast.Load)
+                called = isinstance(around, ast.Attribute) and around.attr in ("update", "setdefault", "pop", "clear")
+                yield node.lineno, stored or called or not isinstance(node.ctx, ast.Load)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_only_the_readers_touch_the_environment_and_nobody_writes_it(path: Path) -> None:
+    allowed = path.relative_to(ROOT).as_posix().startswith(MAY_READ_ENVIRONMENT)
+    for line, changes in environment_uses(ast.parse(path.read_text())):
+        assert allowed, f"{path}:{line} reads the environment; take a mapping or a Config"
+        assert not changes, f"{path}:{line} may change the environment; pass what is needed on"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_only_what_a_person_types_prints(path: Path) -> None:
+    if path.relative_to(ROOT).as_posix().startswith(MAY_PRINT):
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id != "print", f"{path}:{node.lineno} prints; use hvdkit.log"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import os\nos.environ.get('A')", [(2, False)]),
+        ("import os\nos.environ['A'] = '1'", [(2, True)]),
+        ("import os\ndel os.environ['A']", [(2, True)]),
+        ("import os\nos.environ.setdefault('A', '1')", [(2, True)]),
+        ("import os\nos.environ |= {}", [(2, True)]),
+        ("from os import environ", [(1, True)]),
+    ],
+)
+def test_the_check_of_the_environment_sees(code: str, expected: list[tuple[int, bool]]) -> None:
+    assert list(environment_uses(ast.parse(code))) == expected

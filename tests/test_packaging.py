@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+import sys
+from pathlib import Path
+
+import hvdkit
+from hvdkit.config import read_settings
+
+ROOT = Path(__file__).parents[1]
+
+
+def read_setup() -> configparser.ConfigParser:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    return setup
+
+
+def packages_in(text: str) -> set[str]:
+    """The package names of a list of requirements, one a line."""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return {re.split(r"[<>=!~;\[ ]", line)[0].lower() for line in lines if line}
+
+
+def test_the_version_stands_in_one_place() -> None:
+    assert read_setup()["metadata"]["version"] == "attr: hvdkit.__version__"
+    assert f"## {hvdkit.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_every_dependency_has_a_tested_version() -> None:
+    setup = read_setup()
+    asked = packages_in(setup["options"]["install_requires"])
+    for extra in setup["options.extras_require"].values():
+        asked |= packages_in(extra)
+    assert asked - packages_in((ROOT / "constraints.txt").read_text()) == set()
+
+
+def test_every_import_is_a_dependency() -> None:
+    setup = read_setup()
+    asked = packages_in(setup["options"]["install_requires"])
+    for extra in setup["options.extras_require"].values():
+        asked |= packages_in(extra)
+    imported = set()
+    for path in (ROOT / "hvdkit").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported.add(node.module.partition(".")[0])
+    assert imported - set(sys.stdlib_module_names) - {"hvdkit"} <= asked
+
+
+def test_every_folder_with_code_is_a_package() -> None:
+    folders = {path.parent for path in (ROOT / "hvdkit").rglob("*.py")}
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_the_settings_table_of_the_readme_is_that_of_the_code() -> None:
+    readme = (ROOT / "README.md").read_text()
+    missing = [row for row in settings_table() if row not in readme]
+    assert not missing, "put these into README.md:\n" + "\n".join(missing)
+
+
+def settings_table() -> list[str]:
+    """The rows of the README's table, one a setting."""
+    return [
+        f"| `{item.variable}` | {f'`{item.flag}`' if item.flag else ''} | `{item.default}` | {item.help} "
+        f"| {f'`{item.horovod}`' if item.horovod else ''} |"
+        for item in read_settings({})
+    ]
