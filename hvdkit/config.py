@@ -71,6 +71,12 @@ class Config:
         horovod="HOROVOD_FUSION_THRESHOLD",
         flag="--fusion-bytes",
     )
+    buckets_in_flight: int = setting(
+        4,
+        int,
+        "buckets that may be under way at a time; few stay in cache, more let ranks drift further apart",
+        flag="--buckets-in-flight",
+    )
     progress: str = setting(
         "auto",
         choice("auto", "thread", "inline"),
@@ -98,6 +104,8 @@ class Config:
         problems = []
         if self.fusion_bytes < 0:
             problems.append(f"fusion_bytes is {self.fusion_bytes}; it must be 0 or more")
+        if self.buckets_in_flight < 1:
+            problems.append(f"buckets_in_flight is {self.buckets_in_flight}; it must be 1 or more")
         if self.small_bytes < 0:
             problems.append(f"small_bytes is {self.small_bytes}; it must be 0 or more")
         if not self.start_timeout_s > 0:
@@ -118,6 +126,11 @@ class Setting:
     default: Any
     value: Any
     origin: str
+
+
+def read_environment() -> dict[str, str]:
+    """Copy this process's variables, for code that takes them as an argument (hvdrun)."""
+    return dict(os.environ)
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> list[Setting]:

@@ -1,0 +1,1 @@
+"""hvdrun: from a command and some hosts to running ranks. Imports no framework and no MPI."""

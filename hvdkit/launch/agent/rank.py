@@ -1,0 +1,266 @@
+"""A rank's life: start the command, relay, end it with everything it started, report."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from .place import Place, adapt_environment
+from .prefix import Prefixer
+from .stream import HOLD_S, Stream, open_terminal, set_window, write_all
+from .wire import BYE, END, GO, HELLO, SIGNAL, START, STDERR, STDOUT, STOP, WINDOW, Control, Gone
+
+KILL_AFTER_S = 2.0  # after SIGTERM
+DRAIN_S = 0.5  # output may come this long after the command's end, from processes that it left
+BYE_AFTER_S = 10.0
+
+
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
+    """Make a function that, run in a child, has the system send it a signal when its parent ends; Linux only."""
+    if not sys.platform.startswith("linux"):
+        return lambda: None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def ask() -> None:
+        prctl(1, int(number), 0, 0, 0)  # 1: PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
+
+
+class Agent:
+    """Runs the command until it has ended, with everything it started."""
+
+    def __init__(self, place: Place, control: Control | None, log: int | None) -> None:
+        self.place = place
+        self.control, self.log = control, log
+        one_host = place.local_size in (0, place.size)
+        self.prefix = (f"[{place.rank}] " if one_host else f"[{place.rank} {place.host}] ").encode()
+        self.told = ""  # why the rank is to end, if not by itself
+        self.kill_at = 0.0
+        self.child: subprocess.Popen[bytes] | None = None
+        self.streams: list[Stream] = []
+        self.terminal: int | None = None
+        self.unread = False  # nobody takes the output any more
+
+    def run(self, command: list[str], environ: Mapping[str, str]) -> int:
+        """Run the command; returns its exit code, or 128 + the signal that ended it."""
+        wake, waker = os.pipe()
+        for end in (wake, waker):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(name, self._on_signal)
+        window = self._await_go()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        variables = adapt_environment(environ, self.place.local_size, cores)
+        problem = self._start(command, variables, window)
+        if problem is not None:
+            return self._finish(*problem)
+        assert self.child is not None
+        threads = variables.get("OMP_NUM_THREADS", "")
+        self._send(START, json.dumps({"pid": self.child.pid, "threads": threads}).encode())
+        self._relay(wake)
+        return self._finish(*self._reap())
+
+    def _await_go(self) -> list[int] | None:
+        if self.control is None:
+            return None
+        hello = {"rank": self.place.rank, "size": self.place.size, "host": self.place.host}
+        self.control.send(HELLO, json.dumps(hello).encode())
+        while True:
+            for kind, payload in self.control.receive():
+                if kind == GO:
+                    window: list[int] | None = json.loads(payload)["window"]
+                    return window
+                raise Gone("hvdrun is ending the job")
+
+    def _start(self, command: list[str], variables: dict[str, str], window: list[int] | None) -> tuple[int, str] | None:
+        """Start the command; returns (exit code, what is wrong) if it cannot be."""
+        targets, opened = [-1, -1], []
+        if window is not None:
+            rows, columns, both = window
+            columns -= len(self.prefix)
+            variables.update(COLUMNS=str(columns), LINES=str(rows))
+            self.terminal, inner = open_terminal(rows, columns)
+            targets[0] = inner
+            if both:
+                targets[1] = inner
+            self._add_stream(self.terminal, STDOUT, live=True)
+        for number, kind in enumerate((STDOUT, STDERR)):
+            if targets[number] < 0:
+                source, targets[number] = os.pipe()
+                self._add_stream(source, kind, live=False)
+        opened = sorted(set(targets))
+        try:
+            self.child = subprocess.Popen(
+                command,
+                env=variables,
+                stdout=targets[0],
+                stderr=targets[1],
+                start_new_session=True,
+                preexec_fn=die_with_parent(os.getpid()),
+            )
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            code = 127 if isinstance(error, FileNotFoundError) else 126
+            return code, f"{command[0]} cannot be started: {error}"
+        finally:
+            for target in opened:
+                os.close(target)
+        return None
+
+    def _add_stream(self, source: int, kind: bytes, *, live: bool) -> None:
+        self.streams.append(Stream(source, kind, Prefixer(self.prefix, terminal=live), live=live, log=self.log))
+
+    def _relay(self, wake: int) -> None:
+        """Pass output and orders on until the command has ended and its output is drained."""
+        assert self.child is not None
+        poll = select.poll()
+        poll.register(wake, select.POLLIN)
+        sources = {stream.source: stream for stream in self.streams}
+        for source in sources:
+            poll.register(source, select.POLLIN)
+        if self.control is not None:
+            poll.register(self.control.socket, select.POLLIN)
+        drain_until = 0.0
+        while True:
+            busy = drain_until or self.kill_at or any(stream.held_since for stream in sources.values())
+            ready = [fd for fd, _ in poll.poll(50 if busy else 1000)]
+            if wake in ready:
+                os.read(wake, 4096)
+            for fd in ready:
+                if fd in sources:
+                    data = sources[fd].read()
+                    if data is None:
+                        poll.unregister(fd)
+                        data = sources.pop(fd).finish()
+                    self._emit_from(fd, data)
+                elif self.control is not None and fd == self.control.socket.fileno():
+                    self._obey(poll)
+            now = time.monotonic()
+            for stream in sources.values():
+                if stream.held_since and now - stream.held_since > HOLD_S:
+                    stream.held_since = 0.0
+                    self._emit(stream.kind, stream.flush())
+            if self.kill_at and now > self.kill_at:
+                self._signal_group(signal.SIGKILL)
+                self.kill_at = 0.0
+            if os.waitid(os.P_PID, self.child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                drain_until = drain_until or now + DRAIN_S
+                if not sources or now > drain_until:
+                    for stream in sources.values():
+                        self._emit(stream.kind, stream.finish())
+                    return
+
+    def _emit_from(self, fd: int, data: bytes) -> None:
+        self._emit(next(stream.kind for stream in self.streams if stream.source == fd), data)
+
+    def _obey(self, poll: select.poll) -> None:
+        assert self.control is not None
+        try:
+            frames = self.control.receive()
+        except Gone:
+            poll.unregister(self.control.socket)
+            self._lose_control()
+            return
+        for kind, payload in frames:
+            if kind == STOP:
+                self._end_rank("hvdrun ended the job")
+            elif kind == SIGNAL:
+                self._signal_group(signal.Signals(int(payload)))
+            elif kind == WINDOW and self.terminal is not None:
+                rows, columns = json.loads(payload)
+                set_window(self.terminal, rows, columns - len(self.prefix))
+
+    def _lose_control(self) -> None:
+        self.control = None
+        self.unread = True
+        self._end_rank("hvdrun is gone")
+
+    def _end_rank(self, why: str) -> None:
+        self.told = self.told or why
+        self._signal_group(signal.SIGTERM)
+        self.kill_at = self.kill_at or time.monotonic() + KILL_AFTER_S
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self.child is None:
+            raise SystemExit(128 + number)
+        if number not in (signal.SIGUSR1, signal.SIGUSR2):
+            self.told = self.told or f"the launcher sent {signal.Signals(number).name}"
+        self._signal_group(signal.Signals(number))
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        # Until the child is reaped its number, and so its group's, cannot be given to another process.
+        if self.child is not None and self.child.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.child.pid, number)
+
+    def _emit(self, kind: bytes, data: bytes) -> None:
+        if not data or self.unread:
+            return
+        if self.control is not None:
+            self._send(kind, data)
+            return
+        try:
+            write_all(1 if kind == STDOUT else 2, data)
+        except OSError:
+            self.unread = True
+            self._end_rank("nobody reads the output any more")
+
+    def _send(self, kind: bytes, payload: bytes) -> None:
+        if self.control is not None:
+            try:
+                self.control.send(kind, payload)
+            except Gone:
+                self._lose_control()
+
+    def _reap(self) -> tuple[int, str]:
+        """End what the command left behind, and tell how it ended itself."""
+        assert self.child is not None
+        self._signal_group(signal.SIGKILL)
+        status = self.child.wait()
+        return (status, "") if status >= 0 else (128 - status, "")
+
+    def _finish(self, code: int, problem: str) -> int:
+        for stream in self.streams:
+            os.close(stream.source)
+        errors = [stream for stream in self.streams if stream.tail]
+        tail = list(errors[-1].tail) if errors else []
+        if problem:
+            self._emit(STDERR, self.prefix + problem.encode() + b"\n")
+            tail = [problem.encode()]
+        status = self.child.returncode if self.child is not None else code
+        end = {
+            "code": code,
+            "signal": -status if status < 0 else 0,
+            "told": self.told,
+            "tail": [line.decode(errors="replace") for line in tail],
+            "time": time.time(),
+        }
+        self._send(END, json.dumps(end).encode())
+        if code and self.control is not None:
+            self._await_bye()
+        return code
+
+    def _await_bye(self) -> None:
+        """Wait until hvdrun has drawn its conclusion: mpirun ends all other ranks as soon as this one is gone."""
+        assert self.control is not None
+        deadline = time.monotonic() + BYE_AFTER_S
+        poll = select.poll()
+        poll.register(self.control.socket, select.POLLIN)
+        try:
+            while time.monotonic() < deadline:
+                if poll.poll(200) and any(kind in (BYE, STOP) for kind, _ in self.control.receive()):
+                    return
+        except Gone:
+            return

@@ -1,0 +1,191 @@
+"""hvdrun's side of the connections to the rank agents."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import shutil
+import socket
+import struct
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvdkit.launch.agent import wire
+from hvdkit.launch.verdict import End, Ranks, Start
+
+_HANDSHAKE_S = 20.0
+_LARGEST_FRAME = 64 << 20
+
+
+@dataclass
+class Control:
+    """Listens for the agents, keeps `ranks` up to date and hands their output on.
+
+    Jobs on one host meet at a Unix socket in a private folder. Others meet over TCP, where both sides prove with a
+    secret of this job that they belong to it; output is not encrypted.
+
+    write: takes (rank, is it stderr, data).
+    changed: called after every start, end or loss.
+    window: (rows, columns, is stderr a terminal too) for the rank that gets a terminal; None for none.
+    """
+
+    ranks: Ranks
+    write: Callable[[int, bool, bytes], None]
+    changed: Callable[[], None]
+    window: tuple[int, int, bool] | None = None
+    variables: dict[str, str] = field(default_factory=dict)
+    connected: dict[int, asyncio.StreamWriter] = field(default_factory=dict)
+    _ending: bool = False
+    _secret: str = ""
+    _folder: str = ""
+    _server: asyncio.Server | None = None
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def open(self, addresses: Iterable[str]) -> None:
+        """Begin to listen; `variables` then tell the agents where.
+
+        addresses: this machine's, as other hosts reach it; () if all ranks are on this host.
+        """
+        if not addresses:
+            self._folder = tempfile.mkdtemp(prefix="hvdrun-")
+            if len(self._folder) > 90:  # a socket's path has room for about 107 bytes
+                os.rmdir(self._folder)
+                self._folder = tempfile.mkdtemp(prefix="hvdrun-", dir="/tmp")
+            path = os.path.join(self._folder, "control")
+            self._server = await asyncio.start_unix_server(self._serve, path)
+            self.variables = {"HVDKIT_CONTROL": f"unix:{path}"}
+            return
+        self._secret = secrets.token_hex(32)
+        self._server = await asyncio.start_server(self._serve, sock=_listen())
+        port = self._server.sockets[0].getsockname()[1]
+        self.variables = {
+            "HVDKIT_CONTROL": f"tcp:{port}:{','.join(addresses)}",
+            "HVDKIT_CONTROL_SECRET": self._secret,
+        }
+
+    async def close(self) -> None:
+        """Stop listening and drop every agent; one that is still there ends its rank."""
+        self._ending = True
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def stop(self) -> None:
+        """Tell every agent to end its rank, and any that comes later to go away."""
+        self._ending = True
+        for rank in self.connected:
+            self.send(rank, wire.STOP)
+
+    def send(self, rank: int, kind: bytes, payload: bytes = b"") -> None:
+        """Send a rank's agent one frame; one that has gone is left alone."""
+        writer = self.connected.get(rank)
+        if writer is not None and not writer.is_closing():
+            writer.write(wire.HEADER.pack(kind, len(payload)) + payload)
+
+    def send_all(self, kind: bytes, payload: bytes = b"") -> None:
+        """Send every agent one frame."""
+        for rank in self.connected:
+            self.send(rank, kind, payload)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        rank = None
+        try:
+            async with _time_limit(_HANDSHAKE_S):
+                if self._secret and not await self._shake_hands(reader, writer):
+                    return
+                rank = self._greet(*await _read_frame(reader), writer)
+            while rank is not None:
+                self._take(rank, *await _read_frame(reader))
+        except (OSError, EOFError, ValueError, KeyError, struct.error, asyncio.TimeoutError):
+            pass  # not an agent, or one that went away: a rank without an end is seen as lost below
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+            if rank is not None:
+                del self.connected[rank]
+                self.ranks.lose(rank)
+                self.changed()
+
+    async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        mine = os.urandom(wire.NONCE_BYTES)
+        writer.write(mine)
+        theirs = await reader.readexactly(wire.NONCE_BYTES)
+        proof = await reader.readexactly(wire.NONCE_BYTES)
+        if not hmac.compare_digest(proof, wire.sign(self._secret, b"agent", mine, theirs)):
+            return False
+        writer.write(wire.sign(self._secret, b"hvdrun", theirs, mine))
+        return True
+
+    def _greet(self, kind: bytes, payload: bytes, writer: asyncio.StreamWriter) -> int | None:
+        hello = json.loads(payload)
+        rank = int(hello["rank"])
+        if kind != wire.HELLO or self._ending or rank in self.connected or not self.ranks.expects(rank):
+            return None
+        self.connected[rank] = writer
+        self.ranks.hosts[rank] = str(hello["host"])
+        self.send(rank, wire.GO, json.dumps({"window": self.window if rank == 0 else None}).encode())
+        return rank
+
+    def _take(self, rank: int, kind: bytes, payload: bytes) -> None:
+        if kind in (wire.STDOUT, wire.STDERR):
+            self.write(rank, kind == wire.STDERR, payload)
+        elif kind == wire.START:
+            fields: Mapping[str, Any] = json.loads(payload)
+            self.ranks.start(rank, Start(int(fields["pid"]), str(fields["threads"])))
+            self.changed()
+        elif kind == wire.END:
+            fields = json.loads(payload)
+            self.ranks.end(rank, End(**{**fields, "tail": tuple(fields["tail"])}))
+            if self._ending:
+                self.send(rank, wire.BYE)
+            self.changed()
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    kind, length = wire.HEADER.unpack(await reader.readexactly(wire.HEADER.size))
+    if length > _LARGEST_FRAME:
+        raise ValueError("not a frame")
+    return kind, await reader.readexactly(length)
+
+
+def _listen() -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
+    return socket.create_server(("", 0), backlog=1024)
+
+
+@contextlib.asynccontextmanager
+async def _time_limit(seconds: float) -> AsyncIterator[None]:
+    """asyncio.timeout, which Python 3.10 has not."""
+    task = asyncio.current_task()
+    assert task is not None
+    expired = False
+
+    def expire() -> None:
+        nonlocal expired
+        expired = True
+        task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(seconds, expire)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if expired:
+            raise asyncio.TimeoutError from None
+        raise
+    finally:
+        timer.cancel()

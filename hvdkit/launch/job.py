@@ -1,0 +1,83 @@
+"""What is to be started, as data."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hvdkit.errors import LaunchError
+from hvdkit.launch.hosts import Host
+
+AGENT = str(Path(__file__).with_name("agent"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A command, how many ranks of it, where, and with which variables.
+
+    hosts: in rank order; () means this machine, with room for all ranks.
+    local: every host is this machine.
+    environ: the variables hvdrun was given, already without another launcher's (`clean_environment`).
+    variables: what hvdrun sets for the ranks on top of them.
+    python: runs the rank agent; must be at the same path on every host.
+    """
+
+    command: tuple[str, ...]
+    ranks: int
+    hosts: tuple[Host, ...] = ()
+    local: bool = True
+    environ: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    root: bool = False
+    python: str = "python3"
+    agent: str = AGENT
+
+    @property
+    def agent_command(self) -> list[str]:
+        """The command as each rank's agent gets it. -I -S: starts in 20 ms and no user file can interfere."""
+        return [self.python, "-I", "-S", self.agent, "--", *self.command]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command line that starts a job.
+
+    variables: to be set in its environment.
+    removed: names to be taken out of it.
+    """
+
+    argv: tuple[str, ...]
+    variables: Mapping[str, str]
+    removed: tuple[str, ...] = ()
+
+
+def plan_ranks(ranks: int | None, hosts: tuple[Host, ...], cores: Mapping[str, int]) -> int:
+    """Settle the number of ranks: as asked, or one for each slot.
+
+    cores: of the hosts whose cores are known, by name; for hosts without slots.
+    Raises LaunchError if there are more ranks than slots, or no way to tell how many ranks.
+    """
+    known = [cores.get(host.name) if host.slots is None else host.slots for host in hosts]
+    room = None if not hosts or None in known else sum(slots or 0 for slots in known)
+    if ranks is None:
+        if room is None:
+            raise LaunchError("How many ranks? Say it with -np, like: hvdrun -np 2 python train.py")
+        return room
+    if ranks < 1:
+        raise LaunchError(f"-np {ranks} starts nothing; it must be 1 or more.")
+    if room is not None and ranks > room:
+        places = ", ".join(f"{host.name}:{slots}" for host, slots in zip(hosts, known, strict=True))
+        raise LaunchError(
+            f"-np {ranks} is more than the {room} slots of {places}. "
+            f"Ask for {room} ranks, or give the hosts more slots."
+        )
+    return ranks
+
+
+def format_shell_line(launch: Launch) -> str:
+    """Write a launch as one line that can be pasted into a shell."""
+    words = [word for name in launch.removed for word in ("-u", name)]
+    words += [f"{name}={value}" for name, value in sorted(launch.variables.items())]
+    return shlex.join(["env", *words, *launch.argv] if words else launch.argv)

@@ -1,0 +1,214 @@
+"""Run a job: start mpirun, listen to the agents, end everything at the first failure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from hvdkit.launch.agent import wire
+from hvdkit.launch.agent.rank import die_with_parent
+from hvdkit.launch.control import Control
+from hvdkit.launch.job import Launch, format_shell_line
+from hvdkit.launch.output import Output
+from hvdkit.launch.verdict import Ranks, judge
+
+# A failed rank and those that notice it report within milliseconds; one that only noticed leaves the cause a second.
+_SETTLE_S, _CAUSE_S = 0.05, 1.0
+_AGENTS_END_S = 2.7  # the agents kill after 2 s
+_MPIRUN_ENDS_S, _MPIRUN_FINISHES_S = 0.5, 10.0
+# Open MPI 5 does not always end at SIGTERM, but always at the second SIGINT.
+_ESCALATION = ((signal.SIGTERM, 0.5), (signal.SIGINT, 0.1), (signal.SIGINT, 0.4), (signal.SIGKILL, 1.0))
+_TALK_HELD_S = 1.0
+
+
+@dataclass
+class Runner:
+    """One job from its start to its end.
+
+    build: makes the launch; is given the variables that lead the agents to hvdrun.
+    addresses: see Control.open.
+    verbose: tell about every start, and show what mpirun says at once.
+    """
+
+    build: Callable[[Mapping[str, str]], Launch]
+    size: int
+    environ: Mapping[str, str]
+    addresses: tuple[str, ...] = ()
+    verbose: bool = False
+    logs: str = ""
+    output: Output = field(default_factory=Output)
+    ranks: Ranks = field(init=False)
+    _interrupted: int = 0
+    _ending: bool = False
+    _talk: bytearray = field(default_factory=bytearray)
+    _announced: set[int] = field(default_factory=set)
+
+    async def run(self) -> int:
+        """Run the job and tell how it ended; returns the exit code."""
+        self.ranks = Ranks(self.size)
+        self._news = asyncio.Event()
+        self._control = Control(self.ranks, self._write, self._notice, self.output.window)
+        await self._control.open(self.addresses)
+        try:
+            with self._signals():
+                status = await self._run_mpirun(self.build(self._control.variables))
+        finally:
+            await self._control.close()
+        verdict = judge(self.ranks, status, interrupted=self._interrupted, logs=self.logs)
+        if verdict.show_launcher or (verdict.code == 0 and not self._interrupted):
+            self._show_talk()
+        for line in verdict.lines:
+            self.output.say(line)
+        if self.output.broken and not verdict.lines:
+            return 128 + signal.SIGPIPE
+        if self.verbose and not verdict.code:
+            self.output.say(f"all {self.size} ranks ended well.")
+        return verdict.code
+
+    async def _run_mpirun(self, launch: Launch) -> int:
+        environ = {**self.environ, **launch.variables}
+        for name in launch.removed:
+            environ.pop(name, None)
+        process = await asyncio.create_subprocess_exec(
+            *launch.argv,
+            env=environ,
+            stdin=asyncio.subprocess.DEVNULL if os.isatty(0) else None,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_parent(os.getpid(), signal.SIGTERM),
+        )
+        assert process.stdout is not None
+        listening = asyncio.create_task(self._listen(process.stdout))
+        ended = asyncio.create_task(process.wait())
+        try:
+            await self._watch(ended)
+            await self._end(process, ended)
+        finally:
+            if not ended.done():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            status = await ended
+            await asyncio.wait([listening], timeout=0.5)
+            listening.cancel()
+        return status
+
+    async def _watch(self, ended: asyncio.Task[int]) -> None:
+        """Return when the job is over, one way or another."""
+        while not ended.done():
+            self._announce()
+            if self._interrupted or self.output.broken:
+                return
+            if self.ranks.failures:
+                await asyncio.sleep(_SETTLE_S)
+                if not self.ranks.cause_is_sure:
+                    await self._wait_until(lambda: self.ranks.cause_is_sure or bool(self._interrupted), _CAUSE_S)
+                return
+            if self.ranks.all_well:
+                await asyncio.wait([ended], timeout=_MPIRUN_FINISHES_S)
+                return
+            news = asyncio.create_task(self._news.wait())
+            await asyncio.wait([ended, news], return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
+            self._news.clear()
+        # The agents' last words may still be on their way.
+        await self._wait_until(lambda: not self._control.connected, 0.3)
+        self._announce()
+
+    async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
+        """End whatever is left: the ranks through their agents, then mpirun."""
+        self._ending = True
+        self._control.stop()
+        await self._wait_until(lambda: not self._control.connected, _AGENTS_END_S)
+        if self.ranks.hosts:
+            await asyncio.wait([ended], timeout=_MPIRUN_ENDS_S)
+        for number, pause in _ESCALATION:
+            if ended.done():
+                break
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            await asyncio.wait([ended], timeout=pause)
+        if not self.addresses:
+            self._end_orphans()
+
+    def _end_orphans(self) -> None:
+        """End the ranks of this host whose agent was killed: the system ended the command, but not what it started."""
+        for rank in self.ranks.lost:
+            if rank in self.ranks.started:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.ranks.started[rank].pid, signal.SIGKILL)
+
+    async def _wait_until(self, true: Callable[[], bool], seconds: float) -> None:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not true() and (left := deadline - asyncio.get_running_loop().time()) > 0:
+            self._news.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), left)
+
+    async def _listen(self, stream: asyncio.StreamReader) -> None:
+        """Take in what mpirun itself says. It is shown unless it turns out to be about the end of a rank."""
+        while data := await stream.read(1 << 16):
+            self._talk += data
+            if self.verbose:
+                self._show_talk()
+            else:
+                asyncio.get_running_loop().call_later(_TALK_HELD_S, self._show_talk_if_running)
+
+    def _show_talk_if_running(self) -> None:
+        if not self._ending and not self.ranks.failures:
+            self._show_talk()
+
+    def _show_talk(self) -> None:
+        self.output.repeat(bytes(self._talk))
+        self._talk.clear()
+
+    def _write(self, rank: int, is_stderr: bool, data: bytes) -> None:
+        self.output.write(rank, is_stderr, data)
+        if self.output.broken:
+            self._news.set()
+
+    def _notice(self) -> None:
+        self._news.set()
+
+    def _announce(self) -> None:
+        for rank in sorted(self.ranks.started.keys() - self._announced) if self.verbose else ():
+            start = self.ranks.started[rank]
+            threads = f", OMP_NUM_THREADS={start.threads}" if start.threads else ""
+            self.output.say(f"rank {rank} on {self.ranks.hosts[rank]}: pid {start.pid}{threads}")
+            self._announced.add(rank)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        passed_on = (signal.SIGUSR1, signal.SIGUSR2)
+        for number in ending:
+            loop.add_signal_handler(number, self._interrupt, number)
+        for number in passed_on:
+            loop.add_signal_handler(number, self._control.send_all, wire.SIGNAL, str(int(number)).encode())
+        loop.add_signal_handler(signal.SIGWINCH, self._resize)
+        try:
+            yield
+        finally:
+            for number in (*ending, *passed_on, signal.SIGWINCH):
+                loop.remove_signal_handler(number)
+
+    def _interrupt(self, number: signal.Signals) -> None:
+        self._interrupted = self._interrupted or int(number)
+        self._news.set()
+
+    def _resize(self) -> None:
+        window = self.output.window
+        if window is not None:
+            self._control.send(0, wire.WINDOW, json.dumps(window[:2]).encode())
+
+
+def describe_launch(launch: Launch) -> str:
+    """Show a launch without the secret that leads agents to hvdrun."""
+    hidden = {name: value for name, value in launch.variables.items() if not name.startswith("HVDKIT_CONTROL")}
+    return format_shell_line(Launch(launch.argv, hidden, launch.removed))

@@ -1,0 +1,196 @@
+"""What is known of each rank, and what follows from it: which rank failed first, what to say, which exit code."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+# A rank that only lost its peer ends with this error; whoever failed otherwise is the cause.
+_AFTERMATH = ("RankLostError",)
+_SAME_MOMENT_S = 0.3
+_HINTS = {
+    signal.SIGKILL: ", often the system being out of memory",
+    signal.SIGSEGV: ", a fault in compiled code",
+    signal.SIGBUS: ", often /dev/shm or a disk being full",
+    signal.SIGABRT: ", a failed check in compiled code",
+}
+
+
+@dataclass(frozen=True)
+class Start:
+    """A rank's command has started.
+
+    threads: its OMP_NUM_THREADS; "" if it has none.
+    """
+
+    pid: int
+    threads: str
+
+
+@dataclass(frozen=True)
+class End:
+    """A rank's command has ended.
+
+    signal: what killed it; 0 if it exited.
+    told: why it was ended; "" if it ended by itself.
+    tail: its last lines, of stderr if there were any.
+    time: by its host's clock.
+    """
+
+    code: int
+    signal: int = 0
+    told: str = ""
+    tail: tuple[str, ...] = ()
+    time: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """It ended badly, and nobody had asked it to end."""
+        return self.code != 0 and not self.told
+
+    @property
+    def aftermath(self) -> bool:
+        """It ended because another rank had gone."""
+        return any(word in line for line in self.tail for word in _AFTERMATH)
+
+
+@dataclass
+class Ranks:
+    """What the agents have reported so far. A rank whose agent went away without a report is lost."""
+
+    size: int
+    hosts: dict[int, str] = field(default_factory=dict)
+    started: dict[int, Start] = field(default_factory=dict)
+    ended: dict[int, End] = field(default_factory=dict)
+    lost: list[int] = field(default_factory=list)
+    _arrival: dict[int, float] = field(default_factory=dict)
+
+    def expects(self, rank: int) -> bool:
+        """Tell whether this rank is one of the job's, and has not been here before."""
+        return 0 <= rank < self.size and rank not in self.hosts
+
+    def start(self, rank: int, start: Start) -> None:
+        """Note that a rank's command runs."""
+        self.started[rank] = start
+
+    def end(self, rank: int, end: End) -> None:
+        """Note how a rank's command ended."""
+        self.ended[rank] = end
+        self._arrival[rank] = time.monotonic()
+
+    def lose(self, rank: int) -> None:
+        """Note that a rank's agent is gone."""
+        if rank not in self.ended:
+            self.lost.append(rank)
+            self._arrival[rank] = time.monotonic()
+
+    @property
+    def all_well(self) -> bool:
+        """Every rank has reported its end, with exit code 0."""
+        return len(self.ended) == self.size and all(end.code == 0 for end in self.ended.values())
+
+    @property
+    def failures(self) -> list[int]:
+        """The ranks that failed by themselves or were lost, the likeliest cause first."""
+        failed = [rank for rank, end in self.ended.items() if end.failed] + self.lost
+        return sorted(failed, key=self._order)
+
+    @property
+    def cause_is_sure(self) -> bool:
+        """The first failure is one that needs no other to explain it."""
+        failures = self.failures
+        return bool(failures) and failures[0] in self.ended and not self.ended[failures[0]].aftermath
+
+    def _order(self, rank: int) -> tuple[bool, float, float]:
+        # Clocks of different hosts cannot be compared; reports of the same moment from one host can.
+        end = self.ended.get(rank)
+        moment = self._arrival[rank]
+        if len(set(self.hosts.values())) == 1:
+            first = min(self._arrival.values())
+            moment = first if moment - first < _SAME_MOMENT_S else moment
+        return (end is not None and end.aftermath, moment, end.time if end else float("inf"))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a job ended.
+
+    lines: what to tell the user; () if all is well.
+    show_launcher: what mpirun said is needed to understand it.
+    """
+
+    code: int
+    lines: tuple[str, ...] = ()
+    show_launcher: bool = False
+
+
+def judge(ranks: Ranks, status: int, *, interrupted: int = 0, logs: str = "") -> Verdict:
+    """Draw the conclusion from the agents' reports and mpirun's exit status.
+
+    status: negative for a signal, as subprocess has it.
+    interrupted: the signal that hvdrun itself got; 0 for none.
+    logs: the folder with a log for each rank; "" for none.
+    """
+    code = 128 - status if status < 0 else status
+    if interrupted:
+        name = "Ctrl-C" if interrupted == signal.SIGINT else signal.Signals(interrupted).name
+        return Verdict(128 + interrupted, (f"{name}: ended {_count(len(ranks.hosts))}.",))
+    if ranks.failures:
+        return _blame(ranks, code, logs)
+    if ranks.all_well:
+        if code == 0:
+            return Verdict(0)
+        return Verdict(code, (f"every rank ended well, but mpirun ended with status {code}.",), show_launcher=True)
+    missing = sorted(set(range(ranks.size)) - set(ranks.hosts))
+    if missing:
+        what = f"mpirun ended with status {code} before {_name(missing)} of {ranks.size} had started."
+    else:
+        told = sorted(rank for rank, end in ranks.ended.items() if end.told)
+        what = f"mpirun ended the job with status {code}; {_name(told)} had not finished."
+    return Verdict(code or 1, (what,), show_launcher=True)
+
+
+def explain_exit(code: int, number: int) -> str:
+    """Put an end into words."""
+    if number:
+        hint = _HINTS.get(signal.Signals(number), "") if number in set(signal.Signals) else ""
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        return f"was killed by {name}{hint}"
+    return f"failed with exit code {code}"
+
+
+def _blame(ranks: Ranks, code: int, logs: str) -> Verdict:
+    first, *others = ranks.failures
+    host = ranks.hosts[first]
+    end = ranks.ended.get(first)
+    rest = len(ranks.hosts) - len([rank for rank, end in ranks.ended.items() if not end.told])
+    stopped = f"; stopped the other {rest}" if rest > 0 and end is not None else ""
+    log = f" Log: {logs}/rank.{first}.log" if logs else ""
+    if end is None:
+        what = f"rank {first} on {host} was lost: its agent, or its host, is gone.{log}"
+        return Verdict(code or 1, (what, *_also(ranks, others)), show_launcher=True)
+    lines = [f"rank {first} on {host} {explain_exit(end.code, end.signal)}{stopped}.{log}"]
+    if end.tail:
+        lines.append("its last lines:")
+        lines += [f"    {line.rstrip()}" for line in end.tail]
+    return Verdict(end.code, (*lines, *_also(ranks, others)))
+
+
+def _also(ranks: Ranks, others: Sequence[int]) -> list[str]:
+    return [
+        f"after it, rank {rank} on {ranks.hosts[rank]} "
+        + (explain_exit(ranks.ended[rank].code, ranks.ended[rank].signal) if rank in ranks.ended else "was lost")
+        + "."
+        for rank in others
+    ]
+
+
+def _count(number: int) -> str:
+    return "1 rank" if number == 1 else f"{number} ranks"
+
+
+def _name(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
