@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hvdkit.transport.base import STORAGE
 
 _ALIGN = 64  # bytes; each tensor begins at a cache line
+_WHOLE_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,20 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a tensor lies in its bucket. tensor: its index among those planned. start, stop: elements."""
+    """Where a tensor, or a piece of one, lies in a bucket.
+
+    tensor: its index among those planned. start, stop: elements of the bucket. offset: the tensor's element at `start`.
+    """
 
     tensor: int
     start: int
     stop: int
+    offset: int = 0
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors of one dtype and place that are reduced at once.
+    """Pieces of tensors of one dtype and place that are reduced at once.
 
     Its memory holds `data_count` elements of tensors, then one element a slot that says whether the tensor is present
     (1) or absent (0) on this rank; after a sum it is 0 just where no rank has the tensor.
@@ -58,11 +63,13 @@ class Bucket:
 
 
 def plan_buckets(tensors: Sequence[TensorSpec], limit_bytes: int) -> tuple[Bucket, ...]:
-    """Group tensors, last one first (backward makes gradients in about that order), up to `limit_bytes` a bucket.
+    """Lay tensors, last one first (backward makes gradients in about that order), into buckets of `limit_bytes`.
 
-    A tensor above the limit gets a bucket of its own; a limit of 0 gives one to every tensor. Each dtype and place
-    fills buckets of its own; a bucket's turn is that of its last tensor, so it never waits for a later one.
+    A tensor that does not fit into what is left of a bucket goes on in the next one. Each dtype and place fills buckets
+    of its own; a bucket's turn comes when it is full, so it never waits for a later one. A limit of 0 begins a bucket
+    with every tensor, and cuts those above 4 MiB.
     """
+    pieces = limit_bytes or _WHOLE_BYTES
     filling: dict[tuple[str, int], list[Slot]] = {}
     buckets: list[Bucket] = []
 
@@ -75,13 +82,19 @@ def plan_buckets(tensors: Sequence[TensorSpec], limit_bytes: int) -> tuple[Bucke
         kind = (tensor.dtype, tensor.place)
         itemsize = STORAGE[tensor.dtype].itemsize
         step = _ALIGN // itemsize
-        start = -(-filling[kind][-1].stop // step) * step if kind in filling else 0
-        if kind in filling and (start + tensor.count) * itemsize > limit_bytes:
-            close(kind)
-            start = 0
-        filling.setdefault(kind, []).append(Slot(index, start, start + tensor.count))
-        if (start + tensor.count) * itemsize >= limit_bytes:
-            close(kind)
+        room = max(step, pieces // itemsize)
+        offset = 0
+        while offset < tensor.count or not tensor.count:
+            slots = filling.setdefault(kind, [])
+            start = -(-slots[-1].stop // step) * step if slots else 0
+            taken = min(tensor.count - offset, room - start)
+            if taken > 0 or not tensor.count:
+                slots.append(Slot(index, start, start + taken, offset))
+            offset += max(taken, 0)
+            if slots[-1].stop + step > room or not limit_bytes:
+                close(kind)
+            if not tensor.count:
+                break
     for kind in list(filling):
         close(kind)
     return tuple(buckets)

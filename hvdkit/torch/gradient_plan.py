@@ -1,4 +1,4 @@
-"""The gradients of a list of parameters as views of the engine's buckets."""
+"""The gradients of a list of parameters, on their way into the engine's buckets and back."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from hvdkit.engine.buckets import Bucket, TensorSpec
+from hvdkit.engine.buckets import Slot, TensorSpec
 from hvdkit.engine.planned import PlannedReduction, Statistics
 from hvdkit.engine.progress import has_spare_core
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.runtime import Runtime
-from hvdkit.torch.staging import StagedBucket
+from hvdkit.torch.staging import PinnedMemory, is_staged
 from hvdkit.torch.tensors import as_tensor, dtype_name
+from hvdkit.transport.base import Buffer
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 
 
 class GradientPlan:
-    """Dense gradients in buckets: put there when their bucket starts, and left there as `parameter.grad`.
+    """Dense gradients in buckets: copied out when a bucket starts, back into `parameter.grad` when it is reduced.
 
     named: (name, parameter), in the order in which all ranks have them. touched: indices of the parameters whose
     gradient autograd has written since the last reduction; kept by the owner.
@@ -29,7 +30,10 @@ class GradientPlan:
         self, made: Runtime, named: Named, *, options: ReduceOptions, touched: Collection[int], statistics: Statistics
     ) -> None:
         self._parameters = [parameter for _, parameter in named]
+        self._strides = [_strides(parameter) for parameter in self._parameters]
         self._touched = touched
+        self._views: dict[tuple[int, int], list[torch.Tensor]] = {}  # (bucket, address) -> a view for each slot
+        self._pinned = PinnedMemory()
         devices = list(dict.fromkeys(parameter.device for parameter in self._parameters))
         self._moving = PlannedReduction(
             made.transport,
@@ -37,33 +41,20 @@ class GradientPlan:
                 TensorSpec(name, one.numel(), dtype_name(one), devices.index(one.device), _layout(one))
                 for name, one in named
             ],
-            fill=self._fill,
+            self,
             options=options,
             limit_bytes=made.config.fusion_bytes,
+            depth=made.config.buckets_in_flight,
             threaded=_threaded(made),
             statistics=statistics,
         )
-        self._staged: dict[int, StagedBucket] = {}
-        self._views: list[torch.Tensor] = [torch.empty(0)] * len(self._parameters)
-        for at, bucket in enumerate(self._moving.buckets):
-            flat = self._flat(at, bucket)
-            for slot in bucket.slots:
-                self._views[slot.tensor] = _view(flat, slot.start, self._parameters[slot.tensor])
-
-    def _flat(self, at: int, bucket: Bucket) -> torch.Tensor:
-        host = as_tensor(self._moving.memory(at))
-        device = self._parameters[bucket.slots[0].tensor].device
-        if device.type == "cpu":
-            return host
-        self._staged[at] = StagedBucket(host, device)
-        return self._staged[at].flat
 
     def arrived(self, index: int) -> None:
         """The gradient of this parameter is complete."""
         self._moving.arrived(index)
 
     def started(self, index: int) -> bool:
-        """Is this parameter's gradient being sent? It must not be written to."""
+        """Has this parameter's gradient been sent? It must not be written to before it is back."""
         return self._moving.started(index)
 
     @property
@@ -71,53 +62,95 @@ class GradientPlan:
         """Has anything of the present reduction been sent?"""
         return self._moving.under_way
 
-    def holds(self, index: int) -> bool:
-        """Is the parameter's gradient the one that lies in the bucket?"""
-        return self._parameters[index].grad is self._views[index]
-
-    def take_over(self) -> None:
-        """Let gradients that have been reduced elsewhere live here, so that they count as common to all ranks."""
-        for index, parameter in enumerate(self._parameters):
-            if parameter.grad is not None and index not in self._touched:
-                self._views[index].copy_(parameter.grad)
-                parameter.grad = self._views[index]
-
-    def _fill(self, at: int) -> Sequence[int]:
-        """Put a bucket's gradients into its memory; returns the parameters that this rank has nothing new for."""
-        absent, sources, targets = [], [], []
-        for slot in self._moving.buckets[at].slots:
-            parameter, view = self._parameters[slot.tensor], self._views[slot.tensor]
-            gradient = parameter.grad
-            if gradient is view:
-                if slot.tensor not in self._touched:
-                    absent.append(slot.tensor)
-            elif gradient is None:
-                view.zero_()
-                absent.append(slot.tensor)
-            else:
-                sources.append(gradient.to_dense() if gradient.is_sparse else gradient)
-                targets.append(view)
-                parameter.grad = view
-        if sources:
-            with torch.no_grad():
-                torch._foreach_copy_(targets, sources)
-        if at in self._staged:
-            self._staged[at].to_host()
-        return absent
-
     def finish(self) -> None:
         """Wait until every gradient is reduced; one that another rank had and this one had not appears here as well."""
-        gained = self._moving.finish()
-        for staged in self._staged.values():
-            staged.to_device()
-        for index in gained:
-            self._parameters[index].grad = self._views[index]
+        self._moving.finish()
 
     def close(self) -> None:
-        """Free the buckets; collective. Gradients that lie there stay readable."""
-        for staged in self._staged.values():
-            staged.close()
+        """Free the buckets; collective."""
+        self._views.clear()
+        self._pinned.close()
         self._moving.close()
+
+    def fill(self, bucket: int, memory: Buffer) -> Collection[int]:
+        """See Gradients.fill. Absent are the gradients that autograd has not written since the last reduction."""
+        host, device = as_tensor(memory), self._device(bucket)
+        flat = torch.empty_like(host, device=device) if is_staged(device) else host
+        absent, sources, targets = [], [], []
+        for slot, view in zip(self._moving.buckets[bucket].slots, self._see(bucket, flat), strict=True):
+            parameter = self._parameters[slot.tensor]
+            if slot.tensor not in self._touched:
+                absent.append(slot.tensor)
+            if parameter.grad is None:
+                view.zero_()
+            else:
+                sources.append(self._part(parameter, slot))
+                targets.append(view)
+        _copy(targets, sources)
+        if flat is not host:
+            self._pinned.add(host)
+            host.copy_(flat)
+        return absent
+
+    def drain(self, bucket: int, result: Buffer, gone: Collection[int]) -> None:
+        """See Gradients.drain."""
+        host, device = as_tensor(result), self._device(bucket)
+        flat = host
+        if is_staged(device):
+            self._pinned.add(host)
+            flat = torch.empty_like(host, device=device).copy_(host)
+        sources, targets = [], []
+        for slot, view in zip(self._moving.buckets[bucket].slots, self._see(bucket, flat), strict=True):
+            if slot.tensor in gone:
+                continue
+            parameter = self._parameters[slot.tensor]
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            sources.append(view)
+            targets.append(self._part(parameter, slot))
+        _copy(targets, sources)
+
+    def _device(self, bucket: int) -> torch.device:
+        return self._parameters[self._moving.buckets[bucket].slots[0].tensor].device
+
+    def _see(self, bucket: int, flat: torch.Tensor) -> list[torch.Tensor]:
+        """A view of `flat` for each slot: of the parameter's shape, or flat for a piece of a parameter."""
+        views = self._views.get((bucket, flat.data_ptr()))
+        if views is not None:
+            return views
+        views = []
+        for slot in self._moving.buckets[bucket].slots:
+            parameter, start = self._parameters[slot.tensor], flat.storage_offset() + slot.start
+            if slot.stop - slot.start == parameter.numel():
+                views.append(flat.as_strided(parameter.shape, self._strides[slot.tensor], start))
+            else:
+                views.append(flat[slot.start : slot.stop])
+        if not is_staged(self._device(bucket)):
+            self._views[bucket, flat.data_ptr()] = views
+        return views
+
+    def _part(self, parameter: torch.nn.Parameter, slot: Slot) -> torch.Tensor:
+        """The slot's elements of the parameter's gradient, sharing memory."""
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.is_sparse:
+            parameter.grad = gradient = gradient.to_dense()
+        count = slot.stop - slot.start
+        if count == parameter.numel():
+            return gradient
+        strides = self._strides[slot.tensor]
+        if gradient.stride() != strides:
+            like = torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype, device=gradient.device)
+            parameter.grad = gradient = like.copy_(gradient)
+        return gradient.as_strided((count,), (1,), gradient.storage_offset() + slot.offset)
+
+
+def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        if len(targets) == 1:
+            targets[0].copy_(sources[0])
+        elif targets:
+            torch._foreach_copy_(targets, sources)
 
 
 def _threaded(made: Runtime) -> bool:
@@ -127,16 +160,16 @@ def _threaded(made: Runtime) -> bool:
 
 
 def _layout(parameter: torch.Tensor) -> str:
+    """How a dense parameter's elements follow each other in memory; "" for row by row, as for what is not dense."""
     if parameter.is_contiguous():
         return ""
-    for layout in (torch.channels_last, torch.channels_last_3d):
-        if parameter.dim() == (4 if layout is torch.channels_last else 5) and parameter.is_contiguous(
-            memory_format=layout
-        ):
+    for dimensions, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if parameter.dim() == dimensions and parameter.is_contiguous(memory_format=layout):
             return str(layout).removeprefix("torch.")
     return ""
 
 
-def _view(flat: torch.Tensor, start: int, parameter: torch.Tensor) -> torch.Tensor:
-    strides = parameter.stride() if _layout(parameter) else torch.empty(parameter.shape, device="meta").stride()
-    return flat.as_strided(parameter.shape, strides, flat.storage_offset() + start)
+def _strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    if parameter.is_contiguous() or _layout(parameter):
+        return parameter.stride()
+    return torch.empty(parameter.shape, device="meta").stride()

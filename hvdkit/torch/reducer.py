@@ -65,7 +65,7 @@ class GradientReducer:
             if task not in self._tasks:
                 self._tasks.add(task)
                 autograd.when_backward_ends(self, task)
-            if not self._options.average and index in self._reduced and self._holds(index):
+            if index in self._reduced:
                 raise HorovodInternalError(
                     f"The gradient of {self._named[index][0]} was computed more than backward_passes_per_step="
                     f"{self._passes} times before step(); with op=Sum the first part would be counted "
@@ -79,9 +79,6 @@ class GradientReducer:
                     self._announce(index, place)
 
         return on_gradient
-
-    def _holds(self, index: int) -> bool:
-        return self._plan is not None and index in self._place and self._plan.holds(self._place[index])
 
     def _announce(self, index: int, place: int) -> None:
         assert self._plan is not None
@@ -175,7 +172,6 @@ class GradientReducer:
                 touched=self._touched_places,
                 statistics=self.statistics,
             )
-            self._plan.take_over()
         if old is not None:
             old.close()
         self._changed = False

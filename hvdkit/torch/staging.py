@@ -1,4 +1,4 @@
-"""Gradients of a GPU on their way through pinned host memory, for transports that move host memory only."""
+"""Gradients of a GPU go through pinned host memory, for transports that move host memory only."""
 
 from __future__ import annotations
 
@@ -7,39 +7,30 @@ import torch
 from hvdkit.log import logger
 
 
-class StagedBucket:
-    """A bucket's twin on a device. flat: (n,), where the gradients live.
+def is_staged(device: torch.device) -> bool:
+    """Does memory of this device have to be copied to the host before it can be sent?"""
+    return device.type != "cpu"
 
-    host: the bucket's memory (n,); it is pinned here, since copies from pageable memory are slower and not direct.
-    """
 
-    def __init__(self, host: torch.Tensor, device: torch.device) -> None:
-        self._host = host
-        self.flat = torch.zeros(host.numel(), dtype=host.dtype, device=device)
-        self._pinned = device.type == "cuda" and _pin(host)
+class PinnedMemory:
+    """Host memory that a GPU copies from and to directly; pageable memory is slower."""
 
-    def to_host(self) -> None:
-        """Copy the gradients to the host; returns when they are there."""
-        self._host.copy_(self.flat)
+    def __init__(self) -> None:
+        self._known: dict[int, bool] = {}
 
-    def to_device(self) -> None:
-        """Copy the reduced gradients back; later work on the current stream sees them."""
-        self.flat.copy_(self._host, non_blocking=self._pinned)
-        if self._pinned:
-            # The host's memory is filled again in the next pass.
-            torch.cuda.current_stream(self.flat.device).synchronize()
+    def add(self, host: torch.Tensor) -> None:
+        """Pin the memory of a tensor that stays where it is; does nothing the second time, or without CUDA."""
+        address = host.data_ptr()
+        if address in self._known or not host.numel() or not torch.cuda.is_available():
+            return
+        code = int(torch.cuda.cudart().cudaHostRegister(address, host.numel() * host.element_size(), 0))
+        self._known[address] = code == 0
+        if code:
+            logger.info("bucket memory could not be pinned (cudaHostRegister: %d); copies to the GPU are slower", code)
 
     def close(self) -> None:
-        """Unpin the memory."""
-        if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._host.data_ptr())
-            self._pinned = False
-
-
-def _pin(host: torch.Tensor) -> bool:
-    if not host.numel():
-        return False
-    code = int(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.numel() * host.element_size(), 0))
-    if code:
-        logger.warning("bucket memory could not be pinned (cudaHostRegister: %d); copies to the GPU are slower", code)
-    return code == 0
+        """Unpin all of it."""
+        for address, pinned in self._known.items():
+            if pinned:
+                torch.cuda.cudart().cudaHostUnregister(address)
+        self._known.clear()

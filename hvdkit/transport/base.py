@@ -110,13 +110,22 @@ class BucketSpec:
     wire: Literal["none", "float16", "bfloat16"] = "none"
 
 
+def see_as(memory: NDArray[np.uint8], spec: BucketSpec) -> Buffer:
+    """The beginning of `memory` as the numbers of a bucket."""
+    storage = STORAGE[spec.dtype]
+    return Buffer(memory[: spec.count * storage.itemsize].view(storage), spec.dtype)
+
+
 class Buckets(Protocol):
     """The buckets of one plan in memory of the transport's choice, reduced again and again.
 
-    A generation of bucket i: the user fills memory[i]; start(i); memory[i] is left alone until wait(i) returns; then
-    result[i] is read, until the next start(i), and memory[i] is the user's again. Buckets start in index order.
+    A round of bucket i: the user fills memory[i]; start(i); memory[i] is left alone until finished(i) or wait(i); then
+    result[i] is read, and the bucket is the user's again. Buckets start in index order. They share `depth` pieces of
+    memory in turn: bucket i, in this round or the last, must have been read before bucket i + depth is filled, and the
+    last `depth` buckets of a round before the first ones of the next.
     """
 
+    depth: int
     memory: Sequence[Buffer]
     result: Sequence[Buffer]
 
@@ -125,6 +134,9 @@ class Buckets(Protocol):
 
     def advance(self) -> bool:
         """Do what can be done without waiting; True if anything moved. Never blocks."""
+
+    def finished(self, index: int) -> bool:
+        """Is result[index] whole? Only asks."""
 
     @property
     def busy(self) -> bool:
@@ -135,6 +147,12 @@ class Buckets(Protocol):
 
     def close(self) -> None:
         """Free the memory; a collective call."""
+
+
+def plan_depth(specs: Sequence[BucketSpec], depth: int | None) -> tuple[int, int]:
+    """How many pieces of memory the buckets share, and the bytes of each; as many as there are buckets if None."""
+    sizes = [spec.count * STORAGE[spec.dtype].itemsize for spec in specs]
+    return min(depth or len(specs), len(specs)), max(sizes)
 
 
 class Transport(Protocol):
@@ -174,8 +192,8 @@ class Transport(Protocol):
     def subgroup(self, ranks: Sequence[int]) -> Transport | None:
         """A transport of these ranks, numbered in the order given; None on the ranks left out."""
 
-    def open_buckets(self, specs: Sequence[BucketSpec]) -> Buckets:
-        """Make the buckets of an agreed plan."""
+    def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> Buckets:
+        """Make the buckets of an agreed plan, of which `depth` may be in use at a time; all of them if None."""
 
     def leave(self) -> None:
         """Tell the others, as far as that can be done alone, that this rank takes no further part; not collective."""

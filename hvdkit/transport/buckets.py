@@ -20,6 +20,7 @@ class SteppedBuckets(ABC):
     check: called now and then while waiting; raises RankLostError if a peer has ended.
     """
 
+    depth: int
     memory: Sequence[Buffer]
     result: Sequence[Buffer]
 
@@ -58,6 +59,10 @@ class SteppedBuckets(ABC):
                 if not overtaking:
                     break
         return moved
+
+    def finished(self, index: int) -> bool:
+        """See Buckets.finished."""
+        return index not in self._running
 
     @property
     def busy(self) -> bool:

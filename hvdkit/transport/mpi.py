@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+
 from hvdkit.errors import TransportError
 from hvdkit.transport import mpi_library
 from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, Op, make_buffer
+from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, Op, make_buffer, plan_depth, see_as
 from hvdkit.transport.buckets import SteppedBuckets
 from hvdkit.transport.checks import check_alltoall, check_counts, check_ranks, check_root
 from hvdkit.transport.mpi_library import call_mpi, load_mpi, moved, moved_pieces, operation, plain
@@ -135,9 +137,9 @@ class MpiTransport:
         cross = call_mpi("MPI_Comm_split", self.comm.Split, local.rank, self.rank)
         return MpiTransport(_own(local), self.arithmetic), MpiTransport(_own(cross), self.arithmetic)
 
-    def open_buckets(self, specs: Sequence[BucketSpec]) -> MpiBuckets:
+    def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> MpiBuckets:
         """See Transport.open_buckets."""
-        return MpiBuckets(self, specs)
+        return MpiBuckets(self, specs, depth)
 
     def open_crossing(self) -> MpiCrossing:
         """What reduces between hosts, beside this transport's own collectives; collective."""
@@ -181,12 +183,13 @@ class MpiCrossing:
 class MpiBuckets(SteppedBuckets):
     """Buckets in ordinary memory, each reduced over all ranks of a transport; opened by all ranks together."""
 
-    def __init__(self, transport: MpiTransport, specs: Sequence[BucketSpec]) -> None:
+    def __init__(self, transport: MpiTransport, specs: Sequence[BucketSpec], depth: int | None) -> None:
         super().__init__(check=lambda: None)  # MPI itself tells of a lost rank, when it is asked for progress
         self._specs = list(specs)
         self._crossing = MpiCrossing(transport)
-        self.memory = [make_buffer(spec.count, spec.dtype) for spec in specs]
-        self.result = [make_buffer(spec.count, spec.dtype) for spec in specs]
+        self.depth, nbytes = plan_depth(specs, depth)
+        raw = [[np.empty(nbytes, np.uint8) for _ in range(self.depth)] for _ in range(2)]
+        self.memory, self.result = ([see_as(each[i % self.depth], spec) for i, spec in enumerate(specs)] for each in raw)
 
     def steps(self, index: int) -> Iterator[bool]:
         """Reduce memory[index] into result[index]."""

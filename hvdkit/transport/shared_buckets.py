@@ -10,8 +10,9 @@ One generation of one bucket, two ranks, time downwards ("|" is the training tha
     raise reduced                          raise reduced
     read result (both shards)              read result (both shards)
 
-Nobody raises ready for the next generation before it has read the result of this one, so two flags are enough; and
-the result lies apart from the memories, so a rank may write into its own while a slower peer is still reading.
+Buckets i and i + depth share memory. Nobody raises ready for the later one before it has read the result of the earlier
+one, so two flags are enough; and a rank that has the result knows that nobody reads its memory any more. Few pieces
+of memory, used in turn, stay in the cache that the ranks share: that is most of the speed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.transport.base import STORAGE, Arithmetic, BucketSpec, Buffer, Transport, make_buffer
+from hvdkit.transport.base import STORAGE, Arithmetic, BucketSpec, Buffer, Transport, make_buffer, plan_depth, see_as
 from hvdkit.transport.buckets import SteppedBuckets
 from hvdkit.transport.flags import Flags, flag_bytes
 from hvdkit.transport.segment import open_segment
@@ -77,14 +78,16 @@ class SharedBuckets(SteppedBuckets):
         directory: str,
         shards: int,
         crossing: Crossing | None = None,
+        depth: int | None = None,
     ) -> None:
         super().__init__(check)
         self._arithmetic = arithmetic
         self._crossing = crossing
         self._rank, self._shards = group.rank, shards
-        sizes = [_padded(spec.count * STORAGE[spec.dtype].itemsize) for spec in specs]
+        self.depth, largest = plan_depth(specs, depth)
+        size = _padded(largest)
         flags = flag_bytes(group.size, len(specs))
-        area = sum(sizes)
+        area = size * self.depth
         # flags of both kinds | memory of rank 0 | memory of rank 1 | ... | result
         parts = [2 * flags + area] + [area] * (group.size - 1)
         parts[-1] += area
@@ -93,19 +96,17 @@ class SharedBuckets(SteppedBuckets):
         self._ready = Flags(memory[:flags], rank=group.rank, ranks=group.size, count=len(specs))
         self._reduced = Flags(memory[flags : 2 * flags], rank=group.rank, ranks=group.size, count=len(specs))
         self._generation = [0] * len(specs)
-        self._raw: list[list[NDArray[np.uint8]]] = []  # per bucket: each rank's memory, then the result
-        offset = 2 * flags
-        for size in sizes:
-            starts = [offset + rank * area for rank in range(group.size + 1)]
-            self._raw.append([memory[start : start + size] for start in starts])
-            offset += size
+        areas = [2 * flags + rank * area for rank in range(group.size + 1)]
+        #: Of each of the `depth` pieces: each rank's memory, then the result.
+        self._raw: list[list[NDArray[np.uint8]]] = [
+            [memory[start + turn * size : start + (turn + 1) * size] for start in areas] for turn in range(self.depth)
+        ]
         self._layouts = [self._lay_out(index, spec) for index, spec in enumerate(specs)]
         self.memory = [layout.memory for layout in self._layouts]
         self.result = [layout.result for layout in self._layouts]
 
     def _lay_out(self, index: int, spec: BucketSpec) -> _Layout:
-        nbytes = spec.count * STORAGE[spec.dtype].itemsize
-        views = [Buffer(raw[:nbytes].view(STORAGE[spec.dtype]), spec.dtype) for raw in self._raw[index]]
+        views = [see_as(raw, spec) for raw in self._raw[index % self.depth]]
         ranges = plan_shards(spec.count, self._shards, STORAGE[spec.dtype].itemsize)
         start, stop = ranges[self._rank] if self._rank < self._shards else (0, 0)
         return _Layout(

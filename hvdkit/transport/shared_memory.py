@@ -64,7 +64,7 @@ class SharedMemoryTransport:
             self._base.allreduce(buffer, op)
             return
         if self._staging is None:
-            self._staging = self._open([BucketSpec("uint8", _STAGE_BYTES)] * _STAGES)
+            self._staging = self.open_buckets([BucketSpec("uint8", _STAGE_BYTES)] * _STAGES)
         stages, arithmetic = self._staging, self.arithmetic
         step = _STAGE_BYTES // buffer.array.itemsize
         pieces = [buffer.slice(at, min(at + step, buffer.count)) for at in range(0, buffer.count, step)]
@@ -111,11 +111,8 @@ class SharedMemoryTransport:
             base, base, host=self._host, directory=self._directory, small_bytes=self._small_bytes
         )
 
-    def open_buckets(self, specs: Sequence[BucketSpec]) -> SharedBuckets:
+    def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> SharedBuckets:
         """See Transport.open_buckets."""
-        return self._open(specs)
-
-    def _open(self, specs: Sequence[BucketSpec]) -> SharedBuckets:
         return SharedBuckets(
             self._local,
             specs,
@@ -123,6 +120,7 @@ class SharedMemoryTransport:
             check=self._liveness.check,
             directory=self._directory,
             shards=self._shards,
+            depth=depth,
             crossing=self._open_crossing() if self._open_crossing else None,
         )
 

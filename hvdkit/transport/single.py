@@ -56,7 +56,7 @@ class SingleTransport:
         check_ranks(ranks, 1)
         return SingleTransport(self.arithmetic)
 
-    def open_buckets(self, specs: Sequence[BucketSpec]) -> SingleBuckets:
+    def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> SingleBuckets:
         """See Transport.open_buckets."""
         self._check_open()
         return SingleBuckets(self, specs)
@@ -87,6 +87,7 @@ class SingleBuckets:
     def __init__(self, transport: SingleTransport, specs: Sequence[BucketSpec]) -> None:
         self._transport = transport
         self._specs = list(specs)
+        self.depth = len(specs)
         self.memory: Sequence[Buffer] = [make_buffer(spec.count, spec.dtype) for spec in specs]
         self.result: Sequence[Buffer] = [make_buffer(spec.count, spec.dtype) for spec in specs]
 
@@ -98,6 +99,10 @@ class SingleBuckets:
     def advance(self) -> bool:
         """See Buckets.advance."""
         return False
+
+    def finished(self, index: int) -> bool:
+        """See Buckets.finished."""
+        return True
 
     def wait(self, index: int) -> None:
         """See Buckets.wait."""
