@@ -53,7 +53,8 @@ def reduce_steps(
     wire = spec.dtype if spec.wire == "none" else spec.wire
     if spec.wire != "none" and spec.dtype not in (*HALF, "float32", "float64"):
         raise TransportError(f"a {spec.dtype} bucket cannot travel as {wire}; use compression none for it")
-    largest = mpi_library.LARGEST_COUNT
+    # Less the number of ranks, since what one rank receives is rounded up to a whole piece from each.
+    largest = mpi_library.LARGEST_COUNT - comm.size
     for start in range(0, out.count, largest):
         stop = min(start + largest, out.count)
         pieces = source.slice(start, stop), out.slice(start, stop)

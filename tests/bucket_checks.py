@@ -1,0 +1,200 @@
+"""What the buckets of every transport must do: functions that run on all ranks and raise where they do not."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import numpy as np
+from numbers_of_ranks import DTYPES, FLOATS, OPS, buffer_of, expect, lengths, pattern, reduced, values_of
+
+from hvdkit.transport.base import Buckets, BucketSpec, Buffer, Transport
+
+Wire = Literal["none", "float16", "bfloat16"]
+WIRES: tuple[Wire, ...] = get_args(Wire)
+NARROW: tuple[Wire, ...] = ("float16", "bfloat16")
+
+
+def fill(buckets: Buckets, index: int, values: object) -> None:
+    memory = buckets.memory[index]
+    memory.array[:] = buffer_of(values, memory.dtype).array
+
+
+def reduce_all(buckets: Buckets) -> None:
+    for index in range(len(buckets.memory)):
+        buckets.start(index)
+    for index in reversed(range(len(buckets.memory))):
+        buckets.wait(index)
+    assert not buckets.busy
+
+
+def every_dtype_op_and_length(transport: Transport) -> None:
+    rank, size = transport.rank, transport.size
+    counts = [*lengths(size), 40_009]
+    specs = [BucketSpec(dtype, count, op) for dtype in DTYPES for op in OPS for count in counts]
+    buckets = transport.open_buckets(specs)
+    for memory, result, spec in zip(buckets.memory, buckets.result, specs, strict=True):
+        assert (memory.dtype, memory.count) == (result.dtype, result.count) == (spec.dtype, spec.count)
+    for _ in range(2):
+        for index, spec in enumerate(specs):
+            fill(buckets, index, pattern(rank, spec.count, spec.dtype, spec.op))
+        reduce_all(buckets)
+        for index, spec in enumerate(specs):
+            expect(buckets.result[index], reduced(size, spec.count, spec.dtype, spec.op), str(spec))
+            expect(buckets.memory[index], pattern(rank, spec.count, spec.dtype, spec.op), f"memory changed: {spec}")
+    buckets.close()
+
+
+def factors_before_and_after(transport: Transport) -> None:
+    rank, size = transport.rank, transport.size
+    specs = [
+        BucketSpec(dtype, count, "sum", prescale, postscale, wire)
+        for dtype in FLOATS
+        for wire in WIRES
+        for prescale, postscale in ((1.0, 1.0), (0.5, 1.0), (1.0, 0.25), (0.5, 4.0))
+        for count in (0, 1, size + 1, 1009)
+    ]
+    buckets = transport.open_buckets(specs)
+    for generation in range(2):
+        for index, spec in enumerate(specs):
+            fill(buckets, index, pattern(rank, spec.count) + generation)
+        reduce_all(buckets)
+        for index, spec in enumerate(specs):
+            expected = (reduced(size, spec.count) + generation * size) * spec.prescale * spec.postscale
+            expect(buckets.result[index], expected, str(spec))
+    buckets.close()
+
+
+def generations_of_hasty_ranks(transport: Transport) -> None:
+    """A rank overwrites its memory as soon as it may, while a slow one is still reading its result."""
+    rank, size = transport.rank, transport.size
+    counts = (1, 5_003, 70_001)
+    specs = [BucketSpec("float32", count, wire=wire) for count in counts for wire in WIRES]
+    buckets = transport.open_buckets(specs)
+    dice = random.Random(rank)
+    for generation in range(8):
+        for index, spec in enumerate(specs):
+            fill(buckets, index, pattern(rank, spec.count) + generation)
+            if dice.random() < 0.2:
+                time.sleep(0.002)
+            buckets.start(index)
+        for index, spec in enumerate(specs):
+            buckets.wait(index)
+            buckets.memory[index].array[:] = np.nan
+            if dice.random() < 0.2:
+                time.sleep(0.002)
+            expect(buckets.result[index], reduced(size, spec.count) + generation * size, f"{generation} {spec}")
+    buckets.close()
+
+
+def progress_by_whoever_has_time(transport: Transport) -> None:
+    specs = [BucketSpec("float32", 20_011), BucketSpec("float16", 20_011), BucketSpec("float32", 3, wire="bfloat16")]
+    buckets = transport.open_buckets(specs)
+    for index, spec in enumerate(specs):
+        fill(buckets, index, pattern(transport.rank, spec.count))
+        buckets.start(index)
+    deadline = time.monotonic() + 20
+    while buckets.busy and time.monotonic() < deadline:
+        buckets.advance()
+        time.sleep(0)
+    for index, spec in enumerate(specs):
+        buckets.wait(index)
+        expect(buckets.result[index], reduced(transport.size, spec.count))
+    buckets.close()
+
+
+def plans_and_collectives_side_by_side(transport: Transport) -> None:
+    size = transport.size
+    plans = [transport.open_buckets([BucketSpec("float64", 11), BucketSpec("bfloat16", 40_009)]) for _ in range(2)]
+    for generation in range(3):
+        for plan in plans:
+            for index, memory in enumerate(plan.memory):
+                fill(plan, index, pattern(transport.rank, memory.count))
+                plan.start(index)
+        buffer = buffer_of(np.full(50_000, transport.rank + generation), "float32")
+        transport.allreduce(buffer)
+        expect(buffer, np.full(50_000, sum(range(size)) + generation * size))
+        for plan in reversed(plans):
+            for index, result in enumerate(plan.result):
+                plan.wait(index)
+                expect(result, reduced(size, result.count))
+    for plan in plans:
+        plan.close()
+
+
+def narrow_wires_are_near(transport: Transport) -> None:
+    size = transport.size
+    everyone = [np.random.default_rng(rank).standard_normal(30_011) for rank in range(size)]
+    specs = [BucketSpec(dtype, 30_011, postscale=1 / size, wire=wire) for dtype in FLOATS for wire in WIRES]
+    buckets = transport.open_buckets(specs)
+    for index in range(len(specs)):
+        fill(buckets, index, everyone[transport.rank])
+    reduce_all(buckets)
+    # One rounding of the numbers given, one of the sum: half a unit in the last place each.
+    rounding = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-23, "float64": 2.0**-52}
+    largest = np.abs(np.stack(everyone)).mean(axis=0)
+    for spec, result in zip(specs, buckets.result, strict=True):
+        unit = rounding[spec.dtype] + (rounding[spec.wire] if spec.wire != "none" else 0)
+        error = np.abs(values_of(result) - np.mean(everyone, axis=0))
+        assert (error <= 4 * unit * largest + 1e-7).all(), f"{spec}: {error.max()}"
+    buckets.close()
+
+
+def numbers_too_large_for_the_wire_are_clamped(transport: Transport) -> None:
+    size = transport.size
+    specs = [BucketSpec("float32", 4, "sum", 1.0, 1 / size, wire) for wire in NARROW]
+    buckets = transport.open_buckets(specs)
+    for index in range(len(specs)):
+        fill(buckets, index, [1e20, -1e20, np.inf if transport.rank == 0 else 0.0, np.nan])
+    reduce_all(buckets)
+    for spec, result in zip(specs, buckets.result, strict=True):
+        values = values_of(result)
+        assert np.isfinite(values[:2]).all() and values[0] == -values[1] >= 65504 / size, str(spec)
+        assert values[2] == np.inf and np.isnan(values[3]), str(spec)
+    buckets.close()
+
+
+def all_ranks_get_the_same_bits(transport: Transport) -> None:
+    generator = np.random.default_rng(transport.rank)
+    specs = [BucketSpec(dtype, 10_007, postscale=1 / 3, wire=wire) for dtype in FLOATS for wire in WIRES]
+    buckets = transport.open_buckets(specs)
+    for index in range(len(specs)):
+        fill(buckets, index, generator.standard_normal(10_007))
+    reduce_all(buckets)
+    for spec, result in zip(specs, buckets.result, strict=True):
+        data = Buffer(result.array.view(np.uint8), "uint8")
+        rows = transport.allgather(data, [data.count] * transport.size).array.reshape(transport.size, -1)
+        assert (rows == rows[0]).all(), str(spec)
+    buckets.close()
+
+
+def halves_are_summed_in_float32(transport: Transport) -> None:
+    cases = (("float16", 2048.0), ("bfloat16", 256.0))
+    buckets = transport.open_buckets([BucketSpec(dtype, 1_001) for dtype, _ in cases])
+    for index, (_, large) in enumerate(cases):
+        fill(buckets, index, np.full(1_001, large if transport.rank == 0 else 0.75))
+    reduce_all(buckets)
+    for (dtype, large), result in zip(cases, buckets.result, strict=True):
+        expected = values_of(buffer_of([large + 0.75 * (transport.size - 1)], dtype))
+        # Between hosts each host's sum travels in the bucket's own dtype, which rounds it a second time.
+        unit = 2.0 if transport.name == "hierarchical" else 0.0
+        np.testing.assert_allclose(values_of(result), np.repeat(expected, 1_001), rtol=0, atol=unit)
+    buckets.close()
+
+
+BUCKET_CHECKS: dict[str, Callable[[Transport], None]] = {
+    f"buckets_{check.__name__}": check
+    for check in (
+        every_dtype_op_and_length,
+        factors_before_and_after,
+        generations_of_hasty_ranks,
+        progress_by_whoever_has_time,
+        plans_and_collectives_side_by_side,
+        narrow_wires_are_near,
+        numbers_too_large_for_the_wire_are_clamped,
+        all_ranks_get_the_same_bits,
+        halves_are_summed_in_float32,
+    )
+}

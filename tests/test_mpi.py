@@ -1,0 +1,119 @@
+"""What is MPI's own: its errors, its limits, its thread levels, and where its ranks are."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numbers_of_ranks import buffer_of, expect, pattern, reduced
+from ranks import run_ranks
+
+from hvdkit.errors import RankLostError, TransportError
+from hvdkit.transport import mpi_library
+from hvdkit.transport.base import BucketSpec
+from hvdkit.transport.mpi import MpiTransport
+from hvdkit.transport.mpi_steps import split_evenly
+
+
+@given(st.integers(0, 10_000), st.integers(1, 64))
+def test_an_even_split_is_whole_and_even(count: int, parts: int) -> None:
+    sizes = split_evenly(count, parts)
+    assert sum(sizes) == count and len(sizes) == parts and max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("level, name", [(0, "MPI_THREAD_SINGLE"), (1, "MPI_THREAD_FUNNELED")])
+def test_too_low_a_thread_level_is_refused(level: int, name: str) -> None:
+    library = _library(level)
+    with pytest.raises(TransportError, match=f"{name}.*MPI_THREAD_MULTIPLE"):
+        mpi_library._check_threads(library)
+
+
+@pytest.mark.parametrize("level", [2, 3])
+def test_serialized_and_multiple_are_enough(level: int) -> None:
+    mpi_library._check_threads(_library(level))
+
+
+def _library(level: int) -> SimpleNamespace:
+    levels = {"THREAD_SINGLE": 0, "THREAD_FUNNELED": 1, "THREAD_SERIALIZED": 2, "THREAD_MULTIPLE": 3}
+    return SimpleNamespace(Query_thread=lambda: level, **levels)
+
+
+def raise_mpi_errors() -> None:
+    mpi = mpi_library.load_mpi()
+
+    def fail(kind: int) -> None:
+        raise mpi.Exception(kind)
+
+    with pytest.raises(TransportError, match=r"MPI_Allreduce failed: .*runcate") as caught:
+        mpi_library.call_mpi("MPI_Allreduce", fail, mpi.ERR_TRUNCATE)
+    assert not isinstance(caught.value, RankLostError)
+    with pytest.raises(RankLostError, match="A rank has ended"):
+        mpi_library.call_mpi("MPI_Allreduce", fail, mpi.ERR_PROC_FAILED)
+    with pytest.raises(ZeroDivisionError):
+        mpi_library.call_mpi("MPI_Allreduce", lambda: 1 / 0)
+
+
+@pytest.mark.ranks
+def test_mpi_errors_come_in_our_words() -> None:
+    run_ranks(1, raise_mpi_errors)
+
+
+def count_in_small_steps(transport: MpiTransport) -> None:
+    size, usual = transport.size, mpi_library.LARGEST_COUNT
+    mpi_library.LARGEST_COUNT = 1000
+    try:
+        for dtype in ("float32", "float16"):
+            buffer = buffer_of(pattern(transport.rank, 3_500), dtype)
+            transport.allreduce(buffer)
+            expect(buffer, reduced(size, 3_500))
+            transport.broadcast(buffer, 0)
+        specs = [BucketSpec("float32", 2_001), BucketSpec("float32", 2_000, wire="float16"), BucketSpec("int8", 1_001)]
+        buckets = transport.open_buckets(specs)
+        for index, spec in enumerate(specs):
+            buckets.memory[index].array[:] = pattern(transport.rank, spec.count)
+            buckets.start(index)
+        for index, spec in enumerate(specs):
+            buckets.wait(index)
+            expect(buckets.result[index], reduced(size, spec.count))
+        buckets.close()
+        with pytest.raises(TransportError, match="1001 elements are more than MPI can count"):
+            transport.reducescatter(buffer_of(pattern(0, 1_001), "float32"), [1_001] + [0] * (size - 1))
+    finally:
+        mpi_library.LARGEST_COUNT = usual
+
+
+@pytest.mark.ranks
+def test_more_elements_than_mpi_can_count_go_in_parts_or_are_refused() -> None:
+    run_ranks(3, count_in_small_steps, transport="mpi")
+
+
+def integers_on_a_narrow_wire(transport: MpiTransport) -> None:
+    buckets = transport.open_buckets([BucketSpec("int32", 4, wire="float16")])
+    with pytest.raises(TransportError, match="int32 bucket cannot travel as float16"):
+        buckets.start(0)
+
+
+@pytest.mark.ranks
+def test_integers_cannot_travel_as_floats() -> None:
+    run_ranks(2, integers_on_a_narrow_wire, transport="mpi", fresh=True)
+
+
+def split(transport: MpiTransport, nodes: list[int] | None) -> tuple[int, int, int, int]:
+    local, cross = transport.split_by_node(None if nodes is None else nodes[transport.rank])
+    place = local.rank, local.size, cross.rank, cross.size
+    local.close()
+    cross.close()
+    return place
+
+
+@pytest.mark.ranks
+def test_ranks_are_split_by_the_memory_they_share() -> None:
+    assert run_ranks(3, split, None, transport="mpi") == [(0, 3, 0, 1), (1, 3, 0, 1), (2, 3, 0, 1)]
+
+
+@pytest.mark.ranks
+def test_ranks_are_split_by_the_nodes_given() -> None:
+    places = run_ranks(4, split, [0, 1, 0, 0], transport="mpi")
+    assert places == [(0, 3, 0, 2), (0, 1, 1, 2), (1, 3, 0, 1), (2, 3, 0, 1)]

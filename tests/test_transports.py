@@ -1,0 +1,25 @@
+"""Every transport passes every check, with one to four ranks."""
+
+from __future__ import annotations
+
+import pytest
+from bucket_checks import BUCKET_CHECKS
+from openers import OPENERS
+from ranks import run_ranks
+from transport_checks import CHECKS
+
+pytestmark = pytest.mark.ranks
+
+ALL_CHECKS = {**CHECKS, **BUCKET_CHECKS}
+CASES = [
+    (size, name, check)
+    for size in (1, 2, 3, 4)
+    for name in OPENERS
+    for check in ALL_CHECKS
+    if size == 1 or name != "single"
+]
+
+
+@pytest.mark.parametrize("size, name, check", CASES)
+def test_transport_conforms(size: int, name: str, check: str) -> None:
+    run_ranks(size, ALL_CHECKS[check], transport=name)
