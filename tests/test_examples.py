@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+DIGITS = str(ROOT / "examples" / "pytorch_digits.py")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_is_short_and_marks_what_makes_it_distributed(example: Path) -> None:
+    lines = example.read_text().splitlines()
+    assert len(lines) < 100
+    assert sum("# hvd" in line for line in lines) >= 5
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_digits_are_learned_on_any_number_of_ranks(tmp_path: Path, ranks: int) -> None:
+    command = [sys.executable, "-m", "hvdkit.launch", "-np", str(ranks), sys.executable, DIGITS]
+    command += ["--min-accuracy", "0.97"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # One line an epoch, from rank 0 alone, and nothing that only a terminal understands.
+    epochs = re.findall(r"^\[0\] epoch (\d+)  loss ", done.stdout, re.MULTILINE)
+    assert epochs == [str(epoch) for epoch in range(1, 21)]
+    assert "[1]" not in done.stdout
+    assert "\x1b" not in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(f"[0] {ranks} rank")
+    assert list(tmp_path.iterdir()) == [tmp_path / "digits.pt"]
+    assert set(torch.load(tmp_path / "digits.pt")) == {"model", "optimizer"}
+
+
+def test_the_digits_are_learned_without_a_launcher(tmp_path: Path) -> None:
+    command = [sys.executable, DIGITS, "--epochs", "1", "--min-accuracy", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1, "one epoch does not get everything right"
+    assert "test accuracy" in done.stdout
