@@ -68,14 +68,15 @@ def _describe(setting: Setting) -> dict[str, object]:
 
 
 def _print_table(settings: Sequence[Setting]) -> None:
-    from rich.console import Console  # takes longer to load than --version takes to answer
+    from rich.box import SIMPLE  # rich takes longer to load than --version takes to answer
+    from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="hvdkit settings")
-    for title, wrap in (("variable", False), ("value", True), ("from", True), ("hvdrun", False), ("meaning", True)):
+    table = Table(title="hvdkit settings", box=SIMPLE)
+    for title, wrap in (("variable", False), ("value", False), ("from", False), ("meaning", True)):
         table.add_column(title, no_wrap=not wrap, overflow="fold")
     for setting in settings:
         origin = "environment" if setting.origin == setting.variable else setting.origin
         style = "" if setting.origin == "default" else "bold"
-        table.add_row(setting.variable, str(setting.value), origin, setting.flag, setting.help, style=style)
+        table.add_row(setting.variable, str(setting.value), origin, setting.help, style=style)
     Console().print(table)

@@ -1,0 +1,143 @@
+"""The two command lines: their flags are frozen, and each works at its default."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hvdkit import __version__, cli
+from hvdkit.config import read_settings
+from hvdkit.launch import cli as hvdrun
+
+FLAGS = {
+    "-h", "--help", "-np", "--num-proc", "-H", "--hosts", "--hostfile", "--output-filename", "--dry-run", "--verbose",
+    "--timeline-filename", "--version",
+}  # fmt: skip
+
+
+def flags_of(parser: argparse.ArgumentParser) -> set[str]:
+    return {flag for action in parser._actions for flag in action.option_strings}
+
+
+def test_hvdruns_flags_are_frozen_but_for_the_settings() -> None:
+    assert flags_of(hvdrun.build_parser()) == FLAGS | {setting.flag for setting in read_settings({}) if setting.flag}
+
+
+def test_a_settings_flag_sets_its_variable_and_no_other() -> None:
+    parser = hvdrun.build_parser()
+    assert parser.parse_args(["python"]).settings == {}
+    for setting in read_settings({}):
+        if setting.flag:
+            options = parser.parse_args([setting.flag, str(setting.default), "python", "x.py", setting.flag, "other"])
+            assert options.settings == {setting.variable: str(setting.default)}
+            assert options.command == ["python", "x.py", setting.flag, "other"]
+
+
+def test_every_flag_of_hvdrun_at_its_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = hvdrun.build_parser().parse_args(["-np", "3", "--", sys.executable, "-c", "pass"])
+    job = hvdrun.plan_job(options, {"PATH": "/bin", "PYTHONUNBUFFERED": ""})
+    assert (job.ranks, job.hosts, job.local, dict(job.variables)) == (3, (), True, {})
+    assert job.command == (sys.executable, "-c", "pass")
+
+
+def test_help_shows_the_defaults_of_the_settings_and_no_others() -> None:
+    text = " ".join(hvdrun.build_parser().format_help().split())
+    for setting in read_settings({}):
+        if setting.flag:
+            assert f"{setting.variable} (default: {setting.default})" in text
+    assert "default: None" not in text
+    assert "default: False" not in text
+
+
+BAD = {
+    "there is no command": [],
+    "invalid int value": ["-np", "two", "true"],
+    "unrecognized arguments: --bogus": ["--bogus", "true"],
+    "must be 1 or more": ["-np", "0", "true"],
+    "How many ranks": ["true"],
+    "both say where to run": ["-np", "1", "-H", "localhost", "--hostfile", "x", "true"],
+    "is more than the 2 slots": ["-np", "3", "-H", "localhost:2", "true"],
+    "Unknown host: nowhere.invalid": ["-np", "1", "-H", "nowhere.invalid", "true"],
+    "is not a host name": ["-np", "1", "-H", "-oProxyCommand=touch /tmp/x", "true"],
+    "cannot be read: No such file": ["-np", "1", "--hostfile", "missing", "true"],
+    "names no host": ["-np", "1", "--hostfile", "/dev/null", "true"],
+    "no program 'no-such-program'": ["-np", "1", "no-such-program"],
+    "no program './nothing'": ["-np", "1", "./nothing"],
+    "is not executable": ["-np", "1", "./data.txt"],
+    "is a folder": ["-np", "1", "./folder"],
+    "is a script": ["-np", "1", "script.py"],
+    "There is no script 'missing.py'": ["-np", "1", "python3", "-u", "-W", "error", "missing.py", "--lr", "1"],
+    "reserved": ["-np", "1", "--timeline-filename", "t.json", "true"],
+    "HVDKIT_FUSION_BYTES='x'": ["-np", "1", "--fusion-bytes", "x", "true"],
+}
+
+
+@pytest.mark.parametrize("sentence", BAD)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.txt").touch()
+    (tmp_path / "script.py").touch()
+    (tmp_path / "folder").mkdir()
+    try:
+        code = hvdrun.main(BAD[sentence])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    out, err = capfd.readouterr()
+    assert code == 2
+    assert out == ""
+    assert sentence in err
+    assert len(err.strip().splitlines()) == 1
+    assert "Traceback" not in err
+
+
+def test_a_wrong_variable_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HVDKIT_TRANSPORT", "pigeon")
+    assert hvdrun.main(["-np", "1", "true"]) == 2
+    assert "HVDKIT_TRANSPORT='pigeon'" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["hvdkit", "hvdkit.launch"])
+def test_both_commands_tell_their_version(module: str) -> None:
+    answer = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+    assert answer.stdout.split()[1] == __version__
+
+
+def test_help_of_hvdrun_is_quick() -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "hvdkit.launch", "--help"], capture_output=True, check=True)
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(3)) < 0.5
+
+
+def test_doctor_shows_every_setting_and_its_origin(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HVDKIT_TRANSPORT", "mpi")
+    assert cli.main(["doctor", "--settings", "--json"]) == 0
+    settings = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert settings.keys() == {setting.name for setting in read_settings({})}
+    assert (settings["transport"]["value"], settings["transport"]["origin"]) == ("mpi", "HVDKIT_TRANSPORT")
+    assert cli.main(["doctor", "--settings"]) == 0
+    table = capsys.readouterr().out
+    assert all(setting.variable in table for setting in read_settings({}))
+
+
+def test_doctor_says_which_variable_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HVDKIT_FUSION_BYTES", "many")
+    assert cli.main(["doctor", "--settings"]) == 2
+    assert "HVDKIT_FUSION_BYTES='many'" in capsys.readouterr().err
