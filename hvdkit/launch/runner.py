@@ -59,13 +59,13 @@ class Runner:
                 status = await self._run_mpirun(self.build(self._control.variables))
         finally:
             await self._control.close()
+        if self.output.broken and not self.ranks.failures:
+            return 128 + signal.SIGPIPE
         verdict = judge(self.ranks, status, interrupted=self._interrupted, logs=self.logs)
         if verdict.show_launcher or (verdict.code == 0 and not self._interrupted):
             self._show_talk()
         for line in verdict.lines:
             self.output.say(line)
-        if self.output.broken and not verdict.lines:
-            return 128 + signal.SIGPIPE
         if self.verbose and not verdict.code:
             self.output.say(f"all {self.size} ranks ended well.")
         return verdict.code

@@ -1,0 +1,350 @@
+"""hvdrun with real processes: output, logs, exit codes, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(60)]
+
+HVDRUN = [sys.executable, "-m", "hvdkit.launch"]
+ROOT = Path(__file__).parents[1]
+RANK = "import os, sys, time, signal; rank = int(os.environ['OMPI_COMM_WORLD_RANK'] if 'OMPI_COMM_WORLD_RANK' in os.environ else os.environ['PMI_RANK'])\n"  # noqa: E501
+
+
+def command(ranks: int, script: str, *options: str) -> list[str]:
+    return [*HVDRUN, "-np", str(ranks), *options, sys.executable, "-c", RANK + script]
+
+
+def environment() -> dict[str, str]:
+    names = (name for name in os.environ if not re.match(r"HVDKIT_|OMPI_COMM|PMIX_|PMI_|PRTE_", name))
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**{name: os.environ[name] for name in names}, "PYTHONPATH": path}
+
+
+def hvdrun(ranks: int, script: str, *options: str, cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        command(ranks, script, *options),
+        env=environment(),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=50,
+        check=False,
+    )
+
+
+@contextlib.contextmanager
+def started(ranks: int, script: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        command(ranks, script, *options),
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def read_pids(process: subprocess.Popen[bytes], ranks: int) -> dict[int, int]:
+    """Read "[rank] pid N" from each rank."""
+    assert process.stdout is not None
+    pids: dict[int, int] = {}
+    while len(pids) < ranks:
+        found = re.match(rb"\[(\d+)\] pid (\d+)", process.stdout.readline())
+        assert found, process.communicate()
+        pids[int(found[1])] = int(found[2])
+    return pids
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def descendants(pid: int) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(folder.name))
+    found, todo = set(), [pid]
+    while todo:
+        new = children.get(todo.pop(), [])
+        found.update(new)
+        todo += new
+    return found
+
+
+def wait_until(true: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def lines(data: bytes) -> list[str]:
+    return data.decode().splitlines()
+
+
+SLEEP = "print('pid', os.getpid(), flush=True); time.sleep(60)"
+
+
+def test_each_line_bears_its_rank_and_its_stream() -> None:
+    done = hvdrun(3, "print('out', rank); print(); print('err', rank, file=sys.stderr); print('open', end='')")
+    assert done.returncode == 0
+    out = lines(done.stdout)
+    assert [line for line in out if line.startswith("[1]")] == ["[1] out 1", "[1] ", "[1] open"]
+    assert len(out) == 9
+    assert sorted(lines(done.stderr)) == ["[0] err 0", "[1] err 1", "[2] err 2"]
+
+
+def test_each_rank_has_a_full_log_and_the_folder_is_made(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "logs of today"
+    done = hvdrun(2, "print('out', rank); print('err', file=sys.stderr)", "--output-filename", str(folder))
+    assert done.returncode == 0
+    for rank in range(2):
+        assert sorted(lines((folder / f"rank.{rank}.log").read_bytes())) == ["err", f"out {rank}"]
+
+
+@pytest.mark.parametrize("code", [1, 3, 255])
+def test_the_exit_code_is_that_of_the_rank_that_failed(code: int) -> None:
+    begin = time.monotonic()
+    done = hvdrun(3, f"time.sleep(0.3)\nif rank == 1: print('why', file=sys.stderr); sys.exit({code})\ntime.sleep(60)")
+    assert time.monotonic() - begin < 6
+    assert done.returncode == code
+    assert f"failed with exit code {code}; stopped the other 2." in done.stderr.decode()
+    assert re.search(r"hvdrun: rank 1 on \S+ failed", done.stderr.decode())
+    assert "hvdrun:     why" in lines(done.stderr)
+
+
+def test_a_killed_rank_is_named_within_five_seconds() -> None:
+    with started(3, SLEEP) as process:
+        pids = read_pids(process, 3)
+        begin = time.monotonic()
+        os.kill(pids[2], signal.SIGKILL)
+        _, errors = process.communicate(timeout=10)
+        assert time.monotonic() - begin < 5
+        assert process.returncode == 137
+        assert re.search(r"rank 2 on \S+ was killed by SIGKILL, often the system being out of memory", errors.decode())
+        assert not any(alive(pid) for pid in pids.values())
+
+
+def test_a_rank_that_ignores_sigterm_is_ended_too() -> None:
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif rank == 0: time.sleep(0.5); sys.exit(4)\ntime.sleep(60)"
+    begin = time.monotonic()
+    done = hvdrun(2, script)
+    assert done.returncode == 4
+    assert time.monotonic() - begin < 0.5 + 6
+
+
+def test_the_first_of_two_failures_is_named_and_the_second_after_it() -> None:
+    done = hvdrun(3, "base = 1.0\nif rank: time.sleep(base + 0.02 * (3 - rank)); sys.exit(10 + rank)\ntime.sleep(60)")
+    assert done.returncode == 12
+    assert "rank 2 on" in next(line for line in lines(done.stderr) if line.startswith("hvdrun: "))
+
+
+def test_a_rank_that_only_lost_its_peer_is_not_the_cause() -> None:
+    script = (
+        "time.sleep(0.5)\n"
+        "if rank == 0: print('hvdkit.errors.RankLostError: rank 1 is gone', file=sys.stderr); sys.exit(1)\n"
+        "if rank == 1: time.sleep(0.5); os.kill(os.getpid(), 11)\n"
+        "time.sleep(60)"
+    )
+    done = hvdrun(3, script)
+    assert done.returncode == 139
+    assert "hvdrun: rank 1 on" in done.stderr.decode()
+    assert "after it, rank 0 on" in done.stderr.decode()
+
+
+def test_a_rank_that_is_done_early_does_not_end_the_others() -> None:
+    done = hvdrun(2, "time.sleep(rank); print('done', rank)")
+    assert done.returncode == 0
+    assert lines(done.stdout) == ["[0] done 0", "[1] done 1"]
+    assert done.stderr == b""
+
+
+def test_a_dead_agent_is_a_lost_rank() -> None:
+    with started(2, SLEEP) as process:
+        pids = read_pids(process, 2)
+        agent = int(Path(f"/proc/{pids[1]}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(agent, signal.SIGKILL)
+        _, errors = process.communicate(timeout=10)
+        assert process.returncode not in (0, None)
+        assert "rank 1 on" in errors.decode()
+        assert "was lost" in errors.decode()
+        assert wait_until(lambda: not any(alive(pid) for pid in pids.values()), 3)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_hvdrun_leaves_no_process(number: signal.Signals, code: int) -> None:
+    with started(3, SLEEP) as process:
+        read_pids(process, 3)
+        all_of_them = descendants(process.pid)
+        assert len(all_of_them) >= 7  # mpirun, three agents, three ranks
+        begin = time.monotonic()
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=10)
+        assert time.monotonic() - begin < 5
+        assert process.returncode == code
+        assert "Traceback" not in errors.decode()
+        assert wait_until(lambda: not any(map(alive, all_of_them)), 2)
+
+
+def test_killing_hvdrun_leaves_no_process_within_five_seconds() -> None:
+    script = "import subprocess; child = subprocess.Popen(['sleep', '61']); " + SLEEP
+    with started(2, script) as process:
+        read_pids(process, 2)
+        all_of_them = descendants(process.pid)
+        assert len(all_of_them) >= 7  # mpirun, two agents, two ranks, a child of each
+        process.kill()
+        assert wait_until(lambda: not any(map(alive, all_of_them)), 5)
+
+
+def test_what_a_rank_leaves_running_is_ended_with_it() -> None:
+    done = hvdrun(2, "import subprocess; print(subprocess.Popen(['sleep', '62'], stdout=subprocess.DEVNULL).pid)")
+    assert done.returncode == 0
+    pids = [int(line.split()[1]) for line in lines(done.stdout)]
+    assert wait_until(lambda: not any(map(alive, pids)), 2)
+
+
+def test_no_line_of_much_output_is_lost_or_mixed() -> None:
+    script = "sys.stdout.writelines(f'{rank} {i} {\"x\" * (i % 300)}\\n' for i in range(20000))"
+    done = hvdrun(3, script)
+    assert done.returncode == 0
+    out = lines(done.stdout)
+    for rank in range(3):
+        mine = [line for line in out if line.startswith(f"[{rank}] ")]
+        assert mine == [f"[{rank}] {rank} {i} {'x' * (i % 300)}" for i in range(20000)]
+    assert len(out) == 60000
+
+
+def test_output_passes_whatever_its_bytes(tmp_path: Path) -> None:
+    script = "sys.stdout.buffer.write(b'\\xff\\x00\\xfe' + 'äöü 漢字 🦀'.encode() + b'\\nlast')"
+    done = hvdrun(2, script, "--output-filename", str(tmp_path))
+    assert done.returncode == 0
+    expected = b"\xff\x00\xfe" + "äöü 漢字 🦀".encode() + b"\n"
+    assert b"[1] " + expected in done.stdout
+    assert (tmp_path / "rank.1.log").read_bytes() == expected + b"last"
+
+
+def test_a_program_that_only_the_ranks_cannot_start_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    done = subprocess.run(
+        [*HVDRUN, "-np", "2", str(program)], env=environment(), capture_output=True, timeout=30, check=False
+    )
+    assert done.returncode == 127
+    assert "cannot be started" in done.stderr.decode()
+
+
+def test_a_line_of_dry_run_does_the_same_when_pasted(tmp_path: Path) -> None:
+    logs = tmp_path / "it's logs"
+    script = "print('rank', rank, 'of', os.environ['HVDKIT_LOG_LEVEL'])"
+    done = hvdrun(2, script, "--dry-run", "--log-level", "info", "--output-filename", str(logs))
+    assert done.returncode == 0
+    assert done.stdout.decode().count("\n") == 1 + (RANK + script).count("\n")
+    assert "HVDKIT_CONTROL" not in done.stdout.decode()
+    assert not logs.exists()
+    pasted = subprocess.run(
+        ["sh", "-c", done.stdout.decode()], env=environment(), capture_output=True, timeout=30, check=False
+    )
+    assert pasted.returncode == 0, pasted.stderr.decode()
+    assert sorted(lines(pasted.stdout)) == ["[0] rank 0 of info", "[1] rank 1 of info"]
+    assert (logs / "rank.1.log").read_text() == "rank 1 of info\n"
+
+
+def test_verbose_tells_which_mpirun_and_where_each_rank_is() -> None:
+    done = hvdrun(2, "print('x')", "--verbose")
+    errors = done.stderr.decode()
+    assert re.search(r"hvdrun: (Open MPI|MPICH|Intel MPI) \d", errors)
+    for rank in range(2):
+        assert re.search(rf"hvdrun: rank {rank} on \S+: pid \d+, OMP_NUM_THREADS=\d+", errors)
+    assert "hvdrun: all 2 ranks ended well." in lines(done.stderr)
+
+
+def test_signals_for_the_ranks_are_passed_on() -> None:
+    script = (
+        "signal.signal(signal.SIGUSR1, lambda *_: (print('usr1', flush=True), os._exit(0)))\n"
+        "print('pid', os.getpid(), flush=True); time.sleep(60)"
+    )
+    with started(2, script) as process:
+        read_pids(process, 2)
+        process.send_signal(signal.SIGUSR1)
+        out, _ = process.communicate(timeout=10)
+        assert process.returncode == 0
+        assert sorted(lines(out)) == ["[0] usr1", "[1] usr1"]
+
+
+def test_a_reader_that_leaves_ends_the_job() -> None:
+    with started(2, "print('pid', os.getpid(), flush=True)\nwhile True: print('x' * 1000)") as process:
+        assert process.stdout is not None
+        process.stdout.read(100)
+        process.stdout.close()
+        process.stdout = None
+        assert process.wait(timeout=10) == 141
+
+
+def test_an_hvdrun_inside_a_rank_is_a_job_of_its_own() -> None:
+    inner = repr(command(2, "print('inner', rank)"))
+    done = hvdrun(1, f"import subprocess; sys.exit(subprocess.run({inner}).returncode)")
+    assert done.returncode == 0, done.stderr.decode()
+    assert sorted(lines(done.stdout)) == ["[0] [0] inner 0", "[0] [1] inner 1"]
+
+
+def run_on_terminal(argv: Sequence[str]) -> tuple[int, bytes]:
+    """Run a command whose stdout and stderr are a terminal of 30 rows and 100 columns."""
+    outer, inner = pty.openpty()
+    import fcntl
+    import struct
+    import termios
+
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    process = subprocess.Popen(argv, env=environment(), stdin=subprocess.DEVNULL, stdout=inner, stderr=inner)
+    os.close(inner)
+    seen = b""
+    try:
+        while process.poll() is None or select.select([outer], [], [], 0.2)[0]:
+            if select.select([outer], [], [], 0.2)[0]:
+                try:
+                    seen += os.read(outer, 1 << 16)
+                except OSError:
+                    break
+        return process.wait(timeout=20), seen
+    finally:
+        process.kill()
+        process.wait()
+        os.close(outer)
+
+
+def test_rank_0_has_a_terminal_when_hvdrun_has_one() -> None:
+    script = (
+        "print(rank, sys.stdout.isatty(), os.get_terminal_size(1) if sys.stdout.isatty() else None)\n"
+        "if rank == 0: sys.stdout.write('\\r\\x1b[2K10 %\\r\\x1b[2K20 %\\n')"
+    )
+    code, seen = run_on_terminal(command(2, script))
+    assert code == 0
+    assert b"[0] 0 True os.terminal_size(columns=96, lines=30)\r\n" in seen
+    assert b"[1] 1 False None\r\n" in seen
+    assert b"\r\x1b[2K[0] 10 %\r\x1b[2K[0] 20 %\r\n" in seen
