@@ -141,7 +141,7 @@ def test_an_mpi_is_known_by_what_it_says(text: str) -> None:
 def fake_mpirun(home: Path, says: str, name: str = "mpirun") -> Path:
     (home / "bin").mkdir(parents=True, exist_ok=True)
     (home / "lib").mkdir(exist_ok=True)
-    (home / "lib" / "libmpi.so").touch()
+    (home / "lib" / "libmpi.so").write_bytes(b"\x7fELF")
     path = home / "bin" / name
     path.write_text(f"#!/bin/sh\ncat <<'END'\n{says}\nEND\n")
     path.chmod(0o755)
@@ -175,3 +175,10 @@ def test_a_library_is_found_where_a_link_leads(tmp_path: Path) -> None:
     link = tmp_path / "bin" / "mpirun"
     link.symlink_to(real)
     assert find_library(link) == str(tmp_path / "real" / "lib" / "libmpi.so")
+
+
+def test_a_text_that_only_names_the_library_is_passed_over(tmp_path: Path) -> None:
+    mpirun = fake_mpirun(tmp_path, "")
+    (tmp_path / "lib" / "libmpi.so").rename(tmp_path / "lib" / "libmpi.so.12")
+    (tmp_path / "lib" / "libmpi.so").write_text("INPUT(libmpi.so.12)")
+    assert find_library(mpirun) == str(tmp_path / "lib" / "libmpi.so.12")

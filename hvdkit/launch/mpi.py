@@ -76,9 +76,18 @@ def find_library(mpirun: Path) -> str:
     for home in dict.fromkeys((mpirun.parent.parent, mpirun.resolve().parent.parent)):
         for folder in (home / "lib", home / "lib64", *sorted(home.glob("lib/*-linux-gnu"))):
             for name in ("libmpi.so", "libmpi.so.40", "libmpi.so.12", "libmpi.dylib"):
-                if (folder / name).is_file():
+                if _is_library(folder / name):
                     return str(folder / name)
     return ""
+
+
+def _is_library(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            # MPICH's wheel has a libmpi.so that is a text with the real one's name.
+            return file.read(4) == b"\x7fELF" or path.suffix == ".dylib"
+    except OSError:
+        return False
 
 
 def _search(path: str, embedded: Path) -> Iterator[Path]:
