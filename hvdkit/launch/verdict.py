@@ -103,14 +103,22 @@ class Ranks:
         failures = self.failures
         return bool(failures) and failures[0] in self.ended and not self.ended[failures[0]].aftermath
 
-    def _order(self, rank: int) -> tuple[bool, float, float]:
+    def _order(self, rank: int) -> tuple[int, float, float]:
         # Clocks of different hosts cannot be compared; reports of the same moment from one host can.
         end = self.ended.get(rank)
         moment = self._arrival[rank]
         if len(set(self.hosts.values())) == 1:
             first = min(self._arrival.values())
             moment = first if moment - first < _SAME_MOMENT_S else moment
-        return (end is not None and end.aftermath, moment, end.time if end else float("inf"))
+        return self._likelihood(rank), moment, end.time if end else float("inf")
+
+    def _likelihood(self, rank: int) -> int:
+        if rank in self.ended:
+            return 2 if self.ended[rank].aftermath else 0
+        # Some launchers (MPICH's) kill all agents the moment a rank ends badly.
+        moment = self._arrival[rank]
+        culprits = (other for other, end in self.ended.items() if end.failed and not end.aftermath)
+        return int(any(self._arrival[other] < moment + _SAME_MOMENT_S for other in culprits))
 
 
 @dataclass(frozen=True)
@@ -137,6 +145,9 @@ def judge(ranks: Ranks, status: int, *, interrupted: int = 0, logs: str = "") ->
     if interrupted:
         name = "Ctrl-C" if interrupted == signal.SIGINT else signal.Signals(interrupted).name
         return Verdict(128 + interrupted, (f"{name}: ended {_count(len(ranks.hosts))}.",))
+    everyone_lost = len(ranks.lost) > 1 and len(ranks.lost) + len(ranks.ended) == ranks.size
+    if everyone_lost and not any(end.failed for end in ranks.ended.values()):
+        return Verdict(code or 1, (f"mpirun ended all ranks, with status {code}.",), show_launcher=True)
     if ranks.failures:
         return _blame(ranks, code, logs)
     if ranks.all_well:
@@ -179,11 +190,9 @@ def _blame(ranks: Ranks, code: int, logs: str) -> Verdict:
 
 
 def _also(ranks: Ranks, others: Sequence[int]) -> list[str]:
+    ended = [(rank, ranks.ended[rank]) for rank in others if rank in ranks.ended]
     return [
-        f"after it, rank {rank} on {ranks.hosts[rank]} "
-        + (explain_exit(ranks.ended[rank].code, ranks.ended[rank].signal) if rank in ranks.ended else "was lost")
-        + "."
-        for rank in others
+        f"after it, rank {rank} on {ranks.hosts[rank]} {explain_exit(end.code, end.signal)}." for rank, end in ended
     ]
 
 

@@ -109,6 +109,7 @@ class Agent:
                 stdout=targets[0],
                 stderr=targets[1],
                 start_new_session=True,
+                close_fds=False,  # MPICH's ranks talk to their launcher through an open file (PMI_FD)
                 preexec_fn=die_with_parent(os.getpid()),
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:

@@ -1,0 +1,92 @@
+"""Which rank is named as the first that failed, and what hvdrun returns."""
+
+from __future__ import annotations
+
+import signal
+
+from hvdkit.launch.verdict import End, Ranks, judge
+
+LOST_PEER = ("Traceback", "hvdkit.errors.RankLostError: rank 1 is gone")
+
+
+def job(*ends: End | None, hosts: tuple[str, ...] = ("a",)) -> Ranks:
+    """Ranks that reported these ends in this order; None: no report, the agent went away."""
+    ranks = Ranks(len(ends))
+    for rank, end in enumerate(ends):
+        ranks.hosts[rank] = hosts[rank % len(hosts)]
+        if end is None:
+            ranks.lose(rank)
+        else:
+            ranks.end(rank, end)
+    return ranks
+
+
+def test_all_well_is_all_ranks_with_0_and_says_nothing() -> None:
+    verdict = judge(job(End(0), End(0)), 0)
+    assert (verdict.code, verdict.lines) == (0, ())
+
+
+def test_status_0_of_mpirun_is_no_success_if_a_rank_is_missing() -> None:
+    ranks = job(End(0), End(0))
+    ranks.size = 4
+    verdict = judge(ranks, 0)
+    assert verdict.code == 1
+    assert verdict.lines == ("mpirun ended with status 0 before ranks 2, 3 of 4 had started.",)
+    assert verdict.show_launcher
+    assert judge(ranks, 213).code == 213
+
+
+def test_a_bad_status_of_mpirun_is_no_success_if_all_ranks_ended_well() -> None:
+    verdict = judge(job(End(0), End(0)), 1)
+    assert verdict.code == 1
+    assert "every rank ended well, but mpirun ended with status 1" in verdict.lines[0]
+
+
+def test_ranks_that_were_told_to_end_are_not_to_blame() -> None:
+    ranks = job(End(143, 15, told="hvdrun ended the job"), End(3, tail=("why",)), End(143, 15, told="x"))
+    verdict = judge(ranks, 3, logs="logs")
+    assert verdict.code == 3
+    assert verdict.lines == (
+        "rank 1 on a failed with exit code 3; stopped the other 2. Log: logs/rank.1.log",
+        "its last lines:",
+        "    why",
+    )
+
+
+def test_on_one_host_the_earliest_of_one_moment_is_first() -> None:
+    assert judge(job(End(5, time=2.0), End(6, time=1.0)), 1).code == 6
+
+
+def test_on_several_hosts_clocks_are_not_compared() -> None:
+    assert judge(job(End(5, time=2.0), End(6, time=1.0), hosts=("a", "b")), 1).code == 5
+
+
+def test_a_rank_that_only_lost_its_peer_is_blamed_last() -> None:
+    ranks = job(End(1, tail=LOST_PEER), End(137, signal.SIGKILL))
+    assert ranks.cause_is_sure
+    verdict = judge(ranks, 1)
+    assert verdict.code == 137
+    assert "killed by SIGKILL" in verdict.lines[0]
+    alone = job(End(1, tail=LOST_PEER), End(0))
+    assert not alone.cause_is_sure
+    assert judge(alone, 1).code == 1
+
+
+def test_a_lost_rank_is_the_cause_unless_another_failed_at_that_moment() -> None:
+    verdict = judge(job(None, End(0), End(143, told="x")), 0)
+    assert verdict.code == 1
+    assert "rank 0 on a was lost" in verdict.lines[0]
+    assert judge(job(None, End(9), None), 9).lines == ("rank 1 on a failed with exit code 9; stopped the other 2.",)
+
+
+def test_ranks_that_mpirun_ended_are_its_own_matter() -> None:
+    assert judge(job(None, None), 7).lines == ("mpirun ended all ranks, with status 7.",)
+    verdict = judge(job(End(0), End(143, told="the launcher sent SIGTERM")), 1)
+    assert verdict.lines == ("mpirun ended the job with status 1; rank 1 had not finished.",)
+    assert verdict.show_launcher
+
+
+def test_an_interrupted_job_has_the_signals_code() -> None:
+    ranks = job(End(143, 15, told="x"), End(1))
+    assert judge(ranks, 0, interrupted=signal.SIGINT).code == 130
+    assert judge(ranks, 0, interrupted=signal.SIGTERM).lines == ("SIGTERM: ended 2 ranks.",)
