@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 
@@ -37,15 +38,16 @@ class ProgressThread:
         while True:
             self._work.wait()
             self._work.clear()
-            waiting = Waiting(lambda: None)
-            while not self._closing and self._buckets.busy:
-                try:
-                    if not self._buckets.advance():
-                        waiting.pause()
-                except TransportError:
-                    break
+            with contextlib.suppress(TransportError):
+                self._drive()
             if self._closing:
                 return
+
+    def _drive(self) -> None:
+        waiting = Waiting(lambda: None)
+        while not self._closing and self._buckets.busy:
+            if not self._buckets.advance():
+                waiting.pause()
 
     def close(self) -> None:
         """End the thread."""

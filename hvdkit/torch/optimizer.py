@@ -182,7 +182,9 @@ def DistributedOptimizer(
 def _change_class(optimizer: torch.optim.Optimizer, reducer: GradientReducer | None) -> None:
     own = type(optimizer)
     patched = optimizer.__dict__.pop("step", None)
-    optimizer.__class__ = type(own.__name__, (_Distributed, own), {"__module__": own.__module__, "__doc__": own.__doc__})
+    optimizer.__class__ = type(
+        own.__name__, (_Distributed, own), {"__module__": own.__module__, "__doc__": own.__doc__}
+    )
     optimizer._hvdkit = reducer  # type: ignore[attr-defined]
     optimizer._hvdkit_skip = False  # type: ignore[attr-defined]
     if hasattr(patched, "_wrapped_by_lr_sched"):

@@ -120,8 +120,7 @@ class GradientReducer:
     def flush(self) -> None:
         """See autograd.Reducer."""
         self._changed = self._changed or any(
-            parameter.requires_grad and index not in self._hooked
-            for index, (_, parameter) in enumerate(self._named)
+            parameter.requires_grad and index not in self._hooked for index, (_, parameter) in enumerate(self._named)
         )
         if self._changed:
             self._make_plan()
@@ -149,9 +148,9 @@ class GradientReducer:
     def _make_plan(self) -> None:
         """Agree with the other ranks on what is sparse and on the buckets; collective."""
         made = engine.runtime("a reduction of gradients")
-        if self._plan is not None and self._plan.under_way:
-            self._plan.finish()  # the old plan's part of this pass is already on its way
-            self._touched -= self._arrived
+        if self._plan is not None:
+            self._plan.finish()  # part of it may be under way on some ranks, so all of them do it
+            self._touched = {index for index in self._touched if index not in self._place}
         self._hook()
         sparse = [index for index, (_, parameter) in enumerate(self._named) if self._is_sparse(parameter)]
         self._sparse = sorted(set().union(*allgather_object(made.transport, sparse)) | set(self._sparse))

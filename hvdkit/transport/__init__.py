@@ -61,14 +61,14 @@ def open_transport(config: Config) -> tuple[World, Transport, Abort | None]:
         return world, SingleTransport(), abort
     if name == "mpi":
         return world, base, abort
-    options: dict[str, Any] = {"host": world.host, "directory": config.shared_directory, "small_bytes": config.small_bytes}
+    options: dict[str, Any] = {"directory": config.shared_directory, "small_bytes": config.small_bytes}
     if name == "shared_memory":
         from hvdkit.transport.shared_memory import SharedMemoryTransport
 
-        return world, SharedMemoryTransport(base, base, **options), abort
+        return world, SharedMemoryTransport(base, base, host=world.host, **options), abort
     from hvdkit.transport.hierarchical import HierarchicalTransport
 
-    return world, HierarchicalTransport(base, **options), abort
+    return world, HierarchicalTransport(base, host=world.host, **options), abort
 
 
 def choose_transport(wish: str, local_sizes: Sequence[int]) -> str:

@@ -1,7 +1,7 @@
 """What every transport offers: moving bytes inside a fixed group of ranks.
 
 Collectives block and are called in the same order on all ranks of the group. Nothing here knows a framework: numbers
-come as a Buffer, and what is done with them (adding, casting) is an Arithmetic, numpy's unless an adapter brings its own.
+come as a Buffer, and what is done with them (adding, casting) is an Arithmetic: numpy's, or one that an adapter brings.
 """
 
 from __future__ import annotations

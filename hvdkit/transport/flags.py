@@ -47,7 +47,7 @@ class Flags:
 
     def __init__(self, memory: NDArray[np.uint8], *, rank: int, ranks: int, count: int) -> None:
         stride = _padded(count)
-        self._numbers = memoryview(memory).cast("q")  # much faster than numpy for single numbers
+        self._numbers = memory.data.cast("q")  # much faster than numpy for single numbers
         self._own = rank * stride
         self._peers = [peer * stride for peer in range(ranks) if peer != rank]
 

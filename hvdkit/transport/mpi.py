@@ -188,8 +188,9 @@ class MpiBuckets(SteppedBuckets):
         self._specs = list(specs)
         self._crossing = MpiCrossing(transport)
         self.depth, nbytes = plan_depth(specs, depth)
-        raw = [[np.empty(nbytes, np.uint8) for _ in range(self.depth)] for _ in range(2)]
-        self.memory, self.result = ([see_as(each[i % self.depth], spec) for i, spec in enumerate(specs)] for each in raw)
+        pieces = [np.empty(nbytes, np.uint8) for _ in range(2 * self.depth)]
+        self.memory = [see_as(pieces[at % self.depth], spec) for at, spec in enumerate(specs)]
+        self.result = [see_as(pieces[self.depth + at % self.depth], spec) for at, spec in enumerate(specs)]
 
     def steps(self, index: int) -> Iterator[bool]:
         """Reduce memory[index] into result[index]."""

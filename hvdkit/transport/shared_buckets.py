@@ -17,6 +17,7 @@ of memory, used in turn, stay in the cache that the ranks share: that is most of
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,6 +31,7 @@ from hvdkit.transport.flags import Flags, flag_bytes
 from hvdkit.transport.segment import open_segment
 
 _ALIGN = 64  # bytes: a cache line
+
 
 class Crossing(Protocol):
     """Reduces shards between hosts."""
@@ -46,7 +48,7 @@ def plan_shards(count: int, shards: int, itemsize: int) -> list[tuple[int, int]]
     step = _ALIGN // itemsize
     lines = -(-count // step)
     edges = [min(count, (lines * shard // shards) * step) for shard in range(shards)] + [count]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(itertools.pairwise(edges))
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ class SharedMemoryTransport:
         self.local_ranks = self._shards
         self._liveness = Liveness(local, host, directory, base.rank)
         self._staging: SharedBuckets | None = None
+        self._closed = False
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -135,6 +136,9 @@ class SharedMemoryTransport:
 
     def close(self) -> None:
         """See Transport.close."""
+        if self._closed:
+            return
+        self._closed = True
         self._base.barrier()  # so that nobody takes an orderly end for a rank that left others waiting
         self._liveness.close()
         self._drop_staging()
