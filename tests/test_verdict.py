@@ -36,6 +36,12 @@ def test_status_0_of_mpirun_is_no_success_if_a_rank_is_missing() -> None:
     assert judge(ranks, 213).code == 213
 
 
+def test_a_rank_that_never_started_explains_those_that_were_lost() -> None:
+    ranks = job(None, None)
+    ranks.size = 3
+    assert judge(ranks, 255).lines == ("mpirun ended with status 255 before rank 2 of 3 had started.",)
+
+
 def test_a_bad_status_of_mpirun_is_no_success_if_all_ranks_ended_well() -> None:
     verdict = judge(job(End(0), End(0)), 1)
     assert verdict.code == 1

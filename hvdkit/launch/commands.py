@@ -97,7 +97,9 @@ def _ssh_arguments(job: Job, mpi: Mpi) -> list[str]:
     )
     if any(f"{prefix}_MCA_{name}" in job.environ for name in ("plm_ssh_agent", "plm_rsh_agent")):
         return []  # the user has an ssh of their own
-    return [option, agent, shlex.join(["ssh", *SSH_OPTIONS])]
+    # Without tree spawn every ssh is started here. Open MPI 5's daemons would get the options cut off at the first "=".
+    no_tree = agent.replace("agent", "no_tree_spawn")
+    return [option, agent, shlex.join(["ssh", *SSH_OPTIONS]), option, no_tree, "1"]
 
 
 def _library_variables(job: Job, mpi: Mpi) -> dict[str, str]:

@@ -102,6 +102,8 @@ class Control:
         assert task is not None
         self._tasks.add(task)
         rank = None
+        if self._secret:
+            wire.keep_alive(writer.get_extra_info("socket"))
         try:
             async with _time_limit(_HANDSHAKE_S):
                 if self._secret and not await self._shake_hands(reader, writer):
@@ -109,8 +111,8 @@ class Control:
                 rank = self._greet(*await _read_frame(reader), writer)
             while rank is not None:
                 self._take(rank, *await _read_frame(reader))
-        except (OSError, EOFError, ValueError, KeyError, struct.error, asyncio.TimeoutError):
-            pass  # not an agent, or one that went away: a rank without an end is seen as lost below
+        except (OSError, EOFError, ValueError, KeyError, struct.error, asyncio.TimeoutError, asyncio.CancelledError):
+            pass  # not an agent, or one that went away, or the end: a rank without an end is seen as lost below
         finally:
             self._tasks.discard(task)
             writer.close()

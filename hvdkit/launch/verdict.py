@@ -145,16 +145,16 @@ def judge(ranks: Ranks, status: int, *, interrupted: int = 0, logs: str = "") ->
     if interrupted:
         name = "Ctrl-C" if interrupted == signal.SIGINT else signal.Signals(interrupted).name
         return Verdict(128 + interrupted, (f"{name}: ended {_count(len(ranks.hosts))}.",))
-    everyone_lost = len(ranks.lost) > 1 and len(ranks.lost) + len(ranks.ended) == ranks.size
-    if everyone_lost and not any(end.failed for end in ranks.ended.values()):
+    missing = sorted(set(range(ranks.size)) - set(ranks.hosts))
+    only_lost = bool(ranks.lost) and not any(end.failed for end in ranks.ended.values())
+    if only_lost and len(ranks.lost) > 1 and len(ranks.lost) + len(ranks.ended) == ranks.size:
         return Verdict(code or 1, (f"mpirun ended all ranks, with status {code}.",), show_launcher=True)
-    if ranks.failures:
+    if ranks.failures and not (only_lost and missing):
         return _blame(ranks, code, logs)
     if ranks.all_well:
         if code == 0:
             return Verdict(0)
         return Verdict(code, (f"every rank ended well, but mpirun ended with status {code}.",), show_launcher=True)
-    missing = sorted(set(range(ranks.size)) - set(ranks.hosts))
     if missing:
         what = f"mpirun ended with status {code} before {_name(missing)} of {ranks.size} had started."
     else:
