@@ -16,7 +16,7 @@ from typing import Any
 
 from rank_job import Job
 
-_KEPT = 3  # jobs that wait for more work at the same time: ten ranks at most
+_KEPT = 4  # jobs that wait for more work at the same time: ten ranks, of 1 to 4, in the usual tests
 _GRACE_S = 2.0  # for the other ranks to say something too, once one has failed
 _jobs: dict[int, Job] = {}  # by number of ranks, the one used last at the end
 
