@@ -1,34 +1,10 @@
-"""`python -I -S .../agent -- command`: run the command as a rank."""
+"""`python -I -S .../hvdkit/launch/agent -- command`: run the command as a rank."""
 
-from __future__ import annotations
-
+import importlib
 import os
 import sys
 
-if not __package__:  # run by path: make this folder the package `agent`, without importing hvdkit
-    __package__ = "agent"
-    sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# Run by path, this folder is no package yet. Make it the package `agent`: that way hvdkit itself is not imported.
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from .place import read_place
-from .rank import Agent
-from .stream import open_log
-from .wire import Gone, open_control
-
-
-def main(arguments: list[str]) -> int:
-    """Run the command after `--` as a rank."""
-    command = arguments[arguments.index("--") + 1 :]
-    place = read_place(os.environ)
-    try:
-        where = os.environ.get("HVDKIT_CONTROL", "")
-        control = open_control(where, os.environ.get("HVDKIT_CONTROL_SECRET", "")) if where else None
-        log = open_log(os.environ.get("HVDKIT_OUTPUT_DIRECTORY", ""), place[0])
-        return Agent(place, control, log).run(command, os.environ)
-    except Gone as error:
-        print(f"hvdkit: rank {place[0]} on {place[3]} has lost hvdrun, or cannot reach it: {error}", file=sys.stderr)
-    except OSError as error:
-        print(f"hvdkit: rank {place[0]} on {place[3]} cannot write its log: {error}", file=sys.stderr)
-    return 1
-
-
-sys.exit(main(sys.argv[1:]))
+sys.exit(importlib.import_module("agent.main").main(sys.argv[1:]))

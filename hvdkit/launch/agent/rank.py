@@ -184,6 +184,8 @@ class Agent:
                 set_window(self.terminal, rows, columns - len(self.prefix))
 
     def _lose_control(self) -> None:
+        if self.control is not None:
+            self.control.clean_up()
         self.control = None
         self.unread = True
         self._end_rank("hvdrun is gone")

@@ -40,8 +40,9 @@ class Stream:
         self._line = self._line[-4096:]
         self.tail.extend(lines[-TAIL_LINES:])
         self._pending += data
-        cut = len(self._pending) if self.live or len(self._pending) > LINE_BYTES else self._pending.rfind(b"\n") + 1
-        return self._take(cut)
+        cut = self._pending.rfind(b"\n") + 1
+        drawn = self.live and (b"\x1b" in self._pending[cut:] or b"\r" in self._pending[cut:])
+        return self._take(len(self._pending) if drawn or len(self._pending) > LINE_BYTES else cut)
 
     def flush(self) -> bytes:
         """Pass on an unfinished line."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -20,8 +21,8 @@ class Gone(Exception):
 class Control:
     """The connection to hvdrun."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
+    def __init__(self, connection: socket.socket, path: str = "") -> None:
+        self.socket, self._path = connection, path
         self._received = b""
 
     def send(self, kind: bytes, payload: bytes = b"") -> None:
@@ -30,6 +31,14 @@ class Control:
             self.socket.sendall(HEADER.pack(kind, len(payload)) + payload)
         except OSError:
             raise Gone from None
+
+    def clean_up(self) -> None:
+        """Remove the Unix socket and its folder, which a killed hvdrun could not."""
+        if self._path:
+            with contextlib.suppress(OSError):  # another agent was first
+                os.unlink(self._path)
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.dirname(self._path))
 
     def receive(self) -> list[tuple[bytes, bytes]]:
         """Wait for some bytes and return the frames that are complete; raises Gone if hvdrun is not there."""
@@ -70,7 +79,7 @@ def open_control(place: str, secret: str) -> Control:
             connection.connect(rest)
         except OSError as error:
             raise Gone(f"{rest}: {error.strerror}") from None
-        return Control(connection)
+        return Control(connection, rest)
     port, _, addresses = rest.partition(":")
     answers = (_try_address(address, int(port), secret) for address in addresses.split(","))
     problems = []
