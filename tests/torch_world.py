@@ -1,4 +1,4 @@
-"""Bodies for ranks that train with torch: a world of a wished transport, and the same training with and without ranks."""
+"""Bodies for ranks that train with torch: a world of a wished transport, and one training with and without ranks."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hvdkit.engine.planned import PlannedReduction, Statistics
 from hvdkit.engine.progress import has_spare_core
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.runtime import Runtime
-from hvdkit.torch.staging import PinnedMemory, is_staged
+from hvdkit.torch import staging
 from hvdkit.torch.tensors import as_tensor, dtype_name
 from hvdkit.transport.base import Buffer
 
@@ -33,7 +33,7 @@ class GradientPlan:
         self._strides = [_strides(parameter) for parameter in self._parameters]
         self._touched = touched
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}  # (bucket, address) -> a view for each slot
-        self._pinned = PinnedMemory()
+        self._pinned = staging.PinnedMemory()
         devices = list(dict.fromkeys(parameter.device for parameter in self._parameters))
         self._moving = PlannedReduction(
             made.transport,
@@ -75,7 +75,7 @@ class GradientPlan:
     def fill(self, bucket: int, memory: Buffer) -> Collection[int]:
         """See Gradients.fill. Absent are the gradients that autograd has not written since the last reduction."""
         host, device = as_tensor(memory), self._device(bucket)
-        flat = torch.empty_like(host, device=device) if is_staged(device) else host
+        flat = torch.empty_like(host, device=device) if staging.is_staged(device) else host
         absent, sources, targets = [], [], []
         for slot, view in zip(self._moving.buckets[bucket].slots, self._see(bucket, flat), strict=True):
             parameter = self._parameters[slot.tensor]
@@ -96,7 +96,7 @@ class GradientPlan:
         """See Gradients.drain."""
         host, device = as_tensor(result), self._device(bucket)
         flat = host
-        if is_staged(device):
+        if staging.is_staged(device):
             self._pinned.add(host)
             flat = torch.empty_like(host, device=device).copy_(host)
         sources, targets = [], []
@@ -125,7 +125,7 @@ class GradientPlan:
                 views.append(flat.as_strided(parameter.shape, self._strides[slot.tensor], start))
             else:
                 views.append(flat[slot.start : slot.stop])
-        if not is_staged(self._device(bucket)):
+        if not staging.is_staged(self._device(bucket)):
             self._views[bucket, flat.data_ptr()] = views
         return views
 

@@ -53,11 +53,13 @@ class GradientReducer:
         self._changed = True
         self._hook()
 
-    def _hook(self) -> None:
-        for index, (_, parameter) in enumerate(self._named):
-            if parameter.requires_grad and index not in self._hooked:
-                self._hooked.add(index)
-                parameter.register_post_accumulate_grad_hook(self._make_hook(index))
+    def _hook(self) -> list[int]:
+        """Hook the parameters that are trained and have no hook yet; returns which."""
+        new = [i for i, (_, parameter) in enumerate(self._named) if parameter.requires_grad and i not in self._hooked]
+        for index in new:
+            self._named[index][1].register_post_accumulate_grad_hook(self._make_hook(index))
+        self._hooked.update(new)
+        return new
 
     def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
         def on_gradient(parameter: torch.Tensor) -> None:
@@ -151,7 +153,8 @@ class GradientReducer:
         if self._plan is not None:
             self._plan.finish()  # part of it may be under way on some ranks, so all of them do it
             self._touched = {index for index in self._touched if index not in self._place}
-        self._hook()
+        # What was unfrozen since the last reduction had no hook in this pass.
+        self._touched |= {index for index in self._hook() if self._named[index][1].grad is not None}
         sparse = [index for index, (_, parameter) in enumerate(self._named) if self._is_sparse(parameter)]
         self._sparse = sorted(set().union(*allgather_object(made.transport, sparse)) | set(self._sparse))
         dense = [
