@@ -57,7 +57,6 @@ def setting(default: Any, parse: Callable[[str], Any], help: str, *, horovod: st
 class Config:
     """All settings, read once by `init()`."""
 
-    engine: str = setting("auto", choice("auto", "native"), "which engine moves gradients", flag="--engine")
     transport: str = setting(
         "auto",
         choice("auto", "single", "mpi", "shared_memory", "hierarchical"),
@@ -68,7 +67,6 @@ class Config:
         4 * MIB,
         parse_bytes,
         "bytes of gradients in a bucket; 0 sends each tensor by itself",
-        horovod="HOROVOD_FUSION_THRESHOLD",
         flag="--fusion-bytes",
     )
     buckets_in_flight: int = setting(
@@ -89,9 +87,6 @@ class Config:
         "a synchronous allreduce below this many bytes goes straight to MPI, not through shared memory",
     )
     shared_directory: str = setting("/dev/shm", str, "where node-shared memory is made; must be a memory file system")
-    start_timeout_s: float = setting(
-        60.0, float, "seconds to wait for the other ranks in init()", horovod="HOROVOD_START_TIMEOUT"
-    )
     log_level: str = setting(
         "warning",
         choice("trace", "debug", "info", "warning", "error", "fatal", "critical"),
@@ -108,8 +103,6 @@ class Config:
             problems.append(f"buckets_in_flight is {self.buckets_in_flight}; it must be 1 or more")
         if self.small_bytes < 0:
             problems.append(f"small_bytes is {self.small_bytes}; it must be 0 or more")
-        if not self.start_timeout_s > 0:
-            problems.append(f"start_timeout_s is {self.start_timeout_s}; it must be above 0")
         if problems:
             raise ConfigError("; ".join(problems))
 

@@ -32,11 +32,11 @@ def test_nothing_set_means_the_defaults() -> None:
 
 
 def test_an_argument_beats_a_variable_beats_horovods_beats_the_default() -> None:
-    environ = {"HOROVOD_FUSION_THRESHOLD": "1048576"}
-    assert read_config(environ).fusion_bytes == MIB
-    environ["HVDKIT_FUSION_BYTES"] = "2m"
-    assert read_config(environ).fusion_bytes == 2 * MIB
-    assert read_config(environ, fusion_bytes=3).fusion_bytes == 3
+    environ = {"HOROVOD_LOG_LEVEL": "error"}
+    assert read_config(environ).log_level == "error"
+    environ["HVDKIT_LOG_LEVEL"] = "info"
+    assert read_config(environ).log_level == "info"
+    assert read_config(environ, log_level="debug").log_level == "debug"
 
 
 def test_a_setting_tells_where_it_comes_from() -> None:
@@ -57,7 +57,7 @@ def test_all_wrong_variables_are_named_together() -> None:
     assert "HVDKIT_PROGRESS" not in message
 
 
-@pytest.mark.parametrize("wrong", [{"fusion_bytes": -1}, {"small_bytes": -1}, {"start_timeout_s": 0.0}])
+@pytest.mark.parametrize("wrong", [{"fusion_bytes": -1}, {"small_bytes": -1}, {"buckets_in_flight": 0}])
 def test_a_value_out_of_range_is_an_error(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is"):
         Config(**wrong)  # type: ignore[arg-type]

@@ -66,8 +66,8 @@ def plan_buckets(tensors: Sequence[TensorSpec], limit_bytes: int) -> tuple[Bucke
     """Lay tensors, last one first (backward makes gradients in about that order), into buckets of `limit_bytes`.
 
     A tensor that does not fit into what is left of a bucket goes on in the next one. Each dtype and place fills buckets
-    of its own; a bucket's turn comes when it is full, so it never waits for a later one. A limit of 0 begins a bucket
-    with every tensor, and cuts those above 4 MiB.
+    of its own; a bucket's turn comes with the last tensor that it needs, so it never waits for a later one. A limit of
+    0 begins a bucket with every tensor, and cuts those above 4 MiB.
     """
     pieces = limit_bytes or _WHOLE_BYTES
     filling: dict[tuple[str, int], list[Slot]] = {}
@@ -97,7 +97,7 @@ def plan_buckets(tensors: Sequence[TensorSpec], limit_bytes: int) -> tuple[Bucke
                 break
     for kind in list(filling):
         close(kind)
-    return tuple(buckets)
+    return tuple(sorted(buckets, key=lambda bucket: -bucket.slots[-1].tensor))
 
 
 def describe_plan(tensors: Sequence[TensorSpec], limit_bytes: int, options: str) -> str:
