@@ -3,8 +3,8 @@
     hvdrun -np 2 python -m benchmarks.step_time
 
 Every rank trains the same model with each peer in turn, a few steps at a time, round after round, so that all of them
-meet the same machine. A step's time is that of the slower rank. The table gives medians over all rounds, and ratios to
-the step without communication, each taken within its round.
+meet the same machine. The ranks begin each step together, and the slower one's time counts. The table gives medians over
+all rounds, and ratios to the step without communication, each taken within its round.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def _peers() -> dict[str, Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.
 
 
 def _time(step: Step, steps: int) -> float:
-    """Milliseconds a step: the median, on the slower rank."""
-    hvd.barrier()
+    """Milliseconds a step: all ranks begin it together, the slowest one counts, and the median of `steps` is taken."""
     times = []
     for _ in range(steps):
+        hvd.barrier()
         began = time.perf_counter()
         step()
         times.append(1000 * (time.perf_counter() - began))
-    return float(hvd.allreduce(torch.tensor(statistics.median(times)), op=hvd.Max))
+    return float(hvd.allreduce(torch.tensor(times), op=hvd.Max).median())
 
 
 def measure(work: Work, peers: dict[str, Any], *, rounds: int, steps: int) -> dict[str, list[float]]:

@@ -16,7 +16,7 @@ from hvdkit.engine.buckets import Bucket, TensorSpec, describe_plan, plan_bucket
 from hvdkit.engine.progress import ProgressThread
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.errors import RankLostError
-from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Transport
+from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Transport, cover
 
 
 @dataclass
@@ -42,8 +42,11 @@ class Gradients(Protocol):
         Returns the indices of those that this rank does not have; their memory holds zeros, or what all ranks have.
         """
 
-    def drain(self, bucket: int, result: Buffer, gone: Collection[int]) -> None:
-        """Take a bucket's reduced tensors from `result` (data_count,). gone: tensors that no rank had; left alone."""
+    def drain(self, bucket: int, result: Sequence[Buffer], gone: Collection[int]) -> None:
+        """Take a bucket's reduced tensors from `result`, pieces that make up (data_count,) and are only read.
+
+        gone: tensors that no rank had; theirs are left alone.
+        """
 
 
 class PlannedReduction:
@@ -80,10 +83,13 @@ class PlannedReduction:
             depth,
         )
         self._thread = ProgressThread(self._moving) if threaded else None
-        memories = list(zip(self.buckets, self._moving.memory, self._moving.result, strict=True))
-        self._data = [(memory.slice(0, b.data_count), result.slice(0, b.data_count)) for b, memory, result in memories]
+        self._data = [
+            (memory.slice(0, bucket.data_count), cover(result, 0, bucket.data_count))
+            for bucket, memory, result in zip(self.buckets, self._moving.memory, self._moving.result, strict=True)
+        ]
         self._present = [
-            (memory.slice(b.data_count, b.count), result.slice(b.data_count, b.count)) for b, memory, result in memories
+            (memory.slice(bucket.data_count, bucket.count), cover(result, bucket.data_count, bucket.count))
+            for bucket, memory, result in zip(self.buckets, self._moving.memory, self._moving.result, strict=True)
         ]
         self._of_tensor: list[list[int]] = [[] for _ in tensors]
         for at, bucket in enumerate(self.buckets):
@@ -122,6 +128,7 @@ class PlannedReduction:
         self._next += 1
         if at == 0:
             self._began_s = time.perf_counter()
+        self._moving.acquire(at)
         absent = frozenset(self._gradients.fill(at, self._data[at][0]))
         self._mark(at, absent)
         if absent:
@@ -149,12 +156,19 @@ class PlannedReduction:
         absent = self._absent.get(at)
         gone: Collection[int] = ()
         if absent:
-            presence = Buffer(np.empty(len(self.buckets[at].slots), np.float32), "float32")
-            self._arithmetic.cast(presence, self._present[at][1])
-            slots = zip(self.buckets[at].slots, presence.array.tolist(), strict=True)
+            slots = zip(self.buckets[at].slots, self._presence(at), strict=True)
             gone = frozenset(slot.tensor for slot, there in slots if not there)
         self._gradients.drain(at, self._data[at][1], gone)
+        self._moving.release(at)
         self._under_way.popleft()
+
+    def _presence(self, at: int) -> list[float]:
+        found: list[float] = []
+        for piece in self._present[at][1]:
+            numbers = Buffer(np.empty(piece.count, np.float32), "float32")
+            self._arithmetic.cast(numbers, piece)
+            found += numbers.array.tolist()
+        return found
 
     def finish(self) -> None:
         """Start what has not started yet, and take all results; then the next round begins.

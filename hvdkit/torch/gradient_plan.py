@@ -16,6 +16,7 @@ from hvdkit.torch.tensors import as_tensor, dtype_name
 from hvdkit.transport.base import Buffer
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
+_Seen = list[tuple[Slot, torch.Tensor]]
 
 
 class GradientPlan:
@@ -32,7 +33,8 @@ class GradientPlan:
         self._parameters = [parameter for _, parameter in named]
         self._strides = [_strides(parameter) for parameter in self._parameters]
         self._touched = touched
-        self._views: dict[tuple[int, int], list[torch.Tensor]] = {}  # (bucket, address) -> a view for each slot
+        self._fills: dict[int, _Seen] = {}
+        self._drains: dict[int, _Seen] = {}
         self._pinned = staging.PinnedMemory()
         devices = list(dict.fromkeys(parameter.device for parameter in self._parameters))
         self._moving = PlannedReduction(
@@ -68,39 +70,42 @@ class GradientPlan:
 
     def close(self) -> None:
         """Free the buckets; collective."""
-        self._views.clear()
+        self._fills.clear()
+        self._drains.clear()
         self._pinned.close()
         self._moving.close()
 
     def fill(self, bucket: int, memory: Buffer) -> Collection[int]:
         """See Gradients.fill. Absent are the gradients that autograd has not written since the last reduction."""
         host, device = as_tensor(memory), self._device(bucket)
-        flat = torch.empty_like(host, device=device) if staging.is_staged(device) else host
-        absent, sources, targets = [], [], []
-        for slot, view in zip(self._moving.buckets[bucket].slots, self._see(bucket, flat), strict=True):
+        staged = staging.is_staged(device)
+        flat = torch.empty_like(host, device=device) if staged else host
+        absent, sources, targets = set(), [], []
+        for slot, view in self._see(bucket, [flat], None if staged else self._fills):
             parameter = self._parameters[slot.tensor]
             if slot.tensor not in self._touched:
-                absent.append(slot.tensor)
+                absent.add(slot.tensor)
             if parameter.grad is None:
                 view.zero_()
             else:
                 sources.append(self._part(parameter, slot))
                 targets.append(view)
         _copy(targets, sources)
-        if flat is not host:
+        if staged:
             self._pinned.add(host)
             host.copy_(flat)
         return absent
 
-    def drain(self, bucket: int, result: Buffer, gone: Collection[int]) -> None:
+    def drain(self, bucket: int, result: Sequence[Buffer], gone: Collection[int]) -> None:
         """See Gradients.drain."""
-        host, device = as_tensor(result), self._device(bucket)
-        flat = host
-        if staging.is_staged(device):
-            self._pinned.add(host)
-            flat = torch.empty_like(host, device=device).copy_(host)
+        flats, device = [as_tensor(piece) for piece in result], self._device(bucket)
+        staged = staging.is_staged(device)
+        if staged:
+            for flat in flats:
+                self._pinned.add(flat)
+            flats = [flat.to(device, copy=True) for flat in flats]
         sources, targets = [], []
-        for slot, view in zip(self._moving.buckets[bucket].slots, self._see(bucket, flat), strict=True):
+        for slot, view in self._see(bucket, flats, None if staged else self._drains):
             if slot.tensor in gone:
                 continue
             parameter = self._parameters[slot.tensor]
@@ -113,21 +118,32 @@ class GradientPlan:
     def _device(self, bucket: int) -> torch.device:
         return self._parameters[self._moving.buckets[bucket].slots[0].tensor].device
 
-    def _see(self, bucket: int, flat: torch.Tensor) -> list[torch.Tensor]:
-        """A view of `flat` for each slot: of the parameter's shape, or flat for a piece of a parameter."""
-        views = self._views.get((bucket, flat.data_ptr()))
-        if views is not None:
-            return views
-        views = []
+    def _see(self, bucket: int, flats: list[torch.Tensor], known: dict[int, _Seen] | None) -> _Seen:
+        """The bucket's slots, cut where `flats` end, with a view of each: of the parameter's shape, or flat for a part.
+
+        known: what was seen before in the same memory; None for memory that is new each time.
+        """
+        if known is not None and bucket in known:
+            return known[bucket]
+        seen = []
         for slot in self._moving.buckets[bucket].slots:
-            parameter, start = self._parameters[slot.tensor], flat.storage_offset() + slot.start
-            if slot.stop - slot.start == parameter.numel():
-                views.append(flat.as_strided(parameter.shape, self._strides[slot.tensor], start))
-            else:
-                views.append(flat[slot.start : slot.stop])
-        if not staging.is_staged(self._device(bucket)):
-            self._views[bucket, flat.data_ptr()] = views
-        return views
+            at, left = 0, True
+            for flat in flats:
+                first, last = max(slot.start, at), min(slot.stop, at + flat.numel())
+                if first < last or (left and first == last == slot.stop):  # an empty tensor is seen once
+                    part = Slot(slot.tensor, first, last, slot.offset + first - slot.start)
+                    seen.append((part, self._view(flat, first - at, part)))
+                    left = False
+                at += flat.numel()
+        if known is not None:
+            known[bucket] = seen
+        return seen
+
+    def _view(self, flat: torch.Tensor, start: int, slot: Slot) -> torch.Tensor:
+        parameter, count = self._parameters[slot.tensor], slot.stop - slot.start
+        if count == parameter.numel():
+            return flat.as_strided(parameter.shape, self._strides[slot.tensor], flat.storage_offset() + start)
+        return flat[start : start + count]
 
     def _part(self, parameter: torch.nn.Parameter, slot: Slot) -> torch.Tensor:
         """The slot's elements of the parameter's gradient, sharing memory."""

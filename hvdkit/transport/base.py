@@ -116,21 +116,38 @@ def see_as(memory: NDArray[np.uint8], spec: BucketSpec) -> Buffer:
     return Buffer(memory[: spec.count * storage.itemsize].view(storage), spec.dtype)
 
 
+def cover(pieces: Sequence[Buffer], start: int, stop: int) -> list[Buffer]:
+    """The elements from `start` up to `stop` of pieces that follow each other, as pieces of theirs."""
+    found, at = [], 0
+    for piece in pieces:
+        first, last = max(start, at), min(stop, at + piece.count)
+        if first < last:
+            found.append(piece.slice(first - at, last - at))
+        at += piece.count
+    return found
+
+
 class Buckets(Protocol):
     """The buckets of one plan in memory of the transport's choice, reduced again and again.
 
-    A round of bucket i: the user fills memory[i]; start(i); memory[i] is left alone until finished(i) or wait(i); then
-    result[i] is read, and the bucket is the user's again. Buckets start in index order. They share `depth` pieces of
-    memory in turn: bucket i, in this round or the last, must have been read before bucket i + depth is filled, and the
-    last `depth` buckets of a round before the first ones of the next.
+    A round of bucket i: acquire(i); the user fills memory[i]; start(i); memory[i] is left alone until finished(i) or
+    wait(i); the user reads result[i], pieces that follow each other and make up the whole, and writes to neither;
+    release(i). Buckets start and are released in index order. They share `depth` pieces of memory in turn, so no more
+    than that can be between acquire and release.
     """
 
     depth: int
     memory: Sequence[Buffer]
-    result: Sequence[Buffer]
+    result: Sequence[Sequence[Buffer]]
+
+    def acquire(self, index: int) -> None:
+        """Return when memory[index] may be filled. Raises RankLostError if a rank it waits for has ended."""
 
     def start(self, index: int) -> None:
         """This rank's bucket is full: reduce it once the others' are."""
+
+    def release(self, index: int) -> None:
+        """This rank has read result[index]."""
 
     def advance(self) -> bool:
         """Do what can be done without waiting; True if anything moved. Never blocks."""

@@ -22,7 +22,7 @@ class SteppedBuckets(ABC):
 
     depth: int
     memory: Sequence[Buffer]
-    result: Sequence[Buffer]
+    result: Sequence[Sequence[Buffer]]
 
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
@@ -33,6 +33,12 @@ class SteppedBuckets(ABC):
     @abstractmethod
     def steps(self, index: int) -> Iterator[bool]:
         """Reduce memory[index] into result[index]."""
+
+    def acquire(self, index: int) -> None:  # noqa: B027  (memory of one's own is free once it has been read)
+        """See Buckets.acquire."""
+
+    def release(self, index: int) -> None:  # noqa: B027
+        """See Buckets.release."""
 
     def start(self, index: int) -> None:
         """See Buckets.start."""

@@ -190,12 +190,12 @@ class MpiBuckets(SteppedBuckets):
         self.depth, nbytes = plan_depth(specs, depth)
         pieces = [np.empty(nbytes, np.uint8) for _ in range(2 * self.depth)]
         self.memory = [see_as(pieces[at % self.depth], spec) for at, spec in enumerate(specs)]
-        self.result = [see_as(pieces[self.depth + at % self.depth], spec) for at, spec in enumerate(specs)]
+        self.result = [[see_as(pieces[self.depth + at % self.depth], spec)] for at, spec in enumerate(specs)]
 
     def steps(self, index: int) -> Iterator[bool]:
         """Reduce memory[index] into result[index]."""
         spec = self._specs[index]
-        return self._crossing(self.memory[index], self.result[index], spec, spec.prescale)
+        return self._crossing(self.memory[index], self.result[index][0], spec, spec.prescale)
 
     def close(self) -> None:
         """See Buckets.close."""

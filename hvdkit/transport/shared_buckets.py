@@ -1,18 +1,19 @@
 """Buckets in memory that the ranks of a host share: each reduces its own shard straight out of its peers' buckets.
 
-One generation of one bucket, two ranks, time downwards ("|" is the training that goes on meanwhile):
+One round of one bucket, two ranks, time downwards ("|" is the training that goes on meanwhile):
 
-    rank 0                                 rank 1
-    fill memory                            |
-    raise ready                            fill memory
-    |                                      raise ready
-    shard 0 of both memories -> result     shard 1 of both memories -> result
-    raise reduced                          raise reduced
-    read result (both shards)              read result (both shards)
+    rank 0                                        rank 1
+    fill memory                                   |
+    show ready                                    fill memory
+    |                                             show ready
+    shard 0 of both memories -> own shard 0       shard 1 of both memories -> own shard 1
+    show reduced                                  show reduced
+    read shard 0 here and shard 1 of rank 1       read shard 0 of rank 0 and shard 1 here
+    show read                                     show read
 
-Buckets i and i + depth share memory. Nobody raises ready for the later one before it has read the result of the earlier
-one, so two flags are enough; and a rank that has the result knows that nobody reads its memory any more. Few pieces
-of memory, used in turn, stay in the cache that the ranks share: that is most of the speed.
+Shard i of any memory is read by rank i alone until it is reduced, so its sum can take its place. A memory is filled
+again when all ranks have read it. Few pieces of memory, used in turn, stay in the cache that the ranks share: that is
+most of the speed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from hvdkit.transport.base import STORAGE, Arithmetic, BucketSpec, Buffer, Trans
 from hvdkit.transport.buckets import SteppedBuckets
 from hvdkit.transport.flags import Flags, flag_bytes
 from hvdkit.transport.segment import open_segment
+from hvdkit.transport.waiting import Waiting
 
 _ALIGN = 64  # bytes: a cache line
 
@@ -53,14 +55,18 @@ def plan_shards(count: int, shards: int, itemsize: int) -> list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a bucket holds: everyone's own shard of it, where its sum goes, and the whole result."""
+    """What a bucket holds.
+
+    sources: this rank's shard in everyone's memory. out: in its own, where the sum goes. result: each shard where its
+    sum is. partial: the host's sum, where it still has to cross to other hosts.
+    """
 
     spec: BucketSpec
     memory: Buffer
-    result: Buffer
+    result: tuple[Buffer, ...]
     sources: tuple[Buffer, ...]
     out: Buffer
-    partial: Buffer | None  # the host's sum, where it still has to cross to other hosts
+    partial: Buffer | None
 
 
 class SharedBuckets(SteppedBuckets):
@@ -90,18 +96,21 @@ class SharedBuckets(SteppedBuckets):
         size = _padded(largest)
         flags = flag_bytes(group.size, len(specs))
         area = size * self.depth
-        # flags of both kinds | memory of rank 0 | memory of rank 1 | ... | result
-        parts = [2 * flags + area] + [area] * (group.size - 1)
-        parts[-1] += area
-        self._segment = open_segment(group, parts, directory)
-        memory = self._segment.memory
-        self._ready = Flags(memory[:flags], rank=group.rank, ranks=group.size, count=len(specs))
-        self._reduced = Flags(memory[flags : 2 * flags], rank=group.rank, ranks=group.size, count=len(specs))
+        counters = flag_bytes(group.size, 1)
+        # ready | reduced | read | memory of rank 0 | memory of rank 1 | ...
+        start = 2 * flags + counters
+        self._segment = open_segment(group, [start + area] + [area] * (group.size - 1), directory)
+        memory, who = self._segment.memory, {"rank": group.rank, "ranks": group.size}
+        self._ready = Flags(memory[:flags], count=len(specs), **who)
+        self._reduced = Flags(memory[flags : 2 * flags], count=len(specs), **who)
+        self._read = Flags(memory[2 * flags : start], count=1, **who)
         self._generation = [0] * len(specs)
-        areas = [2 * flags + rank * area for rank in range(group.size + 1)]
-        #: Of each of the `depth` pieces: each rank's memory, then the result.
+        self._acquired = self._released = 0  # buckets, since the beginning
+        self._last_use = [0] * self.depth  # of each piece of memory: the count of acquired buckets when it was its turn
+        areas = [start + rank * area for rank in range(group.size)]
+        #: Of each of the `depth` pieces: each rank's memory.
         self._raw: list[list[NDArray[np.uint8]]] = [
-            [memory[start + turn * size : start + (turn + 1) * size] for start in areas] for turn in range(self.depth)
+            [memory[at + turn * size : at + (turn + 1) * size] for at in areas] for turn in range(self.depth)
         ]
         self._layouts = [self._lay_out(index, spec) for index, spec in enumerate(specs)]
         self.memory = [layout.memory for layout in self._layouts]
@@ -114,9 +123,9 @@ class SharedBuckets(SteppedBuckets):
         return _Layout(
             spec,
             memory=views[self._rank],
-            result=views[-1],
-            sources=tuple(view.slice(start, stop) for view in views[:-1]),
-            out=views[-1].slice(start, stop),
+            result=tuple(views[rank].slice(*edges) for rank, edges in enumerate(ranges)),
+            sources=tuple(view.slice(start, stop) for view in views),
+            out=views[self._rank].slice(start, stop),
             partial=make_buffer(stop - start, spec.dtype) if self._crossing and stop > start else None,
         )
 
@@ -127,6 +136,21 @@ class SharedBuckets(SteppedBuckets):
         self._layouts[index] = layout = self._lay_out(index, spec)
         self.memory = [*self.memory[:index], layout.memory, *self.memory[index + 1 :]]
         self.result = [*self.result[:index], layout.result, *self.result[index + 1 :]]
+
+    def acquire(self, index: int) -> None:
+        """See Buckets.acquire."""
+        turn = index % self.depth
+        waiting = Waiting(self._check)
+        while not self._read.everyone(0, self._last_use[turn]):
+            if not self.advance():
+                waiting.pause()
+        self._acquired += 1
+        self._last_use[turn] = self._acquired
+
+    def release(self, index: int) -> None:
+        """See Buckets.release."""
+        self._released += 1
+        self._read.show(0, self._released)
 
     def start(self, index: int) -> None:
         """See Buckets.start."""
@@ -159,6 +183,7 @@ class SharedBuckets(SteppedBuckets):
             self._crossing.close(idle=idle)
         self._ready.close()
         self._reduced.close()
+        self._read.close()
         self._segment.close()
         self._raw, self._layouts, self.memory, self.result = [], [], [], []
 

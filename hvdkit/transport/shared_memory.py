@@ -73,6 +73,7 @@ class SharedMemoryTransport:
             stage = turn % _STAGES
             if turn >= _STAGES:
                 self._collect(stages, stage, pieces[turn - _STAGES])
+            stages.acquire(stage)
             stages.change(stage, BucketSpec(buffer.dtype, piece.count, op))
             arithmetic.copy(stages.memory[stage], piece)
             stages.start(stage)
@@ -81,7 +82,11 @@ class SharedMemoryTransport:
 
     def _collect(self, stages: SharedBuckets, stage: int, piece: Buffer) -> None:
         stages.wait(stage)
-        self.arithmetic.copy(piece, stages.result[stage])
+        at = 0
+        for part in stages.result[stage]:
+            self.arithmetic.copy(piece.slice(at, at + part.count), part)
+            at += part.count
+        stages.release(stage)
 
     def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Buffer:
         """See Transport.reducescatter."""

@@ -89,12 +89,18 @@ class SingleBuckets:
         self._specs = list(specs)
         self.depth = len(specs)
         self.memory: Sequence[Buffer] = [make_buffer(spec.count, spec.dtype) for spec in specs]
-        self.result: Sequence[Buffer] = [make_buffer(spec.count, spec.dtype) for spec in specs]
+        self.result: Sequence[Sequence[Buffer]] = [[make_buffer(spec.count, spec.dtype)] for spec in specs]
+
+    def acquire(self, index: int) -> None:
+        """See Buckets.acquire."""
+
+    def release(self, index: int) -> None:
+        """See Buckets.release."""
 
     def start(self, index: int) -> None:
         """See Buckets.start."""
         scale = self._specs[index].prescale * self._specs[index].postscale
-        self._transport.arithmetic.combine(self.result[index], [self.memory[index]], scale=scale)
+        self._transport.arithmetic.combine(self.result[index][0], [self.memory[index]], scale=scale)
 
     def advance(self) -> bool:
         """See Buckets.advance."""
