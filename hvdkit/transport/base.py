@@ -132,8 +132,9 @@ class Buckets(Protocol):
 
     A round of bucket i: acquire(i); the user fills memory[i]; start(i); memory[i] is left alone until finished(i) or
     wait(i); the user reads result[i], pieces that follow each other and make up the whole, and writes to neither;
-    release(i). Buckets start and are released in index order. They share `depth` pieces of memory in turn, so no more
-    than that can be between acquire and release.
+    release(i). Buckets start and are released in index order. Buckets i and i + depth share memory, so no more
+    than `depth` of a round can be between acquire and release, and the last ones of a round are released before the
+    first ones of the next are acquired.
     """
 
     depth: int

@@ -54,10 +54,10 @@ def open_segment(group: Transport, parts: Sequence[int], directory: str) -> Segm
         except OSError as error:
             failure = error.errno or errno.EIO
     try:
-        path = broadcast_bytes(group, path.encode(), 0).decode()
-        if group.rank != 0:
+        shown = broadcast_bytes(group, b"" if failure else path.encode(), 0).decode()
+        if group.rank != 0 and shown:
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                descriptor = os.open(shown, os.O_RDWR | os.O_CLOEXEC)
             except OSError as error:
                 failure = error.errno or errno.EIO
         if descriptor >= 0 and parts[group.rank]:
@@ -71,6 +71,7 @@ def open_segment(group: Transport, parts: Sequence[int], directory: str) -> Segm
             os.unlink(path)
     if any(failures):
         if descriptor >= 0:
+            os.ftruncate(descriptor, 0)  # what the others still hold of it must not count as taken below
             os.close(descriptor)
         raise SharedMemoryError(_explain(failures, total, directory))
     return Segment(descriptor, total)

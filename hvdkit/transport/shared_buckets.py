@@ -140,6 +140,10 @@ class SharedBuckets(SteppedBuckets):
     def acquire(self, index: int) -> None:
         """See Buckets.acquire."""
         turn = index % self.depth
+        if self._released < self._last_use[turn]:
+            raise RuntimeError(
+                f"bucket {index} shares memory with one that this rank has not released; that comes first"
+            )
         waiting = Waiting(self._check)
         while not self._read.everyone(0, self._last_use[turn]):
             if not self.advance():

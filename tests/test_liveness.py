@@ -1,0 +1,230 @@
+"""A rank that ends is noticed by those who wait for it in shared memory, wherever they wait; a busy one is let be."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from pipe_ranks import PipeTransport, run_piped
+
+from hvdkit.engine.buckets import TensorSpec
+from hvdkit.engine.planned import PlannedReduction, Statistics
+from hvdkit.engine.request import ReduceOptions
+from hvdkit.errors import RankLostError
+from hvdkit.transport import waiting
+from hvdkit.transport.base import BucketSpec, Buffer, as_buffer
+from hvdkit.transport.shared_memory import SharedMemoryTransport
+from hvdkit.transport.waiting import Waiting
+
+NOTICED_S = 3.0
+
+
+class NoGradients:
+    """Gradients that are all zero."""
+
+    def fill(self, bucket: int, memory: Buffer) -> Collection[int]:
+        memory.array[:] = 0
+        return ()
+
+    def drain(self, bucket: int, result: Sequence[Buffer], gone: Collection[int]) -> None:
+        pass
+
+
+def open_shared(group: PipeTransport, directory: str) -> SharedMemoryTransport:
+    return SharedMemoryTransport(group, group, host="here", directory=directory)
+
+
+def wait_for_a_bucket(transport: SharedMemoryTransport, end: Callable[[], None]) -> None:
+    buckets = transport.open_buckets([BucketSpec("float32", 1000)] * 2)
+    end()
+    buckets.acquire(0)
+    buckets.start(0)
+    buckets.wait(0)
+
+
+def wait_for_memory_to_be_free(transport: SharedMemoryTransport, end: Callable[[], None]) -> None:
+    buckets = transport.open_buckets([BucketSpec("float32", 1000)] * 2, depth=1)
+    buckets.acquire(0)
+    buckets.start(0)
+    buckets.wait(0)
+    end()
+    buckets.release(0)
+    buckets.acquire(1)
+
+
+def wait_in_allreduce(transport: SharedMemoryTransport, end: Callable[[], None]) -> None:
+    array = np.zeros(3_000_000, np.float32)
+    transport.allreduce(as_buffer(array))
+    end()
+    transport.allreduce(as_buffer(array))
+
+
+def _reduce_gradients(transport: SharedMemoryTransport, end: Callable[[], None], threaded: bool) -> None:
+    moving = PlannedReduction(
+        transport,
+        [TensorSpec("fc.weight", 100, "float32"), TensorSpec("fc.bias", 100, "float32")],
+        NoGradients(),
+        options=ReduceOptions(),
+        limit_bytes=4096,
+        depth=2,
+        threaded=threaded,
+        statistics=Statistics(),
+    )
+    moving.finish()
+    end()
+    moving.arrived(0)
+    time.sleep(0.3)
+    moving.finish()
+
+
+def wait_for_gradients(transport: SharedMemoryTransport, end: Callable[[], None]) -> None:
+    _reduce_gradients(transport, end, threaded=False)
+
+
+def wait_for_gradients_in_a_thread(transport: SharedMemoryTransport, end: Callable[[], None]) -> None:
+    _reduce_gradients(transport, end, threaded=True)
+
+
+Wait = Callable[[SharedMemoryTransport, Callable[[], None]], None]
+WAITS: list[Wait] = [
+    wait_for_a_bucket,
+    wait_for_memory_to_be_free,
+    wait_in_allreduce,
+    wait_for_gradients,
+    wait_for_gradients_in_a_thread,
+]
+
+
+def lose_rank_one(group: PipeTransport, directory: str, wait: Wait, killed: bool) -> tuple[str, float]:
+    """The error of a rank that waits for rank 1, and after how many seconds it came."""
+    transport = open_shared(group, directory)
+    began = [0.0]
+
+    def end() -> None:
+        group.barrier()
+        began[0] = time.monotonic()
+        if group.rank != 1:
+            return
+        if killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        transport.leave()
+        raise EndOfScriptError
+
+    message = ""
+    try:
+        wait(transport, end)
+    except RankLostError as error:
+        message = str(error)
+    except EndOfScriptError:
+        message = "gone"
+    seconds = time.monotonic() - began[0]
+    if not killed:
+        group.barrier()  # rank 1's process is there until the others have noticed
+    return message, seconds
+
+
+class EndOfScriptError(Exception):
+    """Rank 1 needs no more steps."""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_killed_rank_is_noticed_by_all_others(wait: Wait, tmp_path: Path) -> None:
+    first, dead, third = run_piped(3, lose_rank_one, str(tmp_path), wait, True)
+    assert dead is None
+    for message, seconds in (first, third):
+        assert "Rank 1 on host here has died (killed, crashed or out of memory)" in message
+        assert seconds < NOTICED_S
+        assert ("fc.weight" in message and "fc.bias" in message) == ("gradients" in wait.__name__)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_rank_that_has_left_is_told_from_a_dead_one(wait: Wait, tmp_path: Path) -> None:
+    answers = run_piped(3, lose_rank_one, str(tmp_path), wait, False)
+    assert answers[1][0] == "gone"
+    for rank in (0, 2):
+        message, seconds = answers[rank]
+        assert "Rank 1 on host here has shut hvdkit down (or reached the end of its script)" in message
+        assert f"while rank {rank} still waits for it" in message and seconds < NOTICED_S
+
+
+def fork_while_others_wait(group: PipeTransport, directory: str) -> float:
+    transport = open_shared(group, directory)
+    buckets = transport.open_buckets([BucketSpec("float32", 1)])
+    buckets.acquire(0)
+    buckets.memory[0].array[:] = group.rank
+    if group.rank == 1:
+        for _ in range(3):
+            child = os.fork()
+            if not child:
+                os._exit(0)
+            os.waitpid(child, 0)
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(0.05,))
+        worker.start()
+        worker.join()
+        time.sleep(0.5)  # five times as long as between two looks
+    buckets.start(0)
+    buckets.wait(0)
+    total = sum(float(part.array.sum()) for part in buckets.result[0])
+    buckets.release(0)
+    buckets.close()
+    transport.close()
+    return total
+
+
+@pytest.mark.ranks
+def test_children_of_a_rank_that_end_are_no_dead_ranks(tmp_path: Path) -> None:
+    assert run_piped(3, fork_while_others_wait, str(tmp_path)) == [3.0] * 3
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock that only sleeping moves on, and what has been done to it."""
+    seen = SimpleNamespace(now=100.0, yields=0, sleeps=0)
+
+    def sleep(seconds: float) -> None:
+        seen.now += seconds
+        seen.sleeps += 1
+
+    def give_way() -> None:
+        seen.yields += 1
+
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: seen.now, sleep=sleep))
+    monkeypatch.setattr(waiting, "os", SimpleNamespace(sched_yield=give_way))
+    return seen
+
+
+def test_a_wait_yields_at_first_and_sleeps_later(clock: SimpleNamespace) -> None:
+    wait = Waiting(lambda: None)
+    for _ in range(3000):
+        wait.pause()
+    assert (clock.yields, clock.sleeps) == (3000, 0)
+    for _ in range(50):
+        wait.pause()
+    assert (clock.yields, clock.sleeps) == (3000, 50)
+
+
+def test_a_wait_looks_after_the_peers_every_tenth_of_a_second(clock: SimpleNamespace) -> None:
+    looked: list[float] = []
+    wait = Waiting(lambda: looked.append(clock.now))
+    while clock.now < 100.55:
+        wait.pause()
+    assert [round(at, 2) for at in looked] == [100.1, 100.2, 100.3, 100.4, 100.5]
+
+
+def test_what_the_look_raises_ends_the_wait(clock: SimpleNamespace) -> None:
+    def check() -> None:
+        raise RankLostError("Rank 1 has died.")
+
+    wait = Waiting(check)
+    with pytest.raises(RankLostError, match="Rank 1"):
+        for _ in range(10_000):
+            wait.pause()
