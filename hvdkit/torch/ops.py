@@ -10,8 +10,8 @@ import torch
 from hvdkit.engine import runtime as engine
 from hvdkit.errors import HorovodInternalError
 from hvdkit.torch.compression import Compression, Compressor, wire_of
-from hvdkit.torch.tensors import as_buffer, as_tensor, dtype_name
-from hvdkit.transport.base import Op, Transport
+from hvdkit.torch.tensors import NAMES, as_buffer, as_tensor
+from hvdkit.transport.base import HALF, Op, Transport
 from hvdkit.transport.small import gather_bytes, gather_ints
 
 
@@ -48,24 +48,51 @@ def choose_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
 
 def _reduce(tensor: torch.Tensor, op: ReduceOp, prescale: float, postscale: float, call: str) -> torch.Tensor:
     """A new contiguous tensor on the same device: the reduction of `tensor` over all ranks."""
+    host = _copy_to_host(tensor)
+    _reduce_host(host, op, prescale, postscale, call)
+    return host.to(tensor.device)
+
+
+def _reduce_host(host: torch.Tensor, op: ReduceOp, prescale: float, postscale: float, call: str) -> None:
+    """Reduce a contiguous CPU tensor over all ranks in place."""
     made = engine.runtime(call)
-    factor = postscale * prescale / (made.transport.size if op is Average else 1)
-    scaled = prescale != 1.0 and op not in (Average, Sum)
-    staged = (tensor.detach() * prescale if scaled else tensor.detach()).to("cpu", copy=True).contiguous()
-    buffer = as_buffer(staged)
+    divisor = made.transport.size if op is Average else 1
+    before, after = (1.0, prescale * postscale) if op in (Average, Sum) else (prescale, postscale)
+    scaled = op is Average or (before, after) != (1.0, 1.0)
+    if scaled and host.dtype == torch.bool:
+        raise TypeError(
+            f"{call}: bools can be neither averaged nor scaled; op=hvd.Max asks if any is true, hvd.Min if all are."
+        )
+    # The sum of float16 may be too large for it where the average is not.
+    wide = host.float() if scaled and NAMES.get(host.dtype) in HALF else host
+    _scale(wide, before, 1)
     with made.lock:
-        made.transport.allreduce(buffer, op.kind)
-    factor = postscale if scaled else factor
+        made.transport.allreduce(as_buffer(wide), op.kind)
+    _scale(wide, after, divisor)
+    if wide is not host:
+        host.copy_(wide)
+
+
+def _scale(tensor: torch.Tensor, factor: float, divisor: int) -> None:
+    """tensor *= factor / divisor, in place; integers drop the fraction, as Horovod's do."""
     if factor != 1.0:
-        if staged.dtype.is_floating_point:
-            staged.mul_(factor)
-        else:  # Horovod truncates as well
-            staged.copy_(torch.div(staged, 1 / factor, rounding_mode="trunc"))
-    return staged.to(tensor.device).view(tensor.shape)
+        wide = tensor if tensor.dtype.is_floating_point else tensor.double()
+        tensor.copy_(wide.mul_(factor / divisor))
+    elif divisor != 1:
+        tensor.div_(divisor, rounding_mode=None if tensor.dtype.is_floating_point else "trunc")
+
+
+def _copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _on_host(tensor: torch.Tensor) -> bool:
+    """Can the transport work on the tensor's own memory?"""
+    return tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
 class _Allreduce(torch.autograd.Function):
-    """Forward: y = op(x of all ranks). Backward: dx = op(dy of all ranks)."""
+    """Forward: y = op(x of all ranks). Backward, for a sum or an average: dx = op(dy of all ranks)."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, op: ReduceOp, prescale: float, postscale: float) -> torch.Tensor:
@@ -74,6 +101,9 @@ class _Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        op = ctx.options[0]
+        if op not in (Average, Sum):
+            raise NotImplementedError(f"allreduce() with op={op} has no gradient; detach the tensor, or use hvd.Sum.")
         return _Allreduce.apply(grads[0], *ctx.options), None, None, None
 
 
@@ -92,14 +122,27 @@ def allreduce(
     float64 bool, on any device. Integers are averaged by division that drops the fraction.
     op: Average (the default), Sum, Min, Max or Product. average: the older way to say Average (True) or Sum (False).
     compression: what is sent instead of float32 and float64. prescale_factor, postscale_factor: before and after.
-    Differentiable: the gradient is reduced in the same way.
-    Raises NotInitializedError before init(), TypeError for a dtype that cannot be sent.
+    Differentiable for Sum and Average: the gradient is reduced in the same way.
+    Raises NotInitializedError before init(), TypeError for a dtype that cannot be sent, or averages of bools.
     """
     chosen = choose_op(average, op)
-    wire_of(compression)
-    small, context = compression.compress(tensor)
-    reduced = _Allreduce.apply(small, chosen, prescale_factor, postscale_factor)
-    return compression.decompress(reduced, context)
+    size = engine.runtime("allreduce()").transport.size
+    if wire_of(compression) == "none" or tensor.dtype not in (torch.float32, torch.float64):
+        reduced: torch.Tensor = _Allreduce.apply(tensor, chosen, prescale_factor, postscale_factor)
+        return reduced
+    if chosen is Average:  # each rank sends its part of the average, and the parts together fit the wire
+        tensor = _clamp(tensor * (prescale_factor * postscale_factor / size), compression, size)
+        chosen, prescale_factor, postscale_factor = Sum, 1.0, 1.0
+    small, context = compression.compress(tensor * prescale_factor)
+    narrow: torch.Tensor = _Allreduce.apply(small, chosen, 1.0, 1.0)
+    return compression.decompress(narrow, context).mul(postscale_factor)
+
+
+def _clamp(tensor: torch.Tensor, compression: type[Compressor], terms: int) -> torch.Tensor:
+    """The tensor with finite values so small that the sum of as many `terms`, rounded twice, is finite on the wire."""
+    wire = torch.finfo(getattr(torch, compression.wire))
+    limit = wire.max / terms * (1 - wire.eps)
+    return torch.where(torch.isinf(tensor), tensor, tensor.clamp(-limit, limit))
 
 
 def allreduce_(
@@ -112,8 +155,12 @@ def allreduce_(
 ) -> torch.Tensor:
     """Reduce a tensor over all ranks in place, and return it; arguments and errors as for allreduce()."""
     chosen = choose_op(average, op)
-    with torch.no_grad():
-        tensor.copy_(_reduce(tensor, chosen, prescale_factor, postscale_factor, "allreduce_()"))
+    if _on_host(tensor):
+        _reduce_host(tensor.detach(), chosen, prescale_factor, postscale_factor, "allreduce_()")
+        torch.autograd.graph.increment_version(tensor)
+    else:
+        with torch.no_grad():
+            tensor.copy_(_reduce(tensor, chosen, prescale_factor, postscale_factor, "allreduce_()"))
     return tensor
 
 
@@ -121,7 +168,7 @@ def _gather(tensor: torch.Tensor, transport: Transport) -> tuple[torch.Tensor, l
     """All ranks' tensors, one after another along the first dimension, and each rank's share of it."""
     data = tensor.detach().cpu().contiguous()
     shape = data.shape if data.dim() else torch.Size([1])
-    described = gather_bytes(transport, f"{dtype_name(data)}{list(shape[1:])}".encode())
+    described = gather_bytes(transport, f"{data.dtype}{list(shape[1:])}".encode())
     if len(set(described)) > 1:
         seen = "; ".join(f"rank {rank}: {text.decode()}" for rank, text in enumerate(described))
         raise HorovodInternalError(
@@ -170,10 +217,10 @@ def _check_root(root_rank: int, size: int) -> None:
 def _broadcast(tensor: torch.Tensor, root_rank: int, call: str) -> torch.Tensor:
     made = engine.runtime(call)
     _check_root(root_rank, made.transport.size)
-    staged = tensor.detach().to("cpu", copy=True).contiguous()
+    host = _copy_to_host(tensor)
     with made.lock:
-        made.transport.broadcast(as_buffer(staged), root_rank)
-    return staged.to(tensor.device).view(tensor.shape)
+        made.transport.broadcast(as_buffer(host), root_rank)
+    return host.to(tensor.device)
 
 
 class _Broadcast(torch.autograd.Function):
