@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rank_job import find_mpirun
 from ranks import run_ranks
 from torch_world import joined
 
@@ -81,3 +82,15 @@ def test_one_process_uses_no_mpi() -> None:
         assert not hvd.is_homogeneous()
     finally:
         hvd.shutdown()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("before", ["import mpi4py; mpi4py.rc.initialize = False", "hvd.mpi_built()"])
+def test_mpi_is_ended_properly_whoever_loaded_it(before: str) -> None:
+    program = (
+        f"import hvdkit.torch as hvd\n{before}\nhvd.init(transport='mpi'); hvd.barrier(); print('size', hvd.size())"
+    )
+    done = subprocess.run(
+        [*find_mpirun(), "-n", "2", sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["size", "2"] * 2), done.stderr

