@@ -3,17 +3,15 @@
     hvdrun -np 2 python -m benchmarks.step_time
 
 Every rank trains the same model with each peer in turn, a few steps at a time, round after round, so that all of them
-meet the same machine. The ranks begin each step together, and the slower one's time counts. The table gives medians over
-all rounds, and ratios to the step without communication, each taken within its round.
+meet the same machine. The ranks begin each step together, and the slower one's time counts. The table gives medians
+over all rounds, and ratios to the step without communication, each taken within its round.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 import hvdkit.torch as hvd
+from benchmarks.gloo import join_gloo
 from benchmarks.models import WORKS, Work
 
 Step = Callable[[], None]
@@ -93,11 +92,6 @@ def summarise(times: dict[str, list[float]]) -> dict[str, tuple[float, float]]:
     }
 
 
-def _join_gloo() -> None:
-    path = hvd.broadcast_object(os.path.join(tempfile.mkdtemp(), "store") if hvd.rank() == 0 else "")
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=hvd.rank(), world_size=hvd.size())
-
-
 def main() -> None:
     """Measure, and print the table on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -109,7 +103,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     hvd.init()
-    _join_gloo()
+    join_gloo()
     where, peers, results = hvd.describe(), _peers(), {}
     if hvd.rank() == 0:
         print(f"{where}\n\n| model | {' | '.join(peers)} | aim |\n|{'---|' * (len(peers) + 2)}")

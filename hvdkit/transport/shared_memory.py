@@ -9,7 +9,7 @@ from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Op, Transport
 from hvdkit.transport.liveness import Liveness
 from hvdkit.transport.shared_buckets import Crossing, SharedBuckets
 
-_STAGE_BYTES = 4 * 2**20  # stays in the last-level cache between copy, sum and copy
+_STAGE_BYTES = 2 * 2**20  # stays in the last-level cache between copy, sum and copy
 _STAGES = 2
 
 
