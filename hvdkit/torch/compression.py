@@ -20,7 +20,7 @@ class Compressor:
     @classmethod
     def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """The tensor as it is sent, and what `decompress` needs to undo it."""
-        if cls.wire == "none" or not tensor.dtype.is_floating_point:
+        if cls.wire == "none" or tensor.dtype not in (torch.float32, torch.float64):
             return tensor, tensor.dtype
         dtype = getattr(torch, cls.wire)
         largest = torch.finfo(dtype).max

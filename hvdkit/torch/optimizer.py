@@ -13,7 +13,7 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.planned import Statistics
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.torch.compression import Compression, Compressor, wire_of
-from hvdkit.torch.ops import Average, ReduceOp, Sum
+from hvdkit.torch.reduce_op import Average, ReduceOp, Sum
 from hvdkit.torch.reducer import GradientReducer
 
 Parameters = Iterable[tuple[str, torch.nn.Parameter]]

@@ -10,7 +10,7 @@ import torch
 from hvdkit.engine import objects
 from hvdkit.engine import runtime as engine
 from hvdkit.errors import HorovodInternalError
-from hvdkit.torch.ops import _check_root
+from hvdkit.torch.submit import own_memory
 from hvdkit.torch.tensors import as_buffer
 
 T = TypeVar("T")
@@ -37,15 +37,15 @@ def allgather_object(obj: T, name: str | None = None) -> list[T]:
         return objects.allgather_object(made.transport, obj)
 
 
-def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0) -> None:
+def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: int = 0) -> None:
     """Overwrite tensors on all ranks with root's, in place.
 
-    params: model.state_dict() or model.named_parameters(); entries that are no tensors are left alone. Names, shapes
-    and dtypes are the same on all ranks, else HorovodInternalError on every rank, before anything is overwritten.
+    params: model.state_dict(), model.named_parameters() or model.parameters(), of any dtype; entries that are no
+    tensors are left alone. Names, shapes and dtypes are the same on all ranks, else HorovodInternalError on every rank,
+    before anything is overwritten.
     """
-    entries = list(params.items()) if isinstance(params, Mapping) else list(params)
-    tensors = [(name, value) for name, value in entries if isinstance(value, torch.Tensor)]
     made = engine.runtime("broadcast_parameters()")
+    tensors = [(name, value) for name, value in _entries(params) if isinstance(value, torch.Tensor)]
     _check_root(root_rank, made.transport.size)
     mine = [f"{name} {value.dtype} {list(value.shape)}" for name, value in tensors]
     described = allgather_object(mine)
@@ -54,6 +54,12 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], 
             raise HorovodInternalError(_explain(described[root_rank], other, root_rank, rank))
     for _, tensor in tensors:
         _overwrite(tensor, root_rank)
+
+
+def _entries(params: Mapping[str, Any] | Iterable[Any]) -> list[tuple[str, Any]]:
+    if isinstance(params, Mapping):
+        return sorted(params.items())  # whatever order it was made in
+    return [each if isinstance(each, tuple) else (f"number {at}", each) for at, each in enumerate(params)]
 
 
 def _explain(root: list[str], other: list[str], root_rank: int, rank: int) -> str:
@@ -70,11 +76,10 @@ def _explain(root: list[str], other: list[str], root_rank: int, rank: int) -> st
 
 def _overwrite(tensor: torch.Tensor, root_rank: int) -> None:
     made = engine.runtime("broadcast_parameters()")
-    direct = tensor.device.type == "cpu" and tensor.is_contiguous()
-    host = tensor.detach() if direct else tensor.detach().to("cpu", copy=True).contiguous()
-    with made.lock:
-        made.transport.broadcast(as_buffer(host), root_rank)
-    if not direct:
+    host = own_memory(tensor)
+    with made.lock:  # as bytes: complex numbers and float8 have state too
+        made.transport.broadcast(as_buffer(host.view(-1).view(torch.uint8)), root_rank)
+    if host.data_ptr() != tensor.data_ptr():
         with torch.no_grad():
             tensor.copy_(host)
 
@@ -106,6 +111,11 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
         _overwrite(tensor, root_rank)
     if made.transport.rank != root_rank:
         optimizer.load_state_dict(_put_back(skeleton, iter(tensors)))
+
+
+def _check_root(root_rank: int, size: int) -> None:
+    if not 0 <= root_rank < size:
+        raise ValueError(f"root_rank is {root_rank}; there are {size} ranks, from 0 to {size - 1}.")
 
 
 class _Placeholder:
