@@ -112,7 +112,7 @@ def main() -> None:
     _join_gloo()
     where, peers, results = hvd.describe(), _peers(), {}
     if hvd.rank() == 0:
-        print(f"{where}\n\n| model | " + " | ".join(peers) + " | aim |\n|---" * (len(peers) + 2) + "|")
+        print(f"{where}\n\n| model | {' | '.join(peers)} | aim |\n|{'---|' * (len(peers) + 2)}")
     for work in WORKS:
         if options.only not in work.name:
             continue
