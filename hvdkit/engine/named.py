@@ -276,8 +276,9 @@ class NamedEngine:
                     self._driving.release()
 
     def leave(self, why: str) -> None:
-        """Tell the others that this rank takes no further part; not collective."""
+        """Tell the others that this rank takes no further part; not collective. why: follows its name."""
         self._closing = True
+        why = f"{self.who(self.transport.rank)} {why}"
         if self.transport.size == 1 or os.getpid() != self._process:
             return
         if self._coordinator is None:

@@ -121,7 +121,7 @@ class ProcessSets:
         del self._sets[process_set.process_set_id]
         process_set.process_set_id = None
         if group.engine is not None:
-            group.engine.leave("the process set has been removed")
+            group.engine.leave("has removed the process set")
             group.engine.close()
         if group.transport is not None and group.transport is not self._world:
             group.transport.close()
@@ -147,7 +147,7 @@ class ProcessSets:
             group, everyone._group = everyone._group, None
             everyone.process_set_id = None
             if group is not None and group.engine is not None:
-                group.engine.leave("it has shut hvdkit down")
+                group.engine.leave("has shut hvdkit down")
                 group.engine.close()
         self._sets.clear()
 

@@ -118,8 +118,7 @@ def _at_exit() -> None:
     # Not shutdown(): that is collective, and a rank that ends early must not wait for the others here.
     if _runtime is not None and _runtime.process == os.getpid():
         _runtime.timeline.stop()
-        world = _runtime.world
-        _runtime.sets.leave(f"rank {world.rank} on host {world.host} has reached the end of its script")
+        _runtime.sets.leave("has reached the end of its script")
         _runtime.transport.leave()
 
 

@@ -98,10 +98,11 @@ class Timeline:
         if self._file is None:
             yield
             return
-        for operation in operations:
-            self.begin(operation.name, activity)
+        names = dict.fromkeys(operation.name for operation in operations)  # a group comes once for each tensor
+        for name in names:
+            self.begin(name, activity)
         try:
             yield
         finally:
-            for operation in operations:
-                self.end(operation.name)
+            for name in names:
+                self.end(name)

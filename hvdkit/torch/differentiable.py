@@ -18,7 +18,7 @@ Factors = tuple[float, float]
 
 def _check_differentiable(op: ReduceOp) -> None:
     if op not in (Average, Sum):
-        raise RuntimeError(f"allreduce() with op={op} has no gradient; detach the tensor, or use hvd.Sum.")
+        raise NotImplementedError(f"allreduce() with op={op} has no gradient; detach the tensor, or use hvd.Sum.")
 
 
 class Allreduce(torch.autograd.Function):

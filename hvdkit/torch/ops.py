@@ -148,7 +148,7 @@ def broadcast(
     """Give every rank a copy of root's tensor, in a new tensor.
 
     tensor: the same shape and dtype on all ranks. root_rank: its number in the world, also for a process set.
-    Differentiable: the root gets the average of the gradients, as in Horovod. Raises ValueError for a root that is not there.
+    Differentiable: the root gets the average of the gradients, as in Horovod. ValueError for a root that is not there.
     """
     copied: torch.Tensor = autograd.Broadcast.apply(tensor, root_rank, name, process_set)
     return copied

@@ -21,7 +21,7 @@ Tensors = Sequence[torch.Tensor]
 
 def find_group(process_set: ProcessSet, call: str) -> MemberGroup:
     """The ranks that take part. Raises NotInitializedError before init(), ValueError on a rank outside of the set."""
-    engine.runtime(call)
+    engine.runtime(call.replace("_async", ""))
     return process_set.group(call)
 
 

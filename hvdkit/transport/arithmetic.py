@@ -119,7 +119,7 @@ def _combine_half(out: Buffer, sources: Sequence[Array], function: np.ufunc, sca
 
 
 def _scale(values: Array, scale: float, out: Array) -> None:
-    """Multiply; by one over a whole number, as averages do, divide: that is rounded once where 1/3 is rounded before."""
+    """Multiply; where one over a whole number is meant, divide, since 1/3 is itself rounded."""
     divisor = round(1 / scale) if scale else 0
     if divisor > 1 and divisor & (divisor - 1) and 1 / divisor == scale:
         np.divide(values, out.dtype.type(divisor), out=out)
