@@ -17,13 +17,14 @@ FLOORS = {
     "": 0,  # errors, config, world, ...: the files beside these folders
     "transport": 1,
     "engine": 2,
-    "torch": 3,
-    "tensorflow": 3,
-    "keras": 4,
-    "launch": 5,
-    "tools": 6,
-    "cli": 6,
-    "__main__": 7,
+    "elastic": 3,
+    "torch": 4,
+    "tensorflow": 4,
+    "keras": 5,
+    "launch": 6,
+    "tools": 7,
+    "cli": 7,
+    "__main__": 8,
 }
 
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "horovod"}
@@ -32,6 +33,7 @@ FORBIDDEN = {
     "": FRAMEWORKS | {"mpi4py"},
     "transport": FRAMEWORKS,
     "engine": FRAMEWORKS,
+    "elastic": FRAMEWORKS,
     "launch": FRAMEWORKS | {"mpi4py", "numpy"},
     "torch": FRAMEWORKS - {"torch"},
     "tensorflow": FRAMEWORKS - {"tensorflow"},

@@ -1,0 +1,125 @@
+"""What a training is at a moment: kept in memory, taken back after an error, and the same on every rank."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+
+class Handler(Protocol):
+    """Keeps one thing that cannot be copied as a whole: a model, an optimizer. Made with the thing as it is saved."""
+
+    def save(self) -> None:
+        """Keep a copy of what the thing is now."""
+
+    def restore(self) -> None:
+        """Make the thing what it was when it was saved last."""
+
+    def sync(self) -> None:
+        """Make the thing what it is on rank 0; collective. Does not save."""
+
+
+class State(ABC):
+    """What commit, callbacks and changes of the world have in common, whatever is kept."""
+
+    def __init__(self) -> None:
+        self._reset_callbacks: list[Callable[[], None]] = []
+
+    @abstractmethod
+    def save(self) -> None:
+        """Keep a copy of everything in memory."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Go back to what was saved or synchronized last."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Make everything equal to rank 0's, and save it; collective."""
+
+    def commit(self) -> None:
+        """Save, then check_host_updates(); every rank calls it at the same step."""
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:  # noqa: B027 (nothing to do is right until worlds change)
+        """Look whether hosts have come or are to go. A world that does not change, as all are today, has none."""
+
+    def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
+        """Have these called, in this order, after the world has changed: to scale the learning rate, for instance."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """The world has changed: reset(), then the callbacks."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def reset(self) -> None:  # noqa: B027 (for whom it concerns)
+        """For subclasses: what is to be done after a change of the world, before sync()."""
+
+
+class ObjectState(State):
+    """Named values, which are attributes: `state = ObjectState(broadcast, epoch=0)`, then `state.epoch += 1`.
+
+    Values are kept as deep copies, so what is changed in place comes back too; those with a Handler are left to it.
+    Assigning to a name puts the new value in the old one's place. It is saved by the next save(), commit() or sync().
+
+    broadcast: gives every rank rank 0's object; collective.
+    """
+
+    def __init__(self, broadcast: Callable[[Any], Any], **values: Any) -> None:
+        super().__init__()
+        self._broadcast = broadcast
+        self._names = tuple(values)
+        self._handlers: dict[str, Handler] = {}
+        for name, value in values.items():
+            setattr(self, name, value)
+        self._saved = copy.deepcopy(self._plain())
+
+    def handler_for(self, value: Any) -> Handler | None:
+        """What keeps this value, if it is not to be copied as a whole. For subclasses."""
+        return None
+
+    def save(self) -> None:
+        """See State.save."""
+        for handler in self._handlers.values():
+            handler.save()
+        self._saved = copy.deepcopy(self._plain())
+
+    def restore(self) -> None:
+        """See State.restore."""
+        for handler in self._handlers.values():
+            handler.restore()
+        self._put(copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        """See State.sync. What was not saved counts too: it is rank 0's present values that all ranks get."""
+        for handler in self._handlers.values():
+            handler.sync()
+        if plain := self._plain():
+            self._put(self._broadcast(plain))
+        self.save()
+
+    def _plain(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._names if name not in self._handlers}
+
+    def _put(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if name not in self._handlers:
+                super().__setattr__(name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and name in self._names:
+            handler = self.handler_for(value)
+            if handler:
+                self._handlers[name] = handler
+            else:
+                self._handlers.pop(name, None)
+        super().__setattr__(name, value)
+
+    if TYPE_CHECKING:  # the names that it was made with
+
+        def __getattr__(self, name: str) -> Any: ...

@@ -1,0 +1,60 @@
+"""The state of a training with torch: models, optimizers, and all that goes with them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from hvdkit.elastic.state import Handler, ObjectState
+from hvdkit.torch.state import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+
+
+class TorchState(ObjectState):
+    """What is to be kept of a training: `state = hvd.elastic.TorchState(model, optimizer, epoch=0)`.
+
+    Each argument is an attribute: `state.model`, `state.epoch += 1`. `commit` saves them in memory, `restore` goes back
+    to what was committed, `sync` gives every rank rank 0's and saves them. Modules, optimizers and whatever else has
+    state_dict and load_state_dict (ElasticSampler, ShardedSampler, learning rate schedulers, GradScaler) stay the
+    objects they are, and only their state is saved and sent; other values are copied and pickled as a whole.
+
+    Two things differ from Horovod's, where they are traps: what `sync` brought is what a later `restore` goes back to,
+    and a list or dict that is changed in place is restored as well.
+
+    model, optimizer: None for none; more of them go by names of your choice.
+    `sync` is collective and raises what broadcast_parameters and broadcast_optimizer_state do.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(broadcast_object, model=model, optimizer=optimizer, **kwargs)
+
+    def handler_for(self, value: Any) -> Handler | None:
+        """See ObjectState.handler_for."""
+        if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+            return _StateDictHandler(value)
+        return None
+
+
+class _StateDictHandler:
+    """Keeps a thing by its state_dict."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self.save()
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy(self._value.state_dict())
+
+    def restore(self) -> None:
+        self._value.load_state_dict(copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        if isinstance(self._value, torch.nn.Module):
+            broadcast_parameters(self._value.state_dict())
+        elif isinstance(self._value, torch.optim.Optimizer):
+            broadcast_optimizer_state(self._value)
+        else:
+            self._value.load_state_dict(broadcast_object(self._value.state_dict()))
