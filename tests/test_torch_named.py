@@ -147,8 +147,7 @@ def _twice() -> str:
         hvd.barrier()
         handle = hvd.allreduce_async(torch.ones(2), name="same")
     hvd.synchronize(handle)
-    with pytest.raises(ValueError, match="no handle"):
-        hvd.synchronize(handle)
+    assert hvd.synchronize(handle) is None  # given once
     return "fine"
 
 

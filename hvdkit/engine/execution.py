@@ -39,8 +39,7 @@ def absent(ready: Ready) -> Operation:
     options = dict(ready.asked.options)
     buffers = []
     for dtype, shape in ready.asked.tensors:
-        rows = (0, *shape[1:]) if ready.asked.kind in ("allgather", "alltoall") else shape
-        buffer = make_buffer(math.prod(rows), dtype)
+        buffer = make_buffer(math.prod(shape), dtype)
         buffer.array[:] = _neutral(options.get("op", "sum"), dtype)
         buffers.append(buffer)
     return Operation(ready.name, ready.asked, buffers)

@@ -33,7 +33,7 @@ class Ready:
     """All ranks have it: do it now. name: of the operation.
 
     asked: as one of the ranks announced it. rows: for each rank, of an allgather the first dimension of each tensor, of
-    an alltoall the splits; of nothing for a rank that has joined. joined: ranks that take part with zeros, or nothing.
+    an alltoall the splits. joined: ranks that take part with zeros.
     """
 
     name: str
@@ -170,18 +170,17 @@ def agree(
                 f"{name}: the ranks disagree about the {what}: {who(ranks[0])} has {here}, {who(rank)} has "
                 f"{there}. Call it with the same {what} on every rank.",
             )
+    if joined and first.kind not in ("allreduce", "barrier"):
+        return Failed(
+            name,
+            f"{name}: {who(joined[0])} has joined, and takes part in allreduces only: it has nothing to give to an "
+            f"{first.kind}. Do that before join(), or after all ranks have joined.",
+        )
     rows: tuple[tuple[int, ...], ...] = ()
     if first.kind == "allgather":
-        rows = tuple(
-            tuple(shape[0] for _, shape in announced[rank].tensors) if rank in announced else (0,) * len(first.tensors)
-            for rank in range(size)
-        )
+        rows = tuple(tuple(shape[0] for _, shape in announced[rank].tensors) for rank in range(size))
     elif first.kind == "alltoall":
-        rows = tuple(announced[rank].splits if rank in announced else (0,) * size for rank in range(size))
-    elif first.kind == "broadcast":
-        root = int(dict(first.options)["root rank"])
-        if root in joined and root not in announced:
-            return Failed(name, f"{name}: {who(root)} has joined and cannot be the root of a broadcast.")
+        rows = tuple(announced[rank].splits for rank in range(size))
     return Ready(name, first, rows, joined)
 
 

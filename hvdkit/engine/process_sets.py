@@ -88,6 +88,10 @@ class ProcessSets:
         self._sets: dict[int, ProcessSet] = {}
         self._next = 0
 
+    def is_known(self, process_set: ProcessSet) -> bool:
+        """Is there a set of the same ranks?"""
+        return any(one.ranks == process_set.ranks for one in self._sets.values())
+
     def add(self, process_set: ProcessSet) -> None:
         """Make a set known; collective over all ranks, which give the same ranks.
 
@@ -97,15 +101,17 @@ class ProcessSets:
         ranks = everyone if process_set.ranks is None else process_set.ranks
         if process_set.process_set_id is not None:
             raise ValueError(f"{process_set!r} has been added already.")
-        if not ranks or ranks[0] < 0 or ranks[-1] >= self._world.size or len(set(ranks)) < len(ranks):
+        if not set(ranks) <= set(everyone) or len(set(ranks)) < len(ranks):
             raise ValueError(
                 f"A process set of ranks {ranks} cannot be made; ranks 0 to {everyone[-1]} are there, once each."
             )
         for other in self._sets.values():
             if other._known().ranks == ranks:
                 raise ValueError(f"A process set with the ranks {ranks} is known already: {other!r}.")
-        transport = self._world if ranks == everyone else self._world.subgroup(ranks)
-        own = self._world.subgroup(ranks)
+        transport = own = None
+        if ranks:
+            transport = self._world if ranks == everyone else self._world.subgroup(ranks)
+            own = self._world.subgroup(ranks)
         engine = self._open_engine(own, ranks) if own is not None else None
         process_set._group = Group(ranks, self._world.rank, transport, engine)
         process_set.process_set_id, self._next = self._next, self._next + 1

@@ -75,8 +75,10 @@ def init(
 
     sets = ProcessSets(transport, open_engine)
     _runtime = Runtime(world, config, transport, sets, timeline)
-    for one in (global_process_set, *process_sets):
-        sets.add(one)
+    sets.add(global_process_set)
+    for one in process_sets:
+        if not sets.is_known(one):
+            sets.add(one)
     return _runtime
 
 

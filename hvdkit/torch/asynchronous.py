@@ -151,7 +151,7 @@ def broadcast_async_(
 def alltoall_async(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Begin to send each rank its rows; synchronize() returns what alltoall() does."""
+    """Begin to send each rank its rows; synchronize() returns the received rows and how many came from each rank."""
     return start_alltoall(tensor, splits, name, process_set, call="alltoall_async()")
 
 
@@ -184,5 +184,5 @@ def grouped_reducescatter_async(
 
 def _scattered(op: ReduceOp) -> ReduceOp:
     if op not in (Average, Sum):
-        raise ValueError(f"op is {op!r}; reducescatter() does hvd.Average and hvd.Sum.")
+        raise NotImplementedError(f"op is {op!r}; reducescatter() does hvd.Average and hvd.Sum.")
     return op

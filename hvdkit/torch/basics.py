@@ -17,17 +17,21 @@ from hvdkit.world import World
 
 
 def init(
-    comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None, **settings: Any
+    comm: Sequence[int] | None = None,
+    process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None,
+    **settings: Any,
 ) -> None:
     """Join the world that the launcher made. Every rank calls it, before any other call of hvdkit.
 
     comm: as in Horovod, the ranks that take part; all of them, in order, or None.
-    process_sets: sets to be known from the beginning; "dynamic", which Horovod wants for later ones, is not needed.
+    process_sets: sets, or lists of ranks, to be known from the beginning, repetitions left out; "dynamic", which
+    Horovod wants for later ones, is not needed.
     settings: fields of hvdkit.Config, e.g. transport="mpi"; they beat the environment.
     Raises WorldError if launcher and MPI disagree about the number of ranks, ConfigError for a bad setting, ValueError
     for process sets that cannot be made.
     """
-    sets = () if process_sets is None or isinstance(process_sets, str) else tuple(process_sets)
+    given = () if process_sets is None or isinstance(process_sets, str) else tuple(process_sets)
+    sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in given]
     made = engine.init(sets, arithmetic=TorchArithmetic(), **settings)
     if comm is not None and list(comm) != list(range(made.world.size)):
         engine.shutdown()

@@ -129,12 +129,10 @@ class Alltoall(torch.autograd.Function):
         ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet
     ) -> tuple[torch.Tensor, torch.Tensor]:
         handle = begin.alltoall_async(tensor, splits, name, process_set)
-        made = synchronize(handle)
-        rank = find_group(process_set, "alltoall()").transport.rank
-        received = torch.tensor([splits[rank] for splits in handle.operation.rows], dtype=torch.int32)
+        made, received = synchronize(handle)
         ctx.received, ctx.shape, ctx.process_set = received, tensor.shape, process_set
         ctx.mark_non_differentiable(received)
-        return (made if splits is None else made[0]), received
+        return made, received
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:

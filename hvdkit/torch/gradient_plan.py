@@ -13,7 +13,7 @@ from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.runtime import Runtime
 from hvdkit.torch import staging
 from hvdkit.torch.tensors import as_tensor, dtype_name
-from hvdkit.transport.base import Buffer
+from hvdkit.transport.base import Buffer, Transport
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 _Seen = list[tuple[Slot, torch.Tensor]]
@@ -22,13 +22,21 @@ _Seen = list[tuple[Slot, torch.Tensor]]
 class GradientPlan:
     """Dense gradients in buckets: copied out when a bucket starts, back into `parameter.grad` when it is reduced.
 
-    named: (name, parameter), in the order in which all ranks have them. touched: indices of the parameters whose
-    gradient autograd has written since the last reduction; kept by the owner.
+    transport: between the ranks that train together. named: (name, parameter), in the order in which all ranks have
+    them. touched: indices of the parameters whose gradient autograd has written since the last reduction; kept by the
+    owner.
     Opened by all ranks together; raises PlanMismatchError where their parameters differ.
     """
 
     def __init__(
-        self, made: Runtime, named: Named, *, options: ReduceOptions, touched: Collection[int], statistics: Statistics
+        self,
+        made: Runtime,
+        transport: Transport,
+        named: Named,
+        *,
+        options: ReduceOptions,
+        touched: Collection[int],
+        statistics: Statistics,
     ) -> None:
         self._parameters = [parameter for _, parameter in named]
         self._strides = [_strides(parameter) for parameter in self._parameters]
@@ -38,7 +46,7 @@ class GradientPlan:
         self._pinned = staging.PinnedMemory()
         devices = list(dict.fromkeys(parameter.device for parameter in self._parameters))
         self._moving = PlannedReduction(
-            made.transport,
+            transport,
             [
                 TensorSpec(name, one.numel(), dtype_name(one), devices.index(one.device), _layout(one))
                 for name, one in named

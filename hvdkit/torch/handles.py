@@ -30,18 +30,11 @@ def make_handle(engine: NamedEngine, operation: Operation, finish: Callable[[Ope
     return handle
 
 
-def _find(handle: int) -> Handle:
+def poll(handle: int) -> bool:
+    """Is the operation done, so that synchronize() returns at once? True for a handle that has been synchronized."""
     found = _under_way.get(int(handle))
     if found is None:
-        raise ValueError(
-            f"{handle!r} is no handle of an operation under way; synchronize() gives the result once, and ends it."
-        )
-    return found
-
-
-def poll(handle: int) -> bool:
-    """Is the operation done, so that synchronize() returns at once? ValueError for what is no handle."""
-    found = _find(handle)
+        return True
     if not found.operation.done:
         found.engine.drive()
     return found.operation.done
@@ -50,9 +43,12 @@ def poll(handle: int) -> bool:
 def synchronize(handle: int) -> Any:
     """Wait for the operation, and return its result: a tensor, a list of them for a group, or what the call says.
 
-    Raises HorovodInternalError if it failed, ValueError for what is no handle (or has been synchronized).
+    The result is given once; later, and for a number that is no handle, None, as in Horovod.
+    Raises HorovodInternalError if the operation failed.
     """
-    found = _find(handle)
+    found = _under_way.get(int(handle))
+    if found is None:
+        return None
     try:
         found.engine.wait(found.operation)
     finally:

@@ -9,6 +9,7 @@ import torch
 
 from hvdkit.engine import objects
 from hvdkit.engine import runtime as engine
+from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.errors import HorovodInternalError
 from hvdkit.torch.submit import own_memory
 from hvdkit.torch.tensors import as_buffer
@@ -16,15 +17,19 @@ from hvdkit.torch.tensors import as_buffer
 T = TypeVar("T")
 
 
-def broadcast_object(obj: T, root_rank: int = 0, name: str | None = None) -> T:
+def broadcast_object(
+    obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> T:
     """Give every rank a copy of root's object (anything that can be pickled); what the others pass does not count.
 
     Raises ValueError for a root that does not exist, NotInitializedError before init().
     """
     made = engine.runtime("broadcast_object()")
-    _check_root(root_rank, made.transport.size)
+    transport, ranks = process_set.group("broadcast_object()").transport, process_set.ranks or []
+    if root_rank not in ranks:
+        raise ValueError(f"root_rank is {root_rank}; the ranks of {process_set!r} are {ranks}.")
     with made.lock:
-        return objects.broadcast_object(made.transport, obj, root_rank)
+        return objects.broadcast_object(transport, obj, ranks.index(root_rank))
 
 
 def allgather_object(obj: T, name: str | None = None) -> list[T]:
@@ -84,12 +89,14 @@ def _overwrite(tensor: torch.Tensor, root_rank: int) -> None:
             tensor.copy_(host)
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int = 0, model: torch.nn.Module | None = None
+) -> None:
     """Give every rank root's optimizer state and options (learning rates and so on).
 
     Works before and after the first step, also where only root has state (it has loaded a checkpoint); a rank's
     tensors land on the device of the parameter that they belong to. Parameter groups have the same sizes on all ranks,
-    else HorovodInternalError on every rank.
+    else HorovodInternalError on every rank. model: as in Horovod; not needed.
     """
     made = engine.runtime("broadcast_optimizer_state()")
     _check_root(root_rank, made.transport.size)

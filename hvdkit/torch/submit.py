@@ -162,7 +162,7 @@ def _empty(tensor: torch.Tensor, operation: Operation, at: int) -> torch.Tensor:
 def start_alltoall(
     tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet, *, call: str
 ) -> Handle:
-    """Begin an alltoall; the result has the received splits with it if `splits` were given."""
+    """Begin an alltoall; the result is a pair of the received rows and how many came from each rank."""
     group = find_group(process_set, call)
     size = group.transport.size
     host = own_memory(tensor).reshape(shape_of(tensor))
@@ -172,7 +172,7 @@ def start_alltoall(
         received = [each[group.transport.rank] for each in operation.rows]
         shape = (sum(received), *host.shape[1:])
         made = as_tensor(operation.results[0]).view(shape).to(tensor.device)
-        return made if splits is None else (made, torch.tensor(received, dtype=torch.int32))
+        return made, torch.tensor(received, dtype=torch.int32)
 
     operation = _begin(group, "alltoall", name, _describe([host]), [as_buffer(host)], (), counts)
     return make_handle(group.engine, operation, finish)
