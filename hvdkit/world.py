@@ -22,6 +22,7 @@ class World:
     local_rank, local_size: among the ranks of this host. cross_rank, cross_size: among the ranks of the same
     local_rank, one a host. All four are None where the launcher does not tell; `complete_world` fills them in.
     launcher: the name of the table that the variables matched; "none" for a process that nobody launched.
+    homogeneous: have all hosts as many ranks? None until `complete_world`.
     """
 
     rank: int
@@ -32,6 +33,7 @@ class World:
     cross_size: int | None
     host: str
     launcher: str
+    homogeneous: bool | None = None
 
 
 # Launchers nest, and the inner one counts, so it stands first: torchrun may be started by mpirun or srun, and mpirun in
@@ -162,7 +164,15 @@ def under_agent(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def complete_world(
-    world: World, *, rank: int, size: int, local_rank: int, local_size: int, cross_rank: int, cross_size: int
+    world: World,
+    *,
+    rank: int,
+    size: int,
+    local_rank: int,
+    local_size: int,
+    cross_rank: int,
+    cross_size: int,
+    homogeneous: bool,
 ) -> World:
     """Replace what the launcher told, or left out, by what the MPI library itself answers."""
     return replace(
@@ -173,6 +183,7 @@ def complete_world(
         local_size=local_size,
         cross_rank=cross_rank,
         cross_size=cross_size,
+        homogeneous=homogeneous,
     )
 
 

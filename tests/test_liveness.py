@@ -49,16 +49,6 @@ def wait_for_a_bucket(transport: SharedMemoryTransport, end: Callable[[], None])
     buckets.wait(0)
 
 
-def wait_for_memory_to_be_free(transport: SharedMemoryTransport, end: Callable[[], None]) -> None:
-    buckets = transport.open_buckets([BucketSpec("float32", 1000)] * 2, depth=1)
-    buckets.acquire(0)
-    buckets.start(0)
-    buckets.wait(0)
-    end()
-    buckets.release(0)
-    buckets.acquire(1)
-
-
 def wait_in_allreduce(transport: SharedMemoryTransport, end: Callable[[], None]) -> None:
     array = np.zeros(3_000_000, np.float32)
     transport.allreduce(as_buffer(array))
@@ -95,7 +85,6 @@ def wait_for_gradients_in_a_thread(transport: SharedMemoryTransport, end: Callab
 Wait = Callable[[SharedMemoryTransport, Callable[[], None]], None]
 WAITS: list[Wait] = [
     wait_for_a_bucket,
-    wait_for_memory_to_be_free,
     wait_in_allreduce,
     wait_for_gradients,
     wait_for_gradients_in_a_thread,

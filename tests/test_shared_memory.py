@@ -254,29 +254,6 @@ def test_buckets_share_little_memory_and_no_rank_runs_away(size: int, depth: int
     assert max(ahead) <= depth, ahead
 
 
-def acquire_too_much(directory: str) -> str:
-    transport = open_shared(directory)
-    buckets = transport.open_buckets([BucketSpec("float32", 4)] * 3, depth=2)
-    for index in range(2):
-        buckets.acquire(index)
-        buckets.start(index)
-        buckets.wait(index)
-    with pytest.raises(RuntimeError) as caught:
-        buckets.acquire(2)
-    buckets.release(0)
-    buckets.acquire(2)
-    transport.barrier()
-    buckets.close()
-    transport.close()
-    return str(caught.value)
-
-
-@pytest.mark.ranks
-def test_memory_that_this_rank_still_reads_is_not_waited_for(tmp_path: Path) -> None:
-    for message in run_ranks(2, acquire_too_much, str(tmp_path)):
-        assert "bucket 2" in message and "release" in message
-
-
 def measure_memory(directory: str, count: int, depth: int | None) -> int:
     transport = open_shared(directory)
     buckets = transport.open_buckets([BucketSpec("float32", MIB // 4)] * count, depth)

@@ -186,9 +186,16 @@ def test_bad_values_are_named(environ: dict[str, str], words: list[str]) -> None
 
 def test_mpi_completes_what_the_launcher_left_out() -> None:
     world = complete_world(
-        read_world({"PMIX_RANK": "1"}), rank=1, size=4, local_rank=1, local_size=2, cross_rank=0, cross_size=2
+        read_world({"PMIX_RANK": "1"}),
+        rank=1,
+        size=4,
+        local_rank=1,
+        local_size=2,
+        cross_rank=0,
+        cross_size=2,
+        homogeneous=True,
     )
-    assert world == World(1, 4, 1, 2, 0, 2, HERE, "pmix")
+    assert world == World(1, 4, 1, 2, 0, 2, HERE, "pmix", homogeneous=True)
 
 
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI builder, ident: 5.0.11"

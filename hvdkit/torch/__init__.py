@@ -8,7 +8,7 @@ need("torch", "torch")
 
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.errors import HorovodInternalError
-from hvdkit.torch import data, learning_rate, metrics
+from hvdkit.torch import data, elastic, learning_rate, metrics
 from hvdkit.torch.asynchronous import (
     allgather_async,
     allreduce_async,
@@ -40,6 +40,19 @@ from hvdkit.torch.basics import (
     start_timeline,
     stop_timeline,
 )
+from hvdkit.torch.built import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    is_homogeneous,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
 from hvdkit.torch.compression import Compression
 from hvdkit.torch.handles import poll, synchronize
 from hvdkit.torch.ops import (
@@ -60,6 +73,7 @@ from hvdkit.torch.ops import (
 from hvdkit.torch.optimizer import DistributedOptimizer
 from hvdkit.torch.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.torch.state import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from hvdkit.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "Adasum",
@@ -72,6 +86,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "add_process_set",
     "allgather",
     "allgather_async",
@@ -90,12 +105,18 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "ccl_built",
     "cross_rank",
     "cross_size",
+    "cuda_built",
     "data",
+    "ddl_built",
     "describe",
+    "elastic",
     "get_process_set_ids_and_ranks",
     "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -105,17 +126,23 @@ __all__ = [
     "grouped_reducescatter",
     "grouped_reducescatter_async",
     "init",
+    "is_homogeneous",
     "is_initialized",
     "join",
     "learning_rate",
     "local_rank",
     "local_size",
     "metrics",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "poll",
     "rank",
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
+    "rocm_built",
     "shutdown",
     "size",
     "sparse_allreduce_async",

@@ -42,6 +42,7 @@ def open_transport(config: Config) -> tuple[World, Transport, Abort | None]:
     base = mpi.open_mpi()
     check_world(world, base.size, mpi_library.describe_mpi())
     local, cross = base.split_by_node()
+    local_sizes = gather_ints(base, local.size)
     world = complete_world(
         world,
         rank=base.rank,
@@ -50,8 +51,8 @@ def open_transport(config: Config) -> tuple[World, Transport, Abort | None]:
         local_size=local.size,
         cross_rank=cross.rank,
         cross_size=cross.size,
+        homogeneous=len(set(local_sizes)) == 1,
     )
-    local_sizes = gather_ints(base, local.size)
     local.close()
     cross.close()
     abort = None if under_agent() else mpi_library.abort
@@ -100,5 +101,5 @@ def _mpi_wanted(world: World) -> bool:
 
 
 def _alone(world: World) -> tuple[World, Transport, None]:
-    alone = complete_world(world, rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
-    return alone, SingleTransport(), None
+    alone = {"rank": 0, "size": 1, "local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1}
+    return complete_world(world, **alone, homogeneous=True), SingleTransport(), None

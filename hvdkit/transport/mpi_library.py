@@ -31,6 +31,8 @@ def load_mpi() -> Any:
     mpi4py: Any = need("mpi4py", "openmpi")
     if "mpi4py.MPI" not in sys.modules:
         mpi4py.rc.threads, mpi4py.rc.thread_level = True, "multiple"
+        # A script that says rc.initialize = False leaves starting to us, and mpi4py would then not end it either.
+        mpi4py.rc.finalize = mpi4py.rc.finalize is not False
     try:
         mpi: Any = need("mpi4py.MPI", "openmpi")
     except RuntimeError as error:  # no library, or one that does not fit
@@ -44,6 +46,32 @@ def load_mpi() -> Any:
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
     _check_threads(mpi)
     return mpi
+
+
+def can_load_mpi() -> bool:
+    """Are mpi4py and an MPI library here? Loads them, and starts nothing."""
+    if "mpi4py.MPI" in sys.modules:
+        return True
+    try:
+        import mpi4py
+    except ImportError:
+        return False
+    before = mpi4py.rc.initialize, mpi4py.rc.finalize
+    # MPI is started by load_mpi, with the threads that it needs; whoever starts it, it is ended at exit.
+    mpi4py.rc.initialize, mpi4py.rc.finalize = False, before[1] is not False
+    try:
+        from mpi4py import MPI  # noqa: F401
+    except (ImportError, RuntimeError):
+        return False
+    finally:
+        mpi4py.rc.initialize, mpi4py.rc.finalize = before
+    return True
+
+
+def calls_from_any_thread() -> bool:
+    """Was MPI started so that several threads may call it at the same time?"""
+    mpi = load_mpi()
+    return bool(mpi.Query_thread() == mpi.THREAD_MULTIPLE)
 
 
 def _check_threads(mpi: Any) -> None:

@@ -1,19 +1,21 @@
-"""Buckets in memory that the ranks of a host share: each reduces its own shard straight out of its peers' buckets.
+"""Buckets in memory that the ranks of a host share: each rank adds up its own shard of all of them, in place.
 
 One round of one bucket, two ranks, time downwards ("|" is the training that goes on meanwhile):
 
-    rank 0                                        rank 1
-    fill memory                                   |
-    show ready                                    fill memory
-    |                                             show ready
-    shard 0 of both memories -> own shard 0       shard 1 of both memories -> own shard 1
-    show reduced                                  show reduced
-    read shard 0 here and shard 1 of rank 1       read shard 0 of rank 0 and shard 1 here
-    show read                                     show read
+    rank 0                                       rank 1
+    fill memory                                  |
+    show ready                                   fill memory
+    |                                            show ready
+    shard 0 of both memories -> both memories    shard 1 of both memories -> both memories
+    show reduced                                 show reduced
+    read memory                                  read memory
 
-Shard i of any memory is read by rank i alone until it is reduced, so its sum can take its place. A memory is filled
-again when all ranks have read it. Few pieces of memory, used in turn, stay in the cache that the ranks share: that is
-most of the speed.
+Shard i of every memory is rank i's alone from ready to reduced. So the sum takes the place of what it is made of, two
+flags are enough, and a rank that has seen all shards reduced may do with its memory what it likes.
+
+A cache line that a core has read is that core's from then on, and cheap for it to write. But it is dear to take from a
+core that has read it and not written it since: 2 GB/s where the cores are far apart, against 20. Here whoever reads a
+line that another core has written is always the next to write it.
 """
 
 from __future__ import annotations
@@ -26,13 +28,22 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.transport.base import STORAGE, Arithmetic, BucketSpec, Buffer, Transport, make_buffer, plan_depth, see_as
+from hvdkit.transport.base import (
+    STORAGE,
+    Arithmetic,
+    BucketSpec,
+    Buffer,
+    Transport,
+    make_buffer,
+    plan_depth,
+    see_as,
+)
 from hvdkit.transport.buckets import SteppedBuckets
 from hvdkit.transport.flags import Flags, flag_bytes
 from hvdkit.transport.segment import open_segment
-from hvdkit.transport.waiting import Waiting
 
 _ALIGN = 64  # bytes: a cache line
+_CHUNK_BYTES = 512 * 1024  # stays in a core's own cache between the sum and the copies of it
 
 
 class Crossing(Protocol):
@@ -54,17 +65,25 @@ def plan_shards(count: int, shards: int, itemsize: int) -> list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
+class _Chunk:
+    """A part of this rank's shard: in everyone's memory, in its own, and in those of its peers."""
+
+    sources: tuple[Buffer, ...]
+    own: Buffer
+    peers: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True)
 class _Layout:
     """What a bucket holds.
 
-    sources: this rank's shard in everyone's memory. out: in its own, where the sum goes. result: each shard where its
-    sum is. partial: the host's sum, where it still has to cross to other hosts.
+    chunks: this rank's shard in pieces. out: all of it, in its own memory. partial: the host's sum, where it still has
+    to cross to other hosts.
     """
 
     spec: BucketSpec
     memory: Buffer
-    result: tuple[Buffer, ...]
-    sources: tuple[Buffer, ...]
+    chunks: tuple[_Chunk, ...]
     out: Buffer
     partial: Buffer | None
 
@@ -96,17 +115,13 @@ class SharedBuckets(SteppedBuckets):
         size = _padded(largest)
         flags = flag_bytes(group.size, len(specs))
         area = size * self.depth
-        counters = flag_bytes(group.size, 1)
-        # ready | reduced | read | memory of rank 0 | memory of rank 1 | ...
-        start = 2 * flags + counters
+        # ready | reduced | memory of rank 0 | memory of rank 1 | ...
+        start = 2 * flags
         self._segment = open_segment(group, [start + area] + [area] * (group.size - 1), directory)
         memory, who = self._segment.memory, {"rank": group.rank, "ranks": group.size}
         self._ready = Flags(memory[:flags], count=len(specs), **who)
-        self._reduced = Flags(memory[flags : 2 * flags], count=len(specs), **who)
-        self._read = Flags(memory[2 * flags : start], count=1, **who)
+        self._reduced = Flags(memory[flags:start], count=len(specs), **who)
         self._generation = [0] * len(specs)
-        self._acquired = self._released = 0  # buckets, since the beginning
-        self._last_use = [0] * self.depth  # of each piece of memory: the count of acquired buckets when it was its turn
         areas = [start + rank * area for rank in range(group.size)]
         #: Of each of the `depth` pieces: each rank's memory.
         self._raw: list[list[NDArray[np.uint8]]] = [
@@ -114,17 +129,23 @@ class SharedBuckets(SteppedBuckets):
         ]
         self._layouts = [self._lay_out(index, spec) for index, spec in enumerate(specs)]
         self.memory = [layout.memory for layout in self._layouts]
-        self.result = [layout.result for layout in self._layouts]
+        self.result = [(memory,) for memory in self.memory]
 
     def _lay_out(self, index: int, spec: BucketSpec) -> _Layout:
-        views = [see_as(raw, spec) for raw in self._raw[index % self.depth]]
-        ranges = plan_shards(spec.count, self._shards, STORAGE[spec.dtype].itemsize)
+        itemsize = STORAGE[spec.dtype].itemsize
+        ranges = plan_shards(spec.count, self._shards, itemsize)
         start, stop = ranges[self._rank] if self._rank < self._shards else (0, 0)
+        views = [see_as(raw, spec) for raw in self._raw[index % self.depth]]
+        step = _CHUNK_BYTES // itemsize
+        chunks = []
+        for at in range(start, stop, step):
+            sources = tuple(view.slice(at, min(at + step, stop)) for view in views)
+            peers = sources[: self._rank] + sources[self._rank + 1 :]
+            chunks.append(_Chunk(sources, sources[self._rank], peers))
         return _Layout(
             spec,
             memory=views[self._rank],
-            result=tuple(views[rank].slice(*edges) for rank, edges in enumerate(ranges)),
-            sources=tuple(view.slice(start, stop) for view in views),
+            chunks=tuple(chunks),
             out=views[self._rank].slice(start, stop),
             partial=make_buffer(stop - start, spec.dtype) if self._crossing and stop > start else None,
         )
@@ -135,26 +156,7 @@ class SharedBuckets(SteppedBuckets):
             return
         self._layouts[index] = layout = self._lay_out(index, spec)
         self.memory = [*self.memory[:index], layout.memory, *self.memory[index + 1 :]]
-        self.result = [*self.result[:index], layout.result, *self.result[index + 1 :]]
-
-    def acquire(self, index: int) -> None:
-        """See Buckets.acquire."""
-        turn = index % self.depth
-        if self._released < self._last_use[turn]:
-            raise RuntimeError(
-                f"bucket {index} shares memory with one that this rank has not released; that comes first"
-            )
-        waiting = Waiting(self._check)
-        while not self._read.everyone(0, self._last_use[turn]):
-            if not self.advance():
-                waiting.pause()
-        self._acquired += 1
-        self._last_use[turn] = self._acquired
-
-    def release(self, index: int) -> None:
-        """See Buckets.release."""
-        self._released += 1
-        self._read.show(0, self._released)
+        self.result = [*self.result[:index], (layout.memory,), *self.result[index + 1 :]]
 
     def start(self, index: int) -> None:
         """See Buckets.start."""
@@ -169,15 +171,26 @@ class SharedBuckets(SteppedBuckets):
         free = self._crossing is None  # the order of buckets matters to collectives between hosts only
         while not self._ready.everyone(index, generation):
             yield free
-        if layout.out.count:
-            if layout.partial is None or self._crossing is None:
-                self._arithmetic.combine(layout.out, layout.sources, spec.op, spec.prescale * spec.postscale)
-            else:
-                self._arithmetic.combine(layout.partial, layout.sources, spec.op, spec.prescale)
-                yield from self._crossing(layout.partial, layout.out, spec)
+        if layout.partial is None or self._crossing is None:
+            for chunk in layout.chunks:
+                self._arithmetic.combine(chunk.own, chunk.sources, spec.op, spec.prescale * spec.postscale)
+                self._hand_out(chunk)
+        else:
+            at = 0
+            for chunk in layout.chunks:
+                target = layout.partial.slice(at, at + chunk.own.count)
+                self._arithmetic.combine(target, chunk.sources, spec.op, spec.prescale)
+                at += target.count
+            yield from self._crossing(layout.partial, layout.out, spec)
+            for chunk in layout.chunks:
+                self._hand_out(chunk)
         self._reduced.show(index, generation)
         while not self._reduced.everyone(index, generation):
             yield True
+
+    def _hand_out(self, chunk: _Chunk) -> None:
+        for peer in chunk.peers:
+            self._arithmetic.copy(peer, chunk.own)
 
     def close(self) -> None:
         """See Buckets.close."""
@@ -187,7 +200,6 @@ class SharedBuckets(SteppedBuckets):
             self._crossing.close(idle=idle)
         self._ready.close()
         self._reduced.close()
-        self._read.close()
         self._segment.close()
         self._raw, self._layouts, self.memory, self.result = [], [], [], []
 

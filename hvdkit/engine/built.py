@@ -1,0 +1,58 @@
+"""What hvdkit can use here and what it uses: Horovod's questions about how it was built, answered honestly.
+
+Nothing of hvdkit is compiled, so "built" means: there when it is needed.
+"""
+
+from __future__ import annotations
+
+from hvdkit.engine import runtime as engine
+from hvdkit.transport import mpi_library
+
+
+def mpi_built() -> bool:
+    """Can an MPI library be loaded here? May be called before init(); does not start MPI."""
+    return mpi_library.can_load_mpi()
+
+
+def mpi_enabled() -> bool:
+    """Do the ranks talk through MPI now? False before init(), and for one process that nobody launched."""
+    return engine.is_initialized() and engine.runtime("mpi_enabled()").transport.name != "single"
+
+
+def mpi_threads_supported() -> bool:
+    """May the script call MPI too, with mpi4py say, while hvdkit works? That is, does MPI run with THREAD_MULTIPLE.
+
+    False where MPI is not used. Raises NotInitializedError before init().
+    """
+    engine.runtime("mpi_threads_supported()")
+    return mpi_enabled() and mpi_library.calls_from_any_thread()
+
+
+def gloo_built() -> bool:
+    """Can ranks talk through Gloo? Not in hvdkit, for now."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Do ranks talk through Gloo now? Not in hvdkit, for now."""
+    return False
+
+
+def nccl_built() -> int:
+    """The version of NCCL that hvdkit reduces with, 22203 for 2.22.3; 0 for none, which is what it is for now."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """Is IBM's DDL used? Never in hvdkit."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Is Intel's oneCCL used? Never in hvdkit."""
+    return False
+
+
+def is_homogeneous() -> bool:
+    """Have all hosts as many ranks? Raises NotInitializedError before init()."""
+    return bool(engine.runtime("is_homogeneous()").world.homogeneous)
