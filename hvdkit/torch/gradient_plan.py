@@ -43,6 +43,7 @@ class GradientPlan:
         self._touched = touched
         self._fills: dict[int, _Seen] = {}
         self._drains: dict[int, _Seen] = {}
+        self._sparse: set[int] = set()  # parameters whose gradient was made dense for this round
         self._pinned = staging.PinnedMemory()
         devices = list(dict.fromkeys(parameter.device for parameter in self._parameters))
         self._moving = PlannedReduction(
@@ -75,6 +76,10 @@ class GradientPlan:
     def finish(self) -> None:
         """Wait until every gradient is reduced; one that another rank had and this one had not appears here as well."""
         self._moving.finish()
+        for index in self._sparse:  # an optimizer for sparse gradients takes no others
+            gradient = self._parameters[index].grad
+            self._parameters[index].grad = gradient.to_sparse(1) if gradient is not None else None
+        self._sparse.clear()
 
     def close(self) -> None:
         """Free the buckets; collective."""
@@ -159,6 +164,7 @@ class GradientPlan:
         assert gradient is not None
         if gradient.is_sparse:
             parameter.grad = gradient = gradient.to_dense()
+            self._sparse.add(slot.tensor)
         count = slot.stop - slot.start
         if count == parameter.numel():
             return gradient

@@ -118,6 +118,10 @@ def broadcast_optimizer_state(
         _overwrite(tensor, root_rank)
     if made.transport.rank != root_rank:
         optimizer.load_state_dict(_put_back(skeleton, iter(tensors)))
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)  # Horovod's leave gradients, and scripts read them
 
 
 def _check_root(root_rank: int, size: int) -> None:
