@@ -100,6 +100,13 @@ class Config:
         horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         flag="--stall-shutdown-s",
     )
+    timeline: str = setting(
+        "",
+        str,
+        "file for a Chrome trace of all named operations, written by rank 0; none if empty",
+        horovod="HOROVOD_TIMELINE",
+        flag="--timeline-filename",
+    )
     shared_directory: str = setting("/dev/shm", str, "where node-shared memory is made; must be a memory file system")
     log_level: str = setting(
         "warning",

@@ -68,6 +68,8 @@ def init(
     install_exception_hook(world.rank, world.host, abort)
     logger.info("%d ranks on %d hosts, transport %s", world.size, world.cross_size or 1, transport.name)
     timeline = Timeline()
+    if config.timeline not in ("", "DYNAMIC") and world.rank == 0:  # Horovod's word for "start_timeline() will say"
+        timeline.start(config.timeline)
     hosts = allgather_object(transport, world.host)
 
     def open_engine(group: Transport, ranks: Sequence[int]) -> NamedEngine:

@@ -35,7 +35,7 @@ class Timeline:
         with self._lock:
             if self._file is not None:
                 raise ValueError("The timeline is on already; stop_timeline() first.")
-            self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115  (stop() closes it)
+            self._file = open(path, "w", buffering=1, encoding="utf-8")  # noqa: SIM115  (stop() closes it)
             self._began_s = time.perf_counter()
             self._numbers, self._open = {}, set()
             self._file.write("[\n")

@@ -127,6 +127,9 @@ def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
     return engine.runtime("get_process_set_ids_and_ranks()").sets.ids_and_ranks()
 
 
+get_process_sets = get_process_set_ids_and_ranks
+
+
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Begin to write a Chrome trace of all named operations, on rank 0; chrome://tracing or ui.perfetto.dev show it.
 
