@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hvdkit.errors import (
         BackwardInterruptedError,
         ConfigError,
+        DuplicateNameError,
         HorovodInternalError,
         HostfileError,
         HvdkitError,
@@ -32,6 +33,7 @@ __all__ = [
     "BackwardInterruptedError",
     "Config",
     "ConfigError",
+    "DuplicateNameError",
     "HorovodInternalError",
     "HostfileError",
     "HvdkitError",

@@ -86,6 +86,27 @@ class Config:
         parse_bytes,
         "a synchronous allreduce below this many bytes goes straight to MPI, not through shared memory",
     )
+    stall_check_s: float = setting(
+        60.0,
+        float,
+        "seconds that an operation waits for some ranks before that is told, with what they are doing; 0 never",
+        horovod="HOROVOD_STALL_CHECK_TIME_SECONDS",
+        flag="--stall-check-s",
+    )
+    stall_shutdown_s: float = setting(
+        0.0,
+        float,
+        "seconds after which such an operation fails; 0 waits for ever",
+        horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        flag="--stall-shutdown-s",
+    )
+    timeline: str = setting(
+        "",
+        str,
+        "file for a Chrome trace of all named operations, written by rank 0; none if empty",
+        horovod="HOROVOD_TIMELINE",
+        flag="--timeline-filename",
+    )
     shared_directory: str = setting("/dev/shm", str, "where node-shared memory is made; must be a memory file system")
     log_level: str = setting(
         "warning",

@@ -54,6 +54,10 @@ class PlanMismatchError(HorovodInternalError):
     """The ranks do not hold the same parameters, so their buckets do not match."""
 
 
+class DuplicateNameError(HorovodInternalError, ValueError):
+    """An operation was begun under a name that another one still has. A ValueError as well, as in Horovod."""
+
+
 class BackwardInterruptedError(HorovodInternalError):
     """A backward pass ended with an exception after some of its buckets were already on their way."""
 

@@ -17,7 +17,7 @@ from hvdkit.launch import cli as hvdrun
 
 FLAGS = {
     "-h", "--help", "-np", "--num-proc", "-H", "--hosts", "--hostfile", "--output-filename", "--dry-run", "--verbose",
-    "--timeline-filename", "--version",
+    "--version",
 }  # fmt: skip
 
 
@@ -74,7 +74,6 @@ BAD = {
     "is a folder": ["-np", "1", "./folder"],
     "is a script": ["-np", "1", "script.py"],
     "There is no script 'missing.py'": ["-np", "1", "python3", "-u", "-W", "error", "missing.py", "--lr", "1"],
-    "reserved": ["-np", "1", "--timeline-filename", "t.json", "true"],
     "HVDKIT_FUSION_BYTES='x'": ["-np", "1", "--fusion-bytes", "x", "true"],
 }
 

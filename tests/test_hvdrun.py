@@ -170,7 +170,7 @@ def test_a_rank_that_only_lost_its_peer_is_not_the_cause() -> None:
     script = (
         "time.sleep(0.5)\n"
         "if rank == 0: print('hvdkit.errors.RankLostError: rank 1 is gone', file=sys.stderr); sys.exit(1)\n"
-        "if rank == 1: time.sleep(0.5); os.kill(os.getpid(), 11)\n"
+        "if rank == 1: time.sleep(0.1); os.kill(os.getpid(), 11)\n"
         "time.sleep(60)"
     )
     done = hvdrun(3, script)

@@ -14,7 +14,7 @@ from torch_world import joined
 
 import hvdkit.torch as hvd
 from hvdkit.errors import HorovodInternalError
-from hvdkit.torch.ops import ReduceOp
+from hvdkit.torch.reduce_op import ReduceOp
 from hvdkit.transport.base import Op
 
 pytestmark = pytest.mark.ranks
@@ -121,7 +121,9 @@ def scale_everything() -> None:
         whole = tensor_of(rank, (4, 7), "int32")
         expected = (sum_of(size, (4, 7), "float64") * 0.5).to(torch.int32)
         expect(hvd.allreduce(whole, op=hvd.Sum, postscale_factor=0.5), expected)
-        expect(hvd.allreduce(whole, op=hvd.Sum, prescale_factor=0.5), expected)
+        # As in Horovod each rank drops its fraction before the sum.
+        halves = torch.stack([(tensor_of(one, (4, 7), "int32") * 0.5).to(torch.int32) for one in range(size)])
+        expect(hvd.allreduce(whole, op=hvd.Sum, prescale_factor=0.5), halves.sum(0).to(torch.int32))
         half = hvd.allreduce(2 * whole, op=hvd.Max, prescale_factor=0.5)
         expect(half, sum_of(size, (4, 7), "int32", "max"))
 
@@ -257,7 +259,7 @@ def differentiate() -> None:
         expect(gradient(lambda x: hvd.allreduce(x, op=hvd.Sum)), sum_weight)
         expect(gradient(lambda x: hvd.allreduce(x, op=hvd.Sum, postscale_factor=0.5)), sum_weight / 2)
         expect(gradient(lambda x: hvd.allreduce(x, compression=hvd.Compression.fp16, op=hvd.Sum)), sum_weight)
-        expect(gradient(lambda x: hvd.broadcast(x, size - 1)), sum_weight * (rank == size - 1))
+        expect(gradient(lambda x: hvd.broadcast(x, size - 1)), mean_weight * (rank == size - 1))
         with pytest.raises(NotImplementedError, match=r"hvd\.Max has no gradient"):
             gradient(lambda x: hvd.allreduce(x, op=hvd.Max))
 
@@ -268,12 +270,12 @@ def differentiate() -> None:
         ((rows + rank)[:, None] * joined_rows).sum().backward()
         mine = rows[sum(range(rank)) : sum(range(rank + 1))]
         assert leaf.grad is not None
-        expect(leaf.grad, (mine * size + sum(range(size)))[:, None].expand(rank, 2))
+        expect(leaf.grad, (mine + (size - 1) / 2)[:, None].expand(rank, 2))
 
         scalar = torch.tensor(2.0, requires_grad=True)
         (hvd.allgather(scalar) * torch.arange(float(size))).sum().backward()
         assert scalar.grad is not None
-        expect(scalar.grad, torch.tensor(float(rank * size)))
+        expect(scalar.grad, torch.tensor(float(rank)))
 
 
 @SIZES
@@ -333,7 +335,6 @@ def gather_what_does_not_fit() -> list[str]:
             (torch.ones(2, 3), torch.ones(2, 4)),
             (torch.ones(2, 3), torch.ones(2, 3, 1)),
             (torch.ones(2), torch.ones(2, dtype=torch.float64)),
-            (torch.ones(2), torch.ones(2, dtype=torch.complex64)),
         ]
         messages = []
         for usual, odd in pairs:
@@ -350,8 +351,8 @@ def gather_what_does_not_fit() -> list[str]:
 def test_parts_that_do_not_fit_are_an_error_on_every_rank(size: int) -> None:
     answers = run_ranks(size, gather_what_does_not_fit)
     assert all(answer == answers[0] for answer in answers)
-    for message, seen in zip(answers[0], ["float32[4]", "float32[3, 1]", "float64[]", "complex64[]"], strict=True):
-        assert "rank 0: torch.float32[" in message and f"rank {size - 1}: torch.{seen}" in message
+    for message, seen in zip(answers[0], ["[2, 4]", "[2, 3, 1]", "float64"], strict=True):
+        assert "rank 0 (host" in message and f"rank {size - 1} (host" in message and f"has {seen}" in message
 
 
 def broadcast_everything(transport: str) -> None:

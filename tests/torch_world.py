@@ -14,8 +14,12 @@ from openers import OPENERS
 from torch import nn
 
 import hvdkit.torch as hvd
+from hvdkit.config import Config
 from hvdkit.engine import runtime as engine
 from hvdkit.torch.tensors import TorchArithmetic
+from hvdkit.transport import Abort, open_transport
+from hvdkit.transport.base import Transport
+from hvdkit.world import World
 
 Weights = list[NDArray[np.float64]]
 
@@ -24,13 +28,16 @@ Weights = list[NDArray[np.float64]]
 def joined(transport: str = "auto", **settings: Any) -> Iterator[None]:
     """Between init() and shutdown(). transport: a name of Config's or, for simulated hosts, of OPENERS."""
     torch.set_num_threads(1)
-    simulated = transport.startswith("hierarchical_")
-    hvd.init(transport="mpi" if simulated else transport, **settings)
-    if simulated:
-        made = engine.runtime("test")
-        made.transport.close()
-        made.transport = OPENERS[transport]()
-        engine.use_arithmetic(TorchArithmetic())
+    if transport.startswith("hierarchical_"):
+
+        def opener(config: Config) -> tuple[World, Transport, Abort | None]:
+            world, first, abort = open_transport(config)
+            first.close()
+            return world, OPENERS[transport](), abort
+
+        engine.init(arithmetic=TorchArithmetic(), opener=opener, transport="mpi", **settings)
+    else:
+        hvd.init(transport=transport, **settings)
     yield
     hvd.shutdown()
 

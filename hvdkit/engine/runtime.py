@@ -5,15 +5,19 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hvdkit.config import Config, read_config
+from hvdkit.engine.named import NamedEngine
+from hvdkit.engine.objects import allgather_object
+from hvdkit.engine.process_sets import ProcessSet, ProcessSets, global_process_set
+from hvdkit.engine.timeline import Timeline
 from hvdkit.errors import NotInitializedError
 from hvdkit.hook import install_exception_hook, uninstall_exception_hook
 from hvdkit.log import configure_logging, logger
-from hvdkit.transport import open_transport
+from hvdkit.transport import Abort, open_transport
 from hvdkit.transport.base import Arithmetic, Transport
 from hvdkit.world import World
 
@@ -28,6 +32,8 @@ class Runtime:
     world: World
     config: Config
     transport: Transport
+    sets: ProcessSets
+    timeline: Timeline
     process: int = field(default_factory=os.getpid)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -35,9 +41,18 @@ class Runtime:
 _runtime: Runtime | None = None
 
 
-def init(**settings: Any) -> Runtime:
+def init(
+    process_sets: Sequence[ProcessSet] = (),
+    *,
+    arithmetic: Arithmetic | None = None,
+    opener: Callable[[Config], tuple[World, Transport, Abort | None]] = open_transport,
+    **settings: Any,
+) -> Runtime:
     """Join the world that the launcher made; does nothing if this process has joined already.
 
+    process_sets: sets to be known from the beginning, besides that of all ranks.
+    arithmetic: what adds and casts, a framework's own being faster for narrow types; numpy's if None.
+    opener: makes the transport; tests simulate hosts with it.
     settings: fields of Config, which beat the environment.
     Raises WorldError if the launcher and MPI disagree, ConfigError for a bad setting, TransportError if the ranks
     cannot reach each other.
@@ -46,11 +61,26 @@ def init(**settings: Any) -> Runtime:
     if _runtime is not None:
         return _runtime
     config = read_config(**settings)
-    world, transport, abort = open_transport(config)
+    world, transport, abort = opener(config)
+    if arithmetic is not None:
+        transport.arithmetic = arithmetic
     configure_logging(config.log_level, world.rank)
     install_exception_hook(world.rank, world.host, abort)
     logger.info("%d ranks on %d hosts, transport %s", world.size, world.cross_size or 1, transport.name)
-    _runtime = Runtime(world, config, transport)
+    timeline = Timeline()
+    if config.timeline not in ("", "DYNAMIC") and world.rank == 0:  # Horovod's word for "start_timeline() will say"
+        timeline.start(config.timeline)
+    hosts = allgather_object(transport, world.host)
+
+    def open_engine(group: Transport, ranks: Sequence[int]) -> NamedEngine:
+        return NamedEngine(group, config, hosts=[hosts[rank] for rank in ranks], ranks=ranks, timeline=timeline)
+
+    sets = ProcessSets(transport, open_engine)
+    _runtime = Runtime(world, config, transport, sets, timeline)
+    sets.add(global_process_set)
+    for one in process_sets:
+        if not sets.is_known(one):
+            sets.add(one)
     return _runtime
 
 
@@ -63,6 +93,8 @@ def shutdown() -> None:
     uninstall_exception_hook()
     for leave in _leaving:
         leave()
+    runtime.timeline.stop()
+    runtime.sets.close()
     runtime.transport.close()
 
 
@@ -78,11 +110,6 @@ def runtime(call: str) -> Runtime:
     return _runtime
 
 
-def use_arithmetic(arithmetic: Arithmetic) -> None:
-    """Let the transport add and cast with a framework's own functions, which are faster for narrow types."""
-    runtime("use_arithmetic()").transport.arithmetic = arithmetic
-
-
 _leaving: list[Callable[[], None]] = []
 
 
@@ -94,6 +121,8 @@ def on_shutdown(leave: Callable[[], None]) -> None:
 def _at_exit() -> None:
     # Not shutdown(): that is collective, and a rank that ends early must not wait for the others here.
     if _runtime is not None and _runtime.process == os.getpid():
+        _runtime.timeline.stop()
+        _runtime.sets.leave("has reached the end of its script")
         _runtime.transport.leave()
 
 

@@ -38,7 +38,7 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
     """Prints the defaults, and the examples as they are; an option without a default says nothing of one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, False):
+        if action.default is None or action.default is False:
             return action.help
         return super()._get_help_string(action)
 
@@ -88,7 +88,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--output-filename", metavar="DIR", help="also write all output of each rank to DIR/rank.N.log")
     parser.add_argument("--dry-run", action="store_true", help="print the line that would be run, and end")
     parser.add_argument("--verbose", action="store_true", help="tell which mpirun is used and where each rank runs")
-    parser.add_argument("--timeline-filename", metavar="FILE", help="reserved: this version records no timeline")
     parser.add_argument("--version", action="version", version=f"hvdrun {__version__}")
     settings = parser.add_argument_group("settings", "Each sets the variable that is named, for all ranks.")
     for setting in read_settings({}):
@@ -120,8 +119,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     """Turn the options into a job, or raise LaunchError for what cannot be started."""
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if options.timeline_filename:
-        raise LaunchError("--timeline-filename is reserved: this version records no timeline. Leave it out.")
     if options.hosts is not None and options.hostfile is not None:
         raise LaunchError("-H and --hostfile both say where to run. Leave one of them out.")
     hosts = _read_hosts(options)

@@ -6,20 +6,39 @@ from hvdkit.need import need
 
 need("torch", "torch")
 
+from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.errors import HorovodInternalError
 from hvdkit.torch import data, elastic, learning_rate, metrics
+from hvdkit.torch.asynchronous import (
+    allgather_async,
+    allreduce_async,
+    allreduce_async_,
+    alltoall_async,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather_async,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter_async,
+    reducescatter_async,
+    sparse_allreduce_async,
+)
 from hvdkit.torch.basics import (
-    barrier,
+    add_process_set,
     cross_rank,
     cross_size,
     describe,
+    get_process_set_ids_and_ranks,
     init,
     is_initialized,
     local_rank,
     local_size,
     rank,
+    remove_process_set,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from hvdkit.torch.built import (
     ccl_built,
@@ -35,28 +54,54 @@ from hvdkit.torch.built import (
     rocm_built,
 )
 from hvdkit.torch.compression import Compression
-from hvdkit.torch.ops import Average, Max, Min, Product, Sum, allgather, allreduce, allreduce_, broadcast, broadcast_
+from hvdkit.torch.handles import poll, synchronize
+from hvdkit.torch.ops import (
+    allgather,
+    allreduce,
+    allreduce_,
+    alltoall,
+    barrier,
+    broadcast,
+    broadcast_,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_reducescatter,
+    join,
+    reducescatter,
+)
 from hvdkit.torch.optimizer import DistributedOptimizer
+from hvdkit.torch.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.torch.state import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from hvdkit.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "DistributedOptimizer",
     "HorovodInternalError",
     "Max",
     "Min",
+    "ProcessSet",
     "Product",
     "Sum",
     "SyncBatchNorm",
+    "add_process_set",
     "allgather",
+    "allgather_async",
     "allgather_object",
     "allreduce",
     "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
@@ -68,11 +113,22 @@ __all__ = [
     "ddl_built",
     "describe",
     "elastic",
+    "get_process_set_ids_and_ranks",
+    "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "learning_rate",
     "local_rank",
     "local_size",
@@ -81,8 +137,16 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "poll",
     "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
+    "synchronize",
 ]

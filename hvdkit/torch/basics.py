@@ -10,26 +10,34 @@ import torch
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.objects import allgather_object as gather
+from hvdkit.engine.process_sets import ProcessSet
 from hvdkit.errors import ConfigError
 from hvdkit.torch.tensors import TorchArithmetic
 from hvdkit.world import World
 
 
-def init(comm: Sequence[int] | None = None, process_sets: Sequence[Any] | None = None, **settings: Any) -> None:
+def init(
+    comm: Sequence[int] | None = None,
+    process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None,
+    **settings: Any,
+) -> None:
     """Join the world that the launcher made. Every rank calls it, before any other call of hvdkit.
 
-    comm: as in Horovod, the ranks that take part; all of them or None for now.
-    process_sets: none for now.
+    comm: as in Horovod, the ranks that take part; all of them, in order, or None.
+    process_sets: sets, or lists of ranks, to be known from the beginning, repetitions left out; "dynamic", which
+    Horovod wants for later ones, is not needed.
     settings: fields of hvdkit.Config, e.g. transport="mpi"; they beat the environment.
-    Raises WorldError if launcher and MPI disagree about the number of ranks, ConfigError for a bad setting.
+    Raises WorldError if launcher and MPI disagree about the number of ranks, ConfigError for a bad setting, ValueError
+    for process sets that cannot be made.
     """
-    if process_sets:
-        raise ConfigError("process_sets are not there yet; call hvd.init() without them.")
-    made = engine.init(**settings)
+    given = () if process_sets is None or isinstance(process_sets, str) else tuple(process_sets)
+    sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in given]
+    made = engine.init(sets, arithmetic=TorchArithmetic(), **settings)
     if comm is not None and list(comm) != list(range(made.world.size)):
         engine.shutdown()
-        raise ConfigError(f"comm={list(comm)!r}: only all ranks, in order, can take part for now. Leave comm out.")
-    engine.use_arithmetic(TorchArithmetic())
+        raise ConfigError(
+            f"comm={list(comm)!r}: only all ranks, in order, can take part. Use a process set for some of them."
+        )
 
 
 def shutdown() -> None:
@@ -99,8 +107,40 @@ def describe() -> str:
     )
 
 
-def barrier() -> None:
-    """Return when every rank has called it."""
-    made = engine.runtime("barrier()")
-    with made.lock:
-        made.transport.barrier()
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Make a process set known; every rank calls it, with the same ranks. Returns the set.
+
+    Raises ValueError for ranks that are not there or come twice, or if a set of these ranks is known.
+    """
+    made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    engine.runtime("add_process_set()").sets.add(made)
+    return made
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Forget a process set; every rank calls it. False if it was not known, or is the set of all ranks."""
+    return engine.runtime("remove_process_set()").sets.remove(process_set)
+
+
+def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """The ranks of every process set, by its number; 0 is the set of all ranks."""
+    return engine.runtime("get_process_set_ids_and_ranks()").sets.ids_and_ranks()
+
+
+get_process_sets = get_process_set_ids_and_ranks
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Begin to write a Chrome trace of all named operations, on rank 0; chrome://tracing or ui.perfetto.dev show it.
+
+    mark_cycles: as in Horovod; there are no cycles to mark. Raises OSError if the file cannot be written, ValueError if
+    a timeline is being written.
+    """
+    made = engine.runtime("start_timeline()")
+    if made.world.rank == 0:
+        made.timeline.start(file_path)
+
+
+def stop_timeline() -> None:
+    """End the trace that start_timeline() began."""
+    engine.runtime("stop_timeline()").timeline.stop()

@@ -13,7 +13,7 @@ from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.runtime import Runtime
 from hvdkit.torch import staging
 from hvdkit.torch.tensors import as_tensor, dtype_name
-from hvdkit.transport.base import Buffer
+from hvdkit.transport.base import Buffer, Transport
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 _Seen = list[tuple[Slot, torch.Tensor]]
@@ -22,23 +22,32 @@ _Seen = list[tuple[Slot, torch.Tensor]]
 class GradientPlan:
     """Dense gradients in buckets: copied out when a bucket starts, back into `parameter.grad` when it is reduced.
 
-    named: (name, parameter), in the order in which all ranks have them. touched: indices of the parameters whose
-    gradient autograd has written since the last reduction; kept by the owner.
+    transport: between the ranks that train together. named: (name, parameter), in the order in which all ranks have
+    them. touched: indices of the parameters whose gradient autograd has written since the last reduction; kept by the
+    owner.
     Opened by all ranks together; raises PlanMismatchError where their parameters differ.
     """
 
     def __init__(
-        self, made: Runtime, named: Named, *, options: ReduceOptions, touched: Collection[int], statistics: Statistics
+        self,
+        made: Runtime,
+        transport: Transport,
+        named: Named,
+        *,
+        options: ReduceOptions,
+        touched: Collection[int],
+        statistics: Statistics,
     ) -> None:
         self._parameters = [parameter for _, parameter in named]
         self._strides = [_strides(parameter) for parameter in self._parameters]
         self._touched = touched
         self._fills: dict[int, _Seen] = {}
         self._drains: dict[int, _Seen] = {}
+        self._sparse: set[int] = set()  # parameters whose gradient was made dense for this round
         self._pinned = staging.PinnedMemory()
         devices = list(dict.fromkeys(parameter.device for parameter in self._parameters))
         self._moving = PlannedReduction(
-            made.transport,
+            transport,
             [
                 TensorSpec(name, one.numel(), dtype_name(one), devices.index(one.device), _layout(one))
                 for name, one in named
@@ -67,6 +76,10 @@ class GradientPlan:
     def finish(self) -> None:
         """Wait until every gradient is reduced; one that another rank had and this one had not appears here as well."""
         self._moving.finish()
+        for index in self._sparse:  # an optimizer for sparse gradients takes no others
+            gradient = self._parameters[index].grad
+            self._parameters[index].grad = gradient.to_sparse(1) if gradient is not None else None
+        self._sparse.clear()
 
     def close(self) -> None:
         """Free the buckets; collective."""
@@ -151,6 +164,7 @@ class GradientPlan:
         assert gradient is not None
         if gradient.is_sparse:
             parameter.grad = gradient = gradient.to_dense()
+            self._sparse.add(slot.tensor)
         count = slot.stop - slot.start
         if count == parameter.numel():
             return gradient

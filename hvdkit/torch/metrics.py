@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hvdkit.torch.ops import Sum, allreduce
+from hvdkit.torch.ops import allreduce
+from hvdkit.torch.reduce_op import Sum
 
 
 class Mean:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,9 +12,10 @@ import torch
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.planned import Statistics
+from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.torch.compression import Compression, Compressor, wire_of
-from hvdkit.torch.ops import Average, ReduceOp, Sum
+from hvdkit.torch.reduce_op import Average, ReduceOp, Sum
 from hvdkit.torch.reducer import GradientReducer
 
 Parameters = Iterable[tuple[str, torch.nn.Parameter]]
@@ -24,11 +26,13 @@ class _Distributed:
 
     _hvdkit: GradientReducer | None
     _hvdkit_skip: bool
+    _hvdkit_synchronized: bool
 
     def synchronize(self) -> None:
         """Reduce gradients that have not been reduced yet. backward() has done so, unless a window was cut short."""
         if self._hvdkit is not None:
             self._hvdkit.synchronize()
+        self._hvdkit_synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -41,7 +45,14 @@ class _Distributed:
 
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """The optimizer's own step, on gradients of all ranks."""
-        reducer = self._hvdkit
+        reducer, synchronized = self._hvdkit, self._hvdkit_synchronized
+        self._hvdkit_synchronized = False
+        if synchronized and not self._hvdkit_skip and closure is None:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(). Horovod "
+                "would reduce the gradients twice; hvdkit does not, and needs neither call.",
+                stacklevel=2,
+            )
         if reducer is None:
             return super().step(closure, *args, **kwargs)  # type: ignore[misc]
         if closure is not None:
@@ -126,7 +137,7 @@ def DistributedOptimizer(
     num_groups: int = 0,
     groups: Any = None,
     sparse_as_dense: bool = False,
-    process_set: Any = None,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Make an optimizer step on the gradients of all ranks.
 
@@ -139,7 +150,8 @@ def DistributedOptimizer(
     earlier (the last window of an epoch), and then reduces what is there. As in Horovod they are not divided by it.
     op: Average or Sum. gradient_predivide_factor: the part of the average's division that is done before sending.
     sparse_as_dense: reduce sparse gradients as dense ones rather than by gathering their rows.
-    num_groups, groups: as in Horovod, hints for fusion; not there yet. process_set: not there yet.
+    num_groups, groups: as in Horovod, hints for what to reduce together; accepted, and not needed, since every bucket
+    is full but the last. process_set: ranks that train together; on others the optimizer is left to itself.
 
     Right without further ado, unlike Horovod: clipping and GradScaler see reduced gradients as soon as backward() has
     returned, so synchronize() and skip_synchronize() work and are not needed. A parameter that no rank used keeps
@@ -148,7 +160,8 @@ def DistributedOptimizer(
     Raises NotInitializedError before init(), ValueError or TypeError for arguments that cannot be used; backward() and
     step() raise PlanMismatchError if the ranks hold different parameters, RankLostError if a rank has died.
     """
-    made = engine.runtime("DistributedOptimizer()")
+    named = name_parameters(optimizer, named_parameters)
+    engine.runtime("DistributedOptimizer()")
     if isinstance(optimizer, _Distributed):
         raise ValueError("This optimizer is a DistributedOptimizer already; wrap it once.")
     if op not in (Average, Sum):
@@ -159,23 +172,24 @@ def DistributedOptimizer(
         raise ValueError(f"gradient_predivide_factor is {gradient_predivide_factor}; it must be above 0.")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}; it must be 1 or more.")
-    if num_groups or groups is not None:
-        raise ValueError("num_groups and groups are not there yet; leave them out: gradients are fused anyway.")
-    if process_set is not None:
-        raise ValueError("process_set is not there yet; leave it out.")
+    if num_groups < 0:
+        raise ValueError(f"num_groups is {num_groups}; it must be 0 or more.")
+    if groups is not None and not isinstance(groups, (list, int)):
+        raise ValueError(f"groups is {groups!r}; it must be a list of lists of parameters, or a number.")
     wire = wire_of(compression)
-    named = name_parameters(optimizer, named_parameters)
     reducer = None
-    if made.world.size > 1:
+    if process_set.included() and process_set.size() > 1:
         predivide = 0.0 if gradient_predivide_factor == 1.0 else float(gradient_predivide_factor)
         reducer = GradientReducer(
             named,
+            process_set.group("DistributedOptimizer()").transport,
             options=ReduceOptions(average=op is Average, predivide=predivide, wire=wire),
             passes=backward_passes_per_step,
             sparse_as_dense=sparse_as_dense,
         )
         _reducers.add(reducer)
     _change_class(optimizer, reducer)
+    optimizer._parameter_names = {parameter: name for name, parameter in named}  # type: ignore[attr-defined]
     return optimizer
 
 
@@ -186,7 +200,7 @@ def _change_class(optimizer: torch.optim.Optimizer, reducer: GradientReducer | N
         own.__name__, (_Distributed, own), {"__module__": own.__module__, "__doc__": own.__doc__}
     )
     optimizer._hvdkit = reducer  # type: ignore[attr-defined]
-    optimizer._hvdkit_skip = False  # type: ignore[attr-defined]
+    optimizer._hvdkit_skip = optimizer._hvdkit_synchronized = False  # type: ignore[attr-defined]
     if hasattr(patched, "_wrapped_by_lr_sched"):
         optimizer.step = _seen_by_scheduler(optimizer)  # type: ignore[method-assign]
 

@@ -16,6 +16,7 @@ from hvdkit.torch import autograd
 from hvdkit.torch.compiled import CompiledNotice
 from hvdkit.torch.gradient_plan import GradientPlan, Named
 from hvdkit.torch.sparse import reduce_sparse
+from hvdkit.transport.base import Transport
 
 _numbers = itertools.count()
 
@@ -28,9 +29,12 @@ class GradientReducer:
     cannot see (a window cut short, a pass without any of the parameters, gradients set by hand) `synchronize` reduces.
     """
 
-    def __init__(self, named: Named, *, options: ReduceOptions, passes: int, sparse_as_dense: bool) -> None:
+    def __init__(
+        self, named: Named, transport: Transport, *, options: ReduceOptions, passes: int, sparse_as_dense: bool
+    ) -> None:
         self.number = next(_numbers)  # the same on all ranks, as optimizers are wrapped in the same order
         self.statistics = Statistics()
+        self._transport = transport
         self._options, self._passes, self._sparse_as_dense = options, passes, sparse_as_dense
         self._named: list[tuple[str, torch.nn.Parameter]] = []
         self._hooked: set[int] = set()
@@ -71,7 +75,7 @@ class GradientReducer:
                 raise HorovodInternalError(
                     f"The gradient of {self._named[index][0]} was computed more than backward_passes_per_step="
                     f"{self._passes} times before step(); with op=Sum the first part would be counted "
-                    f"{engine.runtime('backward()').world.size} times. Raise backward_passes_per_step, or call step()."
+                    f"{self._transport.size} times. Raise backward_passes_per_step, or call step()."
                 )
             self._touched.add(index)
             place = self._place.get(index)
@@ -132,7 +136,7 @@ class GradientReducer:
         for index in self._sparse:
             parameter = self._named[index][1]
             gradient = parameter.grad if index in self._touched else None
-            reduced = reduce_sparse(made, gradient, parameter, average=self._options.average)
+            reduced = reduce_sparse(self._transport, gradient, parameter, average=self._options.average)
             if reduced is not None:
                 parameter.grad = reduced
         if not self._options.average:
@@ -156,7 +160,7 @@ class GradientReducer:
         # What was unfrozen since the last reduction had no hook in this pass.
         self._touched |= {index for index in self._hook() if self._named[index][1].grad is not None}
         sparse = [index for index, (_, parameter) in enumerate(self._named) if self._is_sparse(parameter)]
-        self._sparse = sorted(set().union(*allgather_object(made.transport, sparse)) | set(self._sparse))
+        self._sparse = sorted(set().union(*allgather_object(self._transport, sparse)) | set(self._sparse))
         dense = [
             index
             for index, (_, parameter) in enumerate(self._named)
@@ -169,6 +173,7 @@ class GradientReducer:
         if dense:
             self._plan = GradientPlan(
                 made,
+                self._transport,
                 [self._named[index] for index in dense],
                 options=self._options,
                 touched=self._touched_places,

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from hvdkit.engine.runtime import Runtime
 from hvdkit.torch.tensors import as_buffer, as_tensor
+from hvdkit.transport.base import Transport
 from hvdkit.transport.small import gather_ints
 
 
 def reduce_sparse(
-    made: Runtime, gradient: torch.Tensor | None, like: torch.Tensor, *, average: bool
+    transport: Transport, gradient: torch.Tensor | None, like: torch.Tensor, *, average: bool
 ) -> torch.Tensor | None:
     """Add up the ranks' sparse gradients of one parameter; collective.
 
     gradient: sparse COO of like's shape, sparse in the first dimension alone; None counts as nothing.
     Returns it coalesced, divided by the number of ranks for an average; None if no rank has any.
     """
-    transport = made.transport
     have = gather_ints(transport, -1 if gradient is None else 1)
     if max(have) < 0:
         return None

@@ -9,22 +9,27 @@ import torch
 
 from hvdkit.engine import objects
 from hvdkit.engine import runtime as engine
+from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.errors import HorovodInternalError
-from hvdkit.torch.ops import _check_root, _copy_to_host, _on_host
+from hvdkit.torch.submit import own_memory
 from hvdkit.torch.tensors import as_buffer
 
 T = TypeVar("T")
 
 
-def broadcast_object(obj: T, root_rank: int = 0, name: str | None = None) -> T:
+def broadcast_object(
+    obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> T:
     """Give every rank a copy of root's object (anything that can be pickled); what the others pass does not count.
 
     Raises ValueError for a root that does not exist, NotInitializedError before init().
     """
     made = engine.runtime("broadcast_object()")
-    _check_root(root_rank, made.transport.size)
+    transport, ranks = process_set.group("broadcast_object()").transport, process_set.ranks or []
+    if root_rank not in ranks:
+        raise ValueError(f"root_rank is {root_rank}; the ranks of {process_set!r} are {ranks}.")
     with made.lock:
-        return objects.broadcast_object(made.transport, obj, root_rank)
+        return objects.broadcast_object(transport, obj, ranks.index(root_rank))
 
 
 def allgather_object(obj: T, name: str | None = None) -> list[T]:
@@ -76,21 +81,22 @@ def _explain(root: list[str], other: list[str], root_rank: int, rank: int) -> st
 
 def _overwrite(tensor: torch.Tensor, root_rank: int) -> None:
     made = engine.runtime("broadcast_parameters()")
-    direct = _on_host(tensor)
-    host = tensor.detach() if direct else _copy_to_host(tensor)
+    host = own_memory(tensor)
     with made.lock:  # as bytes: complex numbers and float8 have state too
         made.transport.broadcast(as_buffer(host.view(-1).view(torch.uint8)), root_rank)
-    if not direct:
+    if host.data_ptr() != tensor.data_ptr():
         with torch.no_grad():
             tensor.copy_(host)
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int = 0, model: torch.nn.Module | None = None
+) -> None:
     """Give every rank root's optimizer state and options (learning rates and so on).
 
     Works before and after the first step, also where only root has state (it has loaded a checkpoint); a rank's
     tensors land on the device of the parameter that they belong to. Parameter groups have the same sizes on all ranks,
-    else HorovodInternalError on every rank.
+    else HorovodInternalError on every rank. model: as in Horovod; not needed.
     """
     made = engine.runtime("broadcast_optimizer_state()")
     _check_root(root_rank, made.transport.size)
@@ -112,6 +118,15 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
         _overwrite(tensor, root_rank)
     if made.transport.rank != root_rank:
         optimizer.load_state_dict(_put_back(skeleton, iter(tensors)))
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)  # Horovod's leave gradients, and scripts read them
+
+
+def _check_root(root_rank: int, size: int) -> None:
+    if not 0 <= root_rank < size:
+        raise ValueError(f"root_rank is {root_rank}; there are {size} ranks, from 0 to {size - 1}.")
 
 
 class _Placeholder:

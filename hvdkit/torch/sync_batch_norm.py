@@ -10,7 +10,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
 from hvdkit.torch import basics
-from hvdkit.torch.ops import Sum, allreduce
+from hvdkit.torch.ops import allreduce
+from hvdkit.torch.reduce_op import Sum
 
 
 class SyncBatchNorm(_BatchNorm):

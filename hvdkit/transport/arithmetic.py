@@ -99,7 +99,7 @@ def _combine_plain(out: Array, sources: Sequence[Array], function: np.ufunc, sca
         for source in sources[2:]:
             function(total, source[piece], out=total)
         if scale != 1.0:
-            np.multiply(total, out.dtype.type(scale), out=target)
+            _scale(total, scale, target)
         elif total is not target:
             np.copyto(target, total)
 
@@ -114,8 +114,17 @@ def _combine_half(out: Buffer, sources: Sequence[Array], function: np.ufunc, sca
         for source in sources[1:]:
             function(total, _widen(source[piece], out.dtype, other), out=total)
         if scale != 1.0:
-            np.multiply(total, np.float32(scale), out=total)
+            _scale(total, scale, total)
         _narrow(total, target, out.dtype)
+
+
+def _scale(values: Array, scale: float, out: Array) -> None:
+    """Multiply; where one over a whole number is meant, divide, since 1/3 is itself rounded."""
+    divisor = round(1 / scale) if scale else 0
+    if divisor > 1 and divisor & (divisor - 1) and 1 / divisor == scale:
+        np.divide(values, out.dtype.type(divisor), out=out)
+    else:
+        np.multiply(values, out.dtype.type(scale), out=out)
 
 
 def _widen(array: Array, dtype: str, scratch: Array) -> Array:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from hvdkit.transport.mailbox import Mailbox
 
 Op = Literal["sum", "min", "max", "product"]
 
@@ -189,8 +192,11 @@ class Transport(Protocol):
     local_ranks: int
     arithmetic: Arithmetic
 
-    def allreduce(self, buffer: Buffer, op: Op = "sum") -> None:
-        """Replace `buffer` (n,) by the element-wise reduction over all ranks, in place."""
+    def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
+        """Replace `buffer` (n,) by scale * the element-wise reduction over all ranks, in place.
+
+        scale: 1.0 for integer and bool buffers; applied before float16 and bfloat16 are rounded.
+        """
 
     def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Buffer:
         """Reduce `buffer` (sum(counts),) over all ranks; rank i gets the i-th piece, (counts[i],), in new memory."""
@@ -210,8 +216,14 @@ class Transport(Protocol):
     def subgroup(self, ranks: Sequence[int]) -> Transport | None:
         """A transport of these ranks, numbered in the order given; None on the ranks left out."""
 
+    def open_mailbox(self) -> Mailbox:
+        """Make a way to send short messages between these ranks; collective."""
+
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> Buckets:
         """Make the buckets of an agreed plan, of which `depth` may be in use at a time; all of them if None."""
+
+    def check(self) -> None:
+        """Raise RankLostError if a rank of the group is known to have ended; asked while waiting, not collective."""
 
     def leave(self) -> None:
         """Tell the others, as far as that can be done alone, that this rank takes no further part; not collective."""

@@ -14,6 +14,7 @@ from hvdkit.transport.arithmetic import NumpyArithmetic
 from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, Op, make_buffer, plan_depth, see_as
 from hvdkit.transport.buckets import SteppedBuckets
 from hvdkit.transport.checks import check_alltoall, check_counts, check_ranks, check_root
+from hvdkit.transport.mailbox import MpiMailbox
 from hvdkit.transport.mpi_library import call_mpi, load_mpi, moved, moved_pieces, operation, plain
 from hvdkit.transport.mpi_steps import combine_pieces, reduce_steps
 
@@ -57,16 +58,18 @@ class MpiTransport:
             raise TransportError("This MPI transport has been closed. Call hvd.init() again, or move the call before.")
         return self._comm
 
-    def allreduce(self, buffer: Buffer, op: Op = "sum") -> None:
+    def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
         """See Transport.allreduce."""
         if buffer.dtype in HALF:
-            spec = BucketSpec(buffer.dtype, buffer.count, op)
+            spec = BucketSpec(buffer.dtype, buffer.count, op, postscale=scale)
             for _ in reduce_steps(self.comm, buffer, buffer, spec, arithmetic=self.arithmetic):
                 os.sched_yield()
             return
         in_place, how = load_mpi().IN_PLACE, operation(op, buffer.dtype)
         for part in _countable(buffer):
             call_mpi("MPI_Allreduce", self.comm.Allreduce, in_place, plain(part), how)
+        if scale != 1.0:
+            self.arithmetic.combine(buffer, [buffer], scale=scale)
 
     def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Buffer:
         """See Transport.reducescatter. Raises ValueError for counts that do not fit the buffer."""
@@ -137,6 +140,10 @@ class MpiTransport:
         cross = call_mpi("MPI_Comm_split", self.comm.Split, local.rank, self.rank)
         return MpiTransport(_own(local), self.arithmetic), MpiTransport(_own(cross), self.arithmetic)
 
+    def open_mailbox(self) -> MpiMailbox:
+        """See Transport.open_mailbox."""
+        return MpiMailbox(_own(call_mpi("MPI_Comm_dup", self.comm.Dup)))
+
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> MpiBuckets:
         """See Transport.open_buckets."""
         return MpiBuckets(self, specs, depth)
@@ -144,6 +151,9 @@ class MpiTransport:
     def open_crossing(self) -> MpiCrossing:
         """What reduces between hosts, beside this transport's own collectives; collective."""
         return MpiCrossing(self)
+
+    def check(self) -> None:
+        """See Transport.check."""
 
     def leave(self) -> None:
         """See Transport.leave. There is no way to tell without the others' help."""

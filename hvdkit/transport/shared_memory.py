@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from hvdkit.errors import TransportError
 from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Op, Transport
 from hvdkit.transport.liveness import Liveness
+from hvdkit.transport.mailbox import Mailbox
 from hvdkit.transport.shared_buckets import Crossing, SharedBuckets
 
 _STAGE_BYTES = 2 * 2**20  # stays in the last-level cache between copy, sum and copy
@@ -59,10 +60,10 @@ class SharedMemoryTransport:
         self._base.arithmetic = arithmetic
         self._drop_staging()
 
-    def allreduce(self, buffer: Buffer, op: Op = "sum") -> None:
+    def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
         """See Transport.allreduce."""
         if buffer.nbytes < self._small_bytes or not buffer.nbytes:
-            self._base.allreduce(buffer, op)
+            self._base.allreduce(buffer, op, scale)
             return
         if self._staging is None:
             self._staging = self.open_buckets([BucketSpec("uint8", _STAGE_BYTES)] * _STAGES)
@@ -74,7 +75,7 @@ class SharedMemoryTransport:
             if turn >= _STAGES:
                 self._collect(stages, stage, pieces[turn - _STAGES])
             stages.acquire(stage)
-            stages.change(stage, BucketSpec(buffer.dtype, piece.count, op))
+            stages.change(stage, BucketSpec(buffer.dtype, piece.count, op, postscale=scale))
             arithmetic.copy(stages.memory[stage], piece)
             stages.start(stage)
         for turn in range(max(0, len(pieces) - _STAGES), len(pieces)):
@@ -117,6 +118,10 @@ class SharedMemoryTransport:
             base, base, host=self._host, directory=self._directory, small_bytes=self._small_bytes
         )
 
+    def open_mailbox(self) -> Mailbox:
+        """See Transport.open_mailbox."""
+        return self._base.open_mailbox()
+
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> SharedBuckets:
         """See Transport.open_buckets."""
         return SharedBuckets(
@@ -134,6 +139,10 @@ class SharedMemoryTransport:
         if self._staging is not None:
             self._staging.close()
             self._staging = None
+
+    def check(self) -> None:
+        """See Transport.check."""
+        self._liveness.check()
 
     def leave(self) -> None:
         """See Transport.leave."""

@@ -8,6 +8,7 @@ from hvdkit.errors import TransportError
 from hvdkit.transport.arithmetic import NumpyArithmetic
 from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Op, make_buffer
 from hvdkit.transport.checks import check_alltoall, check_counts, check_ranks, check_root
+from hvdkit.transport.mailbox import LocalMailbox
 
 
 class SingleTransport:
@@ -22,9 +23,11 @@ class SingleTransport:
         self.arithmetic: Arithmetic = arithmetic or NumpyArithmetic()
         self._closed = False
 
-    def allreduce(self, buffer: Buffer, op: Op = "sum") -> None:
+    def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
         """See Transport.allreduce."""
         self._check_open()
+        if scale != 1.0:
+            self.arithmetic.combine(buffer, [buffer], scale=scale)
 
     def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Buffer:
         """See Transport.reducescatter."""
@@ -56,10 +59,17 @@ class SingleTransport:
         check_ranks(ranks, 1)
         return SingleTransport(self.arithmetic)
 
+    def open_mailbox(self) -> LocalMailbox:
+        """See Transport.open_mailbox."""
+        return LocalMailbox()
+
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> SingleBuckets:
         """See Transport.open_buckets."""
         self._check_open()
         return SingleBuckets(self, specs)
+
+    def check(self) -> None:
+        """See Transport.check."""
 
     def leave(self) -> None:
         """See Transport.leave. There is nobody to tell."""

@@ -1,0 +1,213 @@
+"""Doing what is ready: operations whose parameters all ranks agree on, in one order, over one transport."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hvdkit.engine.fusion import Part, plan_fusion
+from hvdkit.engine.negotiation import Announcement, Ready
+from hvdkit.transport.base import STORAGE, Buffer, Op, Transport, make_buffer
+
+FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+
+
+@dataclass
+class Operation:
+    """One rank's part of a named operation.
+
+    buffers: contiguous, one a tensor; read, and by allreduce and broadcast overwritten. results: of the other kinds, in
+    new memory. rows: what the ranks brought along, see Ready. last_joined: of a join. error: instead of a result.
+    """
+
+    name: str
+    asked: Announcement
+    buffers: Sequence[Buffer]
+    results: list[Buffer] = field(default_factory=list)
+    rows: tuple[tuple[int, ...], ...] = ()
+    last_joined: int = -1
+    done: bool = False
+    error: Exception | None = None
+
+
+def absent(ready: Ready) -> Operation:
+    """The part of a rank that has joined: what changes nothing in the others' result."""
+    options = dict(ready.asked.options)
+    buffers = []
+    for dtype, shape in ready.asked.tensors:
+        buffer = make_buffer(math.prod(shape), dtype)
+        buffer.array[:] = _neutral(options.get("op", "sum"), dtype)
+        buffers.append(buffer)
+    return Operation(ready.name, ready.asked, buffers)
+
+
+def _neutral(op: str, dtype: str) -> Any:
+    if op == "product":
+        return 0x3F80 if dtype == "bfloat16" else 1
+    if op not in ("min", "max") or dtype == "bool":
+        return op == "min"
+    if dtype == "bfloat16":
+        return 0x7F80 if op == "min" else 0xFF80
+    storage = STORAGE[dtype]
+    if storage.kind == "f":
+        return np.inf if op == "min" else -np.inf
+    return np.iinfo(storage).max if op == "min" else np.iinfo(storage).min
+
+
+def execute(
+    transport: Transport,
+    work: Sequence[tuple[Ready, Operation]],
+    *,
+    limit_bytes: int,
+    span: Callable[[str, Sequence[Operation]], Any],
+) -> None:
+    """Do operations that became ready together; collective, with the same `work` but for the buffers on all ranks.
+
+    limit_bytes: of small allreduces that are done as one. span: a context around each piece of work, for the timeline.
+    """
+    reductions = [
+        (operation, at)
+        for ready, operation in work
+        if ready.asked.kind == "allreduce" and _option(operation, "op") != "adasum"
+        for at in range(len(operation.buffers))
+    ]
+    parts = [
+        Part((operation.buffers[at].dtype, *operation.asked.options), operation.buffers[at].nbytes)
+        for operation, at in reductions
+    ]
+    for group in plan_fusion(parts, limit_bytes):
+        _reduce_group(transport, [reductions[index] for index in group], span)
+    for ready, operation in work:
+        kind = ready.asked.kind
+        operation.rows = ready.rows
+        if kind != "allreduce":
+            with span(kind.upper(), [operation]):
+                _DOING[kind](transport, operation)
+        elif _option(operation, "op") == "adasum":
+            from hvdkit.engine.adasum import adasum
+
+            with span("ADASUM", [operation]):
+                adasum(transport, operation.buffers)
+
+
+def _option(operation: Operation, word: str) -> str:
+    return dict(operation.asked.options).get(word, "")
+
+
+def factors(operation: Operation, size: int) -> tuple[float, float]:
+    """What is multiplied with before and after the reduction."""
+    options = dict(operation.asked.options)
+    before, after = float(options.get("prescale factor", "1")), float(options.get("postscale factor", "1"))
+    return before, after / size if options["op"] == "average" else after
+
+
+def _reduce_group(
+    transport: Transport, group: Sequence[tuple[Operation, int]], span: Callable[[str, Sequence[Operation]], Any]
+) -> None:
+    operations = [operation for operation, _ in group]
+    buffers = [operation.buffers[at] for operation, at in group]
+    fused = buffers[0]
+    if len(buffers) > 1:
+        with span("MEMCPY_IN_FUSION_BUFFER", operations):
+            fused = make_buffer(sum(buffer.count for buffer in buffers), buffers[0].dtype)
+            at = 0
+            for buffer in buffers:
+                fused.array[at : at + buffer.count] = buffer.array
+                at += buffer.count
+    with span("ALLREDUCE", operations):
+        reduce_scaled(transport, fused, operations[0])
+    if len(buffers) > 1:
+        with span("MEMCPY_OUT_FUSION_BUFFER", operations):
+            at = 0
+            for buffer in buffers:
+                buffer.array[:] = fused.array[at : at + buffer.count]
+                at += buffer.count
+
+
+def reduce_scaled(transport: Transport, buffer: Buffer, operation: Operation) -> None:
+    """Reduce a buffer as the operation says, factors and all."""
+    before, after = factors(operation, transport.size)
+    name = _option(operation, "op")
+    op: Op = "sum" if name in ("average", "sum") else name  # type: ignore[assignment]
+    if buffer.dtype not in FLOATS:
+        _multiply(buffer, before)
+        transport.allreduce(buffer, op)
+        _multiply(buffer, after)
+    elif op == "sum":
+        transport.allreduce(buffer, op, before * after)
+    else:
+        if before != 1.0:
+            transport.arithmetic.combine(buffer, [buffer], scale=before)
+        transport.allreduce(buffer, op, after)
+
+
+def _multiply(buffer: Buffer, factor: float) -> None:
+    """Multiply integers; what is not whole loses its fraction, as in Horovod."""
+    if factor == 1.0:
+        return
+    divisor = round(1 / factor) if factor else 0
+    if divisor and 1 / divisor == factor and buffer.dtype != "bool":
+        whole = buffer.array // divisor  # exact, where a product of floats would not be
+        buffer.array[:] = whole + ((buffer.array < 0) & (whole * divisor != buffer.array))
+    else:
+        buffer.array[:] = (buffer.array * factor).astype(buffer.array.dtype)
+
+
+def _broadcast(transport: Transport, operation: Operation) -> None:
+    root = int(_option(operation, "root rank"))
+    for buffer in operation.buffers:
+        transport.broadcast(buffer, root)
+
+
+def _allgather(transport: Transport, operation: Operation) -> None:
+    for at, (buffer, (_, shape)) in enumerate(zip(operation.buffers, operation.asked.tensors, strict=True)):
+        width = math.prod(shape[1:])
+        operation.results.append(transport.allgather(buffer, [rows[at] * width for rows in operation.rows]))
+
+
+def _alltoall(transport: Transport, operation: Operation) -> None:
+    width = math.prod(operation.asked.tensors[0][1][1:])
+    sent = [count * width for count in operation.rows[transport.rank]]
+    received = [splits[transport.rank] * width for splits in operation.rows]
+    operation.results.append(transport.alltoall(operation.buffers[0], sent, received))
+
+
+def split_rows(rows: int, size: int) -> list[int]:
+    """Rows of a reducescatter's result on each rank: the first ones get one more where it does not divide."""
+    each, more = divmod(rows, size)
+    return [each + (rank < more) for rank in range(size)]
+
+
+def _reducescatter(transport: Transport, operation: Operation) -> None:
+    before, after = factors(operation, transport.size)
+    for buffer, (_, shape) in zip(operation.buffers, operation.asked.tensors, strict=True):
+        width = math.prod(shape[1:])
+        counts = [rows * width for rows in split_rows(shape[0], transport.size)]
+        if buffer.dtype in FLOATS:
+            if before != 1.0:
+                transport.arithmetic.combine(buffer, [buffer], scale=before)
+            result = transport.reducescatter(buffer, counts, "sum")
+            if after != 1.0:
+                transport.arithmetic.combine(result, [result], scale=after)
+        else:
+            _multiply(buffer, before)
+            result = transport.reducescatter(buffer, counts, "sum")
+            _multiply(result, after)
+        operation.results.append(result)
+
+
+def _barrier(transport: Transport, operation: Operation) -> None:
+    """Everyone has announced it: nothing is left to do."""
+
+
+_DOING: dict[str, Callable[[Transport, Operation], None]] = {
+    "broadcast": _broadcast,
+    "allgather": _allgather,
+    "alltoall": _alltoall,
+    "reducescatter": _reducescatter,
+    "barrier": _barrier,
+}

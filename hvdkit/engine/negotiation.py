@@ -1,0 +1,209 @@
+"""What is ready everywhere? The books of one rank, to which the others announce what they have; no input or output.
+
+Ranks announce operations by name, in any order. An operation is ready when every rank that has not joined has announced
+it; what the announcements disagree about makes it fail on every rank instead. Answers come in one order for all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """One rank's wish for an operation.
+
+    kind: allreduce, allgather, broadcast, alltoall, reducescatter or barrier. tensors: (dtype, shape) of each tensor of
+    the operation, a group having several. options: what all ranks must say alike, as (word, value). splits: rows for
+    each rank, of an alltoall; the ranks' own.
+    """
+
+    kind: str
+    tensors: tuple[tuple[str, Shape], ...]
+    options: tuple[tuple[str, str], ...] = ()
+    splits: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ready:
+    """All ranks have it: do it now. name: of the operation.
+
+    asked: as one of the ranks announced it. rows: for each rank, of an allgather the first dimension of each tensor, of
+    an alltoall the splits. joined: ranks that take part with zeros.
+    """
+
+    name: str
+    asked: Announcement
+    rows: tuple[tuple[int, ...], ...] = ()
+    joined: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failed:
+    """It cannot be done, on any rank. name: of the operation; "" for all of them."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class AllJoined:
+    """Every rank has joined; they are all free again. last: the one that came last."""
+
+    last: int
+
+
+Answer = Ready | Failed | AllJoined
+
+
+@dataclass
+class _Pending:
+    """An operation that some ranks have announced."""
+
+    since_s: float
+    announced: dict[int, Announcement] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """An operation that has been waiting for some ranks. seconds: since its first announcement."""
+
+    name: str
+    seconds: float
+    present: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+class Coordinator:
+    """Knows what each of `size` ranks has announced.
+
+    who: names a rank for messages, e.g. "rank 3 (host n1)".
+    """
+
+    def __init__(self, size: int, who: Callable[[int], str]) -> None:
+        self._size, self._who = size, who
+        self._pending: dict[str, _Pending] = {}
+        self._joined: list[int] = []
+        self._left: dict[int, str] = {}
+        self._answers: list[Answer] = []
+
+    def announce(self, rank: int, name: str, asked: Announcement, now_s: float) -> None:
+        """Take note of a rank's wish."""
+        pending = self._pending.setdefault(name, _Pending(now_s))
+        pending.announced[rank] = asked
+        self._settle(name)
+
+    def join(self, rank: int) -> None:
+        """The rank has no more work of its own; it takes part in the others' with zeros until all have joined."""
+        self._joined.append(rank)
+        for name in list(self._pending):
+            self._settle(name)
+        if len(self._joined) == self._size:
+            self._answers.append(AllJoined(self._joined[-1]))
+            self._joined = []
+
+    def leave(self, rank: int, why: str) -> None:
+        """The rank will never announce anything again: what waits for it fails, now and later."""
+        self._left[rank] = why
+        for name in list(self._pending):
+            self._settle(name)
+
+    def give_up(self, name: str, why: str) -> None:
+        """Let an operation fail that has waited too long."""
+        if self._pending.pop(name, None) is not None:
+            self._answers.append(Failed(name, why))
+
+    def take_answers(self) -> list[Answer]:
+        """What has become ready, or has failed, since the last call."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def waiting(self, now_s: float) -> list[Waiting]:
+        """What is not ready, the oldest first."""
+        everyone = set(range(self._size))
+        return [
+            Waiting(
+                name,
+                now_s - pending.since_s,
+                tuple(sorted(pending.announced)),
+                tuple(sorted(everyone - set(pending.announced) - set(self._joined))),
+            )
+            for name, pending in self._pending.items()
+        ]
+
+    def _settle(self, name: str) -> None:
+        announced = self._pending[name].announced
+        missing = [rank for rank in range(self._size) if rank not in announced and rank not in self._joined]
+        gone = [rank for rank in missing if rank in self._left]
+        if gone:
+            why = f"{self._left[gone[0]]}; {name} waits for it on {self._list(sorted(announced))}."
+            self._answers.append(Failed(name, why))
+        elif not missing:
+            self._answers.append(agree(name, announced, self._size, tuple(self._joined), self._who))
+        else:
+            return
+        del self._pending[name]
+
+    def _list(self, ranks: Sequence[int]) -> str:
+        return ", ".join(self._who(rank) for rank in ranks)
+
+
+def agree(
+    name: str, announced: dict[int, Announcement], size: int, joined: tuple[int, ...], who: Callable[[int], str]
+) -> Ready | Failed:
+    """Compare what the ranks announced for one operation.
+
+    announced: by rank; ranks that have joined may be missing.
+    """
+    ranks = sorted(announced)
+    first = announced[ranks[0]]
+    for rank in ranks[1:]:
+        difference = _difference(first, announced[rank])
+        if difference:
+            what, here, there = difference
+            return Failed(
+                name,
+                f"{name}: the ranks disagree about the {what}: {who(ranks[0])} has {here}, {who(rank)} has "
+                f"{there}. Call it with the same {what} on every rank.",
+            )
+    if joined and first.kind not in ("allreduce", "barrier"):
+        return Failed(
+            name,
+            f"{name}: {who(joined[0])} has joined, and takes part in allreduces only: it has nothing to give to an "
+            f"{first.kind}. Do that before join(), or after all ranks have joined.",
+        )
+    rows: tuple[tuple[int, ...], ...] = ()
+    if first.kind == "allgather":
+        rows = tuple(tuple(shape[0] for _, shape in announced[rank].tensors) for rank in range(size))
+    elif first.kind == "alltoall":
+        rows = tuple(announced[rank].splits for rank in range(size))
+    return Ready(name, first, rows, joined)
+
+
+def _difference(one: Announcement, other: Announcement) -> tuple[str, str, str] | None:
+    """What two ranks' announcements of an operation must not differ in and do: (what, here, there)."""
+    if one.kind != other.kind:
+        return "operation", one.kind, other.kind
+    if len(one.tensors) != len(other.tensors):
+        return "number of tensors", str(len(one.tensors)), str(len(other.tensors))
+    for (dtype, shape), (other_dtype, other_shape) in zip(one.tensors, other.tensors, strict=True):
+        if dtype != other_dtype:
+            return "dtype", dtype, other_dtype
+        if one.kind in ("allgather", "alltoall"):
+            if shape[1:] != other_shape[1:] or len(shape) != len(other_shape):
+                return "shape beyond the first dimension", str(list(shape)), str(list(other_shape))
+        elif shape != other_shape:
+            return "shape", str(list(shape)), str(list(other_shape))
+    for (word, value), (_, other_value) in zip(one.options, other.options, strict=False):
+        if value != other_value:
+            return word, value, other_value
+    return None
+
+
+def elements(shape: Shape) -> int:
+    """How many elements a tensor of this shape has."""
+    return math.prod(shape)

@@ -1,0 +1,162 @@
+"""Groups of ranks that do collectives among themselves, also at the same time as other groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hvdkit.engine.named import NamedEngine
+from hvdkit.errors import NotInitializedError
+from hvdkit.transport.base import Transport
+
+
+class ProcessSet:
+    """Some of the ranks, or all of them; to be made known to all ranks by init() or add_process_set().
+
+    ranks: numbers in the world, of all ranks if None.
+    """
+
+    #: Number of the set; None before it is added and after it is removed. 0 is the set of all ranks.
+    process_set_id: int | None = None
+
+    def __init__(self, ranks: Sequence[int] | None) -> None:
+        self.ranks = sorted(int(rank) for rank in ranks) if ranks is not None else None
+        self._group: Group | None = None
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+    def _known(self) -> Group:
+        if self._group is None:
+            if self.ranks is None:
+                raise NotInitializedError("A collective")
+            raise ValueError(
+                f"{self!r} is not known: it was never added, or it has been removed. Pass it to "
+                f"init(process_sets=...), or call add_process_set() on every rank."
+            )
+        return self._group
+
+    def size(self) -> int:
+        """How many ranks it has. ValueError if it is not known."""
+        return len(self._known().ranks)
+
+    def rank(self) -> int:
+        """This process's number in it, from 0. ValueError if it is not known, or without this process."""
+        return self.group("rank()").transport.rank
+
+    def included(self) -> bool:
+        """Does it include this process? ValueError if it is not known."""
+        return self._known().transport is not None
+
+    def group(self, call: str) -> MemberGroup:
+        """What its ranks share. call: the user's, for the ValueError on a rank outside of the set."""
+        known = self._known()
+        if known.transport is None or known.engine is None:
+            raise ValueError(
+                f"{call} was called on rank {known.this_rank}, which is not in {self!r}. Only the ranks of a process "
+                f"set take part in its operations: ask process_set.included() before."
+            )
+        return MemberGroup(known.transport, known.engine)
+
+
+class MemberGroup:
+    """The ranks of a set as one of them sees them.
+
+    transport: for plans of gradients. engine: for named operations.
+    """
+
+    def __init__(self, transport: Transport, engine: NamedEngine) -> None:
+        self.transport, self.engine = transport, engine
+
+
+class Group:
+    """A set that is known. transport, engine: None on ranks outside of it."""
+
+    def __init__(
+        self, ranks: Sequence[int], this_rank: int, transport: Transport | None, engine: NamedEngine | None
+    ) -> None:
+        self.ranks, self.this_rank, self.transport, self.engine = list(ranks), this_rank, transport, engine
+
+
+class ProcessSets:
+    """The sets that are known in a world, by number.
+
+    world: all ranks. open_engine: makes the engine of a set from a transport of its own and its ranks.
+    """
+
+    def __init__(self, world: Transport, open_engine: Callable[[Transport, Sequence[int]], NamedEngine]) -> None:
+        self._world, self._open_engine = world, open_engine
+        self._sets: dict[int, ProcessSet] = {}
+        self._next = 0
+
+    def is_known(self, process_set: ProcessSet) -> bool:
+        """Is there a set of the same ranks?"""
+        return any(one.ranks == process_set.ranks for one in self._sets.values())
+
+    def add(self, process_set: ProcessSet) -> None:
+        """Make a set known; collective over all ranks, which give the same ranks.
+
+        Raises ValueError for ranks that are not there or come twice, or a set of the same ranks that is known.
+        """
+        everyone = list(range(self._world.size))
+        ranks = everyone if process_set.ranks is None else process_set.ranks
+        if process_set.process_set_id is not None:
+            raise ValueError(f"{process_set!r} has been added already.")
+        if not set(ranks) <= set(everyone) or len(set(ranks)) < len(ranks):
+            raise ValueError(
+                f"A process set of ranks {ranks} cannot be made; ranks 0 to {everyone[-1]} are there, once each."
+            )
+        for other in self._sets.values():
+            if other._known().ranks == ranks:
+                raise ValueError(f"A process set with the ranks {ranks} is known already: {other!r}.")
+        transport = own = None
+        if ranks:
+            transport = self._world if ranks == everyone else self._world.subgroup(ranks)
+            own = self._world.subgroup(ranks)
+        engine = self._open_engine(own, ranks) if own is not None else None
+        process_set._group = Group(ranks, self._world.rank, transport, engine)
+        process_set.process_set_id, self._next = self._next, self._next + 1
+        self._sets[process_set.process_set_id] = process_set
+        if process_set.ranks is None or ranks == everyone:
+            process_set.ranks = ranks
+
+    def remove(self, process_set: ProcessSet) -> bool:
+        """Forget a set; collective over all ranks. False if it is not known, or the set of all ranks."""
+        if not process_set.process_set_id or process_set._group is None:
+            return False
+        group, process_set._group = process_set._group, None
+        del self._sets[process_set.process_set_id]
+        process_set.process_set_id = None
+        if group.engine is not None:
+            group.engine.leave("has removed the process set")
+            group.engine.close()
+        if group.transport is not None and group.transport is not self._world:
+            group.transport.close()
+        return True
+
+    def ids_and_ranks(self) -> dict[int, list[int]]:
+        """The ranks of every known set, by number."""
+        return {number: list(one._known().ranks) for number, one in self._sets.items()}
+
+    def leave(self, why: str) -> None:
+        """Tell the other ranks of every set that this one takes no further part; not collective."""
+        for one in self._sets.values():
+            engine = one._known().engine
+            if engine is not None:
+                engine.leave(why)
+
+    def close(self) -> None:
+        """Forget all sets; collective. The world's transport stays."""
+        for number in sorted(self._sets, reverse=True):
+            if number:
+                self.remove(self._sets[number])
+        for everyone in self._sets.values():
+            group, everyone._group = everyone._group, None
+            everyone.process_set_id = None
+            if group is not None and group.engine is not None:
+                group.engine.leave("has shut hvdkit down")
+                group.engine.close()
+        self._sets.clear()
+
+
+#: All ranks.
+global_process_set = ProcessSet(None)

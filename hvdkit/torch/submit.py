@@ -1,0 +1,239 @@
+"""From tensors to named operations, and from those to tensors: what all collectives have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvdkit.engine import runtime as engine
+from hvdkit.engine.execution import FLOATS, Operation, split_rows
+from hvdkit.engine.negotiation import Announcement
+from hvdkit.engine.process_sets import MemberGroup, ProcessSet
+from hvdkit.torch.handles import Handle, make_handle
+from hvdkit.torch.reduce_op import Adasum, Average, ReduceOp
+from hvdkit.torch.tensors import as_buffer, as_tensor, dtype_name
+from hvdkit.transport.base import Buffer
+
+Tensors = Sequence[torch.Tensor]
+
+
+def find_group(process_set: ProcessSet, call: str) -> MemberGroup:
+    """The ranks that take part. Raises NotInitializedError before init(), ValueError on a rank outside of the set."""
+    engine.runtime(call.replace("_async", ""))
+    return process_set.group(call)
+
+
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The tensor's shape; a scalar's is (1,) for what gathers along the first dimension."""
+    return tuple(tensor.shape) or (1,)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of the tensor in contiguous host memory."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def own_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's own memory where that is contiguous and the host's, else a copy of it there."""
+    plain = tensor.device.type == "cpu" and tensor.is_contiguous()
+    return tensor.detach() if plain else to_host(tensor)
+
+
+def check_group(tensors: Any, call: str) -> list[torch.Tensor]:
+    """The tensors of a group. Raises ValueError if there are none, TypeError for something else."""
+    made = list(tensors)
+    if not made:
+        raise ValueError(f"{call} was called with no tensors; give it at least one.")
+    for tensor in made:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{call} takes torch tensors, not {type(tensor).__name__}.")
+    return made
+
+
+def _begin(
+    group: MemberGroup,
+    kind: str,
+    name: str | None,
+    tensors: Sequence[tuple[str, tuple[int, ...]]],
+    buffers: Sequence[Buffer],
+    options: tuple[tuple[str, str], ...] = (),
+    splits: tuple[int, ...] = (),
+) -> Operation:
+    known = group.engine
+    named = f"{kind}.{name}" if name else known.make_name(kind)
+    return known.submit(named, Announcement(kind, tuple(tensors), options, splits), buffers)
+
+
+def _describe(hosts: Tensors) -> list[tuple[str, tuple[int, ...]]]:
+    return [(dtype_name(host), tuple(host.shape)) for host in hosts]
+
+
+def _reduce_options(
+    tensors: Tensors, op: ReduceOp, prescale: float, postscale: float, call: str
+) -> tuple[tuple[str, str], ...]:
+    scaled = op is Average or prescale != 1 or postscale != 1
+    for tensor in tensors:
+        name = dtype_name(tensor)
+        if name == "bool" and (scaled or op is Adasum):
+            raise TypeError(
+                f"{call}: bools can be neither averaged nor scaled; op=hvd.Max asks if any is true, hvd.Min if all are."
+            )
+        if op is Adasum and name not in FLOATS:
+            raise TypeError(f"{call}: Adasum is for floating-point tensors, this one is {tensor.dtype}.")
+    return (("op", op.kind), ("prescale factor", repr(float(prescale))), ("postscale factor", repr(float(postscale))))
+
+
+def start_allreduce(
+    tensors: list[torch.Tensor],
+    name: str | None,
+    op: ReduceOp,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+    *,
+    in_place: bool,
+    call: str,
+    single: bool,
+) -> Handle:
+    """Begin an allreduce of one tensor, or of a group."""
+    group = find_group(process_set, call)
+    options = _reduce_options(tensors, op, *factors, call)
+    hosts = [own_memory(tensor) if in_place else to_host(tensor) for tensor in tensors]
+
+    def finish(operation: Operation) -> Any:
+        made = [_put(tensor, host, in_place) for tensor, host in zip(tensors, hosts, strict=True)]
+        return made[0] if single else made
+
+    operation = _begin(group, "allreduce", name, _describe(hosts), [as_buffer(host) for host in hosts], options)
+    return make_handle(group.engine, operation, finish)
+
+
+def _put(tensor: torch.Tensor, host: torch.Tensor, in_place: bool) -> torch.Tensor:
+    """What the caller gets: the tensor itself, overwritten, or a new one on its device."""
+    if not in_place:
+        return host.to(tensor.device)
+    if host.data_ptr() == tensor.data_ptr():
+        torch.autograd.graph.increment_version(tensor)
+    else:
+        with torch.no_grad():
+            tensor.copy_(host)
+    return tensor
+
+
+def start_broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, *, in_place: bool, call: str
+) -> Handle:
+    """Begin a broadcast. root_rank: in the world."""
+    group = find_group(process_set, call)
+    ranks = process_set.ranks or []
+    if root_rank not in ranks:
+        raise ValueError(f"root_rank is {root_rank}; the ranks of {process_set!r} are {ranks}.")
+    host = own_memory(tensor) if in_place else to_host(tensor)
+    options = (("root rank", str(ranks.index(root_rank))),)
+    operation = _begin(group, "broadcast", name, _describe([host]), [as_buffer(host)], options)
+    return make_handle(group.engine, operation, lambda _: _put(tensor, host, in_place))
+
+
+def start_allgather(
+    tensors: list[torch.Tensor], name: str | None, process_set: ProcessSet, *, call: str, single: bool
+) -> Handle:
+    """Begin an allgather of one tensor, or of a group."""
+    group = find_group(process_set, call)
+    hosts = [own_memory(tensor).reshape(shape_of(tensor)) for tensor in tensors]
+
+    def finish(operation: Operation) -> Any:
+        made = [
+            as_tensor(result).view(-1, *shape_of(tensor)[1:]) if result.count else _empty(tensor, operation, at)
+            for at, (result, tensor) in enumerate(zip(operation.results, tensors, strict=True))
+        ]
+        made = [one.to(tensor.device) for one, tensor in zip(made, tensors, strict=True)]
+        return made[0] if single else made
+
+    operation = _begin(group, "allgather", name, _describe(hosts), [as_buffer(host) for host in hosts])
+    return make_handle(group.engine, operation, finish)
+
+
+def _empty(tensor: torch.Tensor, operation: Operation, at: int) -> torch.Tensor:
+    rows = sum(each[at] for each in operation.rows)
+    return torch.empty(rows, *shape_of(tensor)[1:], dtype=tensor.dtype)
+
+
+def start_alltoall(
+    tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet, *, call: str
+) -> Handle:
+    """Begin an alltoall; the result is a pair of the received rows and how many came from each rank."""
+    group = find_group(process_set, call)
+    size = group.transport.size
+    host = own_memory(tensor).reshape(shape_of(tensor))
+    counts = _check_splits(host, splits, size, call)
+
+    def finish(operation: Operation) -> Any:
+        received = [each[group.transport.rank] for each in operation.rows]
+        shape = (sum(received), *host.shape[1:])
+        made = as_tensor(operation.results[0]).view(shape).to(tensor.device)
+        return made, torch.tensor(received, dtype=torch.int32)
+
+    operation = _begin(group, "alltoall", name, _describe([host]), [as_buffer(host)], (), counts)
+    return make_handle(group.engine, operation, finish)
+
+
+def _check_splits(host: torch.Tensor, splits: Any, size: int, call: str) -> tuple[int, ...]:
+    rows = host.shape[0]
+    if splits is None or (isinstance(splits, torch.Tensor) and not splits.numel()):
+        if rows % size:
+            raise ValueError(
+                f"{call}: {rows} rows do not divide by {size} ranks; say with splits how many each one gets."
+            )
+        return (rows // size,) * size
+    if isinstance(splits, torch.Tensor) and (splits.is_floating_point() or splits.dim() != 1):
+        raise ValueError(
+            f"{call}: splits must be a list of {size} whole numbers, not {splits.dtype} {list(splits.shape)}."
+        )
+    counts = tuple(int(count) for count in splits)
+    if len(counts) != size or min(counts) < 0 or sum(counts) > rows:
+        raise ValueError(
+            f"{call}: splits are {list(counts)}; {size} numbers from 0 up are needed, one a rank, that sum up to the "
+            f"{rows} rows of the tensor at most."
+        )
+    return counts
+
+
+def start_reducescatter(
+    tensors: list[torch.Tensor],
+    name: str | None,
+    op: ReduceOp,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+    *,
+    call: str,
+    single: bool,
+) -> Handle:
+    """Begin a reducescatter of one tensor, or of a group."""
+    group = find_group(process_set, call)
+    options = _reduce_options(tensors, op, *factors, call)
+    for tensor in tensors:
+        if not tensor.dim():
+            raise ValueError(f"{call}: a scalar has no rows to scatter; give a tensor of at least one dimension.")
+    hosts = [to_host(tensor) for tensor in tensors]
+
+    def finish(operation: Operation) -> Any:
+        made = []
+        for tensor, result in zip(tensors, operation.results, strict=True):
+            width = max(1, tensor[:1].numel())
+            rows = result.count // width if tensor[:1].numel() else _rows_of(tensor, group)
+            made.append(as_tensor(result).view(rows, *tensor.shape[1:]).to(tensor.device))
+        return made[0] if single else made
+
+    operation = _begin(group, "reducescatter", name, _describe(hosts), [as_buffer(host) for host in hosts], options)
+    return make_handle(group.engine, operation, finish)
+
+
+def _rows_of(tensor: torch.Tensor, group: MemberGroup) -> int:
+    return split_rows(tensor.shape[0], group.transport.size)[group.transport.rank]
+
+
+def start_barrier(process_set: ProcessSet) -> Handle:
+    """Begin a barrier."""
+    group = find_group(process_set, "barrier()")
+    return make_handle(group.engine, _begin(group, "barrier", None, (), ()), lambda _: None)
