@@ -195,7 +195,8 @@ def test_a_sum_is_not_taken_twice() -> None:
 
 def _sum() -> list[Any]:
     model = _model()
-    hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), op=hvd.Sum)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), op=hvd.Sum)
+    optimizer.zero_grad()
     model(torch.ones(1, 4).double() * (hvd.rank() + 1)).sum().backward()
     return _gradients(model)
 
@@ -303,7 +304,8 @@ def test_sparse_gradients_of_an_embedding(size: int, sparse_as_dense: bool) -> N
 
 def _dtypes(dtype: torch.dtype) -> list[Any]:
     model = _model(dtype)
-    hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
+    optimizer.zero_grad()
     model(_inputs(hvd.rank(), dtype)).square().mean().backward()
     reduced = _gradients(model)
     assert all(one.grad is not None and one.grad.dtype == dtype for one in model.parameters())

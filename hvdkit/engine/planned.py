@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,8 @@ class PlannedReduction:
             depth,
         )
         self._thread = ProgressThread(self._moving) if threaded else None
+        if self._thread:  # of an optimizer that is thrown away nobody closes the plan
+            weakref.finalize(self, self._thread.end).atexit = False
         self._data = [
             (memory.slice(0, bucket.data_count), cover(result, 0, bucket.data_count))
             for bucket, memory, result in zip(self.buckets, self._moving.memory, self._moving.result, strict=True)
@@ -193,3 +196,4 @@ class PlannedReduction:
         if self._thread:
             self._thread.close()
         self._moving.close()
+        self._data, self._present = [], []  # views of the memory, which stays mapped as long as one of them is left

@@ -49,8 +49,12 @@ class ProgressThread:
             if not self._buckets.advance():
                 waiting.pause()
 
-    def close(self) -> None:
-        """End the thread."""
+    def end(self) -> None:
+        """Let the thread end, without waiting for it."""
         self._closing = True
         self._work.set()
+
+    def close(self) -> None:
+        """End the thread."""
+        self.end()
         self._thread.join()

@@ -87,6 +87,7 @@ class GradientPlan:
         self._drains.clear()
         self._pinned.close()
         self._moving.close()
+        self._parameters = []  # the plan knows the engine's part and is known by it: both are long in going
 
     def fill(self, bucket: int, memory: Buffer) -> Collection[int]:
         """See Gradients.fill. Absent are the gradients that autograd has not written since the last reduction."""

@@ -156,6 +156,7 @@ def DistributedOptimizer(
     Right without further ado, unlike Horovod: clipping and GradScaler see reduced gradients as soon as backward() has
     returned, so synchronize() and skip_synchronize() work and are not needed. A parameter that no rank used keeps
     `grad` None. Every rank calls backward() and step() equally often.
+    Gradients are reduced as long as the optimizer is there: drop it on all ranks at the same point, if at all.
 
     Raises NotInitializedError before init(), ValueError or TypeError for arguments that cannot be used; backward() and
     step() raise PlanMismatchError if the ranks hold different parameters, RankLostError if a rank has died.

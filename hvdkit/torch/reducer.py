@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.objects import allgather_object
@@ -38,6 +40,8 @@ class GradientReducer:
         self._options, self._passes, self._sparse_as_dense = options, passes, sparse_as_dense
         self._named: list[tuple[str, torch.nn.Parameter]] = []
         self._hooked: set[int] = set()
+        self._hooks: list[RemovableHandle] = []
+        weakref.finalize(self, _remove, self._hooks).atexit = False
         self._plan: GradientPlan | None = None
         self._place: dict[int, int] = {}  # parameter -> its index in the plan
         self._sparse: list[int] = []  # parameters whose gradients are sparse on some rank
@@ -61,30 +65,38 @@ class GradientReducer:
         """Hook the parameters that are trained and have no hook yet; returns which."""
         new = [i for i, (_, parameter) in enumerate(self._named) if parameter.requires_grad and i not in self._hooked]
         for index in new:
-            self._named[index][1].register_post_accumulate_grad_hook(self._make_hook(index))
+            self._hooks.append(self._named[index][1].register_post_accumulate_grad_hook(self._make_hook(index)))
         self._hooked.update(new)
         return new
 
     def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        # A parameter's hooks are hidden from Python's collector: what they held would stay as long as the process.
+        held = weakref.ref(self)
+
         def on_gradient(parameter: torch.Tensor) -> None:
-            task = autograd.current_task()
-            if task not in self._tasks:
-                self._tasks.add(task)
-                autograd.when_backward_ends(self, task)
-            if index in self._reduced:
-                raise HorovodInternalError(
-                    f"The gradient of {self._named[index][0]} was computed more than backward_passes_per_step="
-                    f"{self._passes} times before step(); with op=Sum the first part would be counted "
-                    f"{self._transport.size} times. Raise backward_passes_per_step, or call step()."
-                )
-            self._touched.add(index)
-            place = self._place.get(index)
-            if place is not None:
-                self._touched_places.add(place)
-                if self._done_passes + 1 >= self._passes:
-                    self._announce(index, place)
+            reducer = held()
+            if reducer is not None:
+                reducer._on_gradient(index)
 
         return on_gradient
+
+    def _on_gradient(self, index: int) -> None:
+        task = autograd.current_task()
+        if task not in self._tasks:
+            self._tasks.add(task)
+            autograd.when_backward_ends(self, task)
+        if index in self._reduced:
+            raise HorovodInternalError(
+                f"The gradient of {self._named[index][0]} was computed more than backward_passes_per_step="
+                f"{self._passes} times before step(); with op=Sum the first part would be counted "
+                f"{self._transport.size} times. Raise backward_passes_per_step, or call step()."
+            )
+        self._touched.add(index)
+        place = self._place.get(index)
+        if place is not None:
+            self._touched_places.add(place)
+            if self._done_passes + 1 >= self._passes:
+                self._announce(index, place)
 
     def _announce(self, index: int, place: int) -> None:
         assert self._plan is not None
@@ -219,3 +231,8 @@ class GradientReducer:
             self._plan = None
             self._place.clear()
         self._changed = True
+
+
+def _remove(hooks: list[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()

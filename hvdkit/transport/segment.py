@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import secrets
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,14 +27,14 @@ class Segment:
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
         self.descriptor = descriptor
-        self._map = mmap.mmap(descriptor, nbytes)
-        self.memory: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        self._close_descriptor = weakref.finalize(self, os.close, descriptor)
+        self._close_descriptor.atexit = False
+        self.memory: NDArray[np.uint8] = np.frombuffer(mmap.mmap(descriptor, nbytes), np.uint8)
 
     def close(self) -> None:
         """Let the memory go once no array looks at it any more; closing twice is harmless."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        self._close_descriptor()
+        self.descriptor = -1
         # The mapping ends with the last view of it: gradients of the user's may still lie there.
         self.memory = np.empty(0, np.uint8)
 
