@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 import traceback
@@ -51,14 +53,17 @@ def uninstall_exception_hook() -> None:
 
 
 def _show(rank: int, host: str, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    # torch.distributed's hook has what ours says written to memory, to show it later; but this process ends here.
+    stream = sys.__stderr__ if isinstance(sys.stderr, io.StringIO) else sys.stderr
     # One write, so that the lines of several failing ranks do not mix.
     head = f"hvdkit: rank {rank} on {host} failed with {kind.__name__}; ending the job.\n"
     try:
-        if _previous is None or _previous is sys.__excepthook__:
-            sys.stderr.write(head + "".join(traceback.format_exception(kind, error, where)))
-        else:
-            sys.stderr.write(head)
-            _previous(kind, error, where)
+        with contextlib.redirect_stderr(stream or sys.stderr):
+            if _previous is None or _previous is sys.__excepthook__:
+                sys.stderr.write(head + "".join(traceback.format_exception(kind, error, where)))
+            else:
+                sys.stderr.write(head)
+                _previous(kind, error, where)
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        for each in (sys.stdout, stream or sys.stderr):
+            each.flush()

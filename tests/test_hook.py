@@ -58,6 +58,16 @@ def test_the_programs_own_hook_is_called() -> None:
     assert done.stderr == "hvdkit: rank 1 on here failed with ValueError; ending the job.\n"
 
 
+def test_a_later_hook_that_collects_what_ours_says_loses_nothing() -> None:
+    done = run(
+        "import contextlib, io\ninstall_exception_hook(1, 'here', abort)\nours = sys.excepthook\n"
+        "def collect(*error):\n    with contextlib.redirect_stderr(io.StringIO()):\n        ours(*error)\n"
+        "sys.excepthook = collect\nraise ValueError('x')"  # as torch.distributed does
+    )
+    assert done.returncode == 51
+    assert "rank 1 on here failed" in done.stderr and "ValueError: x" in done.stderr
+
+
 def test_the_job_ends_even_if_the_programs_own_hook_fails() -> None:
     done = run("sys.excepthook = lambda *a: 1 / 0\ninstall_exception_hook(1, 'here', abort)\nraise ValueError('x')")
     assert done.returncode == 51
