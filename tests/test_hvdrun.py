@@ -179,6 +179,25 @@ def test_a_rank_that_only_lost_its_peer_is_not_the_cause() -> None:
     assert "after it, rank 0 on" in done.stderr.decode()
 
 
+def test_a_rank_that_cannot_join_is_named_and_ends_the_job_at_once() -> None:
+    script = """
+import hvdkit.transport as transport
+from hvdkit.config import read_config
+def fail(*args, **options):
+    if rank == 1:
+        raise OSError("no room here")
+    time.sleep(30)
+import hvdkit.transport.shared_memory as shared_memory
+shared_memory.SharedMemoryTransport = fail
+transport.open_transport(read_config())
+"""
+    began = time.monotonic()
+    done = hvdrun(2, script)
+    assert time.monotonic() - began < 15
+    assert done.returncode == 1
+    assert b"hvdkit: rank 1 on " in done.stderr and b"no room here" in done.stderr
+
+
 def test_a_rank_that_is_done_early_does_not_end_the_others() -> None:
     done = hvdrun(2, "time.sleep(rank); print('done', rank)")
     assert done.returncode == 0

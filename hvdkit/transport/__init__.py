@@ -16,6 +16,7 @@ from typing import Any
 
 from hvdkit.config import Config
 from hvdkit.errors import TransportError, WorldError
+from hvdkit.hook import install_exception_hook
 from hvdkit.transport.base import Transport
 from hvdkit.transport.single import SingleTransport
 from hvdkit.transport.small import gather_ints
@@ -56,6 +57,7 @@ def open_transport(config: Config) -> tuple[World, Transport, Abort | None]:
     local.close()
     cross.close()
     abort = None if under_agent() else mpi_library.abort
+    install_exception_hook(world.rank, world.host, abort)  # what fails below may fail on some ranks only
     name = choose_transport(config.transport, local_sizes)
     if name == "single":
         base.close()
