@@ -120,7 +120,7 @@ def _cycles(progress: str) -> tuple[dict[str, int], dict[str, int], int]:
 
 @pytest.mark.parametrize("progress", ["inline", "thread"])
 def test_joining_growing_and_leaving_again_and_again_leaves_nothing_behind(progress: str) -> None:
-    for before, after, grown in run_ranks(2, _cycles, progress, timeout=60):
+    for before, after, grown in run_ranks(2, _cycles, progress, timeout=60, fresh=True):
         assert before == after
         assert grown < 20 * MB  # a model left behind each time would be 70
 
@@ -130,6 +130,7 @@ def _replace(progress: str) -> tuple[dict[str, int], dict[str, int], int]:
         model = _layers(4, 300)
         optimizer = _distributed(model)
         _step(model, optimizer)
+        gc.collect()
         before = _held()
         for _ in range(3):
             optimizer = _distributed(model)
@@ -142,6 +143,6 @@ def _replace(progress: str) -> tuple[dict[str, int], dict[str, int], int]:
 
 @pytest.mark.parametrize("progress", ["inline", "thread"])
 def test_an_optimizer_that_is_thrown_away_goes_with_all_it_had(progress: str) -> None:
-    for before, after, hooks in run_ranks(2, _replace, progress, timeout=60):
+    for before, after, hooks in run_ranks(2, _replace, progress, timeout=60, fresh=True):
         assert all(after[what] <= count for what, count in before.items()), (before, after)
         assert hooks == 0
