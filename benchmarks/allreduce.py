@@ -2,9 +2,9 @@
 
     hvdrun -np 2 python -m benchmarks.allreduce
 
-"hvdkit" is hvd.allreduce_ on an ordinary tensor. "in bucket" is what an optimizer's gradients meet once they have been
-copied into bucket memory: buckets are started in turn, as they are filled, and each result is copied out into an
-ordinary tensor; only the copies into the buckets are not counted.
+"hvdkit" is hvd.allreduce_ on an ordinary tensor. "in bucket" is hvdkit with the data in bucket memory, where it is
+reduced in place: buckets are started in turn and waited for. Before each call every rank writes its buckets anew, as a
+backward pass would, which is not counted.
 
 All peers take turns, a few calls at a time, round after round, so that all of them meet the same machine. The time of a
 call is that of the slower rank. The table gives medians over all rounds; ratios are Open MPI's time to hvdkit's, each
@@ -41,37 +41,22 @@ OURS = ("hvdkit", "in bucket")
 def _open_buckets(nbytes: int) -> Buckets:
     made = engine.runtime("the benchmark")
     piece = min(nbytes, made.config.fusion_bytes)
-    return made.transport.open_buckets(
-        [BucketSpec("float32", piece // 4)] * (nbytes // piece), made.config.buckets_in_flight
-    )
+    return made.transport.open_buckets([BucketSpec("float32", piece // 4)] * (nbytes // piece))
 
 
 def _reduce_buckets(buckets: Buckets, tensor: torch.Tensor) -> float:
-    """A round of all buckets, filled from a tensor and taken back into it; the seconds that filling took."""
-    copy, flat = engine.runtime("the benchmark").transport.arithmetic.copy, as_buffer(tensor)
-    count, step, at, taken, filling = len(buckets.memory), buckets.memory[0].count, 0, 0, 0.0
-
-    def take() -> None:
-        nonlocal at, taken
-        buckets.wait(taken)
-        for part in buckets.result[taken]:
-            copy(flat.slice(at, at + part.count), part)
-            at += part.count
-        buckets.release(taken)
-        taken += 1
-
-    for index in range(count):
-        if index - taken >= buckets.depth:
-            take()
-        buckets.acquire(index)
-        began = time.perf_counter()
-        copy(buckets.memory[index], flat.slice(index * step, (index + 1) * step))
-        filling += time.perf_counter() - began
+    """A round of all buckets; the seconds before it, in which they were filled from a tensor on all ranks."""
+    made, flat = engine.runtime("the benchmark"), as_buffer(tensor)
+    began, at = time.perf_counter(), 0
+    for memory in buckets.memory:
+        made.transport.arithmetic.copy(memory, flat.slice(at, at + memory.count))
+        at += memory.count
+    made.transport.barrier()
+    filling = time.perf_counter() - began
+    for index in range(len(buckets.memory)):
         buckets.start(index)
-        while taken <= index and buckets.finished(taken):
-            take()
-    while taken < count:
-        take()
+    for index in range(len(buckets.memory)):
+        buckets.wait(index)
     return filling
 
 

@@ -18,17 +18,14 @@ NARROW: tuple[Wire, ...] = ("float16", "bfloat16")
 
 
 def fill(buckets: Buckets, index: int, values: object) -> None:
-    buckets.acquire(index)
     memory = buckets.memory[index]
     memory.array[:] = buffer_of(values, memory.dtype).array
 
 
 def take(buckets: Buckets, index: int) -> Buffer:
-    """A copy of the result, which is read with that."""
-    pieces = buckets.result[index]
-    whole = Buffer(np.concatenate([piece.array for piece in pieces]), pieces[0].dtype)
-    buckets.release(index)
-    return whole
+    """A copy of the result."""
+    memory = buckets.memory[index]
+    return Buffer(memory.array.copy(), memory.dtype)
 
 
 def reduce_all(buckets: Buckets) -> None:
@@ -72,6 +69,41 @@ def factors_before_and_after(transport: Transport) -> None:
         for index, spec in enumerate(specs):
             expected = (reduced(size, spec.count) + generation * size) * spec.prescale * spec.postscale
             expect(take(buckets, index), expected, str(spec))
+    buckets.close()
+
+
+def numbers_that_stay_elsewhere(transport: Transport) -> None:
+    """What only this rank reads may stay where it is, all of it or pieces, and is reduced there."""
+    rank, size = transport.rank, transport.size
+    specs = [
+        BucketSpec(dtype, count, prescale=0.5, postscale=2.0)
+        for dtype in FLOATS
+        for count in (0, 1, size + 1, 1_009, 70_001, 400_009)
+    ]
+    buckets = transport.open_buckets(specs)
+    dice = random.Random(rank)
+    for _ in range(3):
+        pieces: list[list[tuple[int, Buffer]]] = []
+        for index, spec in enumerate(specs):
+            numbers = buffer_of(pattern(rank, spec.count), spec.dtype)
+            start, stop = buckets.own[index]
+            edges = sorted(dice.sample(range(start, stop + 1), min(6, stop + 1 - start)))
+            ranges = list(zip(edges[::2], edges[1::2], strict=False))
+            if dice.random() < 0.3:
+                ranges = [(start, stop)]
+            memory = buckets.memory[index]
+            memory.array[:] = numbers.array
+            pieces.append([])
+            for first, last in ranges:
+                memory.array[first:last] = 77  # must not count
+                pieces[-1].append((first, Buffer(numbers.array[first:last].copy(), spec.dtype)))
+            buckets.start(index, pieces[-1])
+        for index, spec in enumerate(specs):
+            buckets.wait(index)
+            result = take(buckets, index)
+            for first, numbers in pieces[index]:
+                result.array[first : first + numbers.count] = numbers.array
+            expect(result, reduced(size, spec.count), str(spec))
     buckets.close()
 
 
@@ -200,6 +232,7 @@ BUCKET_CHECKS: dict[str, Callable[[Transport], None]] = {
     for check in (
         every_dtype_op_and_length,
         factors_before_and_after,
+        numbers_that_stay_elsewhere,
         generations_of_hasty_ranks,
         progress_by_whoever_has_time,
         plans_and_collectives_side_by_side,

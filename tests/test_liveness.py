@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ import pytest
 from pipe_ranks import PipeTransport, run_piped
 
 from hvdkit.engine.buckets import TensorSpec
-from hvdkit.engine.planned import PlannedReduction, Statistics
+from hvdkit.engine.planned import Filled, PlannedReduction, Statistics
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.errors import RankLostError
 from hvdkit.transport import waiting
@@ -29,11 +29,11 @@ NOTICED_S = 3.0
 class NoGradients:
     """Gradients that are all zero."""
 
-    def fill(self, bucket: int, memory: Buffer) -> Collection[int]:
+    def fill(self, bucket: int, memory: Buffer, own: tuple[int, int]) -> Filled:
         memory.array[:] = 0
-        return ()
+        return Filled(frozenset())
 
-    def drain(self, bucket: int, result: Sequence[Buffer], gone: Collection[int]) -> None:
+    def drain(self, bucket: int, memory: Buffer, gone: Collection[int]) -> None:
         pass
 
 
@@ -44,7 +44,6 @@ def open_shared(group: PipeTransport, directory: str) -> SharedMemoryTransport:
 def wait_for_a_bucket(transport: SharedMemoryTransport, end: Callable[[], None]) -> None:
     buckets = transport.open_buckets([BucketSpec("float32", 1000)] * 2)
     end()
-    buckets.acquire(0)
     buckets.start(0)
     buckets.wait(0)
 
@@ -148,7 +147,6 @@ def test_a_rank_that_has_left_is_told_from_a_dead_one(wait: Wait, tmp_path: Path
 def fork_while_others_wait(group: PipeTransport, directory: str) -> float:
     transport = open_shared(group, directory)
     buckets = transport.open_buckets([BucketSpec("float32", 1)])
-    buckets.acquire(0)
     buckets.memory[0].array[:] = group.rank
     if group.rank == 1:
         for _ in range(3):
@@ -162,8 +160,7 @@ def fork_while_others_wait(group: PipeTransport, directory: str) -> float:
         time.sleep(0.5)  # five times as long as between two looks
     buckets.start(0)
     buckets.wait(0)
-    total = sum(float(part.array.sum()) for part in buckets.result[0])
-    buckets.release(0)
+    total = float(buckets.memory[0].array.sum())
     buckets.close()
     transport.close()
     return total

@@ -90,6 +90,40 @@ def test_a_rank_without_a_backward_pass_joins_in_step(set_to_none: bool) -> None
     _alike(_on(2, _no_loss_on_rank_1, set_to_none))
 
 
+def _large_and_partly_unused(hook: bool) -> list[Any]:
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(300, 300) for _ in range(3)])
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.01), model.named_parameters())
+    if hook:  # registered after hvdkit's: it replaces a gradient that is being reduced
+
+        def replace(parameter: torch.Tensor) -> None:
+            assert parameter.grad is not None
+            parameter.grad = parameter.grad.clone()
+
+        list(model.parameters())[2].register_post_accumulate_grad_hook(replace)
+    seen: list[Any] = []
+    for step in range(3):
+        optimizer.zero_grad()
+        inputs = torch.randn(2, 300, generator=torch.Generator().manual_seed(step + 10 * hvd.rank()))
+        hidden = model[1](model[0](inputs)) if hvd.rank() == 0 or step == 1 else model[0](inputs)
+        hidden.square().mean().backward()
+        optimizer.step()
+        seen += _gradients(model)
+    return [*seen, *weights(model)]
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_large_gradients_that_some_or_all_ranks_lack(hook: bool) -> None:
+    results = _on(2, _large_and_partly_unused, hook)
+    _alike(results)
+    assert [gradient is None for gradient in results[0][:6]] == [False] * 4 + [True] * 2
+
+
+def test_a_replaced_gradient_is_the_reduced_one() -> None:
+    for plain, hooked in zip(*(_on(2, _large_and_partly_unused, hook) for hook in (False, True)), strict=True):
+        _alike([plain, hooked])
+
+
 def _freeze_and_grow() -> list[Any]:
     model, extra = _model(), nn.Linear(2, 2).double()
     hvd.broadcast_parameters(extra.state_dict())

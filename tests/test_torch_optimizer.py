@@ -21,7 +21,7 @@ WIRE_TOLERANCES = {"fp16": 2e-3, "bf16": 2e-2}
 
 
 def _case(name: str, **more: Any) -> Case:
-    return Case(name, OPTIMIZERS[name], bias=name != "Muon", **more)
+    return Case(name, more.pop("options", OPTIMIZERS[name]), bias=name != "Muon", **more)
 
 
 def _check(case: Case, size: int, tolerance: float, transport: str = "auto", **more: Any) -> None:
@@ -41,6 +41,14 @@ def test_ranks_train_as_one_process(name: str, dtype: str, size: int) -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_every_transport_trains_as_one_process(transport: str, size: int) -> None:
     _check(_case("AdamW"), size, 1e-10, transport)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("transport", ["auto", "hierarchical_pairs"])
+@pytest.mark.parametrize("settings", [{}, {"progress": "thread", "fusion_bytes": 100_000}], ids=str)
+def test_large_gradients_are_reduced_where_they_are(size: int, transport: str, settings: dict[str, Any]) -> None:
+    case = _case("SGD", hidden=9_001, steps=5, passes=2, clip=0.3, options={"lr": 0.001})
+    _check(case, size, 1e-10, transport if size > 1 else "auto", settings=settings)
 
 
 @pytest.mark.parametrize("transport", ["mpi", "shared_memory", "hierarchical_round_robin"])

@@ -44,12 +44,13 @@ def joined(transport: str = "auto", **settings: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Case:
-    """A training run. rows: samples of a rank in a pass; passes: backward passes in a step."""
+    """A training run. rows: samples of a rank in a pass; passes: backward passes in a step; hidden: a width."""
 
     optimizer: str = "SGD"
     options: dict[str, Any] = field(default_factory=lambda: {"lr": 0.05, "momentum": 0.9})
     dtype: str = "float64"
     bias: bool = True
+    hidden: int = 20
     steps: int = 20
     rows: int = 3
     passes: int = 1
@@ -61,7 +62,8 @@ class Case:
     def make(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         """The model and its optimizer, always the same."""
         torch.manual_seed(1)
-        layers = [nn.Linear(12, 20, bias=self.bias), nn.Tanh(), nn.Linear(20, 5, bias=self.bias)]
+        first, last = nn.Linear(12, self.hidden, bias=self.bias), nn.Linear(self.hidden, 5, bias=self.bias)
+        layers = [first, nn.Tanh(), last]
         model = nn.Sequential(*layers).to(getattr(torch, self.dtype))
         return model, getattr(torch.optim, self.optimizer)(model.parameters(), **self.options)
 

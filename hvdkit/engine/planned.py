@@ -17,7 +17,7 @@ from hvdkit.engine.buckets import Bucket, TensorSpec, describe_plan, plan_bucket
 from hvdkit.engine.progress import ProgressThread
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.errors import RankLostError
-from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Transport, cover
+from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Transport
 
 
 @dataclass
@@ -37,17 +37,29 @@ class Statistics:
 class Gradients(Protocol):
     """Where the tensors of a plan come from and go to; an adapter's."""
 
-    def fill(self, bucket: int, memory: Buffer) -> Collection[int]:
-        """Put a bucket's tensors into `memory` (data_count,).
+    def fill(self, bucket: int, memory: Buffer, own: tuple[int, int]) -> Filled:
+        """Put a bucket's tensors into `memory` (data_count,); those within `own`, (start, stop), may stay put.
 
-        Returns the indices of those that this rank does not have; their memory holds zeros, or what all ranks have.
+        Tensors that this rank does not have are zeros, or what all ranks have.
         """
 
-    def drain(self, bucket: int, result: Sequence[Buffer], gone: Collection[int]) -> None:
-        """Take a bucket's reduced tensors from `result`, pieces that make up (data_count,) and are only read.
+    def drain(self, bucket: int, memory: Buffer, gone: Collection[int]) -> None:
+        """Take a bucket's reduced tensors from `memory` (data_count,), but for those that stayed where they are.
 
         gone: tensors that no rank had; theirs are left alone.
         """
+
+
+@dataclass(frozen=True)
+class Filled:
+    """How a bucket was filled.
+
+    absent: indices of the tensors that this rank does not have. elsewhere: (first element, numbers), rising, of what
+    stayed where it is, and is reduced there.
+    """
+
+    absent: frozenset[int]
+    elsewhere: Sequence[tuple[int, Buffer]] = ()
 
 
 class PlannedReduction:
@@ -86,14 +98,11 @@ class PlannedReduction:
         self._thread = ProgressThread(self._moving) if threaded else None
         if self._thread:  # of an optimizer that is thrown away nobody closes the plan
             weakref.finalize(self, self._thread.end).atexit = False
-        self._data = [
-            (memory.slice(0, bucket.data_count), cover(result, 0, bucket.data_count))
-            for bucket, memory, result in zip(self.buckets, self._moving.memory, self._moving.result, strict=True)
-        ]
-        self._present = [
-            (memory.slice(bucket.data_count, bucket.count), cover(result, bucket.data_count, bucket.count))
-            for bucket, memory, result in zip(self.buckets, self._moving.memory, self._moving.result, strict=True)
-        ]
+        self._data, self._own, self._present = [], [], []
+        for bucket, memory, own in zip(self.buckets, self._moving.memory, self._moving.own, strict=True):
+            self._data.append(memory.slice(0, bucket.data_count))
+            self._own.append((min(own[0], bucket.data_count), min(own[1], bucket.data_count)))
+            self._present.append(memory.slice(bucket.data_count, bucket.count))
         self._of_tensor: list[list[int]] = [[] for _ in tensors]
         for at, bucket in enumerate(self.buckets):
             for slot in bucket.slots:
@@ -131,13 +140,12 @@ class PlannedReduction:
         self._next += 1
         if at == 0:
             self._began_s = time.perf_counter()
-        self._moving.acquire(at)
-        absent = frozenset(self._gradients.fill(at, self._data[at][0]))
-        self._mark(at, absent)
-        if absent:
-            self._absent[at] = absent
+        filled = self._gradients.fill(at, self._data[at], self._own[at])
+        self._mark(at, filled.absent)
+        if filled.absent:
+            self._absent[at] = filled.absent
         self._under_way.append(at)
-        self._moving.start(at)
+        self._moving.start(at, filled.elsewhere)
         if self._thread:
             self._thread.wake()
         # What is done is taken at once, while it is in cache.
@@ -146,7 +154,7 @@ class PlannedReduction:
 
     def _mark(self, at: int, absent: frozenset[int]) -> None:
         values = np.array([slot.tensor not in absent for slot in self.buckets[at].slots], np.float32)
-        self._arithmetic.cast(self._present[at][0], Buffer(values, "float32"))
+        self._arithmetic.cast(self._present[at], Buffer(values, "float32"))
 
     def _take_oldest(self) -> None:
         at = self._under_way[0]
@@ -161,16 +169,13 @@ class PlannedReduction:
         if absent:
             slots = zip(self.buckets[at].slots, self._presence(at), strict=True)
             gone = frozenset(slot.tensor for slot, there in slots if not there)
-        self._gradients.drain(at, self._data[at][1], gone)
-        self._moving.release(at)
+        self._gradients.drain(at, self._data[at], gone)
         self._under_way.popleft()
 
     def _presence(self, at: int) -> list[float]:
-        found: list[float] = []
-        for piece in self._present[at][1]:
-            numbers = Buffer(np.empty(piece.count, np.float32), "float32")
-            self._arithmetic.cast(numbers, piece)
-            found += numbers.array.tolist()
+        numbers = Buffer(np.empty(self._present[at].count, np.float32), "float32")
+        self._arithmetic.cast(numbers, self._present[at])
+        found: list[float] = numbers.array.tolist()
         return found
 
     def finish(self) -> None:
@@ -187,7 +192,7 @@ class PlannedReduction:
             self._begin()
         ended = time.perf_counter()
         self.statistics.generations += 1
-        self.statistics.reduced_bytes += sum(memory.nbytes for memory, _ in self._data)
+        self.statistics.reduced_bytes += sum(memory.nbytes for memory in self._data)
         self.statistics.busy_s += ended - self._began_s
         self.statistics.exposed_s += ended - began
 

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from hvdkit.engine.buckets import Slot, TensorSpec
-from hvdkit.engine.planned import PlannedReduction, Statistics
+from hvdkit.engine.planned import Filled, PlannedReduction, Statistics
 from hvdkit.engine.progress import has_spare_core
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.runtime import Runtime
 from hvdkit.torch import staging
-from hvdkit.torch.tensors import as_tensor, dtype_name
+from hvdkit.torch.tensors import as_buffer, as_tensor, dtype_name
 from hvdkit.transport.base import Buffer, Transport
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
-_Seen = list[tuple[Slot, torch.Tensor]]
+
+_IN_PLACE_BYTES = 32 * 1024  # a copy costs less than the care of anything smaller
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A slot, or a part of one. view: of its memory in the bucket. own: only this rank reads it."""
+
+    slot: Slot
+    view: torch.Tensor
+    own: bool
 
 
 class GradientPlan:
     """Dense gradients in buckets: copied out when a bucket starts, back into `parameter.grad` when it is reduced.
+
+    What this rank itself adds up (see Buckets.own) is not copied, if it is large: it is reduced where it is.
 
     transport: between the ranks that train together. named: (name, parameter), in the order in which all ranks have
     them. touched: indices of the parameters whose gradient autograd has written since the last reduction; kept by the
@@ -41,8 +55,8 @@ class GradientPlan:
         self._parameters = [parameter for _, parameter in named]
         self._strides = [_strides(parameter) for parameter in self._parameters]
         self._touched = touched
-        self._fills: dict[int, _Seen] = {}
-        self._drains: dict[int, _Seen] = {}
+        self._seen: dict[int, list[_Seen]] = {}
+        self._in_place: dict[int, dict[int, torch.Tensor]] = {}  # bucket -> first element -> gradient as it was sent
         self._sparse: set[int] = set()  # parameters whose gradient was made dense for this round
         self._pinned = staging.PinnedMemory()
         devices = list(dict.fromkeys(parameter.device for parameter in self._parameters))
@@ -83,74 +97,90 @@ class GradientPlan:
 
     def close(self) -> None:
         """Free the buckets; collective."""
-        self._fills.clear()
-        self._drains.clear()
+        self._seen.clear()
+        self._in_place.clear()
         self._pinned.close()
         self._moving.close()
         self._parameters = []  # the plan knows the engine's part and is known by it: both are long in going
 
-    def fill(self, bucket: int, memory: Buffer) -> Collection[int]:
-        """See Gradients.fill. Absent are the gradients that autograd has not written since the last reduction."""
+    def fill(self, bucket: int, memory: Buffer, own: tuple[int, int]) -> Filled:
+        """See Gradients.fill."""
         host, device = as_tensor(memory), self._device(bucket)
         staged = staging.is_staged(device)
         flat = torch.empty_like(host, device=device) if staged else host
-        absent, sources, targets = set(), [], []
-        for slot, view in self._see(bucket, [flat], None if staged else self._fills):
-            parameter = self._parameters[slot.tensor]
-            if slot.tensor not in self._touched:
+        seen = self._see(bucket, flat, (0, 0)) if staged else self._see_again(bucket, flat, own)
+        absent, elsewhere, sources, targets = set(), [], [], []
+        in_place = self._in_place[bucket] = {}
+        for one in seen:
+            slot, parameter = one.slot, self._parameters[one.slot.tensor]
+            there = slot.tensor in self._touched
+            if not there:
                 absent.add(slot.tensor)
             if parameter.grad is None:
-                view.zero_()
+                one.view.zero_()
+                continue
+            gradient = self._part(parameter, slot)
+            numbers = self._flat(gradient, slot) if one.own and there else None
+            if numbers is not None:
+                in_place[slot.start] = numbers
+                elsewhere.append((slot.start, as_buffer(numbers)))
             else:
-                sources.append(self._part(parameter, slot))
-                targets.append(view)
+                sources.append(gradient)
+                targets.append(one.view)
         _copy(targets, sources)
         if staged:
             self._pinned.add(host)
             host.copy_(flat)
-        return absent
+        return Filled(frozenset(absent), elsewhere)
 
-    def drain(self, bucket: int, result: Sequence[Buffer], gone: Collection[int]) -> None:
+    def drain(self, bucket: int, memory: Buffer, gone: Collection[int]) -> None:
         """See Gradients.drain."""
-        flats, device = [as_tensor(piece) for piece in result], self._device(bucket)
+        host, device = as_tensor(memory), self._device(bucket)
         staged = staging.is_staged(device)
         if staged:
-            for flat in flats:
-                self._pinned.add(flat)
-            flats = [flat.to(device, copy=True) for flat in flats]
+            self._pinned.add(host)
+            seen = self._see(bucket, host.to(device, copy=True), (0, 0))
+        else:
+            seen = self._seen[bucket]
+        in_place = self._in_place.pop(bucket)
         sources, targets = [], []
-        for slot, view in self._see(bucket, flats, None if staged else self._drains):
+        for one in seen:
+            slot, parameter = one.slot, self._parameters[one.slot.tensor]
             if slot.tensor in gone:
                 continue
-            parameter = self._parameters[slot.tensor]
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            sources.append(view)
-            targets.append(self._part(parameter, slot))
+            gradient, source = self._part(parameter, slot), one.view
+            if slot.start in in_place:
+                source = in_place[slot.start]
+                if source.data_ptr() == gradient.data_ptr():
+                    continue
+                source = self._view(source, 0, slot)  # a hook has put another gradient in place
+            sources.append(source)
+            targets.append(gradient)
         _copy(targets, sources)
 
     def _device(self, bucket: int) -> torch.device:
         return self._parameters[self._moving.buckets[bucket].slots[0].tensor].device
 
-    def _see(self, bucket: int, flats: list[torch.Tensor], known: dict[int, _Seen] | None) -> _Seen:
-        """The bucket's slots, cut where `flats` end, with a view of each: of the parameter's shape, or flat for a part.
+    def _see_again(self, bucket: int, flat: torch.Tensor, own: tuple[int, int]) -> list[_Seen]:
+        """See _see; what was seen before, if the memory is the same each time."""
+        if bucket not in self._seen:
+            self._seen[bucket] = self._see(bucket, flat, own)
+        return self._seen[bucket]
 
-        known: what was seen before in the same memory; None for memory that is new each time.
+    def _see(self, bucket: int, flat: torch.Tensor, own: tuple[int, int]) -> list[_Seen]:
+        """The bucket's slots in `flat`, cut where `own` begins and ends.
+
+        Views have the parameter's shape, or are flat for a part of one.
         """
-        if known is not None and bucket in known:
-            return known[bucket]
         seen = []
         for slot in self._moving.buckets[bucket].slots:
-            at, left = 0, True
-            for flat in flats:
-                first, last = max(slot.start, at), min(slot.stop, at + flat.numel())
-                if first < last or (left and first == last == slot.stop):  # an empty tensor is seen once
-                    part = Slot(slot.tensor, first, last, slot.offset + first - slot.start)
-                    seen.append((part, self._view(flat, first - at, part)))
-                    left = False
-                at += flat.numel()
-        if known is not None:
-            known[bucket] = seen
+            inside = [edge for edge in own if slot.start < edge < slot.stop]
+            for first, last in itertools.pairwise([slot.start, *inside, slot.stop]):
+                part = Slot(slot.tensor, first, last, slot.offset + first - slot.start)
+                large = (last - first) * flat.element_size() >= _IN_PLACE_BYTES
+                seen.append(_Seen(part, self._view(flat, first, part), large and own[0] <= first and last <= own[1]))
         return seen
 
     def _view(self, flat: torch.Tensor, start: int, slot: Slot) -> torch.Tensor:
@@ -158,6 +188,13 @@ class GradientPlan:
         if count == parameter.numel():
             return flat.as_strided(parameter.shape, self._strides[slot.tensor], flat.storage_offset() + start)
         return flat[start : start + count]
+
+    def _flat(self, gradient: torch.Tensor, slot: Slot) -> torch.Tensor | None:
+        """The part of a gradient as (n,), sharing memory, or None where its elements do not follow each other."""
+        whole = gradient.numel() == self._parameters[slot.tensor].numel()
+        if whole and gradient.stride() != self._strides[slot.tensor]:
+            return None
+        return gradient.detach().as_strided((slot.stop - slot.start,), (1,))
 
     def _part(self, parameter: torch.nn.Parameter, slot: Slot) -> torch.Tensor:
         """The slot's elements of the parameter's gradient, sharing memory."""

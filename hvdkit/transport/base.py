@@ -119,55 +119,55 @@ def see_as(memory: NDArray[np.uint8], spec: BucketSpec) -> Buffer:
     return Buffer(memory[: spec.count * storage.itemsize].view(storage), spec.dtype)
 
 
-def cover(pieces: Sequence[Buffer], start: int, stop: int) -> list[Buffer]:
-    """The elements from `start` up to `stop` of pieces that follow each other, as pieces of theirs."""
-    found, at = [], 0
-    for piece in pieces:
-        first, last = max(start, at), min(stop, at + piece.count)
-        if first < last:
-            found.append(piece.slice(first - at, last - at))
-        at += piece.count
-    return found
-
-
 class Buckets(Protocol):
-    """The buckets of one plan in memory of the transport's choice, reduced again and again.
+    """The buckets of one plan in memory of the transport's choice, reduced in place, again and again.
 
-    A round of bucket i: acquire(i); the user fills memory[i]; start(i); memory[i] is left alone until finished(i) or
-    wait(i); the user reads result[i], pieces that follow each other and make up the whole, and writes to neither;
-    release(i). Buckets start and are released in index order. Buckets i and i + depth share memory, so no more
-    than `depth` of a round can be between acquire and release, and the last ones of a round are released before the
-    first ones of the next are acquired.
+    A round of bucket i: the user fills memory[i]; start(i); memory[i] is left alone until finished(i) or wait(i); then
+    it holds the result, and is the user's. Buckets start in index order. Buckets i and i + depth share memory, so no
+    more than `depth` of them are in use at a time.
+
+    own: of each bucket the elements, as (start, stop), that only this rank reads: they need not be filled where start()
+    is given the numbers that stand for them. An empty range where there are none.
     """
 
     depth: int
     memory: Sequence[Buffer]
-    result: Sequence[Sequence[Buffer]]
+    own: Sequence[tuple[int, int]]
 
-    def acquire(self, index: int) -> None:
-        """Return when memory[index] may be filled. Raises RankLostError if a rank it waits for has ended."""
+    def start(self, index: int, elsewhere: Sequence[tuple[int, Buffer]] = ()) -> None:
+        """This rank's bucket is full: reduce it once the others' are.
 
-    def start(self, index: int) -> None:
-        """This rank's bucket is full: reduce it once the others' are."""
-
-    def release(self, index: int) -> None:
-        """This rank has read result[index]."""
+        elsewhere: (first element, numbers), rising, within own[index]: instead of memory's, and reduced in place.
+        """
 
     def advance(self) -> bool:
         """Do what can be done without waiting; True if anything moved. Never blocks."""
 
     def finished(self, index: int) -> bool:
-        """Is result[index] whole? Only asks."""
+        """Is the bucket reduced? Only asks."""
 
     @property
     def busy(self) -> bool:
         """Is any bucket started and not yet reduced?"""
 
     def wait(self, index: int) -> None:
-        """Return when result[index] is whole. Raises RankLostError if a rank it waits for has ended."""
+        """Return when the bucket is reduced. Raises RankLostError if a rank it waits for has ended."""
 
     def close(self) -> None:
         """Free the memory; a collective call."""
+
+
+def whole(memory: Buffer, own: tuple[int, int], elsewhere: Sequence[tuple[int, Buffer]]) -> list[tuple[int, Buffer]]:
+    """The elements from own[0] up to own[1] as (first element, numbers): those elsewhere, between them memory's."""
+    found: list[tuple[int, Buffer]] = []
+    at = own[0]
+    for first, numbers in (*elsewhere, (own[1], memory.slice(own[1], own[1]))):
+        if at < first:
+            found.append((at, memory.slice(at, first)))
+        if numbers.count:
+            found.append((first, numbers))
+        at = first + numbers.count
+    return found
 
 
 def plan_depth(specs: Sequence[BucketSpec], depth: int | None) -> tuple[int, int]:

@@ -13,16 +13,16 @@ from hvdkit.transport.waiting import Waiting
 class SteppedBuckets(ABC):
     """The common part of all Buckets: which reductions are under way, and stepping them.
 
-    A transport writes `steps(index)`, a generator that does one bucket's reduction and yields wherever it would have
-    to wait: False while later buckets must not overtake it (collectives are posted in the same order on all ranks),
-    True once they may. Any thread may call; a lock keeps steps apart.
+    A transport writes `steps(index, elsewhere)`, a generator that does one bucket's reduction and yields wherever it
+    would have to wait: False while later buckets must not overtake it (collectives are posted in the same order on all
+    ranks), True once they may. Any thread may call; a lock keeps steps apart.
 
     check: called now and then while waiting; raises RankLostError if a peer has ended.
     """
 
     depth: int
     memory: Sequence[Buffer]
-    result: Sequence[Sequence[Buffer]]
+    own: Sequence[tuple[int, int]]
 
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
@@ -31,19 +31,13 @@ class SteppedBuckets(ABC):
         self._failure: BaseException | None = None
 
     @abstractmethod
-    def steps(self, index: int) -> Iterator[bool]:
-        """Reduce memory[index] into result[index]."""
+    def steps(self, index: int, elsewhere: Sequence[tuple[int, Buffer]]) -> Iterator[bool]:
+        """Reduce memory[index] in place, but for what stands elsewhere."""
 
-    def acquire(self, index: int) -> None:  # noqa: B027  (memory of one's own is free once it has been read)
-        """See Buckets.acquire."""
-
-    def release(self, index: int) -> None:  # noqa: B027
-        """See Buckets.release."""
-
-    def start(self, index: int) -> None:
+    def start(self, index: int, elsewhere: Sequence[tuple[int, Buffer]] = ()) -> None:
         """See Buckets.start."""
         with self._lock:
-            self._running[index] = self.steps(index)
+            self._running[index] = self.steps(index, elsewhere)
             self.advance()
 
     def advance(self) -> bool:

@@ -198,21 +198,21 @@ class MpiBuckets(SteppedBuckets):
         self._specs = list(specs)
         self._crossing = MpiCrossing(transport)
         self.depth, nbytes = plan_depth(specs, depth)
-        pieces = [np.empty(nbytes, np.uint8) for _ in range(2 * self.depth)]
+        pieces = [np.empty(nbytes, np.uint8) for _ in range(self.depth)]
         self.memory = [see_as(pieces[at % self.depth], spec) for at, spec in enumerate(specs)]
-        self.result = [[see_as(pieces[self.depth + at % self.depth], spec)] for at, spec in enumerate(specs)]
+        self.own = [(0, 0)] * len(specs)
 
-    def steps(self, index: int) -> Iterator[bool]:
-        """Reduce memory[index] into result[index]."""
-        spec = self._specs[index]
-        return self._crossing(self.memory[index], self.result[index][0], spec, spec.prescale)
+    def steps(self, index: int, elsewhere: Sequence[tuple[int, Buffer]]) -> Iterator[bool]:
+        """See SteppedBuckets."""
+        spec, memory = self._specs[index], self.memory[index]
+        return self._crossing(memory, memory, spec, spec.prescale)
 
     def close(self) -> None:
         """See Buckets.close."""
         idle = not self.busy
         super().close()
         self._crossing.close(idle=idle)
-        self.memory, self.result = [], []
+        self.memory, self.own = [], []
 
 
 def _countable(buffer: Buffer) -> Iterator[Buffer]:

@@ -11,7 +11,8 @@ One round of one bucket, two ranks, time downwards ("|" is the training that goe
     read memory                                  read memory
 
 Shard i of every memory is rank i's alone from ready to reduced. So the sum takes the place of what it is made of, two
-flags are enough, and a rank that has seen all shards reduced may do with its memory what it likes.
+flags are enough, and a rank that has seen all shards reduced may do with its memory what it likes. Nobody else reads
+shard i of rank i's memory, so the numbers themselves can take its place, and are copied neither in nor out.
 
 A cache line that a core has read is that core's from then on, and cheap for it to write. But it is dear to take from a
 core that has read it and not written it since: 2 GB/s where the cores are far apart, against 20. Here whoever reads a
@@ -37,6 +38,7 @@ from hvdkit.transport.base import (
     make_buffer,
     plan_depth,
     see_as,
+    whole,
 )
 from hvdkit.transport.buckets import SteppedBuckets
 from hvdkit.transport.flags import Flags, flag_bytes
@@ -66,7 +68,7 @@ def plan_shards(count: int, shards: int, itemsize: int) -> list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A part of this rank's shard: in everyone's memory, in its own, and in those of its peers."""
+    """A part of this rank's shard: of everyone, this rank's, and in the memory of its peers."""
 
     sources: tuple[Buffer, ...]
     own: Buffer
@@ -77,14 +79,14 @@ class _Chunk:
 class _Layout:
     """What a bucket holds.
 
-    chunks: this rank's shard in pieces. out: all of it, in its own memory. partial: the host's sum, where it still has
-    to cross to other hosts.
+    views: of every rank's memory. own: this rank's shard. partial: the host's sum of it, where that still has to cross
+    to other hosts.
     """
 
     spec: BucketSpec
-    memory: Buffer
+    views: tuple[Buffer, ...]
+    own: tuple[int, int]
     chunks: tuple[_Chunk, ...]
-    out: Buffer
     partial: Buffer | None
 
 
@@ -128,62 +130,71 @@ class SharedBuckets(SteppedBuckets):
             [memory[at + turn * size : at + (turn + 1) * size] for at in areas] for turn in range(self.depth)
         ]
         self._layouts = [self._lay_out(index, spec) for index, spec in enumerate(specs)]
-        self.memory = [layout.memory for layout in self._layouts]
-        self.result = [(memory,) for memory in self.memory]
+        self._show_layouts()
 
     def _lay_out(self, index: int, spec: BucketSpec) -> _Layout:
-        itemsize = STORAGE[spec.dtype].itemsize
-        ranges = plan_shards(spec.count, self._shards, itemsize)
-        start, stop = ranges[self._rank] if self._rank < self._shards else (0, 0)
-        views = [see_as(raw, spec) for raw in self._raw[index % self.depth]]
-        step = _CHUNK_BYTES // itemsize
-        chunks = []
-        for at in range(start, stop, step):
-            sources = tuple(view.slice(at, min(at + step, stop)) for view in views)
-            peers = sources[: self._rank] + sources[self._rank + 1 :]
-            chunks.append(_Chunk(sources, sources[self._rank], peers))
-        return _Layout(
-            spec,
-            memory=views[self._rank],
-            chunks=tuple(chunks),
-            out=views[self._rank].slice(start, stop),
-            partial=make_buffer(stop - start, spec.dtype) if self._crossing and stop > start else None,
-        )
+        ranges = plan_shards(spec.count, self._shards, STORAGE[spec.dtype].itemsize)
+        own = ranges[self._rank] if self._rank < self._shards else (0, 0)
+        views = tuple(see_as(raw, spec) for raw in self._raw[index % self.depth])
+        partial = make_buffer(own[1] - own[0], spec.dtype) if self._crossing and own[1] > own[0] else None
+        return _Layout(spec, views, own, self._cut(views, own, ()), partial)
+
+    def _cut(
+        self, views: Sequence[Buffer], own: tuple[int, int], elsewhere: Sequence[tuple[int, Buffer]]
+    ) -> tuple[_Chunk, ...]:
+        """This rank's shard in chunks."""
+        rank, chunks = self._rank, []
+        for start, numbers in whole(views[rank], own, elsewhere):
+            step = _CHUNK_BYTES // numbers.array.itemsize
+            for at in range(0, numbers.count, step):
+                part = numbers.slice(at, min(at + step, numbers.count))
+                first = start + at
+                below = tuple(view.slice(first, first + part.count) for view in views[:rank])
+                above = tuple(view.slice(first, first + part.count) for view in views[rank + 1 :])
+                chunks.append(_Chunk((*below, part, *above), part, below + above))
+        return tuple(chunks)
+
+    def _show_layouts(self) -> None:
+        self.memory = [layout.views[self._rank] for layout in self._layouts]
+        self.own = [layout.own for layout in self._layouts]
 
     def change(self, index: int, spec: BucketSpec) -> None:
         """Let an idle bucket hold something else that fits; on all ranks alike. The staging area is used so."""
         if self._layouts[index].spec == spec:
             return
-        self._layouts[index] = layout = self._lay_out(index, spec)
-        self.memory = [*self.memory[:index], layout.memory, *self.memory[index + 1 :]]
-        self.result = [*self.result[:index], (layout.memory,), *self.result[index + 1 :]]
+        self._layouts[index] = self._lay_out(index, spec)
+        self._show_layouts()
 
-    def start(self, index: int) -> None:
+    def start(self, index: int, elsewhere: Sequence[tuple[int, Buffer]] = ()) -> None:
         """See Buckets.start."""
         self._generation[index] += 1
         self._ready.show(index, self._generation[index])
-        super().start(index)
+        super().start(index, elsewhere)
 
-    def steps(self, index: int) -> Iterator[bool]:
+    def steps(self, index: int, elsewhere: Sequence[tuple[int, Buffer]]) -> Iterator[bool]:
         """Reduce this rank's shard once all peers are ready, then wait for the other shards."""
         layout, generation = self._layouts[index], self._generation[index]
         spec = layout.spec
         free = self._crossing is None  # the order of buckets matters to collectives between hosts only
         while not self._ready.everyone(index, generation):
             yield free
+        chunks = self._cut(layout.views, layout.own, elsewhere) if elsewhere else layout.chunks
         if layout.partial is None or self._crossing is None:
-            for chunk in layout.chunks:
+            for chunk in chunks:
                 self._arithmetic.combine(chunk.own, chunk.sources, spec.op, spec.prescale * spec.postscale)
                 self._hand_out(chunk)
         else:
-            at = 0
-            for chunk in layout.chunks:
-                target = layout.partial.slice(at, at + chunk.own.count)
+            partial, at = layout.partial, 0
+            for chunk in chunks:
+                target = partial.slice(at, at + chunk.own.count)
                 self._arithmetic.combine(target, chunk.sources, spec.op, spec.prescale)
                 at += target.count
-            yield from self._crossing(layout.partial, layout.out, spec)
-            for chunk in layout.chunks:
+            yield from self._crossing(partial, partial, spec)
+            at = 0
+            for chunk in chunks:
+                self._arithmetic.copy(chunk.own, partial.slice(at, at + chunk.own.count))
                 self._hand_out(chunk)
+                at += chunk.own.count
         self._reduced.show(index, generation)
         while not self._reduced.everyone(index, generation):
             yield True
@@ -201,7 +212,7 @@ class SharedBuckets(SteppedBuckets):
         self._ready.close()
         self._reduced.close()
         self._segment.close()
-        self._raw, self._layouts, self.memory, self.result = [], [], [], []
+        self._raw, self._layouts, self.memory, self.own = [], [], [], []
 
 
 def _padded(nbytes: int) -> int:

@@ -74,20 +74,19 @@ class SharedMemoryTransport:
             stage = turn % _STAGES
             if turn >= _STAGES:
                 self._collect(stages, stage, pieces[turn - _STAGES])
-            stages.acquire(stage)
             stages.change(stage, BucketSpec(buffer.dtype, piece.count, op, postscale=scale))
-            arithmetic.copy(stages.memory[stage], piece)
-            stages.start(stage)
+            start, stop = stages.own[stage]
+            for first, last in ((0, start), (stop, piece.count)):
+                arithmetic.copy(stages.memory[stage].slice(first, last), piece.slice(first, last))
+            stages.start(stage, [(start, piece.slice(start, stop))])
         for turn in range(max(0, len(pieces) - _STAGES), len(pieces)):
             self._collect(stages, turn % _STAGES, pieces[turn])
 
     def _collect(self, stages: SharedBuckets, stage: int, piece: Buffer) -> None:
         stages.wait(stage)
-        at = 0
-        for part in stages.result[stage]:
-            self.arithmetic.copy(piece.slice(at, at + part.count), part)
-            at += part.count
-        stages.release(stage)
+        start, stop = stages.own[stage]
+        for first, last in ((0, start), (stop, piece.count)):
+            self.arithmetic.copy(piece.slice(first, last), stages.memory[stage].slice(first, last))
 
     def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Buffer:
         """See Transport.reducescatter."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Op, make_buffer
+from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Op, make_buffer, whole
 from hvdkit.transport.checks import check_alltoall, check_counts, check_ranks, check_root
 from hvdkit.transport.mailbox import LocalMailbox
 
@@ -99,18 +99,14 @@ class SingleBuckets:
         self._specs = list(specs)
         self.depth = len(specs)
         self.memory: Sequence[Buffer] = [make_buffer(spec.count, spec.dtype) for spec in specs]
-        self.result: Sequence[Sequence[Buffer]] = [[make_buffer(spec.count, spec.dtype)] for spec in specs]
+        self.own: Sequence[tuple[int, int]] = [(0, spec.count) for spec in specs]
 
-    def acquire(self, index: int) -> None:
-        """See Buckets.acquire."""
-
-    def release(self, index: int) -> None:
-        """See Buckets.release."""
-
-    def start(self, index: int) -> None:
+    def start(self, index: int, elsewhere: Sequence[tuple[int, Buffer]] = ()) -> None:
         """See Buckets.start."""
         scale = self._specs[index].prescale * self._specs[index].postscale
-        self._transport.arithmetic.combine(self.result[index][0], [self.memory[index]], scale=scale)
+        if scale != 1.0:
+            for _, numbers in whole(self.memory[index], self.own[index], elsewhere):
+                self._transport.arithmetic.combine(numbers, [numbers], scale=scale)
 
     def advance(self) -> bool:
         """See Buckets.advance."""
@@ -125,4 +121,4 @@ class SingleBuckets:
 
     def close(self) -> None:
         """See Buckets.close."""
-        self.memory, self.result = [], []
+        self.memory, self.own = [], []
