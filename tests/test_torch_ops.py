@@ -13,8 +13,8 @@ from ranks import run_ranks
 from torch_world import joined
 
 import hvdkit.torch as hvd
+from hvdkit.engine.reduce_op import ReduceOp
 from hvdkit.errors import HorovodInternalError
-from hvdkit.torch.reduce_op import ReduceOp
 from hvdkit.transport.base import Op
 
 pytestmark = pytest.mark.ranks

@@ -7,6 +7,7 @@ from hvdkit.need import need
 need("torch", "torch")
 
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
 from hvdkit.torch import data, elastic, learning_rate, metrics
 from hvdkit.torch.asynchronous import (
@@ -71,7 +72,6 @@ from hvdkit.torch.ops import (
     reducescatter,
 )
 from hvdkit.torch.optimizer import DistributedOptimizer
-from hvdkit.torch.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.torch.state import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from hvdkit.torch.sync_batch_norm import SyncBatchNorm
 

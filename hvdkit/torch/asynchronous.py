@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.torch.handles import Handle, synchronize
-from hvdkit.torch.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.torch.submit import (
     check_group,
     find_group,

@@ -8,9 +8,9 @@ import torch
 
 from hvdkit.engine.execution import split_rows
 from hvdkit.engine.process_sets import ProcessSet
+from hvdkit.engine.reduce_op import Average, ReduceOp, Sum
 from hvdkit.torch import asynchronous as begin
 from hvdkit.torch.handles import synchronize
-from hvdkit.torch.reduce_op import Average, ReduceOp, Sum
 from hvdkit.torch.submit import find_group, shape_of
 
 Factors = tuple[float, float]

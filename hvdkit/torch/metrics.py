@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from hvdkit.engine.reduce_op import Sum
 from hvdkit.torch.ops import allreduce
-from hvdkit.torch.reduce_op import Sum
 
 
 class Mean:

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.torch import asynchronous as begin
 from hvdkit.torch import differentiable as autograd
 from hvdkit.torch.compression import Compression, Compressor, wire_of
 from hvdkit.torch.handles import synchronize
-from hvdkit.torch.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.torch.submit import find_group, start_barrier
 
 Narrow = type[Compressor]

@@ -11,8 +11,8 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.execution import FLOATS, Operation, split_rows
 from hvdkit.engine.negotiation import Announcement
 from hvdkit.engine.process_sets import MemberGroup, ProcessSet
+from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.torch.handles import Handle, make_handle
-from hvdkit.torch.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.torch.tensors import as_buffer, as_tensor, dtype_name
 from hvdkit.transport.base import Buffer
 
