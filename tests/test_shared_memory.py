@@ -272,11 +272,11 @@ def test_memory_grows_with_the_depth_and_not_with_the_model(tmp_path: Path) -> N
 
 
 def fenced(transport: Transport, check: str) -> None:
-    free, flags._order = flags._order, flags._fence
+    free, flags.order = flags.order, flags._fence
     try:
         BUCKET_CHECKS[check](transport)
     finally:
-        flags._order = free
+        flags.order = free
 
 
 @pytest.mark.ranks
@@ -301,7 +301,7 @@ def test_flags_count_rounds_of_each_rank_and_index() -> None:
 
 @pytest.mark.parametrize("order", [flags._fence, flags._no_fence])
 def test_what_was_written_before_a_flag_is_seen_after_it(order: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flags, "_order", order)
+    monkeypatch.setattr(flags, "order", order)
     memory, box = np.zeros(flag_bytes(2, 1), np.uint8), np.zeros(1000)
     writer, reader = (Flags(memory, rank=rank, ranks=2, count=1) for rank in range(2))
 

@@ -315,7 +315,7 @@ def test_a_rank_that_left_is_an_error_for_those_who_wait() -> None:
 def _traced(path: str) -> None:
     hvd.start_timeline(path)
     hvd.allreduce(torch.ones(3), name="seen")
-    hvd.grouped_allreduce([torch.ones(3), torch.ones(4)], name="fused")
+    hvd.synchronize(hvd.grouped_allreduce_async([torch.ones(3), torch.ones(4)], name="fused"))
     hvd.allgather(torch.ones(3), name="seen")
     hvd.stop_timeline()
 

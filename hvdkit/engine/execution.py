@@ -21,7 +21,8 @@ class Operation:
     """One rank's part of a named operation.
 
     buffers: contiguous, one a tensor; read, and by allreduce and broadcast overwritten. results: of the other kinds, in
-    new memory. rows: what the ranks brought along, see Ready. last_joined: of a join. error: instead of a result.
+    new memory. rows: what the ranks brought along, see Ready. last_joined: of a join. withdrawn: its announcement has
+    been taken back. error: instead of a result.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Operation:
     results: list[Buffer] = field(default_factory=list)
     rows: tuple[tuple[int, ...], ...] = ()
     last_joined: int = -1
+    withdrawn: bool = False
     done: bool = False
     error: Exception | None = None
 
@@ -98,9 +100,9 @@ def _option(operation: Operation, word: str) -> str:
     return dict(operation.asked.options).get(word, "")
 
 
-def factors(operation: Operation, size: int) -> tuple[float, float]:
+def factors(asked: Announcement, size: int) -> tuple[float, float]:
     """What is multiplied with before and after the reduction."""
-    options = dict(operation.asked.options)
+    options = dict(asked.options)
     before, after = float(options.get("prescale factor", "1")), float(options.get("postscale factor", "1"))
     return before, after / size if options["op"] == "average" else after
 
@@ -130,13 +132,13 @@ def _reduce_group(
 
 def reduce_scaled(transport: Transport, buffer: Buffer, operation: Operation) -> None:
     """Reduce a buffer as the operation says, factors and all."""
-    before, after = factors(operation, transport.size)
+    before, after = factors(operation.asked, transport.size)
     name = _option(operation, "op")
     op: Op = "sum" if name in ("average", "sum") else name  # type: ignore[assignment]
     if buffer.dtype not in FLOATS:
-        _multiply(buffer, before)
+        multiply(buffer, before)
         transport.allreduce(buffer, op)
-        _multiply(buffer, after)
+        multiply(buffer, after)
     elif op == "sum":
         transport.allreduce(buffer, op, before * after)
     else:
@@ -145,7 +147,7 @@ def reduce_scaled(transport: Transport, buffer: Buffer, operation: Operation) ->
         transport.allreduce(buffer, op, after)
 
 
-def _multiply(buffer: Buffer, factor: float) -> None:
+def multiply(buffer: Buffer, factor: float) -> None:
     """Multiply integers; what is not whole loses its fraction, as in Horovod."""
     if factor == 1.0:
         return
@@ -183,7 +185,7 @@ def split_rows(rows: int, size: int) -> list[int]:
 
 
 def _reducescatter(transport: Transport, operation: Operation) -> None:
-    before, after = factors(operation, transport.size)
+    before, after = factors(operation.asked, transport.size)
     for buffer, (_, shape) in zip(operation.buffers, operation.asked.tensors, strict=True):
         width = math.prod(shape[1:])
         counts = [rows * width for rows in split_rows(shape[0], transport.size)]
@@ -194,9 +196,9 @@ def _reducescatter(transport: Transport, operation: Operation) -> None:
             if after != 1.0:
                 transport.arithmetic.combine(result, [result], scale=after)
         else:
-            _multiply(buffer, before)
+            multiply(buffer, before)
             result = transport.reducescatter(buffer, counts, "sum")
-            _multiply(result, after)
+            multiply(result, after)
         operation.results.append(result)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 Shape = tuple[int, ...]
 
@@ -33,13 +33,15 @@ class Ready:
     """All ranks have it: do it now. name: of the operation.
 
     asked: as one of the ranks announced it. rows: for each rank, of an allgather the first dimension of each tensor, of
-    an alltoall the splits. joined: ranks that take part with zeros.
+    an alltoall the splits. joined: ranks that take part with zeros. lane: the first position of the lane that no rank
+    has shown this operation at.
     """
 
     name: str
     asked: Announcement
     rows: tuple[tuple[int, ...], ...] = ()
     joined: tuple[int, ...] = ()
+    lane: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class _Pending:
 
     since_s: float
     announced: dict[int, Announcement] = field(default_factory=dict)
+    lanes: dict[int, int] = field(default_factory=dict)
+    lane: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,12 +94,37 @@ class Coordinator:
         self._joined: list[int] = []
         self._left: dict[int, str] = {}
         self._answers: list[Answer] = []
+        self._met = 0
 
-    def announce(self, rank: int, name: str, asked: Announcement, now_s: float) -> None:
-        """Take note of a rank's wish."""
+    def announce(self, rank: int, name: str, asked: Announcement, now_s: float, lane: int = 0) -> None:
+        """Take note of a rank's wish. lane: the position after that at which it has shown the operation in vain."""
+        if 0 < lane <= self._met:
+            return  # not in vain: it is going to take its announcement back
         pending = self._pending.setdefault(name, _Pending(now_s))
         pending.announced[rank] = asked
+        if lane:
+            pending.lanes[rank] = lane
+            pending.lane = max(pending.lane, lane)
         self._settle(name)
+
+    def withdraw(self, rank: int, name: str) -> None:
+        """The rank has done the operation on the lane meanwhile, as all others have."""
+        pending = self._pending.get(name)
+        if pending is not None and pending.announced.pop(rank, None) is not None and not pending.announced:
+            del self._pending[name]
+
+    def met_before(self, lane: int) -> None:
+        """All ranks have met at the position before this one: who has announced what it has shown there takes it back.
+
+        So what others announce now under the same name is another operation.
+        """
+        if lane <= self._met:
+            return
+        self._met = lane
+        for name, pending in list(self._pending.items()):
+            for rank in [rank for rank, at in pending.lanes.items() if at <= lane]:
+                self.withdraw(rank, name)
+                del pending.lanes[rank]
 
     def join(self, rank: int) -> None:
         """The rank has no more work of its own; it takes part in the others' with zeros until all have joined."""
@@ -136,14 +165,16 @@ class Coordinator:
         ]
 
     def _settle(self, name: str) -> None:
-        announced = self._pending[name].announced
+        pending = self._pending[name]
+        announced = pending.announced
         missing = [rank for rank in range(self._size) if rank not in announced and rank not in self._joined]
         gone = [rank for rank in missing if rank in self._left]
         if gone:
             why = f"{self._left[gone[0]]}; {name} waits for it on {self._list(sorted(announced))}."
             self._answers.append(Failed(name, why))
         elif not missing:
-            self._answers.append(agree(name, announced, self._size, tuple(self._joined), self._who))
+            answer = agree(name, announced, self._size, tuple(self._joined), self._who)
+            self._answers.append(replace(answer, lane=pending.lane) if isinstance(answer, Ready) else answer)
         else:
             return
         del self._pending[name]

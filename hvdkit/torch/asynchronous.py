@@ -20,12 +20,13 @@ from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.torch.handles import Handle, synchronize
 from hvdkit.torch.submit import (
+    begin,
     check_group,
     find_group,
+    run_allreduce,
+    run_broadcast,
     start_allgather,
-    start_allreduce,
     start_alltoall,
-    start_broadcast,
     start_reducescatter,
 )
 
@@ -42,8 +43,8 @@ def allreduce_async(
     """Begin to reduce a tensor over all ranks; synchronize() returns the result in a new tensor. See allreduce()."""
     factors = (prescale_factor, postscale_factor)
     chosen = choose_op(average, op)
-    return start_allreduce(
-        [tensor], name, chosen, factors, process_set, in_place=False, call="allreduce_async()", single=True
+    return run_allreduce(
+        begin, [tensor], name, chosen, factors, process_set, in_place=False, call="allreduce_async()", single=True
     )
 
 
@@ -59,8 +60,8 @@ def allreduce_async_(
     """Begin to reduce a tensor over all ranks in place; synchronize() returns the tensor. See allreduce()."""
     factors = (prescale_factor, postscale_factor)
     chosen = choose_op(average, op)
-    return start_allreduce(
-        [tensor], name, chosen, factors, process_set, in_place=True, call="allreduce_async_()", single=True
+    return run_allreduce(
+        begin, [tensor], name, chosen, factors, process_set, in_place=True, call="allreduce_async_()", single=True
     )
 
 
@@ -77,7 +78,7 @@ def grouped_allreduce_async(
     call = "grouped_allreduce_async()"
     made, factors = check_group(tensors, call), (prescale_factor, postscale_factor)
     chosen = choose_op(average, op)
-    return start_allreduce(made, name, chosen, factors, process_set, in_place=False, call=call, single=False)
+    return run_allreduce(begin, made, name, chosen, factors, process_set, in_place=False, call=call, single=False)
 
 
 def grouped_allreduce_async_(
@@ -93,7 +94,7 @@ def grouped_allreduce_async_(
     call = "grouped_allreduce_async_()"
     made, factors = check_group(tensors, call), (prescale_factor, postscale_factor)
     chosen = choose_op(average, op)
-    return start_allreduce(made, name, chosen, factors, process_set, in_place=True, call=call, single=False)
+    return run_allreduce(begin, made, name, chosen, factors, process_set, in_place=True, call=call, single=False)
 
 
 def sparse_allreduce_async(
@@ -138,14 +139,14 @@ def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Begin to give every rank root's tensor; synchronize() returns it in a new tensor. See broadcast()."""
-    return start_broadcast(tensor, root_rank, name, process_set, in_place=False, call="broadcast_async()")
+    return run_broadcast(begin, tensor, root_rank, name, process_set, in_place=False, call="broadcast_async()")
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Begin to overwrite the tensor with root's; synchronize() returns the tensor. See broadcast()."""
-    return start_broadcast(tensor, root_rank, name, process_set, in_place=True, call="broadcast_async_()")
+    return run_broadcast(begin, tensor, root_rank, name, process_set, in_place=True, call="broadcast_async_()")
 
 
 def alltoall_async(

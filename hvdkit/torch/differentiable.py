@@ -11,7 +11,7 @@ from hvdkit.engine.process_sets import ProcessSet
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum
 from hvdkit.torch import asynchronous as begin
 from hvdkit.torch.handles import synchronize
-from hvdkit.torch.submit import find_group, shape_of
+from hvdkit.torch.submit import check_group, do, find_group, run_allreduce, run_broadcast, shape_of
 
 Factors = tuple[float, float]
 
@@ -19,6 +19,27 @@ Factors = tuple[float, float]
 def _check_differentiable(op: ReduceOp) -> None:
     if op not in (Average, Sum):
         raise NotImplementedError(f"allreduce() with op={op} has no gradient; detach the tensor, or use hvd.Sum.")
+
+
+def allreduce(
+    tensor: torch.Tensor, name: str | None, op: ReduceOp, factors: Factors, process_set: ProcessSet
+) -> torch.Tensor:
+    """A new tensor: the tensors of all ranks reduced; differentiable where it must be."""
+    reduced: torch.Tensor
+    if tensor.requires_grad and torch.is_grad_enabled():
+        reduced = Allreduce.apply(tensor, name, op, factors, process_set)
+    else:
+        reduced = _reduce([tensor], name, op, factors, process_set, "allreduce()")[0]
+    return reduced
+
+
+def _reduce(
+    tensors: list[torch.Tensor], name: str | None, op: ReduceOp, factors: Factors, process_set: ProcessSet, call: str
+) -> list[torch.Tensor]:
+    reduced: list[torch.Tensor] = run_allreduce(
+        do, tensors, name, op, factors, process_set, in_place=False, call=call, single=False
+    )
+    return reduced
 
 
 class Allreduce(torch.autograd.Function):
@@ -29,8 +50,7 @@ class Allreduce(torch.autograd.Function):
         ctx: Any, tensor: torch.Tensor, name: str | None, op: ReduceOp, factors: Factors, process_set: ProcessSet
     ) -> torch.Tensor:
         ctx.options = (op, factors, process_set)
-        reduced: torch.Tensor = synchronize(begin.allreduce_async(tensor, None, name, op, *factors, process_set))
-        return reduced
+        return _reduce([tensor], name, op, factors, process_set, "allreduce()")[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -47,8 +67,8 @@ class GroupedAllreduce(torch.autograd.Function):
         ctx: Any, name: str | None, op: ReduceOp, factors: Factors, process_set: ProcessSet, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.options = (op, factors, process_set)
-        handle = begin.grouped_allreduce_async(tensors, None, name, op, *factors, process_set)
-        return tuple(synchronize(handle))
+        call = "grouped_allreduce()"
+        return tuple(_reduce(check_group(tensors, call), name, op, factors, process_set, call))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -110,7 +130,9 @@ class Broadcast(torch.autograd.Function):
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
         ctx.root_rank, ctx.process_set = root_rank, process_set
-        copied: torch.Tensor = synchronize(begin.broadcast_async(tensor, root_rank, name, process_set))
+        copied: torch.Tensor = run_broadcast(
+            do, tensor, root_rank, name, process_set, in_place=False, call="broadcast()"
+        )
         return copied
 
     @staticmethod

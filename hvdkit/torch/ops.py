@@ -13,11 +13,9 @@ import torch
 
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
-from hvdkit.torch import asynchronous as begin
 from hvdkit.torch import differentiable as autograd
 from hvdkit.torch.compression import Compression, Compressor, wire_of
-from hvdkit.torch.handles import synchronize
-from hvdkit.torch.submit import find_group, start_barrier
+from hvdkit.torch.submit import check_group, do, do_barrier, find_group, run_allreduce, run_broadcast
 
 Narrow = type[Compressor]
 
@@ -68,7 +66,7 @@ def allreduce(
     size = find_group(process_set, "allreduce()").transport.size
     factors = (prescale_factor, postscale_factor)
     small, contexts, chosen, factors = _narrowed([tensor], compression, chosen, factors, size)
-    reduced: torch.Tensor = autograd.Allreduce.apply(small[0], name, chosen, factors, process_set)
+    reduced = autograd.allreduce(small[0], name, chosen, factors, process_set)
     return compression.decompress(reduced, contexts[0])
 
 
@@ -82,8 +80,21 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Reduce a tensor over all ranks in place, and return it; see allreduce()."""
-    reduced: torch.Tensor = synchronize(
-        begin.allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+    return _reduce_in_place(
+        [tensor], choose_op(average, op), name, (prescale_factor, postscale_factor), process_set, "allreduce_()"
+    )[0]
+
+
+def _reduce_in_place(
+    tensors: list[torch.Tensor],
+    op: ReduceOp,
+    name: str | None,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+    call: str,
+) -> list[torch.Tensor]:
+    reduced: list[torch.Tensor] = run_allreduce(
+        do, tensors, name, op, factors, process_set, in_place=True, call=call, single=False
     )
     return reduced
 
@@ -117,10 +128,8 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Reduce several tensors in place as one operation, and return them; see grouped_allreduce()."""
-    reduced: list[torch.Tensor] = synchronize(
-        begin.grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
-    )
-    return reduced
+    call, factors = "grouped_allreduce_()", (prescale_factor, postscale_factor)
+    return _reduce_in_place(check_group(tensors, call), choose_op(average, op), name, factors, process_set, call)
 
 
 def allgather(
@@ -158,7 +167,7 @@ def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Overwrite a tensor with root's, and return it; see broadcast()."""
-    copied: torch.Tensor = synchronize(begin.broadcast_async_(tensor, root_rank, name, process_set))
+    copied: torch.Tensor = run_broadcast(do, tensor, root_rank, name, process_set, in_place=True, call="broadcast_()")
     return copied
 
 
@@ -212,7 +221,7 @@ def grouped_reducescatter(
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every rank of the set has called it."""
-    synchronize(start_barrier(process_set))
+    do_barrier(process_set)
 
 
 def join(device: int = -1) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,6 +17,9 @@ from hvdkit.torch.tensors import as_buffer, as_tensor, dtype_name
 from hvdkit.transport.base import Buffer
 
 Tensors = Sequence[torch.Tensor]
+Finish = Callable[[Operation], Any]
+Options = tuple[tuple[str, str], ...]
+Result = TypeVar("Result")
 
 
 def find_group(process_set: ProcessSet, call: str) -> MemberGroup:
@@ -52,27 +55,41 @@ def check_group(tensors: Any, call: str) -> list[torch.Tensor]:
     return made
 
 
-def _begin(
+def _ask(
+    group: MemberGroup, kind: str, name: str | None, hosts: Tensors, options: Options = (), splits: tuple[int, ...] = ()
+) -> tuple[str, Announcement, list[Buffer]]:
+    named = f"{kind}.{name}" if name else group.engine.make_name(kind)
+    asked = Announcement(kind, _describe(hosts), options, splits)
+    return named, asked, [as_buffer(host) for host in hosts]
+
+
+def begin(
     group: MemberGroup,
     kind: str,
     name: str | None,
-    tensors: Sequence[tuple[str, tuple[int, ...]]],
-    buffers: Sequence[Buffer],
-    options: tuple[tuple[str, str], ...] = (),
+    hosts: Tensors,
+    finish: Finish,
+    *,
+    options: Options = (),
     splits: tuple[int, ...] = (),
-) -> Operation:
-    known = group.engine
-    named = f"{kind}.{name}" if name else known.make_name(kind)
-    return known.submit(named, Announcement(kind, tuple(tensors), options, splits), buffers)
+) -> Handle:
+    """Begin an operation; returns its handle. finish: makes of it what the caller gets."""
+    operation = group.engine.submit(*_ask(group, kind, name, hosts, options, splits))
+    return make_handle(group.engine, operation, finish)
 
 
-def _describe(hosts: Tensors) -> list[tuple[str, tuple[int, ...]]]:
-    return [(dtype_name(host), tuple(host.shape)) for host in hosts]
+def do(
+    group: MemberGroup, kind: str, name: str | None, hosts: Tensors, finish: Finish, *, options: Options = ()
+) -> Any:
+    """Do an operation now; returns what `finish` makes of it."""
+    return finish(group.engine.do(*_ask(group, kind, name, hosts, options)))
 
 
-def _reduce_options(
-    tensors: Tensors, op: ReduceOp, prescale: float, postscale: float, call: str
-) -> tuple[tuple[str, str], ...]:
+def _describe(hosts: Tensors) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple([(dtype_name(host), tuple(host.shape)) for host in hosts])
+
+
+def _reduce_options(tensors: Tensors, op: ReduceOp, prescale: float, postscale: float, call: str) -> Options:
     scaled = op is Average or prescale != 1 or postscale != 1
     for tensor in tensors:
         name = dtype_name(tensor)
@@ -85,7 +102,8 @@ def _reduce_options(
     return (("op", op.kind), ("prescale factor", repr(float(prescale))), ("postscale factor", repr(float(postscale))))
 
 
-def start_allreduce(
+def run_allreduce(
+    run: Callable[..., Result],
     tensors: list[torch.Tensor],
     name: str | None,
     op: ReduceOp,
@@ -95,8 +113,8 @@ def start_allreduce(
     in_place: bool,
     call: str,
     single: bool,
-) -> Handle:
-    """Begin an allreduce of one tensor, or of a group."""
+) -> Result:
+    """An allreduce of one tensor, or of a group. run: `begin` it, or `do` it."""
     group = find_group(process_set, call)
     options = _reduce_options(tensors, op, *factors, call)
     hosts = [own_memory(tensor) if in_place else to_host(tensor) for tensor in tensors]
@@ -105,8 +123,7 @@ def start_allreduce(
         made = [_put(tensor, host, in_place) for tensor, host in zip(tensors, hosts, strict=True)]
         return made[0] if single else made
 
-    operation = _begin(group, "allreduce", name, _describe(hosts), [as_buffer(host) for host in hosts], options)
-    return make_handle(group.engine, operation, finish)
+    return run(group, "allreduce", name, hosts, finish, options=options)
 
 
 def _put(tensor: torch.Tensor, host: torch.Tensor, in_place: bool) -> torch.Tensor:
@@ -121,18 +138,28 @@ def _put(tensor: torch.Tensor, host: torch.Tensor, in_place: bool) -> torch.Tens
     return tensor
 
 
-def start_broadcast(
-    tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, *, in_place: bool, call: str
-) -> Handle:
-    """Begin a broadcast. root_rank: in the world."""
+def run_broadcast(
+    run: Callable[..., Result],
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet,
+    *,
+    in_place: bool,
+    call: str,
+) -> Result:
+    """A broadcast. run: `begin` it, or `do` it. root_rank: in the world."""
     group = find_group(process_set, call)
     ranks = process_set.ranks or []
     if root_rank not in ranks:
         raise ValueError(f"root_rank is {root_rank}; the ranks of {process_set!r} are {ranks}.")
     host = own_memory(tensor) if in_place else to_host(tensor)
     options = (("root rank", str(ranks.index(root_rank))),)
-    operation = _begin(group, "broadcast", name, _describe([host]), [as_buffer(host)], options)
-    return make_handle(group.engine, operation, lambda _: _put(tensor, host, in_place))
+
+    def finish(_: Operation) -> torch.Tensor:
+        return _put(tensor, host, in_place)
+
+    return run(group, "broadcast", name, [host], finish, options=options)
 
 
 def start_allgather(
@@ -150,8 +177,7 @@ def start_allgather(
         made = [one.to(tensor.device) for one, tensor in zip(made, tensors, strict=True)]
         return made[0] if single else made
 
-    operation = _begin(group, "allgather", name, _describe(hosts), [as_buffer(host) for host in hosts])
-    return make_handle(group.engine, operation, finish)
+    return begin(group, "allgather", name, hosts, finish)
 
 
 def _empty(tensor: torch.Tensor, operation: Operation, at: int) -> torch.Tensor:
@@ -174,8 +200,7 @@ def start_alltoall(
         made = as_tensor(operation.results[0]).view(shape).to(tensor.device)
         return made, torch.tensor(received, dtype=torch.int32)
 
-    operation = _begin(group, "alltoall", name, _describe([host]), [as_buffer(host)], (), counts)
-    return make_handle(group.engine, operation, finish)
+    return begin(group, "alltoall", name, [host], finish, splits=counts)
 
 
 def _check_splits(host: torch.Tensor, splits: Any, size: int, call: str) -> tuple[int, ...]:
@@ -225,15 +250,13 @@ def start_reducescatter(
             made.append(as_tensor(result).view(rows, *tensor.shape[1:]).to(tensor.device))
         return made[0] if single else made
 
-    operation = _begin(group, "reducescatter", name, _describe(hosts), [as_buffer(host) for host in hosts], options)
-    return make_handle(group.engine, operation, finish)
+    return begin(group, "reducescatter", name, hosts, finish, options=options)
 
 
 def _rows_of(tensor: torch.Tensor, group: MemberGroup) -> int:
     return split_rows(tensor.shape[0], group.transport.size)[group.transport.rank]
 
 
-def start_barrier(process_set: ProcessSet) -> Handle:
-    """Begin a barrier."""
-    group = find_group(process_set, "barrier()")
-    return make_handle(group.engine, _begin(group, "barrier", None, (), ()), lambda _: None)
+def do_barrier(process_set: ProcessSet) -> None:
+    """Return when all ranks of the set are here."""
+    do(find_group(process_set, "barrier()"), "barrier", None, (), lambda _: None)

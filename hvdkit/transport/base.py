@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from hvdkit.transport.lane import Lane
     from hvdkit.transport.mailbox import Mailbox
 
 Op = Literal["sum", "min", "max", "product"]
@@ -218,6 +219,9 @@ class Transport(Protocol):
 
     def open_mailbox(self) -> Mailbox:
         """Make a way to send short messages between these ranks; collective."""
+
+    def open_lane(self) -> Lane | None:
+        """Make a way to show each other small messages at once, where these ranks have memory in common; collective."""
 
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> Buckets:
         """Make the buckets of an agreed plan, of which `depth` may be in use at a time; all of them if None."""

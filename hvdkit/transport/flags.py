@@ -27,7 +27,7 @@ def _no_fence() -> None:
 
 
 _ordered = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
-_order: Callable[[], None] = _no_fence if _ordered else _fence
+order: Callable[[], None] = _no_fence if _ordered else _fence
 
 
 def flag_bytes(ranks: int, count: int) -> int:
@@ -53,7 +53,7 @@ class Flags:
 
     def show(self, index: int, generation: int) -> None:
         """Tell the others that this rank has done `generation` of `index`, and all that it wrote before."""
-        _order()
+        order()
         self._numbers[self._own + index] = generation
 
     def everyone(self, index: int, generation: int) -> bool:
@@ -62,7 +62,7 @@ class Flags:
         for start in self._peers:
             if numbers[start + index] < generation:
                 return False
-        _order()
+        order()
         return True
 
     def close(self) -> None:

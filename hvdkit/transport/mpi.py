@@ -144,6 +144,9 @@ class MpiTransport:
         """See Transport.open_mailbox."""
         return MpiMailbox(_own(call_mpi("MPI_Comm_dup", self.comm.Dup)))
 
+    def open_lane(self) -> None:
+        """See Transport.open_lane. Ranks of one host would have SharedMemoryTransport."""
+
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> MpiBuckets:
         """See Transport.open_buckets."""
         return MpiBuckets(self, specs, depth)

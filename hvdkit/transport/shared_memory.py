@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Op, Transport
+from hvdkit.transport.lane import Lane, open_shared_lane
 from hvdkit.transport.liveness import Liveness
 from hvdkit.transport.mailbox import Mailbox
 from hvdkit.transport.shared_buckets import Crossing, SharedBuckets
@@ -120,6 +121,10 @@ class SharedMemoryTransport:
     def open_mailbox(self) -> Mailbox:
         """See Transport.open_mailbox."""
         return self._base.open_mailbox()
+
+    def open_lane(self) -> Lane | None:
+        """See Transport.open_lane."""
+        return open_shared_lane(self._base, self._directory) if self._local.size == self._base.size else None
 
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> SharedBuckets:
         """See Transport.open_buckets."""

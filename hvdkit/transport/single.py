@@ -8,6 +8,7 @@ from hvdkit.errors import TransportError
 from hvdkit.transport.arithmetic import NumpyArithmetic
 from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Op, make_buffer, whole
 from hvdkit.transport.checks import check_alltoall, check_counts, check_ranks, check_root
+from hvdkit.transport.lane import Lane
 from hvdkit.transport.mailbox import LocalMailbox
 
 
@@ -62,6 +63,10 @@ class SingleTransport:
     def open_mailbox(self) -> LocalMailbox:
         """See Transport.open_mailbox."""
         return LocalMailbox()
+
+    def open_lane(self) -> Lane:
+        """See Transport.open_lane."""
+        return Lane(0, 1)
 
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> SingleBuckets:
         """See Transport.open_buckets."""
