@@ -48,8 +48,9 @@ class Slot:
 class Bucket:
     """Pieces of tensors of one dtype and place that are reduced at once.
 
-    Its memory holds `data_count` elements of tensors, then one element a slot that says whether the tensor is present
-    (1) or absent (0) on this rank; after a sum it is 0 just where no rank has the tensor.
+    Its memory holds `data_count` elements of tensors; then one element a slot that says whether the tensor is present
+    (1) or absent (0) on this rank, so that after a sum it is 0 just where no rank has the tensor; and one more that
+    says in the same way whether this rank trains or has joined.
     """
 
     dtype: str
@@ -59,7 +60,7 @@ class Bucket:
     @property
     def count(self) -> int:
         """Elements in all."""
-        return self.data_count + len(self.slots)
+        return self.data_count + len(self.slots) + 1
 
 
 def plan_buckets(tensors: Sequence[TensorSpec], limit_bytes: int) -> tuple[Bucket, ...]:

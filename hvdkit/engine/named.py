@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvdkit.config import Config
-from hvdkit.engine.execution import Operation, absent, execute
-from hvdkit.engine.negotiation import AllJoined, Announcement, Answer, Coordinator, Failed, Ready
+from hvdkit.engine.execution import Action, Operation, execute
+from hvdkit.engine.joining import Joining
+from hvdkit.engine.negotiation import JOIN, AllJoined, Announcement, Answer, Coordinator, Failed, Ready
 from hvdkit.engine.stall import Stalls, main_thread_stack
 from hvdkit.engine.timeline import Timeline
 from hvdkit.errors import DuplicateNameError, HorovodInternalError
@@ -43,9 +44,12 @@ class NamedEngine:
         self._mail = transport.open_mailbox()
         self._coordinator = Coordinator(transport.size, self.who) if transport.rank == 0 else None
         self._stalls = Stalls(config, self.who)
+        #: After so many seconds a wait that is no operation is told to the others.
+        self.notice_s = min([1.0, *(each / 4 for each in (config.stall_check_s, config.stall_shutdown_s) if each > 0)])
         self._operations: dict[str, Operation] = {}
         self._outbox: list[tuple[str, Announcement]] = []
         self._join: Operation | None = None
+        self.joining = Joining()
         self._sent: dict[Announcement, int] = {}  # known to rank 0 by number
         self._told: dict[tuple[Any, ...], int] = {}  # on rank 0: parts of answers that all ranks know by number
         self._asked: list[list[Announcement]] = [[] for _ in range(transport.size)]
@@ -71,18 +75,31 @@ class NamedEngine:
 
     def make_name(self, kind: str) -> str:
         """A name for an operation without one: the n-th of its kind here and so on every rank."""
+        return f"{kind}.noname.{self.count(kind)}"
+
+    def count(self, kind: str) -> int:
+        """How many of a kind there have been with this one, from 1; the same on every rank where the order is."""
         with self._submitting:
             number = self._counters[kind] = self._counters.get(kind, 0) + 1
-        return f"{kind}.noname.{number}"
+        return number
 
-    def submit(self, name: str, asked: Announcement, buffers: Sequence[Buffer], *, alone: bool = False) -> Operation:
+    def submit(
+        self,
+        name: str,
+        asked: Announcement,
+        buffers: Sequence[Buffer],
+        *,
+        action: Action | None = None,
+        alone: bool = False,
+    ) -> Operation:
         """Begin an operation; it is done some time after every rank has begun it.
 
-        buffers: left alone by the caller until then. alone: the caller waits at once, so the thread need not wake up.
+        buffers: left alone by the caller until then. action: see Operation. alone: the caller waits at once, so the
+        thread need not wake up.
         Raises DuplicateNameError if an operation of this name is still under way here, HorovodInternalError if the
         engine has failed.
         """
-        operation = Operation(name, asked, buffers)
+        operation = Operation(name, asked, buffers, action=action)
         with self._submitting:
             if self._failure is not None:
                 raise HorovodInternalError(self._failure)
@@ -99,15 +116,23 @@ class NamedEngine:
         return operation
 
     def join(self) -> Operation:
-        """Begin to take part in the others' operations with zeros, until all ranks have joined."""
-        operation = Operation("join", Announcement("join", ()), ())
+        """Begin to take part in the others' operations, and plans, with zeros until all ranks have joined."""
+        operation = Operation(JOIN, Announcement("join", ()), ())
         with self._submitting:
             if self._failure is not None:
                 raise HorovodInternalError(self._failure)
+            self.joining.begin()
             self._join = operation
             self._outbox.append(("", operation.asked))
         self._awake.set()
         return operation
+
+    def withdraw(self, name: str) -> None:
+        """Take back an operation without buffers, if it is still under way."""
+        with self._submitting:
+            if self._operations.pop(name, None) is not None:
+                self._outbox.append((name, Announcement("withdraw", ())))
+        self._timeline.end(name)
 
     def wait(self, operation: Operation) -> None:
         """Return when the operation is done; raises what it failed with."""
@@ -131,6 +156,8 @@ class NamedEngine:
                 if answers:
                     moved = True
                     self._tell(answers)
+            if self._join is not None:
+                moved = self._help() or moved
             return moved
 
     def _post(self) -> bool:
@@ -175,6 +202,8 @@ class NamedEngine:
                 known.append(asked)
             if asked.kind == "join":
                 self._coordinator.join(rank)
+            elif asked.kind == "withdraw":
+                self._coordinator.withdraw(rank, name)
             else:
                 self._coordinator.announce(rank, name, asked, now)
 
@@ -217,7 +246,8 @@ class NamedEngine:
                     self._heard.append(body)
                 ready = Ready(name, *body)
                 self._timeline.end(name)
-                work.append((ready, self._operations.get(name) or absent(ready)))
+                self.joining.operations += 1
+                work.append((ready, self._operations.get(name) or self.joining.stand_in(ready)))
         self._do(work)
 
     def _do(self, work: Sequence[tuple[Ready, Operation]]) -> None:
@@ -237,15 +267,22 @@ class NamedEngine:
     def _finish(self, name: str, error: Exception | None) -> None:
         with self._submitting:
             operation = self._operations.pop(name, None)
+            if name == JOIN:
+                operation, self._join = self._join, None
         if operation is not None:
-            operation.error = error
+            operation.error = error or operation.error
             operation.done = True
 
     def _joined(self, last: int) -> None:
-        join, self._join = self._join, None
-        if join is not None:
-            join.last_joined = last
-            join.done = True
+        if self._join is not None:
+            self._join.last_joined = self.joining.settle(self.transport, last)
+
+    def _help(self) -> bool:
+        """Take part in the rounds of those who train; the join is done when nobody does."""
+        moved = self.joining.advance()
+        if self.joining.over:
+            self._finish(JOIN, None)
+        return moved
 
     def _fail(self, why: str) -> None:
         """Nothing can be done any more: tell all who wait, and who will come."""
@@ -290,6 +327,7 @@ class NamedEngine:
     def close(self) -> None:
         """Free what is the engine's, the transport too; collective."""
         self._closing = True
+        self._failure = "hvdkit has been shut down (or the process set removed). Call hvd.init() first."
         self._awake.set()
         if self._thread is not None:
             self._thread.join()

@@ -183,7 +183,7 @@ def DistributedOptimizer(
         predivide = 0.0 if gradient_predivide_factor == 1.0 else float(gradient_predivide_factor)
         reducer = GradientReducer(
             named,
-            process_set.group("DistributedOptimizer()").transport,
+            process_set.group("DistributedOptimizer()"),
             options=ReduceOptions(average=op is Average, predivide=predivide, wire=wire),
             passes=backward_passes_per_step,
             sparse_as_dense=sparse_as_dense,
