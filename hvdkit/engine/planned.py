@@ -114,8 +114,8 @@ class PlannedReduction:
             self._present.append(memory.slice(bucket.data_count, bucket.count))
         self._of_tensor: list[list[int]] = [[] for _ in tensors]
         for at, bucket in enumerate(self.buckets):
-            for slot in bucket.slots:
-                self._of_tensor[slot.tensor].append(at)
+            for tensor in bucket.needs:
+                self._of_tensor[tensor].append(at)
         self._lock = threading.RLock()  # gradients of several devices arrive from several threads
         self._check = transport.check
         self._blind: BlindRounds | None = None
@@ -128,7 +128,7 @@ class PlannedReduction:
         self._begin()
 
     def _begin(self) -> None:
-        self._missing = [len(bucket.slots) for bucket in self.buckets]
+        self._missing = [len(bucket.needs) for bucket in self.buckets]
         self._next = 0  # bucket to start next
         self._absent: dict[int, frozenset[int]] = {}
         self._under_way: deque[int] = deque()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +39,7 @@ class GradientPlan:
 
     group, name: the ranks that train together, and what they know the plan by. named: (name, parameter), in the order
     in which all ranks have them. touched: indices of the parameters whose gradient autograd has written since the last
-    reduction; kept by the owner.
+    reduction; kept by the owner. groups: see number_groups.
     Opened by all ranks together; raises PlanMismatchError where their parameters differ.
     """
 
@@ -52,6 +52,7 @@ class GradientPlan:
         *,
         options: ReduceOptions,
         touched: Collection[int],
+        groups: Mapping[int, int],
         statistics: Statistics,
     ) -> None:
         self._parameters = [parameter for _, parameter in named]
@@ -65,7 +66,9 @@ class GradientPlan:
         self._moving = PlannedReduction(
             group.transport,
             [
-                TensorSpec(word, one.numel(), dtype_name(one), devices.index(one.device), _layout(one))
+                TensorSpec(
+                    word, one.numel(), dtype_name(one), devices.index(one.device), _layout(one), groups.get(id(one))
+                )
                 for word, one in named
             ],
             self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -36,7 +36,14 @@ class GradientReducer:
     """
 
     def __init__(
-        self, named: Named, group: MemberGroup, *, options: ReduceOptions, passes: int, sparse_as_dense: bool
+        self,
+        named: Named,
+        group: MemberGroup,
+        *,
+        options: ReduceOptions,
+        passes: int,
+        sparse_as_dense: bool,
+        groups: Mapping[int, int],
     ) -> None:
         self.number = next(_numbers)  # the same on all ranks, as optimizers are wrapped in the same order
         self.statistics = Statistics()
@@ -46,6 +53,7 @@ class GradientReducer:
         for kind, method in (("plan", GradientReducer._agree), ("sparse_gradients", GradientReducer._look_on)):
             group.engine.joining.stand_ins[f"{kind}.{self.name}"] = _weakly(weakref.ref(self), method)
         self._options, self._passes, self._sparse_as_dense = options, passes, sparse_as_dense
+        self._groups = groups
         self._named: list[tuple[str, torch.nn.Parameter]] = []
         self._hooked: set[int] = set()
         self._hooks: list[RemovableHandle] = []
@@ -213,6 +221,7 @@ class GradientReducer:
                 [self._named[index] for index in dense],
                 options=self._options,
                 touched=self._touched_places,
+                groups=self._groups,
                 statistics=self.statistics,
             )
         if old is not None:
