@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdkit.engine.buckets import Bucket, Slot, TensorSpec, describe_plan, plan_buckets, plan_digest, split_evenly
+from hvdkit.engine.buckets import Bucket, Slot, TensorSpec, describe_plan, plan_buckets, plan_digest
 from hvdkit.transport.base import STORAGE
 
 LINE = 64  # bytes
@@ -144,12 +144,6 @@ def test_groups_in_a_plan_that_can_be_read() -> None:
         ([3, 1], [1, 3]),
         ([2, 0], [0, 2]),
     ]
-
-
-def test_tensors_are_split_into_groups_that_follow_each_other() -> None:
-    assert split_evenly(7, 3) == [0, 0, 0, 1, 1, 2, 2]
-    assert split_evenly(2, 5) == [0, 1]
-    assert split_evenly(0, 3) == []
 
 
 def test_a_limit_of_zero_sends_each_tensor_by_itself_in_pieces_of_4_mib() -> None:

@@ -112,16 +112,6 @@ def plan_buckets(tensors: Sequence[TensorSpec], limit_bytes: int) -> tuple[Bucke
     return tuple(sorted(buckets, key=lambda bucket: -min(bucket.needs)))
 
 
-def split_evenly(count: int, parts: int) -> list[int]:
-    """For each of `count` tensors the number of its group: `parts` groups of tensors that follow each other.
-
-    Sizes differ by one at most, the first ones being larger; where there are fewer tensors, each is a group.
-    """
-    parts = max(1, min(parts, count))
-    each, more = divmod(count, parts)
-    return [part for part in range(parts) for _ in range(each + (part < more))]
-
-
 def describe_plan(tensors: Sequence[TensorSpec], limit_bytes: int, options: str) -> str:
     """Write down all that the ranks must agree on, one tensor a line."""
     return "\n".join([f"buckets of {limit_bytes} bytes, {options}", *map(str, tensors)])

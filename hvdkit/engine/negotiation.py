@@ -183,6 +183,7 @@ def agree(
 
     announced: by rank; ranks that have joined may be missing.
     """
+    joined = tuple(rank for rank in joined if rank not in announced)
     ranks = sorted(announced)
     first = announced[ranks[0]]
     for rank in ranks[1:]:

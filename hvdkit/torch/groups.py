@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hvdkit.engine.buckets import split_evenly
+from hvdkit.engine.execution import split_rows
 
 
 def number_groups(named: Sequence[tuple[str, torch.nn.Parameter]], groups: Any, num_groups: int) -> dict[int, int]:
@@ -25,7 +25,8 @@ def number_groups(named: Sequence[tuple[str, torch.nn.Parameter]], groups: Any, 
         return {}
     if isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0:
         trained = [parameter for _, parameter in named if parameter.requires_grad]
-        numbers = split_evenly(len(trained), groups) if groups else []
+        sizes = split_rows(len(trained), groups) if groups else []
+        numbers = [number for number, size in enumerate(sizes) for _ in range(size)]
         return {id(parameter): number for parameter, number in zip(trained, numbers, strict=False)}
     if not isinstance(groups, list) or not all(isinstance(group, (list, tuple)) for group in groups):
         raise ValueError(f"groups is {groups!r}; it must be a non-negative integer or a list of lists of parameters.")
