@@ -43,14 +43,17 @@ def choice(*names: str) -> Callable[[str], str]:
     return parse
 
 
-def setting(default: Any, parse: Callable[[str], Any], help: str, *, horovod: str = "", flag: str = "") -> Any:
+def setting(
+    default: Any, parse: Callable[[str], Any], help: str, *, horovod: str = "", disable: str = "", flag: str = ""
+) -> Any:
     """Describe a field of Config.
 
     parse: turns the variable's text into the value; raises ValueError saying what would be accepted.
-    horovod: Horovod's variable of the same meaning and unit.
+    horovod: Horovod's variable of the same meaning and unit. disable: Horovod's that makes the setting 0 if it is true.
     flag: the option of hvdrun that sets it; "" for none.
     """
-    return field(default=default, metadata={"parse": parse, "help": help, "horovod": horovod, "flag": flag})
+    metadata = {"parse": parse, "help": help, "horovod": horovod, "disable": disable, "flag": flag}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +94,7 @@ class Config:
         float,
         "seconds that an operation waits for some ranks before that is told, with what they are doing; 0 never",
         horovod="HOROVOD_STALL_CHECK_TIME_SECONDS",
+        disable="HOROVOD_STALL_CHECK_DISABLE",
         flag="--stall-check-s",
     )
     stall_shutdown_s: float = setting(
@@ -98,6 +102,7 @@ class Config:
         float,
         "seconds after which such an operation fails; 0 waits for ever",
         horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        disable="HOROVOD_STALL_CHECK_DISABLE",
         flag="--stall-shutdown-s",
     )
     timeline: str = setting(
@@ -156,16 +161,22 @@ def read_settings(environ: Mapping[str, str] | None = None) -> list[Setting]:
     variables = os.environ if environ is None else environ
     found, problems = [], []
     for item in fields(Config):
-        variable, horovod = f"HVDKIT_{item.name.upper()}", item.metadata["horovod"]
+        variable, horovod, disable = f"HVDKIT_{item.name.upper()}", item.metadata["horovod"], item.metadata["disable"]
         value, origin = item.default, "default"
-        for name in (variable, horovod):
+        for name in (variable, disable, horovod):
             text = variables.get(name, "") if name else ""
-            if text:
-                try:
+            if not text:
+                continue
+            try:
+                if name == disable:
+                    if not parse_bool(text):
+                        continue
+                    value, origin = item.metadata["parse"]("0"), name
+                else:
                     value, origin = item.metadata["parse"](text), name
-                except ValueError as error:
-                    problems.append(f"{name}={text!r}: {error}")
-                break
+            except ValueError as error:
+                problems.append(f"{name}={text!r}: {error}")
+            break
         found.append(
             Setting(
                 item.name, variable, horovod, item.metadata["flag"], item.metadata["help"], item.default, value, origin

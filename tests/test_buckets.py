@@ -22,6 +22,7 @@ def _specs(*large: int) -> st.SearchStrategy[list[TensorSpec]]:
         count=st.one_of(st.integers(0, 40), st.integers(0, 3000), *map(st.just, large)),
         dtype=st.sampled_from(["float32", "float32", "float16", "bfloat16", "float64", "int8"]),
         place=st.sampled_from([0, 0, 0, 1]),
+        group=st.sampled_from([None, None, None, 0, 1]),
     )
     return st.lists(spec, max_size=10)
 
@@ -65,14 +66,15 @@ def test_the_last_tensor_comes_first(case: tuple[list[TensorSpec], int]) -> None
     tensors, limit = case
     order = defaultdict(list)
     for slot in slots_of(plan_buckets(tensors, limit)):
-        order[tensors[slot.tensor].dtype, tensors[slot.tensor].place].append((-slot.tensor, slot.offset))
+        one = tensors[slot.tensor]
+        order[one.dtype, one.place, one.group].append((-slot.tensor, slot.offset))
     assert all(found == sorted(found) for found in order.values())
 
 
 @plans
 def test_no_bucket_waits_for_a_later_one(case: tuple[list[TensorSpec], int]) -> None:
     tensors, limit = case
-    last_to_come = [min(slot.tensor for slot in bucket.slots) for bucket in plan_buckets(tensors, limit)]
+    last_to_come = [min(bucket.needs) for bucket in plan_buckets(tensors, limit)]
     assert last_to_come == sorted(last_to_come, reverse=True)
 
 
@@ -85,7 +87,7 @@ def test_pieces_begin_at_cache_lines_and_do_not_overlap(case: tuple[list[TensorS
             assert slot.start * itemsize % LINE == 0
             assert end <= slot.start <= slot.stop and (slot.start - end) * itemsize < LINE
             end = slot.stop
-        assert bucket.data_count == end and bucket.count == end + len(bucket.slots)
+        assert bucket.data_count == end and bucket.count == end + len(bucket.slots) + 1
 
 
 @plans
@@ -102,7 +104,8 @@ def test_buckets_are_full_but_for_the_last_of_a_kind(case: tuple[list[TensorSpec
     tensors, limit = case
     behind = set()
     for bucket in reversed(plan_buckets(tensors, limit)):
-        kind = (bucket.dtype, tensors[bucket.slots[0].tensor].place)
+        first = tensors[bucket.slots[0].tensor]
+        kind = (bucket.dtype, first.place, first.group)
         if limit and kind in behind:
             assert bucket.data_count * STORAGE[bucket.dtype].itemsize > limit - LINE
         behind.add(kind)
@@ -118,10 +121,29 @@ def test_a_plan_that_can_be_read() -> None:
     # Buckets of 32 floats: tensor 2 fills the first one and the beginning of the second, where tensor 1 follows at
     # the next cache line (16 floats); tensor 0 finds no room there.
     assert plan_buckets(floats(5, 10, 40), 128) == (
-        Bucket("float32", (Slot(2, 0, 32, 0),), 32),
-        Bucket("float32", (Slot(2, 0, 8, 32), Slot(1, 16, 26, 0)), 26),
-        Bucket("float32", (Slot(0, 0, 5, 0),), 5),
+        Bucket("float32", (Slot(2, 0, 32, 0),), 32, frozenset({2})),
+        Bucket("float32", (Slot(2, 0, 8, 32), Slot(1, 16, 26, 0)), 26, frozenset({1, 2})),
+        Bucket("float32", (Slot(0, 0, 5, 0),), 5, frozenset({0})),
     )
+
+
+@plans
+def test_a_group_is_sent_when_all_of_it_is_there(case: tuple[list[TensorSpec], int]) -> None:
+    tensors, limit = case
+    for bucket in plan_buckets(tensors, limit):
+        own = {slot.tensor for slot in bucket.slots}
+        groups = {tensors[index].group for index in own}
+        assert len(groups) == 1
+        group = groups.pop()
+        assert bucket.needs == (own if group is None else {i for i, one in enumerate(tensors) if one.group == group})
+
+
+def test_groups_in_a_plan_that_can_be_read() -> None:
+    tensors = [TensorSpec(f"t{at}", 4, "float32", group=group) for at, group in enumerate([0, None, 0, None])]
+    assert [([slot.tensor for slot in one.slots], sorted(one.needs)) for one in plan_buckets(tensors, 1024)] == [
+        ([3, 1], [1, 3]),
+        ([2, 0], [0, 2]),
+    ]
 
 
 def test_a_limit_of_zero_sends_each_tensor_by_itself_in_pieces_of_4_mib() -> None:
@@ -153,6 +175,7 @@ def test_the_digest_tells_any_difference() -> None:
                 TensorSpec("w", 6, "float16"),
                 TensorSpec("w", 6, "float32", place=1),
                 TensorSpec("w", 6, "float32", layout="(1, 2)"),
+                TensorSpec("w", 6, "float32", group=0),
             )
         ),
     ]

@@ -44,6 +44,19 @@ def test_a_setting_tells_where_it_comes_from() -> None:
     assert (found["log_level"].value, found["log_level"].origin) == ("debug", "HOROVOD_LOG_LEVEL")
 
 
+def test_horovods_switch_turns_the_stall_check_off_unless_hvdkit_is_told_otherwise() -> None:
+    environ = {"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "9"}
+    assert (read_config(environ).stall_check_s, read_config(environ).stall_shutdown_s) == (0.0, 0.0)
+    origins = {setting.name: setting.origin for setting in read_settings(environ)}
+    assert origins["stall_check_s"] == "HOROVOD_STALL_CHECK_DISABLE"
+    environ["HVDKIT_STALL_CHECK_S"] = "30"
+    assert read_config(environ).stall_check_s == 30.0
+    environ["HOROVOD_STALL_CHECK_DISABLE"] = "0"
+    assert read_config(environ).stall_shutdown_s == 9.0
+    with pytest.raises(ConfigError, match="HOROVOD_STALL_CHECK_DISABLE='maybe': use 1 or 0"):
+        read_config({"HOROVOD_STALL_CHECK_DISABLE": "maybe"})
+
+
 def test_an_empty_variable_counts_as_unset() -> None:
     assert read_config({"HVDKIT_TRANSPORT": ""}).transport == "auto"
 

@@ -16,6 +16,7 @@ from ranks import run_ranks
 from torch_world import joined
 
 import hvdkit.torch as hvd
+from hvdkit.engine import fast_lane
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.negotiation import Announcement
 from hvdkit.engine.shortcut import key_of, plan_shortcut
@@ -144,20 +145,18 @@ def test_small_operations_give_what_large_ones_give(size: int) -> None:
 
 def _mixed(seed: int, patience: float) -> int:
     """The same operations on all ranks, each done or begun as a rank likes; how many were announced."""
-    from hvdkit.engine import named
-
-    named._PATIENCE_S = patience
+    fast_lane._PATIENCE_S = patience
     made = engine.runtime("the test")
     known = hvd.global_process_set.group("the test").engine
     announced = 0
-    usual = known._announce
+    usual = known.announce
 
     def count(*args: Any) -> None:
         nonlocal announced
         announced += 1
         usual(*args)
 
-    known._announce = count  # type: ignore[method-assign, assignment]
+    known.announce = count  # type: ignore[method-assign, assignment]
     own, common = random.Random(100 * seed + made.world.rank), random.Random(seed)
     handles: list[tuple[int, int]] = []
     total = sum(range(hvd.size()))

@@ -18,6 +18,7 @@ class TensorSpec:
 
     count: elements. place: a number for the memory it lies in (a device, say); tensors of one bucket share it.
     layout: how its elements are ordered, in any words; ranks must agree on it, since they add element by element.
+    group: number of the tensors that none of it is to be sent without; None for a tensor that needs no other.
     """
 
     name: str
@@ -25,10 +26,12 @@ class TensorSpec:
     dtype: str
     place: int = 0
     layout: str = ""
+    group: int | None = None
 
     def __str__(self) -> str:
         place = f" place {self.place}" if self.place else ""
-        return f"{self.name} {self.dtype}[{self.count}]{self.layout and ' '}{self.layout}{place}"
+        group = f" group {self.group}" if self.group is not None else ""
+        return f"{self.name} {self.dtype}[{self.count}]{self.layout and ' '}{self.layout}{place}{group}"
 
 
 @dataclass(frozen=True)
@@ -48,38 +51,47 @@ class Slot:
 class Bucket:
     """Pieces of tensors of one dtype and place that are reduced at once.
 
-    Its memory holds `data_count` elements of tensors, then one element a slot that says whether the tensor is present
-    (1) or absent (0) on this rank; after a sum it is 0 just where no rank has the tensor.
+    Its memory holds `data_count` elements of tensors; then one element a slot that says whether the tensor is present
+    (1) or absent (0) on this rank, so that after a sum it is 0 just where no rank has the tensor; and one more that
+    says in the same way whether this rank trains or has joined.
+
+    needs: the tensors that must be there before it is sent: its own, and the others of their group.
     """
 
     dtype: str
     slots: tuple[Slot, ...]
     data_count: int
+    needs: frozenset[int]
 
     @property
     def count(self) -> int:
         """Elements in all."""
-        return self.data_count + len(self.slots)
+        return self.data_count + len(self.slots) + 1
 
 
 def plan_buckets(tensors: Sequence[TensorSpec], limit_bytes: int) -> tuple[Bucket, ...]:
     """Lay tensors, last one first (backward makes gradients in about that order), into buckets of `limit_bytes`.
 
     A tensor that does not fit into what is left of a bucket goes on in the next one. Each dtype and place fills buckets
-    of its own; a bucket's turn comes with the last tensor that it needs, so it never waits for a later one. A limit of
-    0 begins a bucket with every tensor, and cuts those above 4 MiB.
+    of its own, and so does each group; a bucket's turn comes with the last tensor that it needs, so it never waits for
+    a later one. A limit of 0 begins a bucket with every tensor, and cuts those above 4 MiB.
     """
+    groups: dict[int, set[int]] = {}
+    for index, tensor in enumerate(tensors):
+        if tensor.group is not None:
+            groups.setdefault(tensor.group, set()).add(index)
     pieces = limit_bytes or _WHOLE_BYTES
-    filling: dict[tuple[str, int], list[Slot]] = {}
+    filling: dict[tuple[str, int, int | None], list[Slot]] = {}
     buckets: list[Bucket] = []
 
-    def close(kind: tuple[str, int]) -> None:
+    def close(kind: tuple[str, int, int | None]) -> None:
         slots = filling.pop(kind)
-        buckets.append(Bucket(kind[0], tuple(slots), slots[-1].stop))
+        needs = groups[kind[2]] if kind[2] is not None else {slot.tensor for slot in slots}
+        buckets.append(Bucket(kind[0], tuple(slots), slots[-1].stop, frozenset(needs)))
 
     for index in reversed(range(len(tensors))):
         tensor = tensors[index]
-        kind = (tensor.dtype, tensor.place)
+        kind = (tensor.dtype, tensor.place, tensor.group)
         itemsize = STORAGE[tensor.dtype].itemsize
         step = _ALIGN // itemsize
         room = max(step, pieces // itemsize)
@@ -97,7 +109,7 @@ def plan_buckets(tensors: Sequence[TensorSpec], limit_bytes: int) -> tuple[Bucke
                 break
     for kind in list(filling):
         close(kind)
-    return tuple(sorted(buckets, key=lambda bucket: -bucket.slots[-1].tensor))
+    return tuple(sorted(buckets, key=lambda bucket: -min(bucket.needs)))
 
 
 def describe_plan(tensors: Sequence[TensorSpec], limit_bytes: int, options: str) -> str:

@@ -11,9 +11,13 @@ import numpy as np
 
 from hvdkit.engine.fusion import Part, plan_fusion
 from hvdkit.engine.negotiation import Announcement, Ready
+from hvdkit.errors import PlanMismatchError, SharedMemoryError
 from hvdkit.transport.base import STORAGE, Buffer, Op, Transport, make_buffer
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+
+#: What an operation of a kind of its own does, given the transport and the ranks that have joined.
+Action = Callable[[Transport, Sequence[int]], Any]
 
 
 @dataclass
@@ -21,8 +25,9 @@ class Operation:
     """One rank's part of a named operation.
 
     buffers: contiguous, one a tensor; read, and by allreduce and broadcast overwritten. results: of the other kinds, in
-    new memory. rows: what the ranks brought along, see Ready. last_joined: of a join. withdrawn: its announcement has
-    been taken back. error: instead of a result.
+    new memory. rows: what the ranks brought along, see Ready. action: what is done, of a kind that is no collective;
+    may raise PlanMismatchError or SharedMemoryError, then on all ranks. outcome: what it returned. last_joined: of a
+    join. withdrawn: its announcement has been taken back. error: instead of a result.
     """
 
     name: str
@@ -30,6 +35,8 @@ class Operation:
     buffers: Sequence[Buffer]
     results: list[Buffer] = field(default_factory=list)
     rows: tuple[tuple[int, ...], ...] = ()
+    action: Action | None = None
+    outcome: Any = None
     last_joined: int = -1
     withdrawn: bool = False
     done: bool = False
@@ -86,9 +93,12 @@ def execute(
     for ready, operation in work:
         kind = ready.asked.kind
         operation.rows = ready.rows
-        if kind != "allreduce":
+        if operation.action is not None:
             with span(kind.upper(), [operation]):
-                _DOING[kind](transport, operation)
+                _act(transport, operation, operation.action, ready.joined)
+        elif kind != "allreduce":
+            with span(kind.upper(), [operation]):
+                _DOING.get(kind, _announced)(transport, operation)
         elif _option(operation, "op") == "adasum":
             from hvdkit.engine.adasum import adasum
 
@@ -202,8 +212,15 @@ def _reducescatter(transport: Transport, operation: Operation) -> None:
         operation.results.append(result)
 
 
-def _barrier(transport: Transport, operation: Operation) -> None:
-    """Everyone has announced it: nothing is left to do."""
+def _announced(transport: Transport, operation: Operation) -> None:
+    """A barrier, say. Everyone has announced it: nothing is left to do."""
+
+
+def _act(transport: Transport, operation: Operation, action: Action, joined: Sequence[int]) -> None:
+    try:
+        operation.outcome = action(transport, joined)
+    except (PlanMismatchError, SharedMemoryError) as error:  # of all ranks, which are in step, so the engine goes on
+        operation.error = error
 
 
 _DOING: dict[str, Callable[[Transport, Operation], None]] = {
@@ -211,5 +228,4 @@ _DOING: dict[str, Callable[[Transport, Operation], None]] = {
     "allgather": _allgather,
     "alltoall": _alltoall,
     "reducescatter": _reducescatter,
-    "barrier": _barrier,
 }

@@ -4,12 +4,7 @@ Rank 0 of the group is told what every rank has, and tells all of them what is r
 a result drives that; a thread does where nobody waits. So a rank that computes still takes part, and a rank that waits
 does so without a detour through a thread.
 
-Small operations that every rank waits for at once need none of that where the ranks have a lane in common: each shows
-its part, and whoever sees all parts has the result. A rank that does not see them soon announces the operation as well.
-Should all parts turn up after that, it takes the announcement back, and waits to hear that it has been: nobody else has
-done it through announcements then, since a rank announces nothing before it has looked for the others' parts: the last
-one to show its part has seen them all. The others may be at the next operation meanwhile, even under the same name, so
-what a rank announces says where it has last met all the others.
+Small operations that every rank waits for at once need none of that on a fast lane (fast_lane.py).
 """
 
 from __future__ import annotations
@@ -18,25 +13,24 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hvdkit.config import Config
-from hvdkit.engine.execution import Operation, absent, execute
-from hvdkit.engine.negotiation import AllJoined, Announcement, Answer, Coordinator, Failed, Ready
-from hvdkit.engine.shortcut import Shortcut, plan_shortcut, show, take
+from hvdkit.engine.execution import Action, Operation, execute
+from hvdkit.engine.fast_lane import FastLane
+from hvdkit.engine.joining import Joining
+from hvdkit.engine.negotiation import JOIN, AllJoined, Announcement, Answer, Coordinator, Failed, Ready
 from hvdkit.engine.stall import Stalls, main_thread_stack
 from hvdkit.engine.timeline import Timeline
+from hvdkit.engine.vocabulary import Heard, Said
 from hvdkit.errors import DuplicateNameError, HorovodInternalError
 from hvdkit.transport.base import Buffer, Transport
-from hvdkit.transport.lane import EQUAL, MISSING, Lane
 from hvdkit.transport.waiting import Waiting
 
-_CACHE = 1024  # different operations that are known by number
 _IDLE_S = 0.05  # how often a thread with nothing to do looks at the mail: to answer questions, and for who has left
-_PATIENCE_S = 0.002  # how long the others' parts are looked for before an operation is announced
-_LOOKS = 100  # about 50 us: the first of these do without giving the core away
-_BUSY_S = 0.0005  # the same while operations are under way and nobody waits for them
+_BUSY_S = 0.001  # the same while operations are under way
 
 
 class NamedEngine:
@@ -54,19 +48,17 @@ class NamedEngine:
         self._mail = transport.open_mailbox()
         self._coordinator = Coordinator(transport.size, self.who) if transport.rank == 0 else None
         self._stalls = Stalls(config, self.who)
-        self._lane = transport.open_lane()
-        self._lane_free = threading.Lock()  # held by the thread that is at a position of it
-        self._some_joined = False  # they show nothing
-        self._lane_from = 0  # positions before are lost: some rank has moved on
-        self._met = 0  # the position after the last one at which all have met
-        self._shortcuts: dict[Announcement, Shortcut | None] = {}
+        #: After so many seconds a wait that is no operation is told to the others.
+        self.notice_s = min([1.0, *(each / 4 for each in (config.stall_check_s, config.stall_shutdown_s) if each > 0)])
+        self._lane = FastLane(self, transport.open_lane())
         self._operations: dict[str, Operation] = {}
         self._outbox: list[tuple[str, Announcement, int]] = []
         self._join: Operation | None = None
-        self._sent: dict[Announcement, int] = {}  # known to rank 0 by number
-        self._told: dict[tuple[Any, ...], int] = {}  # on rank 0: parts of answers that all ranks know by number
-        self._asked: list[list[Announcement]] = [[] for _ in range(transport.size)]
-        self._heard: list[tuple[Any, ...]] = []
+        self.joining = Joining()
+        self._asking: Said[Announcement] = Said()
+        self._asked: list[Heard[Announcement]] = [Heard() for _ in range(transport.size)]
+        self._telling: Said[tuple[Any, ...]] = Said()
+        self._told: Heard[tuple[Any, ...]] = Heard()
         self._failure: str | None = None
         self._submitting = threading.Lock()
         self._driving = threading.RLock()
@@ -88,9 +80,13 @@ class NamedEngine:
 
     def make_name(self, kind: str) -> str:
         """A name for an operation without one: the n-th of its kind here and so on every rank."""
+        return f"{kind}.noname.{self.count(kind)}"
+
+    def count(self, kind: str) -> int:
+        """How many of a kind there have been with this one, from 1; the same on every rank where the order is."""
         with self._submitting:
             number = self._counters[kind] = self._counters.get(kind, 0) + 1
-        return f"{kind}.noname.{number}"
+        return number
 
     def submit(self, name: str, asked: Announcement, buffers: Sequence[Buffer]) -> Operation:
         """Begin an operation; it is done some time after every rank has begun it.
@@ -101,22 +97,22 @@ class NamedEngine:
         """
         operation = Operation(name, asked, buffers)
         self._register(operation)
-        self._announce(operation)
-        self._awake.set()
+        self.announce(operation)
+        if not self._awake.is_set():
+            self._awake.set()
         return operation
 
-    def do(self, name: str, asked: Announcement, buffers: Sequence[Buffer]) -> Operation:
-        """Begin an operation and return when it is done; raises what it failed with, and what submit() raises."""
-        operation = Operation(name, asked, buffers)
+    def do(
+        self, name: str, asked: Announcement, buffers: Sequence[Buffer], *, action: Action | None = None
+    ) -> Operation:
+        """Begin an operation and return when it is done; raises what it failed with, and what submit() raises.
+
+        action: see Operation.
+        """
+        operation = Operation(name, asked, buffers, action=action)
         self._register(operation)
-        shortcut = self._shortcut(asked)
-        if shortcut is not None and self._lane_free.acquire(blocking=False):
-            try:
-                self._do_on_lane(operation, shortcut)
-            finally:
-                self._lane_free.release()
-        else:
-            self._announce(operation)
+        if not self._lane.do(operation):
+            self.announce(operation)
             self.wait(operation)
         return operation
 
@@ -132,88 +128,43 @@ class NamedEngine:
             self._operations[operation.name] = operation
         self._timeline.begin(operation.name, f"NEGOTIATE_{operation.asked.kind.upper()}")
 
-    def _announce(self, operation: Operation, lane: int = 0) -> None:
+    def announce(self, operation: Operation, lane: int = 0) -> None:
+        """Let rank 0 know of an operation, with the next message. lane: the position after that of the fast lane."""
         with self._submitting:
             self._outbox.append((operation.name, operation.asked, lane))
 
-    def _shortcut(self, asked: Announcement) -> Shortcut | None:
-        if self._lane is None or self._some_joined:
-            return None
-        try:
-            return self._shortcuts[asked]
-        except KeyError:
-            shortcut = plan_shortcut(asked, self._lane.limit, self.transport.size)
-            if len(self._shortcuts) < _CACHE:
-                self._shortcuts[asked] = shortcut
-            return shortcut
-
-    def _do_on_lane(self, operation: Operation, shortcut: Shortcut) -> None:
-        lane = self._lane
-        assert lane is not None
-        lane.skip_to(self._lane_from)
-        if not show(lane, self.transport.rank, operation, shortcut):
-            self._announce(operation)
-            self.wait(operation)
-            return
-        try:
-            if self._see(lane):
-                self._timeline.end(operation.name)
-                self._met = lane.position + 1
-                with self._timeline.span(operation.asked.kind.upper(), [operation]):
-                    take(lane, operation, shortcut, self.transport.arithmetic)
-                self._finish(operation.name, None)
-                return
-            self._announce(operation, lane.position + 1)
-            try:
-                if not self._wait_beside_lane(operation, lane):
-                    return
-            except HorovodInternalError:
-                if lane.look() != EQUAL:  # else who has left has shown its part before
-                    raise
-            take(lane, operation, shortcut, self.transport.arithmetic)
-        finally:
-            lane.leave()
-
-    def _wait_beside_lane(self, operation: Operation, lane: Lane) -> bool:
-        """Wait until the operation is done, then False; or all parts are there and it is not going to be, then True."""
-        waiting = Waiting(self.transport.check)
-        while not operation.done:
-            if lane.look() == EQUAL:
-                with self._driving:
-                    self._post()
-                    self._met = lane.position + 1
-                    operation.withdrawn = True
-                    self._mail.send(0, pickle.dumps(("withdraw", operation.name)))
-                self.wait(operation)
-                return True
-            if not self.drive():
-                waiting.pause()
-        if operation.error is not None:
-            raise operation.error
-        return False
-
-    def _see(self, lane: Lane) -> bool:
-        """Do all ranks show their part within the time that is worth it?"""
-        until, looks = time.perf_counter() + _PATIENCE_S, 0
-        while (seen := lane.look()) == MISSING and self._lane_from <= lane.position:
-            looks += 1
-            if looks < _LOOKS:
-                continue
-            if time.perf_counter() > until:
-                return lane.look() == EQUAL
-            os.sched_yield()
-        return seen == EQUAL
+    @contextmanager
+    def span_of(self, operation: Operation) -> Iterator[None]:
+        """The time in which an operation is done without an answer, for the timeline."""
+        self._timeline.end(operation.name)
+        with self._timeline.span(operation.asked.kind.upper(), [operation]):
+            yield
 
     def join(self) -> Operation:
-        """Begin to take part in the others' operations with zeros, until all ranks have joined."""
-        operation = Operation("join", Announcement("join", ()), ())
+        """Begin to take part in the others' operations, and plans, with zeros until all ranks have joined."""
+        operation = Operation(JOIN, Announcement("join", ()), ())
         with self._submitting:
             if self._failure is not None:
                 raise HorovodInternalError(self._failure)
+            self.joining.begin()
             self._join = operation
             self._outbox.append(("", operation.asked, 0))
         self._awake.set()
         return operation
+
+    def withdraw(self, name: str) -> None:
+        """Take back an operation without buffers, if it is still under way."""
+        with self._submitting:
+            if self._operations.pop(name, None) is not None:
+                self._outbox.append((name, Announcement("withdraw", ()), 0))
+        self._timeline.end(name)
+
+    def take_back(self, operation: Operation) -> None:
+        """Take the announcement of an operation back that has been done another way; wait() until that is known."""
+        with self._driving:
+            self._post()
+            operation.withdrawn = True
+            self._mail.send(0, pickle.dumps(("withdraw", operation.name)))
 
     def wait(self, operation: Operation) -> None:
         """Return when the operation is done; raises what it failed with."""
@@ -237,6 +188,8 @@ class NamedEngine:
                 if answers:
                     moved = True
                     self._tell(answers)
+            if self._join is not None:
+                moved = self._help() or moved
             return moved
 
     def _post(self) -> bool:
@@ -244,16 +197,8 @@ class NamedEngine:
             return False
         with self._submitting:
             outbox, self._outbox = self._outbox, []
-        items: list[tuple[str, int, Announcement | None, int]] = []
-        for name, asked, lane in outbox:
-            number = self._sent.get(asked, -1)
-            if number >= 0:
-                items.append((name, number, None, lane))
-                continue
-            if len(self._sent) < _CACHE:
-                number = self._sent[asked] = len(self._sent)
-            items.append((name, number, asked, lane))
-        self._mail.send(0, pickle.dumps(("announce", (self._met, items)), pickle.HIGHEST_PROTOCOL))
+        items = [(name, *self._asking.say(asked), lane) for name, asked, lane in outbox]
+        self._mail.send(0, pickle.dumps(("announce", (self._lane.met, items)), pickle.HIGHEST_PROTOCOL))
         return True
 
     def _receive(self, rank: int, what: str, content: Any) -> None:
@@ -283,14 +228,13 @@ class NamedEngine:
     def _announced(self, rank: int, met: int, items: list[tuple[str, int, Announcement | None, int]]) -> None:
         assert self._coordinator is not None
         self._coordinator.met_before(met)
-        now, known = time.monotonic(), self._asked[rank]
-        for name, number, asked, lane in items:
-            if asked is None:
-                asked = known[number]
-            elif number >= 0:
-                known.append(asked)
+        now = time.monotonic()
+        for name, number, said, lane in items:
+            asked = self._asked[rank].hear(number, said)
             if asked.kind == "join":
                 self._coordinator.join(rank)
+            elif asked.kind == "withdraw":
+                self._coordinator.withdraw(rank, name)
             else:
                 self._coordinator.announce(rank, name, asked, now, lane)
 
@@ -299,19 +243,12 @@ class NamedEngine:
 
     def _tell(self, answers: Sequence[Answer]) -> None:
         """Let every rank know, this one last, so that nobody waits for what it does."""
-        items: list[Any] = []
-        for answer in answers:
-            if not isinstance(answer, Ready):
-                items.append(answer)
-                continue
-            body = (answer.asked, answer.rows, answer.joined)
-            number = self._told.get(body, -1)
-            if number >= 0:
-                items.append((answer.name, number, None, answer.lane))
-                continue
-            if len(self._told) < _CACHE:
-                number = self._told[body] = len(self._told)
-            items.append((answer.name, number, body, answer.lane))
+        items = [
+            (answer.name, *self._telling.say((answer.asked, answer.rows, answer.joined)), answer.lane)
+            if isinstance(answer, Ready)
+            else answer
+            for answer in answers
+        ]
         message = pickle.dumps(("answer", items), pickle.HIGHEST_PROTOCOL)
         for rank in range(self.transport.size - 1, -1, -1):
             self._mail.send(rank, message)
@@ -320,23 +257,21 @@ class NamedEngine:
         work: list[tuple[Ready, Operation]] = []
         for item in items:
             if isinstance(item, Failed):
-                self._finish(item.name, HorovodInternalError(item.why))
+                self.finish(item.name, HorovodInternalError(item.why))
             elif isinstance(item, AllJoined):
                 self._do(work)
                 work = []
                 self._joined(item.last)
             else:
-                name, number, body, lane = item
-                if body is None:
-                    body = self._heard[number]
-                elif number >= 0:
-                    self._heard.append(body)
-                ready = Ready(name, *body)
-                self._lane_from = max(self._lane_from, lane)
-                self._some_joined = bool(ready.joined)
+                name, number, said, lane = item
+                ready = Ready(name, *self._told.hear(number, said))
+                self._lane.heard(lane, some_joined=bool(ready.joined))
                 self._timeline.end(name)
+                self.joining.operations += 1
                 operation = self._operations.get(name)
-                work.append((ready, absent(ready) if operation is None or operation.withdrawn else operation))
+                if operation is None or operation.withdrawn:
+                    operation = self.joining.stand_in(ready)
+                work.append((ready, operation))
         self._do(work)
 
     def _do(self, work: Sequence[tuple[Ready, Operation]]) -> None:
@@ -347,20 +282,27 @@ class NamedEngine:
         except Exception as error:
             failure = error if isinstance(error, HorovodInternalError) else HorovodInternalError(str(error))
             for ready, _ in work:
-                self._finish(ready.name, failure)
+                self.finish(ready.name, failure)
             self._fail(str(failure))
-            raise
+            if failure is error:
+                raise
+            raise failure from error
         for ready, _ in work:
-            self._finish(ready.name, None)
+            self.finish(ready.name)
 
-    def _finish(self, name: str, error: Exception | None) -> None:
+    def finish(self, name: str, error: Exception | None = None) -> None:
+        """The operation has been done, or has failed."""
         with self._submitting:
-            operation = self._operations.get(name)
-            if operation is None or operation.withdrawn:
-                return
-            del self._operations[name]
-            operation.error = error
-            operation.done = True
+            if name == JOIN:
+                operation, self._join = self._join, None
+            else:
+                operation = self._operations.get(name)
+                if operation is not None and operation.withdrawn:
+                    return
+                self._operations.pop(name, None)
+            if operation is not None:
+                operation.error = error or operation.error
+                operation.done = True
 
     def _withdrawn(self, name: str) -> None:
         self._timeline.end(name)
@@ -370,11 +312,16 @@ class NamedEngine:
             operation.done = True
 
     def _joined(self, last: int) -> None:
-        self._some_joined = False
-        join, self._join = self._join, None
-        if join is not None:
-            join.last_joined = last
-            join.done = True
+        self._lane.all_joined()
+        if self._join is not None:
+            self._join.last_joined = self.joining.settle(self.transport, last)
+
+    def _help(self) -> bool:
+        """Take part in the rounds of those who train; the join is done when nobody does."""
+        moved = self.joining.advance()
+        if self.joining.over:
+            self.finish(JOIN)
+        return moved
 
     def _fail(self, why: str) -> None:
         """Nothing can be done any more: tell all who wait, and who will come."""
@@ -389,12 +336,10 @@ class NamedEngine:
 
     def _run(self) -> None:
         while not self._closing:
-            busy = bool(self._operations or self._outbox or self._join)
-            if busy:
-                time.sleep(_BUSY_S)
-            else:
-                self._awake.wait(_IDLE_S)
+            self._awake.wait(_IDLE_S)
             self._awake.clear()
+            if self._busy:
+                time.sleep(_BUSY_S)  # operations come many at a time, and whoever waits for one needs no thread
             if self._driving.acquire(blocking=False):
                 try:
                     while not self._closing and self.drive():
@@ -403,6 +348,12 @@ class NamedEngine:
                     return  # every operation has been told
                 finally:
                     self._driving.release()
+            if self._busy:
+                self._awake.set()
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._operations or self._outbox or self._join)
 
     def leave(self, why: str) -> None:
         """Tell the others that this rank takes no further part; not collective. why: follows its name."""
@@ -419,10 +370,10 @@ class NamedEngine:
     def close(self) -> None:
         """Free what is the engine's, the transport too; collective."""
         self._closing = True
+        self._failure = "hvdkit has been shut down (or the process set removed). Call hvd.init() first."
         self._awake.set()
         if self._thread is not None:
             self._thread.join()
         self._mail.close()
-        if self._lane is not None:
-            self._lane.close()
+        self._lane.close()
         self.transport.close()

@@ -12,14 +12,20 @@ from dataclasses import dataclass, field, replace
 
 Shape = tuple[int, ...]
 
+#: The name under which join() fails.
+JOIN = "join"
+
+#: Kinds of operations that ranks which have joined take part in, with zeros or as onlookers.
+_WITH_JOINED = frozenset({"allreduce", "barrier", "plan", "sparse_gradients", "gradients"})
+
 
 @dataclass(frozen=True)
 class Announcement:
     """One rank's wish for an operation.
 
-    kind: allreduce, allgather, broadcast, alltoall, reducescatter or barrier. tensors: (dtype, shape) of each tensor of
-    the operation, a group having several. options: what all ranks must say alike, as (word, value). splits: rows for
-    each rank, of an alltoall; the ranks' own.
+    kind: allreduce, allgather, broadcast, alltoall, reducescatter, barrier or a word for a step of several (see
+    together.py). tensors: (dtype, shape) of each tensor of the operation, a group having several. options: what all
+    ranks must say alike, as (word, value). splits: rows for each rank, of an alltoall; the ranks' own.
     """
 
     kind: str
@@ -77,6 +83,7 @@ class Waiting:
     """An operation that has been waiting for some ranks. seconds: since its first announcement."""
 
     name: str
+    kind: str
     seconds: float
     present: tuple[int, ...]
     missing: tuple[int, ...]
@@ -108,7 +115,7 @@ class Coordinator:
         self._settle(name)
 
     def withdraw(self, rank: int, name: str) -> None:
-        """The rank has done the operation on the lane meanwhile, as all others have."""
+        """The rank does not wait for the operation any more."""
         pending = self._pending.get(name)
         if pending is not None and pending.announced.pop(rank, None) is not None and not pending.announced:
             del self._pending[name]
@@ -129,6 +136,7 @@ class Coordinator:
     def join(self, rank: int) -> None:
         """The rank has no more work of its own; it takes part in the others' with zeros until all have joined."""
         self._joined.append(rank)
+        self._fail_join()
         for name in list(self._pending):
             self._settle(name)
         if len(self._joined) == self._size:
@@ -140,6 +148,13 @@ class Coordinator:
         self._left[rank] = why
         for name in list(self._pending):
             self._settle(name)
+        self._fail_join()
+
+    def _fail_join(self) -> None:
+        """Not all can join any more, if one has left that has not."""
+        gone = [why for rank, why in self._left.items() if rank not in self._joined]
+        if self._joined and gone:
+            self._answers.append(Failed(JOIN, f"{gone[0]}; join() waits for it on {self._list(sorted(self._joined))}."))
 
     def give_up(self, name: str, why: str) -> None:
         """Let an operation fail that has waited too long."""
@@ -157,6 +172,7 @@ class Coordinator:
         return [
             Waiting(
                 name,
+                next(iter(pending.announced.values())).kind,
                 now_s - pending.since_s,
                 tuple(sorted(pending.announced)),
                 tuple(sorted(everyone - set(pending.announced) - set(self._joined))),
@@ -190,6 +206,7 @@ def agree(
 
     announced: by rank; ranks that have joined may be missing.
     """
+    joined = tuple(rank for rank in joined if rank not in announced)
     ranks = sorted(announced)
     first = announced[ranks[0]]
     for rank in ranks[1:]:
@@ -201,11 +218,11 @@ def agree(
                 f"{name}: the ranks disagree about the {what}: {who(ranks[0])} has {here}, {who(rank)} has "
                 f"{there}. Call it with the same {what} on every rank.",
             )
-    if joined and first.kind not in ("allreduce", "barrier"):
+    if joined and first.kind not in _WITH_JOINED:
         return Failed(
             name,
-            f"{name}: {who(joined[0])} has joined, and takes part in allreduces only: it has nothing to give to an "
-            f"{first.kind}. Do that before join(), or after all ranks have joined.",
+            f"{name}: {who(joined[0])} has joined, and takes part in allreduces and optimizer steps only: it has "
+            f"nothing to give to {first.kind}. Do that before join(), or after all ranks have joined.",
         )
     rows: tuple[tuple[int, ...], ...] = ()
     if first.kind == "allgather":

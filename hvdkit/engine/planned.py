@@ -5,19 +5,25 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from hvdkit.engine.agreement import check_agreement
+from hvdkit.engine.blind import BlindRounds
 from hvdkit.engine.buckets import Bucket, TensorSpec, describe_plan, plan_buckets
 from hvdkit.engine.progress import ProgressThread
 from hvdkit.engine.request import ReduceOptions
+from hvdkit.engine.watch import Watch
 from hvdkit.errors import RankLostError
 from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Transport
+from hvdkit.transport.waiting import Waiting
+
+if TYPE_CHECKING:
+    from hvdkit.engine.named import NamedEngine
 
 
 @dataclass
@@ -67,7 +73,8 @@ class PlannedReduction:
 
     A round begins with the first tensor that arrives and ends with finish(). At most `depth` buckets are under way at a
     time: a rank that is so far ahead of the others waits for them.
-    statistics: added to. Opened by all ranks together; raises PlanMismatchError where their tensors differ.
+    statistics: added to. engine: of the ranks that the transport spans; knows the plan by its name, for waits that take
+    long and for ranks that join. Opened by all ranks together; raises PlanMismatchError where their tensors differ.
     """
 
     def __init__(
@@ -81,6 +88,8 @@ class PlannedReduction:
         depth: int,
         threaded: bool,
         statistics: Statistics,
+        engine: NamedEngine | None = None,
+        name: str = "",
     ) -> None:
         check_agreement(transport, describe_plan(tensors, limit_bytes, f"{depth} in flight, {options}"))
         self.buckets: tuple[Bucket, ...] = plan_buckets(tensors, limit_bytes)
@@ -105,13 +114,21 @@ class PlannedReduction:
             self._present.append(memory.slice(bucket.data_count, bucket.count))
         self._of_tensor: list[list[int]] = [[] for _ in tensors]
         for at, bucket in enumerate(self.buckets):
-            for slot in bucket.slots:
-                self._of_tensor[slot.tensor].append(at)
+            for tensor in bucket.needs:
+                self._of_tensor[tensor].append(at)
         self._lock = threading.RLock()  # gradients of several devices arrive from several threads
+        self._check = transport.check
+        self._blind: BlindRounds | None = None
+        self._watch: Watch | None = None
+        self._rounds, self._name = Counter[str](), name
+        if engine is not None:
+            engine.joining.plans[name] = self
+            self._rounds = engine.joining.rounds
+            self._watch = Watch(engine, f"{name} ({_some([tensor.name for tensor in tensors])})")
         self._begin()
 
     def _begin(self) -> None:
-        self._missing = [len(bucket.slots) for bucket in self.buckets]
+        self._missing = [len(bucket.needs) for bucket in self.buckets]
         self._next = 0  # bucket to start next
         self._absent: dict[int, frozenset[int]] = {}
         self._under_way: deque[int] = deque()
@@ -146,37 +163,82 @@ class PlannedReduction:
             self._absent[at] = filled.absent
         self._under_way.append(at)
         self._moving.start(at, filled.elsewhere)
-        if self._thread:
-            self._thread.wake()
+        self._wake()
         # What is done is taken at once, while it is in cache.
         while self._under_way and self._moving.finished(self._under_way[0]):
             self._take_oldest()
 
     def _mark(self, at: int, absent: frozenset[int]) -> None:
-        values = np.array([slot.tensor not in absent for slot in self.buckets[at].slots], np.float32)
+        values = np.array([*(slot.tensor not in absent for slot in self.buckets[at].slots), True], np.float32)
         self._arithmetic.cast(self._present[at], Buffer(values, "float32"))
 
     def _take_oldest(self) -> None:
         at = self._under_way[0]
-        try:
-            self._moving.wait(at)
-        except RankLostError as error:
-            names = [self._tensors[slot.tensor].name for slot in self.buckets[at].slots]
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise RankLostError(f"{error} The gradients of {', '.join(names[:3])}{more} were being reduced.") from None
+        if not self._moving.finished(at):
+            self._wait(at)
         absent = self._absent.get(at)
         gone: Collection[int] = ()
         if absent:
-            slots = zip(self.buckets[at].slots, self._presence(at), strict=True)
+            slots = zip(self.buckets[at].slots, self._presence(at)[:-1], strict=True)
             gone = frozenset(slot.tensor for slot, there in slots if not there)
         self._gradients.drain(at, self._data[at], gone)
         self._under_way.popleft()
+
+    def _wait(self, at: int) -> None:
+        watch = self._watch
+        try:
+            if watch is None:
+                self._moving.wait(at)
+                return
+            watch.begin(self._rounds[self._name])
+            try:
+                self._moving.wait(at, watch.look)
+            finally:
+                watch.end()
+        except RankLostError as error:
+            names = _some([self._tensors[slot.tensor].name for slot in self.buckets[at].slots])
+            raise RankLostError(f"{error} The gradients of {names} were being reduced.") from None
 
     def _presence(self, at: int) -> list[float]:
         numbers = Buffer(np.empty(self._present[at].count, np.float32), "float32")
         self._arithmetic.cast(numbers, self._present[at])
         found: list[float] = numbers.array.tolist()
         return found
+
+    def blind_rounds(self) -> BlindRounds:
+        """The rounds of a rank that has joined, while no other is under way here; begun by the first call."""
+        if self._blind is None:
+            self._blind = BlindRounds(
+                self._moving,
+                len(self.buckets),
+                zero=self._clear,
+                anyone_trains=lambda at: self._presence(at)[-1] > 0,
+                started=self._wake,
+                rounds=self._count_round,
+            )
+        return self._blind
+
+    def end_blind_rounds(self) -> None:
+        """They are over."""
+        self._blind = None
+
+    def retire(self) -> None:
+        """Give the plan up while some ranks are in blind rounds of it; collective. Nobody trains with it any more."""
+        rounds, waiting = self.blind_rounds(), Waiting(self._check)
+        while not rounds.over:
+            if not rounds.advance():
+                waiting.pause()
+        self.end_blind_rounds()
+
+    def _clear(self, at: int) -> None:
+        self._moving.memory[at].array[:] = 0
+
+    def _wake(self) -> None:
+        if self._thread:
+            self._thread.wake()
+
+    def _count_round(self) -> None:
+        self._rounds[self._name] += 1
 
     def finish(self) -> None:
         """Start what has not started yet, and take all results; then the next round begins.
@@ -190,6 +252,7 @@ class PlannedReduction:
             while self._under_way:
                 self._take_oldest()
             self._begin()
+            self._count_round()
         ended = time.perf_counter()
         self.statistics.generations += 1
         self.statistics.reduced_bytes += sum(memory.nbytes for memory in self._data)
@@ -202,3 +265,9 @@ class PlannedReduction:
             self._thread.close()
         self._moving.close()
         self._data, self._present = [], []  # views of the memory, which stays mapped as long as one of them is left
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first three names."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hvdkit.engine.named import NamedEngine
+from hvdkit.engine.together import do_together
 from hvdkit.errors import NotInitializedError
 from hvdkit.transport.base import Transport
 
@@ -95,8 +96,10 @@ class ProcessSets:
     def add(self, process_set: ProcessSet) -> None:
         """Make a set known; collective over all ranks, which give the same ranks.
 
-        Raises ValueError for ranks that are not there or come twice, or a set of the same ranks that is known.
+        Raises ValueError for ranks that are not there or come twice, or a set of the same ranks that is known,
+        HorovodInternalError if the ranks disagree about it.
         """
+        self._meet("add_process_set", process_set)
         everyone = list(range(self._world.size))
         ranks = everyone if process_set.ranks is None else process_set.ranks
         if process_set.process_set_id is not None:
@@ -119,11 +122,27 @@ class ProcessSets:
         if process_set.ranks is None or ranks == everyone:
             process_set.ranks = ranks
 
+    def _meet(self, kind: str, process_set: ProcessSet) -> None:
+        """Wait for all ranks to come to the same change of the sets."""
+        if self._sets:
+            engine = self._sets[0]._known().engine
+            assert engine is not None, "every rank is in the set of all ranks, which is the first"
+            do_together(engine, kind, None, options=[("ranks", str(process_set.ranks))])
+
     def remove(self, process_set: ProcessSet) -> bool:
-        """Forget a set; collective over all ranks. False if it is not known, or the set of all ranks."""
+        """Forget a set; collective over all ranks. False if it is not known, or the set of all ranks.
+
+        Raises HorovodInternalError if the ranks disagree about it.
+        """
         if not process_set.process_set_id or process_set._group is None:
             return False
+        self._meet("remove_process_set", process_set)
+        self._forget(process_set)
+        return True
+
+    def _forget(self, process_set: ProcessSet) -> None:
         group, process_set._group = process_set._group, None
+        assert group is not None and process_set.process_set_id is not None
         del self._sets[process_set.process_set_id]
         process_set.process_set_id = None
         if group.engine is not None:
@@ -131,11 +150,15 @@ class ProcessSets:
             group.engine.close()
         if group.transport is not None and group.transport is not self._world:
             group.transport.close()
-        return True
 
     def ids_and_ranks(self) -> dict[int, list[int]]:
         """The ranks of every known set, by number."""
         return {number: list(one._known().ranks) for number, one in self._sets.items()}
+
+    def engines(self) -> list[NamedEngine]:
+        """Of the sets that include this process, that of all ranks first."""
+        found = [self._sets[number]._known().engine for number in sorted(self._sets)]
+        return [engine for engine in found if engine is not None]
 
     def leave(self, why: str) -> None:
         """Tell the other ranks of every set that this one takes no further part; not collective."""
@@ -148,7 +171,7 @@ class ProcessSets:
         """Forget all sets; collective. The world's transport stays."""
         for number in sorted(self._sets, reverse=True):
             if number:
-                self.remove(self._sets[number])
+                self._forget(self._sets[number])
         for everyone in self._sets.values():
             group, everyone._group = everyone._group, None
             everyone.process_set_id = None

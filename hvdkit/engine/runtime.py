@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,10 +23,7 @@ from hvdkit.world import World
 
 @dataclass
 class Runtime:
-    """The state of an initialised process.
-
-    lock: held around every blocking collective, so that threads of one rank cannot interleave theirs.
-    """
+    """The state of an initialised process."""
 
     world: World
     config: Config
@@ -35,7 +31,6 @@ class Runtime:
     sets: ProcessSets
     timeline: Timeline
     process: int = field(default_factory=os.getpid)
-    lock: threading.RLock = field(default_factory=threading.RLock)
 
 
 _runtime: Runtime | None = None

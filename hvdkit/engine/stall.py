@@ -23,6 +23,10 @@ def main_thread_stack() -> str:
     return "".join(traceback.format_stack(frame)[-_FRAMES:]) if frame is not None else "unknown\n"
 
 
+def _label(one: Waiting) -> str:
+    return one.name if one.name.startswith(one.kind) else f"{one.kind} ({one.name})"
+
+
 class Stalls:
     """Looks after the operations that wait, on the rank that knows about all of them.
 
@@ -53,10 +57,13 @@ class Stalls:
             self._asked_s.clear()
             self._stacks.clear()
         for one in waiting:
-            if self._shutdown_s and one.seconds >= self._shutdown_s:
+            over = self._shutdown_s > 0 and one.seconds >= self._shutdown_s
+            if not (over or self._due(one)) or not self._answered(one, now, ask):
+                continue
+            if over:
                 why = self._tell(one)
                 coordinator.give_up(one.name, f"{why}It was given up after stall_shutdown_s={self._shutdown_s:g} s.")
-            elif self._due(one) and self._answered(one, now, ask):
+            else:
                 self._reported[one.name] = one.seconds
                 logger.warning("%s", self._tell(one))
 
@@ -74,7 +81,7 @@ class Stalls:
 
     def _tell(self, one: Waiting) -> str:
         lines = [
-            f"{one.name} has been waiting for {one.seconds:.0f} s: it was submitted by "
+            f"{_label(one)} has been waiting for {one.seconds:.0f} s: it was submitted by "
             f"{', '.join(map(self._who, one.present))}, and not by {', '.join(map(self._who, one.missing))}. All ranks "
             f"must submit the same operations.\n"
         ]

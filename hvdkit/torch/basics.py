@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from hvdkit.engine import runtime as engine
-from hvdkit.engine.objects import allgather_object as gather
 from hvdkit.engine.process_sets import ProcessSet
 from hvdkit.errors import ConfigError
+from hvdkit.torch.state import allgather_object
 from hvdkit.torch.tensors import TorchArithmetic
 from hvdkit.world import World
 
@@ -96,7 +96,7 @@ def describe() -> str:
     """
     made = engine.runtime("describe()")
     hosts: dict[str, int] = {}
-    for host in gather(made.transport, made.world.host or socket.gethostname()):
+    for host in allgather_object(made.world.host or socket.gethostname()):
         hosts[host] = hosts.get(host, 0) + 1
     threads = torch.get_num_threads()
     count = made.world.size

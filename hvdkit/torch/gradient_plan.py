@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from hvdkit.engine.buckets import Slot, TensorSpec
 from hvdkit.engine.planned import Filled, PlannedReduction, Statistics
+from hvdkit.engine.process_sets import MemberGroup
 from hvdkit.engine.progress import has_spare_core
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.runtime import Runtime
 from hvdkit.torch import staging
 from hvdkit.torch.tensors import as_buffer, as_tensor, dtype_name
-from hvdkit.transport.base import Buffer, Transport
+from hvdkit.transport.base import Buffer
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 
@@ -36,20 +37,22 @@ class GradientPlan:
 
     What this rank itself adds up (see Buckets.own) is not copied, if it is large: it is reduced where it is.
 
-    transport: between the ranks that train together. named: (name, parameter), in the order in which all ranks have
-    them. touched: indices of the parameters whose gradient autograd has written since the last reduction; kept by the
-    owner.
+    group, name: the ranks that train together, and what they know the plan by. named: (name, parameter), in the order
+    in which all ranks have them. touched: indices of the parameters whose gradient autograd has written since the last
+    reduction; kept by the owner. groups: see number_groups.
     Opened by all ranks together; raises PlanMismatchError where their parameters differ.
     """
 
     def __init__(
         self,
         made: Runtime,
-        transport: Transport,
+        group: MemberGroup,
+        name: str,
         named: Named,
         *,
         options: ReduceOptions,
         touched: Collection[int],
+        groups: Mapping[int, int],
         statistics: Statistics,
     ) -> None:
         self._parameters = [parameter for _, parameter in named]
@@ -61,10 +64,12 @@ class GradientPlan:
         self._pinned = staging.PinnedMemory()
         devices = list(dict.fromkeys(parameter.device for parameter in self._parameters))
         self._moving = PlannedReduction(
-            transport,
+            group.transport,
             [
-                TensorSpec(name, one.numel(), dtype_name(one), devices.index(one.device), _layout(one))
-                for name, one in named
+                TensorSpec(
+                    word, one.numel(), dtype_name(one), devices.index(one.device), _layout(one), groups.get(id(one))
+                )
+                for word, one in named
             ],
             self,
             options=options,
@@ -72,6 +77,8 @@ class GradientPlan:
             depth=made.config.buckets_in_flight,
             threaded=_threaded(made),
             statistics=statistics,
+            engine=group.engine,
+            name=name,
         )
 
     def arrived(self, index: int) -> None:
@@ -94,6 +101,10 @@ class GradientPlan:
             gradient = self._parameters[index].grad
             self._parameters[index].grad = gradient.to_sparse(1) if gradient is not None else None
         self._sparse.clear()
+
+    def retire(self) -> None:
+        """Give the plan up while some ranks have joined; collective."""
+        self._moving.retire()
 
     def close(self) -> None:
         """Free the buckets; collective."""

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from hvdkit.engine import runtime as engine
+from hvdkit.engine.joining import join_all
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.torch import differentiable as autograd
@@ -227,10 +229,15 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join(device: int = -1) -> int:
     """Have no more work: take part in the other ranks' operations with zeros until all ranks have joined.
 
-    For ranks with different numbers of batches. device: as in Horovod; not needed here.
-    Returns the number of the rank that joined last. Averages count all ranks, joined ones as zeros.
+    For ranks with different numbers of batches: each calls it after its last `optimizer.step()` of an epoch. It takes
+    part in allreduces, barriers and steps of every DistributedOptimizer, those of its process sets too. Averages count
+    all ranks, joined ones as zeros. It changes nothing on this rank: its parameters, gradients and optimizer state stay
+    what they were at its own last step, and the ranks' parameters are no longer equal; as in Horovod, broadcast them
+    from the rank that joined last (`hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.join())`, and
+    broadcast_optimizer_state) before training goes on. How it works: hvdkit/engine/joining.py.
+
+    device: as in Horovod; not needed here. Returns the number of the rank that joined last.
+    Raises NotInitializedError before init(), HorovodInternalError if a rank leaves without joining, RankLostError if
+    one dies. Anything else that the others do meanwhile (allgather, broadcast_object, ...) fails on all of them.
     """
-    group = find_group(global_process_set, "join()")
-    operation = group.engine.join()
-    group.engine.wait(operation)
-    return operation.last_joined
+    return join_all(engine.runtime("join()").sets.engines())

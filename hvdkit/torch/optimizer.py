@@ -16,6 +16,7 @@ from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.torch.compression import Compression, Compressor, wire_of
+from hvdkit.torch.groups import number_groups
 from hvdkit.torch.reducer import GradientReducer
 
 Parameters = Iterable[tuple[str, torch.nn.Parameter]]
@@ -150,8 +151,10 @@ def DistributedOptimizer(
     earlier (the last window of an epoch), and then reduces what is there. As in Horovod they are not divided by it.
     op: Average or Sum. gradient_predivide_factor: the part of the average's division that is done before sending.
     sparse_as_dense: reduce sparse gradients as dense ones rather than by gathering their rows.
-    num_groups, groups: as in Horovod, hints for what to reduce together; accepted, and not needed, since every bucket
-    is full but the last. process_set: ranks that train together; on others the optimizer is left to itself.
+    groups: parameters whose gradients are reduced together, none before all of the group are there: a list of lists of
+    them (those in no list are sent as without groups), or how many groups to make of them all, in their order. Seldom
+    of use, since buckets are full without. num_groups: the same number under its older name.
+    process_set: ranks that train together; on others the optimizer is left to itself.
 
     Right without further ado, unlike Horovod: clipping and GradScaler see reduced gradients as soon as backward() has
     returned, so synchronize() and skip_synchronize() work and are not needed. A parameter that no rank used keeps
@@ -173,20 +176,18 @@ def DistributedOptimizer(
         raise ValueError(f"gradient_predivide_factor is {gradient_predivide_factor}; it must be above 0.")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}; it must be 1 or more.")
-    if num_groups < 0:
-        raise ValueError(f"num_groups is {num_groups}; it must be 0 or more.")
-    if groups is not None and not isinstance(groups, (list, int)):
-        raise ValueError(f"groups is {groups!r}; it must be a list of lists of parameters, or a number.")
+    numbers = number_groups(named, groups, num_groups)
     wire = wire_of(compression)
     reducer = None
     if process_set.included() and process_set.size() > 1:
         predivide = 0.0 if gradient_predivide_factor == 1.0 else float(gradient_predivide_factor)
         reducer = GradientReducer(
             named,
-            process_set.group("DistributedOptimizer()").transport,
+            process_set.group("DistributedOptimizer()"),
             options=ReduceOptions(average=op is Average, predivide=predivide, wire=wire),
             passes=backward_passes_per_step,
             sparse_as_dense=sparse_as_dense,
+            groups=numbers,
         )
         _reducers.add(reducer)
     _change_class(optimizer, reducer)

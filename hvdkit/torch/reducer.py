@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from hvdkit.engine import runtime as engine
+from hvdkit.engine.execution import Action
 from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.planned import Statistics
+from hvdkit.engine.process_sets import MemberGroup
 from hvdkit.engine.request import ReduceOptions
+from hvdkit.engine.together import do_together
 from hvdkit.errors import BackwardInterruptedError, HorovodInternalError
 from hvdkit.torch import autograd
 from hvdkit.torch.compiled import CompiledNotice
@@ -32,12 +36,24 @@ class GradientReducer:
     """
 
     def __init__(
-        self, named: Named, transport: Transport, *, options: ReduceOptions, passes: int, sparse_as_dense: bool
+        self,
+        named: Named,
+        group: MemberGroup,
+        *,
+        options: ReduceOptions,
+        passes: int,
+        sparse_as_dense: bool,
+        groups: Mapping[int, int],
     ) -> None:
         self.number = next(_numbers)  # the same on all ranks, as optimizers are wrapped in the same order
         self.statistics = Statistics()
-        self._transport = transport
+        self._size = group.transport.size
+        self._group = group
+        self.name = f"optimizer.{group.engine.count('optimizer')}"  # on these ranks, and alike on all of them
+        for kind, method in (("plan", GradientReducer._agree), ("sparse_gradients", GradientReducer._look_on)):
+            group.engine.joining.stand_ins[f"{kind}.{self.name}"] = _weakly(weakref.ref(self), method)
         self._options, self._passes, self._sparse_as_dense = options, passes, sparse_as_dense
+        self._groups = groups
         self._named: list[tuple[str, torch.nn.Parameter]] = []
         self._hooked: set[int] = set()
         self._hooks: list[RemovableHandle] = []
@@ -89,7 +105,7 @@ class GradientReducer:
             raise HorovodInternalError(
                 f"The gradient of {self._named[index][0]} was computed more than backward_passes_per_step="
                 f"{self._passes} times before step(); with op=Sum the first part would be counted "
-                f"{self._transport.size} times. Raise backward_passes_per_step, or call step()."
+                f"{self._size} times. Raise backward_passes_per_step, or call step()."
             )
         self._touched.add(index)
         place = self._place.get(index)
@@ -145,17 +161,26 @@ class GradientReducer:
         if self._plan is not None:
             self._plan.finish()
         made = engine.runtime("a reduction of gradients")
-        for index in self._sparse:
-            parameter = self._named[index][1]
-            gradient = parameter.grad if index in self._touched else None
-            reduced = reduce_sparse(self._transport, gradient, parameter, average=self._options.average)
-            if reduced is not None:
-                parameter.grad = reduced
+        if self._sparse:
+            do_together(self._group.engine, "sparse_gradients", self._gather_sparse, name=self.name)
         if not self._options.average:
             self._reduced |= self._touched
         self._notice.after_reduction(self.statistics, [name for name, _ in self._named], made.world.rank)
         self._reset()
         self._flushed = True
+
+    def _gather_sparse(self, transport: Transport, _: Sequence[int]) -> None:
+        for index in self._sparse:
+            parameter = self._named[index][1]
+            gradient = parameter.grad if index in self._touched else None
+            reduced = reduce_sparse(transport, gradient, parameter, average=self._options.average)
+            if reduced is not None:
+                parameter.grad = reduced
+
+    def _look_on(self, transport: Transport, _: Sequence[int]) -> None:
+        """This rank's part in gathering sparse gradients when it has joined: none."""
+        for index in self._sparse:
+            reduce_sparse(transport, None, self._named[index][1], average=self._options.average)
 
     def _reset(self) -> None:
         self._touched.clear()
@@ -165,14 +190,20 @@ class GradientReducer:
 
     def _make_plan(self) -> None:
         """Agree with the other ranks on what is sparse and on the buckets; collective."""
-        made = engine.runtime("a reduction of gradients")
         if self._plan is not None:
             self._plan.finish()  # part of it may be under way on some ranks, so all of them do it
             self._touched = {index for index in self._touched if index not in self._place}
+        do_together(self._group.engine, "plan", self._agree, name=self.name)
+
+    def _agree(self, transport: Transport, joined: Sequence[int]) -> None:
+        """Make the plan, also where this rank has joined, and is in blind rounds of the old one; collective."""
+        made = engine.runtime("a reduction of gradients")
+        if self._plan is not None and joined:
+            self._plan.retire()
         # What was unfrozen since the last reduction had no hook in this pass.
         self._touched |= {index for index in self._hook() if self._named[index][1].grad is not None}
         sparse = [index for index, (_, parameter) in enumerate(self._named) if self._is_sparse(parameter)]
-        self._sparse = sorted(set().union(*allgather_object(self._transport, sparse)) | set(self._sparse))
+        self._sparse = sorted(set().union(*allgather_object(transport, sparse)) | set(self._sparse))
         dense = [
             index
             for index, (_, parameter) in enumerate(self._named)
@@ -185,10 +216,12 @@ class GradientReducer:
         if dense:
             self._plan = GradientPlan(
                 made,
-                self._transport,
+                self._group,
+                self.name,
                 [self._named[index] for index in dense],
                 options=self._options,
                 touched=self._touched_places,
+                groups=self._groups,
                 statistics=self.statistics,
             )
         if old is not None:
@@ -231,6 +264,18 @@ class GradientReducer:
             self._plan = None
             self._place.clear()
         self._changed = True
+
+
+def _weakly(
+    held: weakref.ref[GradientReducer], method: Callable[[GradientReducer, Transport, Sequence[int]], None]
+) -> Callable[[], Action | None]:
+    """Gives the method of the reducer, as long as that is there."""
+
+    def find() -> Action | None:
+        reducer = held()
+        return None if reducer is None else functools.partial(method, reducer)
+
+    return find
 
 
 def _remove(hooks: list[RemovableHandle]) -> None:

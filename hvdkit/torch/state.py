@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from hvdkit.engine import objects
-from hvdkit.engine import runtime as engine
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.together import do_together
 from hvdkit.errors import HorovodInternalError
-from hvdkit.torch.submit import own_memory
+from hvdkit.torch.submit import find_group, own_memory
 from hvdkit.torch.tensors import as_buffer
+from hvdkit.transport.base import Transport
+from hvdkit.transport.small import broadcast_bytes, gather_bytes
 
 T = TypeVar("T")
 
@@ -20,45 +22,71 @@ T = TypeVar("T")
 def broadcast_object(
     obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> T:
-    """Give every rank a copy of root's object (anything that can be pickled); what the others pass does not count.
+    """Give every rank a copy of root's object; what the others pass does not count.
 
-    Raises ValueError for a root that does not exist, NotInitializedError before init().
+    obj: anything that can be pickled; root gets its own back. root_rank: its number in the world, also for a process
+    set. name: for errors and reports, the same on all ranks.
+    Raises ValueError for a root that does not exist and on a rank outside of the set, NotInitializedError before
+    init(), HorovodInternalError if a rank calls something else in its place, has joined or has left.
     """
-    made = engine.runtime("broadcast_object()")
-    transport, ranks = process_set.group("broadcast_object()").transport, process_set.ranks or []
+    group = find_group(process_set, "broadcast_object()")
+    ranks = process_set.ranks or []
     if root_rank not in ranks:
         raise ValueError(f"root_rank is {root_rank}; the ranks of {process_set!r} are {ranks}.")
-    with made.lock:
-        return objects.broadcast_object(transport, obj, ranks.index(root_rank))
+    root = ranks.index(root_rank)
+    data = objects.pack(obj) if group.transport.rank == root else b""
+    sent = do_together(
+        group.engine,
+        "broadcast_object",
+        lambda transport, _: broadcast_bytes(transport, data, root),
+        name=name or "",
+        options=[("root rank", str(root_rank))],
+    )
+    return obj if group.transport.rank == root else objects.unpack(sent)
 
 
 def allgather_object(obj: T, name: str | None = None) -> list[T]:
-    """Give every rank the list of all ranks' objects (anything that can be pickled), in rank order.
+    """Give every rank the list of all ranks' objects, in rank order.
 
-    Raises NotInitializedError before init().
+    obj: anything that can be pickled. name: for errors and reports, the same on all ranks.
+    Raises NotInitializedError before init(), HorovodInternalError if a rank calls something else in its place, has
+    joined or has left.
     """
-    made = engine.runtime("allgather_object()")
-    with made.lock:
-        return objects.allgather_object(made.transport, obj)
+    group = find_group(global_process_set, "allgather_object()")
+    data = objects.pack(obj)
+    gathered = do_together(
+        group.engine, "allgather_object", lambda transport, _: gather_bytes(transport, data), name=name or ""
+    )
+    return [objects.unpack(one) for one in gathered]
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: int = 0) -> None:
     """Overwrite tensors on all ranks with root's, in place.
 
-    params: model.state_dict(), model.named_parameters() or model.parameters(), of any dtype; entries that are no
-    tensors are left alone. Names, shapes and dtypes are the same on all ranks, else HorovodInternalError on every rank,
-    before anything is overwritten.
+    params: model.state_dict(), model.named_parameters() or model.parameters(), of any shape and dtype; entries that are
+    no tensors are left alone. Names, shapes and dtypes are the same on all ranks, else HorovodInternalError on every
+    rank, before anything is overwritten.
+    Raises ValueError for a root that does not exist, NotInitializedError before init(), HorovodInternalError also if a
+    rank calls something else in its place, has joined or has left.
     """
-    made = engine.runtime("broadcast_parameters()")
+    group = find_group(global_process_set, "broadcast_parameters()")
     tensors = [(name, value) for name, value in _entries(params) if isinstance(value, torch.Tensor)]
-    _check_root(root_rank, made.transport.size)
+    _check_root(root_rank, group.transport.size)
     mine = [f"{name} {value.dtype} {list(value.shape)}" for name, value in tensors]
-    described = allgather_object(mine)
-    for rank, other in enumerate(described):
-        if other != described[root_rank]:
-            raise HorovodInternalError(_explain(described[root_rank], other, root_rank, rank))
-    for _, tensor in tensors:
-        _overwrite(tensor, root_rank)
+
+    def spread(transport: Transport, _: Sequence[int]) -> str:
+        described = objects.allgather_object(transport, mine)
+        for rank, other in enumerate(described):
+            if other != described[root_rank]:
+                return _explain(described[root_rank], other, root_rank, rank)
+        for _name, tensor in tensors:
+            _overwrite(transport, tensor, root_rank)
+        return ""
+
+    options = [("root rank", str(root_rank))]
+    problem = do_together(group.engine, "broadcast_parameters", spread, options=options)
+    if problem:
+        raise HorovodInternalError(problem)
 
 
 def _entries(params: Mapping[str, Any] | Iterable[Any]) -> list[tuple[str, Any]]:
@@ -79,11 +107,9 @@ def _explain(root: list[str], other: list[str], root_rank: int, rank: int) -> st
     )
 
 
-def _overwrite(tensor: torch.Tensor, root_rank: int) -> None:
-    made = engine.runtime("broadcast_parameters()")
+def _overwrite(transport: Transport, tensor: torch.Tensor, root_rank: int) -> None:
     host = own_memory(tensor)
-    with made.lock:  # as bytes: complex numbers and float8 have state too
-        made.transport.broadcast(as_buffer(host.view(-1).view(torch.uint8)), root_rank)
+    transport.broadcast(as_buffer(host.view(-1).view(torch.uint8)), root_rank)  # complex numbers have state too
     if host.data_ptr() != tensor.data_ptr():
         with torch.no_grad():
             tensor.copy_(host)
@@ -95,31 +121,43 @@ def broadcast_optimizer_state(
     """Give every rank root's optimizer state and options (learning rates and so on).
 
     Works before and after the first step, also where only root has state (it has loaded a checkpoint); a rank's
-    tensors land on the device of the parameter that they belong to. Parameter groups have the same sizes on all ranks,
-    else HorovodInternalError on every rank. model: as in Horovod; not needed.
+    tensors, of any shape and dtype, land on the device of the parameter that they belong to. Parameter groups have the
+    same sizes on all ranks, else HorovodInternalError on every rank. model: as in Horovod; not needed.
+    Raises ValueError for a root that does not exist, NotInitializedError before init(), HorovodInternalError also if a
+    rank calls something else in its place, has joined or has left.
     """
-    made = engine.runtime("broadcast_optimizer_state()")
-    _check_root(root_rank, made.transport.size)
-    sizes = allgather_object([len(group["params"]) for group in optimizer.param_groups])
-    if any(size != sizes[root_rank] for size in sizes):
-        seen = "; ".join(f"rank {rank}: {size}" for rank, size in enumerate(sizes))
+    group = find_group(global_process_set, "broadcast_optimizer_state()")
+    _check_root(root_rank, group.transport.size)
+    is_root = group.transport.rank == root_rank
+    sizes = [len(one["params"]) for one in optimizer.param_groups]
+    owned: list[torch.Tensor] = []
+    skeleton = objects.pack(_take_out(optimizer.state_dict(), owned)) if is_root else b""
+
+    def spread(transport: Transport, _: Sequence[int]) -> tuple[list[list[int]], Any, list[torch.Tensor]]:
+        seen = objects.allgather_object(transport, sizes)
+        if any(one != seen[root_rank] for one in seen):
+            return seen, None, []
+        shape = objects.unpack(broadcast_bytes(transport, skeleton, root_rank))
+        if is_root:
+            tensors = [tensor.detach().cpu().contiguous() for tensor in owned]
+        else:
+            tensors = [torch.empty(size, dtype=dtype) for size, dtype in _placeholders(shape)]
+        for tensor in tensors:
+            _overwrite(transport, tensor, root_rank)
+        return seen, shape, tensors
+
+    options = [("root rank", str(root_rank))]
+    seen, shape, tensors = do_together(group.engine, "broadcast_optimizer_state", spread, options=options)
+    if shape is None:
+        told = "; ".join(f"rank {rank}: {size}" for rank, size in enumerate(seen))
         raise HorovodInternalError(
-            f"broadcast_optimizer_state(): the ranks' optimizers have different parameter groups (sizes {seen}). "
+            f"broadcast_optimizer_state(): the ranks' optimizers have different parameter groups (sizes {told}). "
             f"Build the optimizer in the same way on every rank."
         )
-    state = optimizer.state_dict()
-    tensors: list[torch.Tensor] = []
-    skeleton = broadcast_object(_take_out(state, tensors), root_rank)
-    if made.transport.rank != root_rank:
-        tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in _placeholders(skeleton)]
-    else:
-        tensors = [tensor.detach().cpu().contiguous() for tensor in tensors]
-    for tensor in tensors:
-        _overwrite(tensor, root_rank)
-    if made.transport.rank != root_rank:
-        optimizer.load_state_dict(_put_back(skeleton, iter(tensors)))
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
+    if not is_root:
+        optimizer.load_state_dict(_put_back(shape, iter(tensors)))
+    for one in optimizer.param_groups:
+        for parameter in one["params"]:
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)  # Horovod's leave gradients, and scripts read them
 

@@ -6,7 +6,7 @@ come as a Buffer, and what is done with them (adding, casting) is an Arithmetic:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -151,8 +151,11 @@ class Buckets(Protocol):
     def busy(self) -> bool:
         """Is any bucket started and not yet reduced?"""
 
-    def wait(self, index: int) -> None:
-        """Return when the bucket is reduced. Raises RankLostError if a rank it waits for has ended."""
+    def wait(self, index: int, watch: Callable[[], None] | None = None) -> None:
+        """Return when the bucket is reduced. Raises RankLostError if a rank it waits for has ended.
+
+        watch: called now and then meanwhile, where that takes long; may raise.
+        """
 
     def close(self) -> None:
         """Free the memory; a collective call."""

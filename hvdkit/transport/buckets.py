@@ -69,9 +69,15 @@ class SteppedBuckets(ABC):
         """See Buckets.busy."""
         return bool(self._running)
 
-    def wait(self, index: int) -> None:
+    def wait(self, index: int, watch: Callable[[], None] | None = None) -> None:
         """See Buckets.wait."""
-        waiting = Waiting(self._check)
+
+        def check() -> None:
+            self._check()
+            if watch is not None:
+                watch()
+
+        waiting = Waiting(check)
         while index in self._running:
             if not self.advance():
                 waiting.pause()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from hvdkit.transport.mpi_library import call_mpi, load_mpi
+from hvdkit.transport.mpi_library import call_mpi, collective, load_mpi
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -83,7 +83,7 @@ class MpiMailbox:
             return
         # A message left behind could turn up in a later communicator.
         coming = np.zeros_like(self._sent)
-        call_mpi("MPI_Alltoall", self._comm.Alltoall, self._sent, coming)
+        collective("MPI_Alltoall", self._comm, self._sent, coming)
         while (self._received < coming).any():
             self.receive()
         for request, _ in self._sending:

@@ -15,7 +15,7 @@ from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, Op, make
 from hvdkit.transport.buckets import SteppedBuckets
 from hvdkit.transport.checks import check_alltoall, check_counts, check_ranks, check_root
 from hvdkit.transport.mailbox import MpiMailbox
-from hvdkit.transport.mpi_library import call_mpi, load_mpi, moved, moved_pieces, operation, plain
+from hvdkit.transport.mpi_library import call_mpi, collective, load_mpi, moved, moved_pieces, operation, plain
 from hvdkit.transport.mpi_steps import combine_pieces, reduce_steps
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class MpiTransport:
             return
         in_place, how = load_mpi().IN_PLACE, operation(op, buffer.dtype)
         for part in _countable(buffer):
-            call_mpi("MPI_Allreduce", self.comm.Allreduce, in_place, plain(part), how)
+            collective("MPI_Allreduce", self.comm, in_place, plain(part), how)
         if scale != 1.0:
             self.arithmetic.combine(buffer, [buffer], scale=scale)
 
@@ -79,11 +79,11 @@ class MpiTransport:
         if buffer.dtype in HALF:
             received = make_buffer(out.count * self.size, buffer.dtype)
             each = moved_pieces(received, [out.count] * self.size)
-            call_mpi("MPI_Alltoallv", self.comm.Alltoallv, pieces, each)
+            collective("MPI_Alltoallv", self.comm, pieces, each)
             combine_pieces(out, received, BucketSpec(buffer.dtype, out.count, op), self.arithmetic)
         else:
             how = operation(op, buffer.dtype)
-            call_mpi("MPI_Reduce_scatter", self.comm.Reduce_scatter, plain(buffer), plain(out), list(counts), how)
+            collective("MPI_Reduce_scatter", self.comm, plain(buffer), plain(out), list(counts), how)
         return out
 
     def allgather(self, buffer: Buffer, counts: Sequence[int]) -> Buffer:
@@ -91,26 +91,26 @@ class MpiTransport:
         check_counts("allgather", counts, self.size, total=None)
         check_counts("allgather", [counts[self.rank]], 1, total=buffer.count)
         out = make_buffer(sum(counts), buffer.dtype)
-        call_mpi("MPI_Allgatherv", self.comm.Allgatherv, moved(buffer), moved_pieces(out, list(counts)))
+        collective("MPI_Allgatherv", self.comm, moved(buffer), moved_pieces(out, list(counts)))
         return out
 
     def broadcast(self, buffer: Buffer, root: int) -> None:
         """See Transport.broadcast. Raises ValueError for a root that is no rank."""
         check_root(root, self.size)
         for part in _countable(buffer):
-            call_mpi("MPI_Bcast", self.comm.Bcast, moved(part), root)
+            collective("MPI_Bcast", self.comm, moved(part), root)
 
     def alltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Buffer:
         """See Transport.alltoall. Raises ValueError for counts that do not fit the buffer."""
         check_alltoall(send_counts, receive_counts, self.rank, self.size, total=buffer.count)
         out = make_buffer(sum(receive_counts), buffer.dtype)
         sent, received = moved_pieces(buffer, list(send_counts)), moved_pieces(out, list(receive_counts))
-        call_mpi("MPI_Alltoallv", self.comm.Alltoallv, sent, received)
+        collective("MPI_Alltoallv", self.comm, sent, received)
         return out
 
     def barrier(self) -> None:
         """See Transport.barrier."""
-        call_mpi("MPI_Barrier", self.comm.Barrier)
+        collective("MPI_Barrier", self.comm)
 
     def subgroup(self, ranks: Sequence[int]) -> MpiTransport | None:
         """See Transport.subgroup. Raises ValueError for ranks that are not there or come twice."""

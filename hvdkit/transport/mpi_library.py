@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hvdkit.errors import MissingDependencyError, RankLostError, TransportError
 from hvdkit.need import need
 from hvdkit.transport.base import STORAGE, Buffer, Op
+from hvdkit.transport.waiting import Waiting
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -20,6 +22,17 @@ Answer = TypeVar("Answer")
 LARGEST_COUNT = 2**31 - 1
 
 _THREAD_LEVELS = ("MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE")
+
+
+class _Turns:
+    """Calls one after another, of whatever threads, where MPI wants that (MPI_THREAD_SERIALIZED)."""
+
+    def __init__(self) -> None:
+        self.needed = False
+        self.lock = threading.RLock()
+
+
+_turns = _Turns()
 
 
 def load_mpi() -> Any:
@@ -45,6 +58,7 @@ def load_mpi() -> Any:
     if not mpi.Is_initialized():
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
     _check_threads(mpi)
+    _turns.needed = mpi.Query_thread() < mpi.THREAD_MULTIPLE
     return mpi
 
 
@@ -161,6 +175,9 @@ def call_mpi(what: str, function: Callable[..., Answer], *arguments: Any) -> Ans
     has failed.
     """
     try:
+        if _turns.needed:
+            with _turns.lock:
+                return function(*arguments)
         return function(*arguments)
     except Exception as error:
         mpi = load_mpi()
@@ -171,6 +188,22 @@ def call_mpi(what: str, function: Callable[..., Answer], *arguments: Any) -> Ans
         if kind in _lost_classes():
             raise RankLostError(f"{text} A rank has ended; its own output says why.") from error
         raise TransportError(f"{text} If another rank has ended, its own output says why.") from error
+
+
+def collective(what: str, comm: MPI.Intracomm, *arguments: Any) -> None:
+    """Do a collective. what: MPI's name for it. Raises as call_mpi does.
+
+    Where calls take turns it does not keep its turn while it waits: another rank may need this one's other threads
+    first.
+    """
+    if not _turns.needed:
+        call_mpi(what, getattr(comm, what[4:]), *arguments)
+        return
+    name = f"I{what[4:].lower()}"
+    request = call_mpi(f"MPI_{name}", getattr(comm, name), *arguments)
+    waiting = Waiting(lambda: None)
+    while not call_mpi(what, request.Test):
+        waiting.pause()
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.arithmetic import NumpyArithmetic
@@ -121,7 +121,7 @@ class SingleBuckets:
         """See Buckets.finished."""
         return True
 
-    def wait(self, index: int) -> None:
+    def wait(self, index: int, watch: Callable[[], None] | None = None) -> None:
         """See Buckets.wait."""
 
     def close(self) -> None:

@@ -1,0 +1,43 @@
+"""Gradients that are to be reduced together: Horovod's `groups` and `num_groups`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvdkit.engine.execution import split_rows
+
+
+def number_groups(named: Sequence[tuple[str, torch.nn.Parameter]], groups: Any, num_groups: int) -> dict[int, int]:
+    """For each parameter that is in a group (by id()) the number of its group.
+
+    groups: a list of lists of parameters, or how many groups to make of those that are trained, in their order; None
+    or 0 for none. num_groups: the older way to say how many.
+    Raises ValueError as Horovod does: for something else, and for a parameter that is in two groups.
+    """
+    if num_groups:
+        warnings.warn("num_groups has been replaced by groups; pass groups=... instead.", DeprecationWarning, 4)
+        groups = num_groups if groups is None else groups
+    if groups is None:
+        return {}
+    if isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0:
+        trained = [parameter for _, parameter in named if parameter.requires_grad]
+        sizes = split_rows(len(trained), groups) if groups else []
+        numbers = [number for number, size in enumerate(sizes) for _ in range(size)]
+        return {id(parameter): number for parameter, number in zip(trained, numbers, strict=False)}
+    if not isinstance(groups, list) or not all(isinstance(group, (list, tuple)) for group in groups):
+        raise ValueError(f"groups is {groups!r}; it must be a non-negative integer or a list of lists of parameters.")
+    found: dict[int, int] = {}
+    names = {id(parameter): name for name, parameter in named}
+    for number, group in enumerate(groups):
+        for parameter in group:
+            if not isinstance(parameter, torch.Tensor):
+                raise ValueError(f"groups must hold parameters; group {number} holds {type(parameter).__name__}.")
+            if id(parameter) in found:
+                name = names.get(id(parameter), f"a tensor of shape {list(parameter.shape)}")
+                raise ValueError(f"{name} is in group {found[id(parameter)]} and in group {number}; put it into one.")
+            found[id(parameter)] = number
+    return found

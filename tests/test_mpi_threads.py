@@ -1,0 +1,83 @@
+"""MPI started by the script, with fewer threads than hvdkit would ask for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+
+import hvdkit.torch as hvd
+from hvdkit.errors import TransportError
+
+
+def _start_mpi(level: str) -> str:
+    import mpi4py
+
+    mpi4py.rc.thread_level = level
+    from mpi4py import MPI
+
+    return {MPI.THREAD_SINGLE: "single", MPI.THREAD_SERIALIZED: "serialized"}.get(MPI.Query_thread(), "other")
+
+
+def _everything(level: str, transport: str) -> str:
+    """All that uses several threads at the same time: named operations, gradients, sets, and waits among them."""
+    granted = _start_mpi(level)
+    hvd.init(transport=transport, progress="thread", small_bytes=0)
+    rank, size = hvd.rank(), hvd.size()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Linear(30, 5))
+    hvd.broadcast_parameters(model.state_dict())
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+    failures: list[BaseException] = []
+
+    def work(thread: int) -> None:
+        try:
+            for turn in range(20):
+                made = hvd.allreduce(torch.ones(1000 * turn + 1), name=f"{thread}.{turn}", op=hvd.Sum)
+                assert (made == size).all()
+                assert hvd.allgather(torch.tensor([rank]), name=f"{thread}.{turn}").tolist() == list(range(size))
+        except BaseException as error:
+            failures.append(error)
+
+    pair = hvd.add_process_set([0, 1])
+    for _ in range(2):
+        threads = [threading.Thread(target=work, args=(thread,)) for thread in range(2)]
+        for one in threads:
+            one.start()
+        for step in range(5 + rank):
+            optimizer.zero_grad()
+            model(torch.full((3, 20), float(step))).sum().backward()
+            optimizer.step()
+            if pair.included() and step < 5:
+                assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=pair) == 2
+            if step == 4:
+                for one in threads:
+                    one.join()
+        hvd.join()
+    assert not failures, failures
+    time.sleep(0.1)
+    hvd.shutdown()
+    return granted
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("transport", ["mpi", "shared_memory"])
+def test_calls_take_turns_where_mpi_wants_that(transport: str) -> None:
+    assert run_ranks(3, _everything, "serialized", transport, fresh=True, timeout=60) == ["serialized"] * 3
+
+
+def _refused() -> Any:
+    assert _start_mpi("single") == "single"
+    with pytest.raises(TransportError, match=r"MPI_THREAD_SINGLE.*MPI_THREAD_MULTIPLE") as caught:
+        hvd.init()
+    return str(caught.value)
+
+
+@pytest.mark.ranks
+def test_one_thread_is_too_few_and_the_error_says_what_to_do() -> None:
+    for message in run_ranks(2, _refused, fresh=True):
+        assert "hvd.init() first" in message

@@ -1,0 +1,191 @@
+"""What some ranks do not come to is told and ended on every path: steps of several, plans, buckets of gradients."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ranks import RanksFailedError, run_ranks
+from torch_world import joined
+
+import hvdkit.torch as hvd
+from hvdkit.engine import runtime as engine
+from hvdkit.errors import HorovodInternalError
+
+
+def _on(size: int, body: Callable[..., Any], *args: Any, over: str = "auto", **settings: Any) -> list[Any]:
+    return run_ranks(size, _joined, body, args, {"transport": over, **settings}, timeout=60)
+
+
+def _joined(body: Callable[..., Any], args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+    with joined(**settings):
+        return body(*args)
+
+
+def _looks_at_the_sky() -> None:
+    time.sleep(2.5)
+
+
+STEPS: dict[str, Callable[[], Any]] = {
+    "broadcast_object": lambda: hvd.broadcast_object({"a": 1}),
+    "allgather_object": lambda: hvd.allgather_object(hvd.rank()),
+    "broadcast_parameters": lambda: hvd.broadcast_parameters({"w": torch.ones(3)}),
+    "broadcast_optimizer_state": lambda: hvd.broadcast_optimizer_state(torch.optim.SGD([torch.ones(1)], 0.1)),
+    "add_process_set": lambda: hvd.add_process_set([0, 1]),
+    "plan": lambda: _one_step(),
+}
+
+
+def _one_step() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 0.1))
+    weight.square().sum().backward()
+    optimizer.step()
+
+
+def _never_comes(step: str) -> str:
+    torch.optim.SGD([torch.ones(1)], 0.1)  # imports half of torch
+    hvd.barrier()
+    if hvd.rank() == 1:
+        if step == "plan":
+            hvd.DistributedOptimizer(torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1))
+        _looks_at_the_sky()
+        return ""
+    with pytest.raises(HorovodInternalError, match="given up") as caught:
+        STEPS[step]()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_rank_that_never_comes_to_a_step_is_named(step: str) -> None:
+    told = _on(3, _never_comes, step, stall_check_s=0.5, stall_shutdown_s=1.0)
+    for message in (told[0], told[2]):
+        assert step in message and "not by rank 1 (host" in message and "_looks_at_the_sky" in message
+
+
+def _disagree_about_a_step() -> tuple[str, str]:
+    calls: list[Callable[[], Any]] = [
+        STEPS["broadcast_object"],
+        STEPS["allgather_object"],
+        lambda: hvd.broadcast_object(1, root_rank=1),
+    ]
+    found = []
+    for at in (1, 2):
+        with pytest.raises(HorovodInternalError) as caught:
+            calls[at * hvd.rank()]()
+        found.append(str(caught.value))
+    assert hvd.broadcast_object(7) == 7  # goes on
+    return found[0], found[1]
+
+
+def test_ranks_that_call_different_steps_are_told() -> None:
+    for steps, roots in _on(2, _disagree_about_a_step):
+        assert "rank 0 (host" in steps and "has broadcast_object, rank 1 (host" in steps
+        assert "disagree about the root rank" in roots
+
+
+def _said() -> list[str]:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("hvdkit").addHandler(handler)
+    return said
+
+
+def _late_in_a_step() -> str:
+    """Rank 1 does not come to the second step for a while, and the others wait in a bucket."""
+    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(5)]
+    named = [(f"layer{at}", weight) for at, weight in enumerate(weights)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, 0.1), named)
+    said = _said()
+    for step in range(3):
+        if step == 1 and hvd.rank() == 1:
+            _looks_at_the_sky()
+        optimizer.zero_grad()
+        torch.cat(tuple(weights)).square().sum().backward()
+        optimizer.step()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
+    return "".join(said)
+
+
+@pytest.mark.parametrize(
+    ("over", "progress"), [("shared_memory", "inline"), ("mpi", "thread"), ("hierarchical_pairs", "thread")]
+)
+def test_a_rank_that_is_late_for_a_step_is_named(over: str, progress: str) -> None:
+    told = _on(3, _late_in_a_step, over=over, progress=progress, stall_check_s=1.0)[0]
+    assert told.count("has been waiting") in (1, 2)
+    assert "gradients of optimizer.1 (layer0, layer1, layer2 and 2 more), reduction 1 has been waiting" in told
+    assert "submitted by rank 0 (host" in told and "not by rank 1 (host" in told and "_looks_at_the_sky" in told
+
+
+def _never_steps() -> str:
+    hvd.init(stall_check_s=0.4, stall_shutdown_s=1.0)
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 0.1), [("weight", weight)])
+    try:
+        for step in range(2):
+            optimizer.zero_grad()
+            if hvd.rank() == 1 and step == 1:
+                time.sleep(4)
+                return ""
+            weight.square().sum().backward()
+            optimizer.step()
+    except HorovodInternalError as error:
+        time.sleep(0.5)
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("over", ["shared_memory", "mpi"])
+def test_a_step_is_given_up_after_the_time_that_was_set(over: str) -> None:
+    env = {"HVDKIT_TRANSPORT": over}
+    try:
+        results = run_ranks(3, _never_steps, env=env, timeout=20)
+    except RanksFailedError as error:
+        results = [error.results.get(rank, "") for rank in range(3)]
+    for message in (results[0], results[2]):
+        assert "gradients of optimizer.1 (weight), reduction 1" in message and "given up" in message
+        assert "not by rank 1" in message
+
+
+def _ends_early(step: str) -> str:
+    hvd.init()
+    if step == "gradients":
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 0.1))
+        weight.square().sum().backward()
+        optimizer.step()
+        STEPS[step] = lambda: _again(weight, optimizer)
+    if hvd.rank() == 1:
+        engine._at_exit()
+        time.sleep(3)
+        return "ended"
+    began = time.monotonic()
+    try:
+        STEPS[step]()
+    except HorovodInternalError as error:
+        assert time.monotonic() - began < 3
+        return str(error)
+    return "no error"
+
+
+def _again(weight: torch.nn.Parameter, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    weight.square().sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("step", "over"),
+    [("broadcast_parameters", "mpi"), ("plan", "shared_memory"), ("gradients", "shared_memory"), ("gradients", "mpi")],
+)
+def test_a_rank_that_has_ended_is_an_error_at_once(step: str, over: str) -> None:
+    try:
+        results = run_ranks(3, _ends_early, step, env={"HVDKIT_TRANSPORT": over}, timeout=20)
+    except RanksFailedError as error:
+        results = [error.results.get(rank, "") for rank in range(3)]
+    for message in (results[0], results[2]):
+        assert "ank 1 " in message and "reached the end of its script" in message
