@@ -13,6 +13,8 @@ from hvdkit.engine.fusion import Part, plan_fusion
 from hvdkit.engine.negotiation import Announcement, Ready
 from hvdkit.transport.base import STORAGE, Buffer, Op, Transport, make_buffer
 
+_ADASUM = ("op", "adasum")
+
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
@@ -72,11 +74,11 @@ def execute(
     reductions = [
         (operation, at)
         for ready, operation in work
-        if ready.asked.kind == "allreduce" and _option(operation, "op") != "adasum"
+        if ready.asked.kind == "allreduce" and _ADASUM not in ready.asked.options
         for at in range(len(operation.buffers))
     ]
     parts = [
-        Part((operation.buffers[at].dtype, *operation.asked.options), operation.buffers[at].nbytes)
+        Part((operation.asked.tensors[at][0], operation.asked.options), operation.buffers[at].nbytes)
         for operation, at in reductions
     ]
     for group in plan_fusion(parts, limit_bytes):
@@ -87,7 +89,7 @@ def execute(
         if kind != "allreduce":
             with span(kind.upper(), [operation]):
                 _DOING[kind](transport, operation)
-        elif _option(operation, "op") == "adasum":
+        elif _ADASUM in ready.asked.options:
             from hvdkit.engine.adasum import adasum
 
             with span("ADASUM", [operation]):
@@ -113,19 +115,16 @@ def _reduce_group(
     fused = buffers[0]
     if len(buffers) > 1:
         with span("MEMCPY_IN_FUSION_BUFFER", operations):
-            fused = make_buffer(sum(buffer.count for buffer in buffers), buffers[0].dtype)
-            at = 0
-            for buffer in buffers:
-                fused.array[at : at + buffer.count] = buffer.array
-                at += buffer.count
+            fused = Buffer(np.concatenate([buffer.array for buffer in buffers]), buffers[0].dtype)
     with span("ALLREDUCE", operations):
         reduce_scaled(transport, fused, operations[0])
     if len(buffers) > 1:
         with span("MEMCPY_OUT_FUSION_BUFFER", operations):
             at = 0
             for buffer in buffers:
-                buffer.array[:] = fused.array[at : at + buffer.count]
-                at += buffer.count
+                end = at + buffer.array.size
+                buffer.array[:] = fused.array[at:end]
+                at = end
 
 
 def reduce_scaled(transport: Transport, buffer: Buffer, operation: Operation) -> None:

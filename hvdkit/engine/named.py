@@ -25,7 +25,7 @@ from hvdkit.transport.waiting import Waiting
 
 _CACHE = 1024  # different operations that are known by number
 _IDLE_S = 0.05  # how often a thread with nothing to do looks at the mail: to answer questions, and for who has left
-_BUSY_S = 0.0005  # the same while operations are under way and nobody waits for them
+_BUSY_S = 0.001  # the same while operations are under way
 
 
 class NamedEngine:
@@ -94,7 +94,7 @@ class NamedEngine:
             self._operations[name] = operation
             self._outbox.append((name, asked))
         self._timeline.begin(name, f"NEGOTIATE_{asked.kind.upper()}")
-        if not alone:
+        if not alone and not self._awake.is_set():
             self._awake.set()
         return operation
 
@@ -260,12 +260,10 @@ class NamedEngine:
 
     def _run(self) -> None:
         while not self._closing:
-            busy = bool(self._operations or self._outbox or self._join)
-            if busy:
-                time.sleep(_BUSY_S)
-            else:
-                self._awake.wait(_IDLE_S)
+            self._awake.wait(_IDLE_S)
             self._awake.clear()
+            if self._busy:
+                time.sleep(_BUSY_S)  # operations come many at a time, and whoever waits for one needs no thread
             if self._driving.acquire(blocking=False):
                 try:
                     while not self._closing and self.drive():
@@ -274,6 +272,12 @@ class NamedEngine:
                     return  # every operation has been told
                 finally:
                     self._driving.release()
+            if self._busy:
+                self._awake.set()
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._operations or self._outbox or self._join)
 
     def leave(self, why: str) -> None:
         """Tell the others that this rank takes no further part; not collective. why: follows its name."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Announcement:
+class Announcement(NamedTuple):
     """One rank's wish for an operation.
 
     kind: allreduce, allgather, broadcast, alltoall, reducescatter or barrier. tensors: (dtype, shape) of each tensor of
@@ -28,8 +28,7 @@ class Announcement:
     splits: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(NamedTuple):
     """All ranks have it: do it now. name: of the operation.
 
     asked: as one of the ranks announced it. rows: for each rank, of an allgather the first dimension of each tensor, of
@@ -137,6 +136,8 @@ class Coordinator:
 
     def _settle(self, name: str) -> None:
         announced = self._pending[name].announced
+        if len(announced) + len(self._joined) < self._size and not self._left:
+            return  # most calls end here, so soon
         missing = [rank for rank in range(self._size) if rank not in announced and rank not in self._joined]
         gone = [rank for rank in missing if rank in self._left]
         if gone:
@@ -186,6 +187,8 @@ def agree(
 
 def _difference(one: Announcement, other: Announcement) -> tuple[str, str, str] | None:
     """What two ranks' announcements of an operation must not differ in and do: (what, here, there)."""
+    if one == other:
+        return None
     if one.kind != other.kind:
         return "operation", one.kind, other.kind
     if len(one.tensors) != len(other.tensors):
