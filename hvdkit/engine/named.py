@@ -230,7 +230,7 @@ class NamedEngine:
             for ready, _ in work:
                 self._finish(ready.name, failure)
             self._fail(str(failure))
-            raise
+            raise failure from error
         for ready, _ in work:
             self._finish(ready.name, None)
 
