@@ -230,6 +230,8 @@ class NamedEngine:
             for ready, _ in work:
                 self._finish(ready.name, failure)
             self._fail(str(failure))
+            if failure is error:
+                raise
             raise failure from error
         for ready, _ in work:
             self._finish(ready.name, None)
