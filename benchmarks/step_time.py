@@ -4,12 +4,14 @@
 
 Every rank trains the same model with each peer in turn, a few steps at a time, round after round, so that all of them
 meet the same machine. The ranks begin each step together, and the slower one's time counts. The table gives medians
-over all rounds, and ratios to the step without communication, each taken within its round.
+over all rounds, and ratios to the step without communication, each taken within its round. Horovod's ranks are
+processes of their own, which stand still while the others have their turn.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import time
@@ -23,12 +25,15 @@ from torch import nn
 
 import hvdkit.torch as hvd
 from benchmarks.gloo import join_gloo
+from benchmarks.horovod_job import HorovodJob, why_not
 from benchmarks.models import WORKS, Work
 
+Wrap = Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, Any]]
 Step = Callable[[], None]
+Turn = Callable[[int], list[float]]  # so many steps; the milliseconds that each took on this rank
 
 
-def _make_step(work: Work, wrap: Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, Any]]) -> Step:
+def _make_step(work: Work, wrap: Wrap) -> Step:
     torch.manual_seed(0)
     model, optimizer = wrap(plain := work.make(), torch.optim.SGD(plain.parameters(), lr=1e-4))
     inputs, targets = work.batch()
@@ -41,45 +46,65 @@ def _make_step(work: Work, wrap: Callable[[nn.Module, torch.optim.Optimizer], tu
     return step
 
 
-def _peers() -> dict[str, Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, Any]]]:
-    peers = {
-        "no communication": lambda model, optimizer: (model, optimizer),
-        "hvdkit": lambda model, optimizer: (model, hvd.DistributedOptimizer(optimizer, model.named_parameters())),
-        "DDP (Gloo)": lambda model, optimizer: (nn.parallel.DistributedDataParallel(model), optimizer),
-    }
-    try:
-        import horovod.torch as horovod
-    except ImportError:
-        return peers
-    horovod.init()
-    peers["Horovod"] = lambda model, optimizer: (
-        model,
-        horovod.DistributedOptimizer(optimizer, model.named_parameters()),
-    )
-    return peers
-
-
-def _time(step: Step, steps: int) -> float:
-    """Milliseconds a step: all ranks begin it together, the slowest one counts, and the median of `steps` is taken."""
+def _time(step: Step, steps: int, barrier: Step) -> list[float]:
     times = []
     for _ in range(steps):
-        hvd.barrier()
+        barrier()
         began = time.perf_counter()
         step()
         times.append(1000 * (time.perf_counter() - began))
-    return float(hvd.allreduce(torch.tensor(times), op=hvd.Max).median())
+    return times
 
 
-def measure(work: Work, peers: dict[str, Any], *, rounds: int, steps: int) -> dict[str, list[float]]:
-    """Milliseconds a step of every peer in every round."""
-    made = {name: _make_step(work, wrap) for name, wrap in peers.items()}
-    for step in made.values():
-        for _ in range(3):
-            step()
-    times: dict[str, list[float]] = {name: [] for name in made}
+def _beside(wrap: Wrap) -> Callable[[Work], Turn]:
+    """A peer that lives in these processes."""
+
+    def make(work: Work) -> Turn:
+        step = _make_step(work, wrap)
+        return lambda steps: _time(step, steps, hvd.barrier)
+
+    return make
+
+
+def _peers(job: HorovodJob | None) -> dict[str, Callable[[Work], Turn]]:
+    peers = {
+        "no communication": _beside(lambda model, optimizer: (model, optimizer)),
+        "hvdkit": _beside(
+            lambda model, optimizer: (model, hvd.DistributedOptimizer(optimizer, model.named_parameters()))
+        ),
+        "DDP (Gloo)": _beside(lambda model, optimizer: (nn.parallel.DistributedDataParallel(model), optimizer)),
+    }
+    if job is not None:
+        peers["Horovod"] = lambda work: lambda steps: job.call("benchmarks.step_time:time_horovod", work.name, steps)
+    return peers
+
+
+@functools.cache
+def _horovod_step(name: str) -> Step:
+    import horovod.torch as horovod
+
+    return _make_step(
+        next(work for work in WORKS if work.name == name),
+        lambda model, optimizer: (model, horovod.DistributedOptimizer(optimizer, model.named_parameters())),
+    )
+
+
+def time_horovod(name: str, steps: int) -> list[float]:
+    """Milliseconds of each step; called in a rank of Horovod. name: of the work."""
+    from mpi4py import MPI  # Horovod's own barrier lets ranks go up to a cycle apart
+
+    return _time(_horovod_step(name), steps, MPI.COMM_WORLD.Barrier)
+
+
+def measure(work: Work, peers: dict[str, Callable[[Work], Turn]], *, rounds: int, steps: int) -> dict[str, list[float]]:
+    """Milliseconds a step of every peer in every round: the slowest rank counts, and the median of `steps` is taken."""
+    turns = {name: make(work) for name, make in peers.items()}
+    for turn in turns.values():
+        turn(3)
+    times: dict[str, list[float]] = {name: [] for name in turns}
     for _ in range(rounds):
-        for name, step in made.items():
-            times[name].append(_time(step, steps))
+        for name, turn in turns.items():
+            times[name].append(float(hvd.allreduce(torch.tensor(turn(steps)), op=hvd.Max).median()))
     return times
 
 
@@ -104,9 +129,11 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     hvd.init()
     join_gloo()
-    where, peers, results = hvd.describe(), _peers(), {}
+    missing = why_not()
+    job = None if missing else HorovodJob(options.threads)
+    where, peers, results = hvd.describe(), _peers(job), {}
     if hvd.rank() == 0:
-        print(f"{where}\n\n| model | {' | '.join(peers)} | aim |\n|{'---|' * (len(peers) + 2)}")
+        print(f"{where}. {missing}\n\n| model | {' | '.join(peers)} | aim |\n|{'---|' * (len(peers) + 2)}")
     for work in WORKS:
         if options.only not in work.name:
             continue
@@ -116,6 +143,8 @@ def main() -> None:
             print(f"| {work.name} | " + " | ".join(cells) + f" | x{work.aim:.2f} |", flush=True)
     if options.json and hvd.rank() == 0:
         options.json.write_text(json.dumps({"where": where, "results": results}, indent=1))
+    if job is not None:
+        job.close()
     dist.destroy_process_group()
 
 

@@ -163,6 +163,8 @@ def _alltoall() -> None:
         assert counts.tolist() == [rank + 1] * size
         expected = torch.cat([torch.full((rank + 1, 2), 10 * source + rank) for source in range(size)]).to(dtype)
         assert torch.equal(made, expected)
+    some, counts = hvd.alltoall(torch.arange(size + 3) + 10 * rank, splits=[1] * size)
+    assert counts.tolist() == [1] * size and some.tolist() == [10 * source + rank for source in range(size)]
     equal = hvd.alltoall(torch.arange(2 * size))
     assert equal.tolist() == [2 * rank, 2 * rank + 1] * size
     with pytest.raises(ValueError, match="splits"):

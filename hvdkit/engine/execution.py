@@ -14,6 +14,8 @@ from hvdkit.engine.negotiation import Announcement, Ready
 from hvdkit.errors import PlanMismatchError, SharedMemoryError
 from hvdkit.transport.base import STORAGE, Buffer, Op, Transport, make_buffer
 
+_ADASUM = ("op", "adasum")
+
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 #: What an operation of a kind of its own does, given the transport and the ranks that have joined.
@@ -81,11 +83,11 @@ def execute(
     reductions = [
         (operation, at)
         for ready, operation in work
-        if ready.asked.kind == "allreduce" and _option(operation, "op") != "adasum"
+        if ready.asked.kind == "allreduce" and _ADASUM not in ready.asked.options
         for at in range(len(operation.buffers))
     ]
     parts = [
-        Part((operation.buffers[at].dtype, *operation.asked.options), operation.buffers[at].nbytes)
+        Part((operation.asked.tensors[at][0], operation.asked.options), operation.buffers[at].nbytes)
         for operation, at in reductions
     ]
     for group in plan_fusion(parts, limit_bytes):
@@ -99,7 +101,7 @@ def execute(
         elif kind != "allreduce":
             with span(kind.upper(), [operation]):
                 _DOING.get(kind, _announced)(transport, operation)
-        elif _option(operation, "op") == "adasum":
+        elif _ADASUM in ready.asked.options:
             from hvdkit.engine.adasum import adasum
 
             with span("ADASUM", [operation]):
@@ -125,19 +127,16 @@ def _reduce_group(
     fused = buffers[0]
     if len(buffers) > 1:
         with span("MEMCPY_IN_FUSION_BUFFER", operations):
-            fused = make_buffer(sum(buffer.count for buffer in buffers), buffers[0].dtype)
-            at = 0
-            for buffer in buffers:
-                fused.array[at : at + buffer.count] = buffer.array
-                at += buffer.count
+            fused = Buffer(np.concatenate([buffer.array for buffer in buffers]), buffers[0].dtype)
     with span("ALLREDUCE", operations):
         reduce_scaled(transport, fused, operations[0])
     if len(buffers) > 1:
         with span("MEMCPY_OUT_FUSION_BUFFER", operations):
             at = 0
             for buffer in buffers:
-                buffer.array[:] = fused.array[at : at + buffer.count]
-                at += buffer.count
+                end = at + buffer.array.size
+                buffer.array[:] = fused.array[at:end]
+                at = end
 
 
 def reduce_scaled(transport: Transport, buffer: Buffer, operation: Operation) -> None:
@@ -185,7 +184,8 @@ def _alltoall(transport: Transport, operation: Operation) -> None:
     width = math.prod(operation.asked.tensors[0][1][1:])
     sent = [count * width for count in operation.rows[transport.rank]]
     received = [splits[transport.rank] * width for splits in operation.rows]
-    operation.results.append(transport.alltoall(operation.buffers[0], sent, received))
+    buffer = operation.buffers[0].slice(0, sum(sent))  # rows that no rank is to have stay here
+    operation.results.append(transport.alltoall(buffer, sent, received))
 
 
 def split_rows(rows: int, size: int) -> list[int]:

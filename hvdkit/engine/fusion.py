@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A tensor to be reduced. kind: what fused parts must have in common (dtype, op, factors). nbytes: its size."""
 
     kind: tuple[object, ...]

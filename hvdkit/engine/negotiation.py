@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 Shape = tuple[int, ...]
 
@@ -19,8 +20,7 @@ JOIN = "join"
 _WITH_JOINED = frozenset({"allreduce", "barrier", "plan", "sparse_gradients", "gradients"})
 
 
-@dataclass(frozen=True)
-class Announcement:
+class Announcement(NamedTuple):
     """One rank's wish for an operation.
 
     kind: allreduce, allgather, broadcast, alltoall, reducescatter, barrier or a word for a step of several (see
@@ -34,8 +34,7 @@ class Announcement:
     splits: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(NamedTuple):
     """All ranks have it: do it now. name: of the operation.
 
     asked: as one of the ranks announced it. rows: for each rank, of an allgather the first dimension of each tensor, of
@@ -183,6 +182,8 @@ class Coordinator:
     def _settle(self, name: str) -> None:
         pending = self._pending[name]
         announced = pending.announced
+        if len(announced) + len(self._joined) < self._size and not self._left:
+            return  # most calls end here, so soon
         missing = [rank for rank in range(self._size) if rank not in announced and rank not in self._joined]
         gone = [rank for rank in missing if rank in self._left]
         if gone:
@@ -190,7 +191,7 @@ class Coordinator:
             self._answers.append(Failed(name, why))
         elif not missing:
             answer = agree(name, announced, self._size, tuple(self._joined), self._who)
-            self._answers.append(replace(answer, lane=pending.lane) if isinstance(answer, Ready) else answer)
+            self._answers.append(answer._replace(lane=pending.lane) if isinstance(answer, Ready) else answer)
         else:
             return
         del self._pending[name]
@@ -234,6 +235,8 @@ def agree(
 
 def _difference(one: Announcement, other: Announcement) -> tuple[str, str, str] | None:
     """What two ranks' announcements of an operation must not differ in and do: (what, here, there)."""
+    if one == other:
+        return None
     if one.kind != other.kind:
         return "operation", one.kind, other.kind
     if len(one.tensors) != len(other.tensors):

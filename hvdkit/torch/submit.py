@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -40,8 +41,9 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 def own_memory(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's own memory where that is contiguous and the host's, else a copy of it there."""
-    plain = tensor.device.type == "cpu" and tensor.is_contiguous()
-    return tensor.detach() if plain else to_host(tensor)
+    if not (tensor.is_cpu and tensor.is_contiguous()):
+        return to_host(tensor)
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def check_group(tensors: Any, call: str) -> list[torch.Tensor]:
@@ -99,7 +101,12 @@ def _reduce_options(tensors: Tensors, op: ReduceOp, prescale: float, postscale: 
             )
         if op is Adasum and name not in FLOATS:
             raise TypeError(f"{call}: Adasum is for floating-point tensors, this one is {tensor.dtype}.")
-    return (("op", op.kind), ("prescale factor", repr(float(prescale))), ("postscale factor", repr(float(postscale))))
+    return _write_options(op.kind, float(prescale), float(postscale))
+
+
+@functools.lru_cache(maxsize=64)
+def _write_options(op: str, prescale: float, postscale: float) -> tuple[tuple[str, str], ...]:
+    return (("op", op), ("prescale factor", repr(prescale)), ("postscale factor", repr(postscale)))
 
 
 def run_allreduce(

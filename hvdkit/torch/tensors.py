@@ -27,7 +27,9 @@ def dtype_name(tensor: torch.Tensor) -> str:
 def as_buffer(tensor: torch.Tensor) -> Buffer:
     """See a contiguous CPU tensor of any shape as a Buffer (n,), sharing memory."""
     name = dtype_name(tensor)
-    flat = tensor.detach().view(-1)
+    flat = tensor.detach() if tensor.requires_grad else tensor
+    if flat.dim() != 1:
+        flat = flat.view(-1)
     return Buffer((flat.view(torch.uint16) if name == "bfloat16" else flat).numpy(), name)
 
 

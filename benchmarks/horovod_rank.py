@@ -1,0 +1,32 @@
+"""A rank of Horovod that does what a rank of a benchmark asks for; started by horovod_job.py, not by hand."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from multiprocessing.connection import Client
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as horovod
+
+
+def serve(directory: str) -> None:
+    """Call what comes through the socket in `directory` that has this rank's number, until None comes."""
+    horovod.init()
+    with Client(str(Path(directory, str(horovod.rank())))) as connection:
+        connection.send(os.getpid())
+        while (task := connection.recv()) is not None:
+            function, arguments = task
+            connection.send(_find(function)(*arguments))
+    horovod.shutdown()
+
+
+def _find(function: str) -> Any:
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
