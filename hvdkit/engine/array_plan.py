@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from hvdkit.engine.buckets import Bucket, Slot, TensorSpec
-from hvdkit.engine.planned import PlannedReduction, Statistics
+import numpy as np
+
+from hvdkit.engine.buckets import Bucket, Slot, TensorSpec, cut_slots
+from hvdkit.engine.planned import Filled, PlannedReduction, Statistics
 from hvdkit.engine.progress import has_spare_core
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.runtime import Runtime
@@ -42,6 +44,8 @@ class ArrayPlan:
         self._sources: list[Array | None] = [None] * len(tensors)
         self._targets: Targets = ()
         self._gone: set[int] = set()
+        self._cuts: dict[int, list[tuple[Slot, bool]]] = {}
+        self._stayed: dict[int, set[int]] = {}  # bucket -> first elements of what was reduced in its target
         self._moving = PlannedReduction(
             transport,
             tensors,
@@ -86,6 +90,7 @@ class ArrayPlan:
             self._moving.finish()
         finally:
             self._targets = ()
+            self._stayed.clear()
             self._sources = [None] * len(self._sources)
         return self._gone
 
@@ -100,33 +105,44 @@ class ArrayPlan:
         """Free the buckets; collective."""
         self._moving.close()
 
-    def fill(self, bucket: int, memory: Buffer) -> Collection[int]:
-        """See Gradients.fill."""
-        absent = set()
-        for slot in self._moving.buckets[bucket].slots:
+    def fill(self, bucket: int, memory: Buffer, own: tuple[int, int]) -> Filled:
+        """See Gradients.fill. What may stay where it is goes to its target, and is reduced there."""
+        absent, elsewhere = set(), []
+        for slot, mine in self._cut(bucket, memory.array.itemsize, own):
             source = self._sources[slot.tensor]
             if source is None:
                 absent.add(slot.tensor)
                 memory.array[slot.start : slot.stop] = 0
+                continue
+            values = source[_part(slot)]
+            if mine:
+                target = self._targets[slot.tensor][_part(slot)]
+                elsewhere.append((slot.start, Buffer(target, memory.dtype)))
             else:
-                memory.array[slot.start : slot.stop] = source[slot.offset : slot.offset + slot.stop - slot.start]
-        return absent
+                target = memory.array[slot.start : slot.stop]
+            if target.ctypes.data != values.ctypes.data:
+                np.copyto(target, values, casting="no")
+        self._stayed[bucket] = {start for start, _ in elsewhere}
+        return Filled(frozenset(absent), elsewhere)
 
-    def drain(self, bucket: int, result: Sequence[Buffer], gone: Collection[int]) -> None:
+    def drain(self, bucket: int, memory: Buffer, gone: Collection[int]) -> None:
         """See Gradients.drain."""
-        slots = self._moving.buckets[bucket].slots
         self._gone.update(gone)
-        at = 0
-        for piece in result:
-            for slot in slots:
-                first, last = max(slot.start, at), min(slot.stop, at + piece.count)
-                if first < last and slot.tensor not in gone:
-                    self._write(slot, first, piece.array[first - at : last - at])
-            at += piece.count
+        stayed = self._stayed.pop(bucket)
+        for slot, _ in self._cuts[bucket]:
+            if slot.tensor not in gone and slot.start not in stayed:
+                self._targets[slot.tensor][_part(slot)] = memory.array[slot.start : slot.stop]
 
-    def _write(self, slot: Slot, first: int, values: Array) -> None:
-        offset = slot.offset + first - slot.start
-        self._targets[slot.tensor][offset : offset + values.size] = values
+    def _cut(self, bucket: int, itemsize: int, own: tuple[int, int]) -> list[tuple[Slot, bool]]:
+        """The bucket's slots, cut where `own` begins and ends; with each, whether it may stay where it is."""
+        if bucket not in self._cuts:
+            self._cuts[bucket] = cut_slots(self._moving.buckets[bucket].slots, own, itemsize)
+        return self._cuts[bucket]
+
+
+def _part(slot: Slot) -> slice:
+    """The slot's elements of its tensor."""
+    return slice(slot.offset, slot.offset + slot.stop - slot.start)
 
 
 def _threaded(made: Runtime, compute_threads: int) -> bool:
