@@ -7,22 +7,14 @@ from typing import Any
 
 import torch
 
-from hvdkit.engine import runtime as engine
-from hvdkit.engine.execution import FLOATS, Operation, split_rows
-from hvdkit.engine.negotiation import Announcement
+from hvdkit.engine.execution import Operation, split_rows
 from hvdkit.engine.process_sets import MemberGroup, ProcessSet
-from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
+from hvdkit.engine.reduce_op import ReduceOp
+from hvdkit.engine.submit import begin, check_splits, find_group, reduce_options, root_options
 from hvdkit.torch.handles import Handle, make_handle
 from hvdkit.torch.tensors import as_buffer, as_tensor, dtype_name
-from hvdkit.transport.base import Buffer
 
 Tensors = Sequence[torch.Tensor]
-
-
-def find_group(process_set: ProcessSet, call: str) -> MemberGroup:
-    """The ranks that take part. Raises NotInitializedError before init(), ValueError on a rank outside of the set."""
-    engine.runtime(call.replace("_async", ""))
-    return process_set.group(call)
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -52,37 +44,8 @@ def check_group(tensors: Any, call: str) -> list[torch.Tensor]:
     return made
 
 
-def _begin(
-    group: MemberGroup,
-    kind: str,
-    name: str | None,
-    tensors: Sequence[tuple[str, tuple[int, ...]]],
-    buffers: Sequence[Buffer],
-    options: tuple[tuple[str, str], ...] = (),
-    splits: tuple[int, ...] = (),
-) -> Operation:
-    known = group.engine
-    named = f"{kind}.{name}" if name else known.make_name(kind)
-    return known.submit(named, Announcement(kind, tuple(tensors), options, splits), buffers)
-
-
 def _describe(hosts: Tensors) -> list[tuple[str, tuple[int, ...]]]:
     return [(dtype_name(host), tuple(host.shape)) for host in hosts]
-
-
-def _reduce_options(
-    tensors: Tensors, op: ReduceOp, prescale: float, postscale: float, call: str
-) -> tuple[tuple[str, str], ...]:
-    scaled = op is Average or prescale != 1 or postscale != 1
-    for tensor in tensors:
-        name = dtype_name(tensor)
-        if name == "bool" and (scaled or op is Adasum):
-            raise TypeError(
-                f"{call}: bools can be neither averaged nor scaled; op=hvd.Max asks if any is true, hvd.Min if all are."
-            )
-        if op is Adasum and name not in FLOATS:
-            raise TypeError(f"{call}: Adasum is for floating-point tensors, this one is {tensor.dtype}.")
-    return (("op", op.kind), ("prescale factor", repr(float(prescale))), ("postscale factor", repr(float(postscale))))
 
 
 def start_allreduce(
@@ -98,14 +61,14 @@ def start_allreduce(
 ) -> Handle:
     """Begin an allreduce of one tensor, or of a group."""
     group = find_group(process_set, call)
-    options = _reduce_options(tensors, op, *factors, call)
+    options = reduce_options([dtype_name(tensor) for tensor in tensors], op, *factors, call)
     hosts = [own_memory(tensor) if in_place else to_host(tensor) for tensor in tensors]
 
     def finish(operation: Operation) -> Any:
         made = [_put(tensor, host, in_place) for tensor, host in zip(tensors, hosts, strict=True)]
         return made[0] if single else made
 
-    operation = _begin(group, "allreduce", name, _describe(hosts), [as_buffer(host) for host in hosts], options)
+    operation = begin(group, "allreduce", name, _describe(hosts), [as_buffer(host) for host in hosts], options)
     return make_handle(group.engine, operation, finish)
 
 
@@ -126,12 +89,9 @@ def start_broadcast(
 ) -> Handle:
     """Begin a broadcast. root_rank: in the world."""
     group = find_group(process_set, call)
-    ranks = process_set.ranks or []
-    if root_rank not in ranks:
-        raise ValueError(f"root_rank is {root_rank}; the ranks of {process_set!r} are {ranks}.")
+    options = root_options(process_set, root_rank)
     host = own_memory(tensor) if in_place else to_host(tensor)
-    options = (("root rank", str(ranks.index(root_rank))),)
-    operation = _begin(group, "broadcast", name, _describe([host]), [as_buffer(host)], options)
+    operation = begin(group, "broadcast", name, _describe([host]), [as_buffer(host)], options)
     return make_handle(group.engine, operation, lambda _: _put(tensor, host, in_place))
 
 
@@ -150,7 +110,7 @@ def start_allgather(
         made = [one.to(tensor.device) for one, tensor in zip(made, tensors, strict=True)]
         return made[0] if single else made
 
-    operation = _begin(group, "allgather", name, _describe(hosts), [as_buffer(host) for host in hosts])
+    operation = begin(group, "allgather", name, _describe(hosts), [as_buffer(host) for host in hosts])
     return make_handle(group.engine, operation, finish)
 
 
@@ -166,7 +126,7 @@ def start_alltoall(
     group = find_group(process_set, call)
     size = group.transport.size
     host = own_memory(tensor).reshape(shape_of(tensor))
-    counts = _check_splits(host, splits, size, call)
+    counts = check_splits(host.shape[0], _listed(splits, size, call), size, call)
 
     def finish(operation: Operation) -> Any:
         received = [each[group.transport.rank] for each in operation.rows]
@@ -174,29 +134,19 @@ def start_alltoall(
         made = as_tensor(operation.results[0]).view(shape).to(tensor.device)
         return made, torch.tensor(received, dtype=torch.int32)
 
-    operation = _begin(group, "alltoall", name, _describe([host]), [as_buffer(host)], (), counts)
+    operation = begin(group, "alltoall", name, _describe([host]), [as_buffer(host)], (), counts)
     return make_handle(group.engine, operation, finish)
 
 
-def _check_splits(host: torch.Tensor, splits: Any, size: int, call: str) -> tuple[int, ...]:
-    rows = host.shape[0]
-    if splits is None or (isinstance(splits, torch.Tensor) and not splits.numel()):
-        if rows % size:
-            raise ValueError(
-                f"{call}: {rows} rows do not divide by {size} ranks; say with splits how many each one gets."
-            )
-        return (rows // size,) * size
-    if isinstance(splits, torch.Tensor) and (splits.is_floating_point() or splits.dim() != 1):
+def _listed(splits: Any, size: int, call: str) -> Any:
+    """Splits as a list of integers, or None for equal parts, as an empty tensor says too."""
+    if not isinstance(splits, torch.Tensor):
+        return splits
+    if splits.numel() and (splits.is_floating_point() or splits.dim() != 1):
         raise ValueError(
             f"{call}: splits must be a list of {size} whole numbers, not {splits.dtype} {list(splits.shape)}."
         )
-    counts = tuple(int(count) for count in splits)
-    if len(counts) != size or min(counts) < 0 or sum(counts) > rows:
-        raise ValueError(
-            f"{call}: splits are {list(counts)}; {size} numbers from 0 up are needed, one a rank, that sum up to the "
-            f"{rows} rows of the tensor at most."
-        )
-    return counts
+    return splits.tolist() or None
 
 
 def start_reducescatter(
@@ -211,7 +161,7 @@ def start_reducescatter(
 ) -> Handle:
     """Begin a reducescatter of one tensor, or of a group."""
     group = find_group(process_set, call)
-    options = _reduce_options(tensors, op, *factors, call)
+    options = reduce_options([dtype_name(tensor) for tensor in tensors], op, *factors, call)
     for tensor in tensors:
         if not tensor.dim():
             raise ValueError(f"{call}: a scalar has no rows to scatter; give a tensor of at least one dimension.")
@@ -225,7 +175,7 @@ def start_reducescatter(
             made.append(as_tensor(result).view(rows, *tensor.shape[1:]).to(tensor.device))
         return made[0] if single else made
 
-    operation = _begin(group, "reducescatter", name, _describe(hosts), [as_buffer(host) for host in hosts], options)
+    operation = begin(group, "reducescatter", name, _describe(hosts), [as_buffer(host) for host in hosts], options)
     return make_handle(group.engine, operation, finish)
 
 
@@ -236,4 +186,4 @@ def _rows_of(tensor: torch.Tensor, group: MemberGroup) -> int:
 def start_barrier(process_set: ProcessSet) -> Handle:
     """Begin a barrier."""
     group = find_group(process_set, "barrier()")
-    return make_handle(group.engine, _begin(group, "barrier", None, (), ()), lambda _: None)
+    return make_handle(group.engine, begin(group, "barrier", None, (), ()), lambda _: None)
