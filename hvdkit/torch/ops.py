@@ -13,10 +13,11 @@ import torch
 
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
+from hvdkit.engine.request import wire_of
 from hvdkit.engine.submit import find_group
 from hvdkit.torch import asynchronous as begin
 from hvdkit.torch import differentiable as autograd
-from hvdkit.torch.compression import Compression, Compressor, wire_of
+from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.handles import synchronize
 from hvdkit.torch.submit import start_barrier
 
