@@ -48,20 +48,13 @@ class Distributed:
         """Leave the gradient of this variable on this rank; see PartialDistributedOptimizer."""
         reduction_of(self).add_local(var)
 
-    @property
-    def loss_scale_factor(self) -> Any:
-        """The optimizer's own."""
-        return self.__dict__.get("loss_scale_factor")
-
-    @loss_scale_factor.setter
-    def loss_scale_factor(self, value: Any) -> None:
-        self.__dict__["loss_scale_factor"] = value
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name != "loss_scale_factor":
+            return
         # compile() puts the optimizer of a mixed_float16 model into a LossScaleOptimizer by itself, and this is all
         # that the optimizer sees of it. That one decides whether a step is skipped, so it has to ask the other ranks.
-        frame = sys._getframe(1)
-        while frame.f_code.co_name == "__setattr__" and frame.f_back is not None:
-            frame = frame.f_back
-        outer = frame.f_locals.get("self")
+        outer = sys._getframe(1).f_locals.get("self")
         if isinstance(outer, keras.optimizers.LossScaleOptimizer) and not isinstance(outer, DistributedLossScale):
             mix_in(outer, DistributedLossScale, reduction_of(self))
 

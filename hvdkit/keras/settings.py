@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdkit.engine.process_sets import ProcessSet
-from hvdkit.engine.request import ReduceOptions
-from hvdkit.torch.compression import Compressor, wire_of
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum
+from hvdkit.engine.request import ReduceOptions, wire_of
+from hvdkit.keras.compression import Compressor
 from hvdkit.transport.base import Transport
 
 

@@ -9,9 +9,9 @@ import torch
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.planned import Statistics
+from hvdkit.engine.reduce_op import Average
 from hvdkit.keras.settings import Settings, name_variables
 from hvdkit.torch.gradient_plan import GradientPlan
-from hvdkit.engine.reduce_op import Average
 from hvdkit.torch.reducer import GradientReducer
 from hvdkit.transport.small import gather_ints
 
