@@ -1,7 +1,7 @@
 """hvdkit for Keras 3, on TensorFlow, PyTorch or JAX: `import hvdkit.keras as hvd`.
 
-In place of `import horovod.keras as hvd` and `import horovod.tensorflow.keras as hvd`. The backend is Keras's own choice:
-KERAS_BACKEND, or its configuration file.
+In place of `import horovod.keras as hvd` and `import horovod.tensorflow.keras as hvd`. The backend is what Keras is
+set to: KERAS_BACKEND, or its configuration file.
 """
 
 from __future__ import annotations

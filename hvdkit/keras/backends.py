@@ -50,8 +50,8 @@ def open_reducer(settings: Settings) -> Reducer:
     name = keras.backend.backend()
     if name not in _REDUCERS:
         raise ConfigError(
-            f"Keras runs on the backend {name!r}; hvdkit works with {', '.join(_REDUCERS)}. Set KERAS_BACKEND to one of "
-            f"them before keras is imported."
+            f"Keras runs on the backend {name!r}; hvdkit works with {', '.join(_REDUCERS)}. Set KERAS_BACKEND to one "
+            f"of them before keras is imported."
         )
     module, _, kind = _REDUCERS[name].partition(":")
     made: Reducer = getattr(importlib.import_module(module), kind)(settings)

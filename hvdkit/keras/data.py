@@ -24,7 +24,7 @@ def shard(
     """Take this rank's part of what one process would train on or evaluate with.
 
     data: an array of the backend or of numpy, (n, ...), or a tuple, list or dict of such arrays with the same n; a
-    PyDataset, or a tf.data.Dataset, whose elements are shared out as they are: batches if it is batched, samples if not.
+    PyDataset, or a tf.data.Dataset, whose elements are shared out as they are: batches if it is batched, else samples.
     What comes back is of the same kind.
 
     In training every rank gets as many elements, so that no rank waits for a step that others never take; ranks take
@@ -48,8 +48,8 @@ def shard(
     lengths = {len(array) for array in arrays if hasattr(array, "shape")}
     if not arrays or any(not hasattr(array, "shape") for array in arrays):
         raise TypeError(
-            f"shard() takes arrays, a PyDataset or a tf.data.Dataset, not {type(data).__name__}. For a torch DataLoader "
-            f"use hvdkit.torch.data.ShardedSampler; from a generator, let each rank draw its own part."
+            f"shard() takes arrays, a PyDataset or a tf.data.Dataset, not {type(data).__name__}. For a torch "
+            f"DataLoader use hvdkit.torch.data.ShardedSampler; from a generator, let each rank draw its own part."
         )
     if len(lengths) > 1:
         raise ValueError(f"shard(): the arrays have different lengths: {sorted(lengths)}.")

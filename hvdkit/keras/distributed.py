@@ -13,9 +13,9 @@ from hvdkit.keras.reduction import Reduction
 class Distributed:
     """Mixed in before the class of an optimizer that updates variables.
 
-    Gradients are reduced as the first thing in `apply`, so that all that follows (unscaling, clipping, weight decay, the
-    update, averages of weights) does on every rank what it would do in one process. With gradient accumulation that
-    would be once a pass; there they are reduced once a window, when the optimizer is about to clip and use them.
+    Gradients are reduced as the first thing in `apply`, so that all that follows (unscaling, clipping, weight decay,
+    the update, averages of weights) does on every rank what it would do in one process. With gradient accumulation
+    that would be once a pass; there they are reduced once a window, when the optimizer is about to clip and use them.
     """
 
     def build(self, variables: Any) -> None:

@@ -34,9 +34,9 @@ def DistributedOptimizer(
 ) -> Any:
     """Make a Keras optimizer step on the gradients of all ranks: in fit, in train_step and in optimizer.apply.
 
-    The optimizer itself is returned, now of a subclass of its own class and under the same name. It is saved as what it
-    was: a `.keras` file of the model loads without hvdkit. Clipping, loss scaling, averages of weights and skipped steps
-    see the gradients of all ranks; with gradient_accumulation_steps they are reduced once a window.
+    The optimizer itself is returned, now of a subclass of its own class and under the same name. It is saved as what
+    it was: a `.keras` file of the model loads without hvdkit. Clipping, loss scaling, averages of weights and skipped
+    steps see the gradients of all ranks; with gradient_accumulation_steps they are reduced once a window.
 
     optimizer: an instance, also a LossScaleOptimizer, or a name such as "adam".
     compression: what is sent between hosts instead of float32; sums are taken in float32.
@@ -45,11 +45,12 @@ def DistributedOptimizer(
     backward_passes_per_step: as gradient_accumulation_steps, which it sets: the update comes with every n-th call.
     average_aggregated_gradients: those passes are averaged, as Keras does; added up if False, as in Horovod.
     process_set: ranks that train together; on others the optimizer is left to itself.
-    name, device_dense, device_sparse, num_groups, groups, scale_local_gradients: accepted as in Horovod, and not needed.
+    name, device_dense, device_sparse, num_groups, groups, scale_local_gradients: accepted, and not needed.
 
-    Raises NotInitializedError before init(), ValueError or TypeError for arguments that cannot be used, ConfigError on a
-    backend other than TensorFlow, PyTorch and JAX; a step raises PlanMismatchError if the ranks train different
-    variables, RankLostError if a rank has died.
+    Raises NotInitializedError before init(), ValueError or TypeError for arguments that cannot be used, ConfigError on
+    a backend other than TensorFlow, PyTorch and JAX. A step raises PlanMismatchError if the ranks train different
+    variables, RankLostError if a rank has died; out of a compiled step these come as the backend's error with the same
+    text.
     """
     return _wrap(
         optimizer,

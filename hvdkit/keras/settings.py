@@ -53,14 +53,15 @@ def name_variables(variables: Sequence[Any]) -> list[str]:
     """A name for each variable, for errors and for the comparison between ranks.
 
     Keras numbers layers in the order in which a process makes them, so "dense_3" on one rank may be "dense_1" on
-    another that has made fewer models: the numbers are left out, and the place in the list is put in front.
+    another that has made fewer models, and a loaded model's have no "sequential/" before it. So numbers and all but the
+    layer are left out, and the place in the list is put in front.
     """
     return [f"{at} {_without_numbers(getattr(one, 'path', one.name))}" for at, one in enumerate(variables)]
 
 
 def _without_numbers(path: str) -> str:
     parts = []
-    for part in path.split("/"):
+    for part in path.split("/")[-2:]:
         name, _, number = part.rpartition("_")
         parts.append(name if name and number.isdigit() else part)
     return "/".join(parts)

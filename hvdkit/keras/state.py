@@ -46,10 +46,10 @@ def _compare(described: Sequence[Sequence[str]], root_rank: int) -> None:
         pairs = list(zip(root, other, strict=False))
         at = next((i for i, (one, two) in enumerate(pairs) if _kind(one) != _kind(two)), len(pairs))
         raise HorovodInternalError(
-            f"The ranks hold different variables ({len(root)} on rank {root_rank}, {len(other)} on rank {rank}). Number "
-            f"{at} is {root[at] if at < len(root) else 'nothing'} on rank {root_rank} and "
-            f"{other[at] if at < len(other) else 'nothing'} on rank {rank}. Build the model from the same configuration "
-            f"on every rank."
+            f"The ranks hold different variables ({len(root)} on rank {root_rank}, {len(other)} on rank {rank}). "
+            f"Number {at} is {root[at] if at < len(root) else 'nothing'} on rank {root_rank} and "
+            f"{other[at] if at < len(other) else 'nothing'} on rank {rank}. Build the model from the same "
+            f"configuration on every rank."
         )
 
 
@@ -68,10 +68,11 @@ def broadcast_model(model: keras.Model, root_rank: int = 0) -> None:
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Horovod's, for TensorFlow 1: Keras 3 keeps no list of all variables, so this raises RuntimeError with the cure."""
+    """Horovod's, for TensorFlow 1. Keras 3 keeps no list of all variables: this raises RuntimeError with the cure."""
     raise RuntimeError(
         f"broadcast_global_variables({root_rank}): Keras 3 keeps no list of all variables. Use "
-        f"hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank}) in fit, or hvd.broadcast_model(model, {root_rank})."
+        f"hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank}) in fit, or "
+        f"hvd.broadcast_model(model, {root_rank})."
     )
 
 

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from hvdkit.engine import runtime as engine
-from hvdkit.keras.settings import Settings
+from hvdkit.keras.settings import Settings, name_variables
 from hvdkit.tensorflow.reducer import GradientReducer
 from hvdkit.tensorflow.tracing import call_in_graph
 from hvdkit.transport.small import gather_ints
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What a GradientReducer wants to know of a variable."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
 
 
 class TensorflowReducer:
@@ -30,12 +41,16 @@ class TensorflowReducer:
         key = tuple(map(id, variables))
         if key not in self._reducers:
             self._reducers[key] = GradientReducer(
-                variables,
+                [
+                    _Known(name, tuple(one.shape), keras.backend.standardize_dtype(one.dtype))
+                    for name, one in zip(name_variables(variables), variables, strict=True)
+                ],
                 options=self._settings.options,
                 process_set=self._settings.process_set,
                 sparse_as_dense=self._settings.sparse_as_dense,
             )
-        return self._reducers[key].reduce(gradients)
+        reduced: list[Any] = self._reducers[key].reduce(gradients)
+        return reduced
 
     def reduce_window(self, gradients: Sequence[Any], variables: Sequence[Any], due: Callable[[], Any]) -> list[Any]:
         """See Reducer.reduce_window: the optimizer comes here at the end of a window only."""

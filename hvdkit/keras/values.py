@@ -16,10 +16,10 @@ import numpy as np
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.execution import Operation
-from hvdkit.engine.negotiation import Announcement
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.engine.request import wire_of
+from hvdkit.engine.submit import Options, begin, find_group, reduce_options, root_options
 from hvdkit.keras.backends import settle
 from hvdkit.keras.compression import Compression, Compressor
 from hvdkit.transport.base import STORAGE, Array, Buffer, make_buffer
@@ -42,17 +42,11 @@ def allreduce(
     """
     chosen = choose_op(average, op)
     array, buffer = _contiguous(value)
-    if buffer.dtype == "bool" and chosen in (Average, Sum):
-        raise TypeError("allreduce(): bools are not added up; op=hvd.Max asks if any is true, hvd.Min if all are.")
+    options = reduce_options([buffer.dtype], chosen, prescale_factor, postscale_factor, "allreduce()")
     sent, wire = buffer, wire_of(compression)
     if wire != "none" and buffer.dtype in ("float32", "float64"):
         sent = make_buffer(buffer.count, wire)
         engine.runtime("allreduce()").transport.arithmetic.cast(sent, buffer)
-    options = (
-        ("op", chosen.kind),
-        ("prescale factor", repr(float(prescale_factor))),
-        ("postscale factor", repr(float(postscale_factor))),
-    )
     _run("allreduce", name, [(sent.dtype, array.shape)], [sent], options, process_set)
     if sent is not buffer:
         engine.runtime("allreduce()").transport.arithmetic.cast(buffer, sent)
@@ -73,12 +67,9 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
 
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Give every rank a copy of root's value. ValueError for a root that is not there."""
-    ranks = process_set.ranks or []
-    engine.runtime("broadcast()")
-    if root_rank not in ranks:
-        raise ValueError(f"root_rank is {root_rank}; the ranks of {process_set!r} are {ranks}.")
+    find_group(process_set, "broadcast()")
+    options = root_options(process_set, root_rank)
     array, buffer = _contiguous(value)
-    options = (("root rank", str(ranks.index(root_rank))),)
     _run("broadcast", name, [(buffer.dtype, array.shape)], [buffer], options, process_set)
     return _like(value, array)
 
@@ -88,14 +79,15 @@ def reducescatter(
 ) -> Any:
     """Reduce a value over all ranks, and give each rank its rows of the result.
 
-    value: (n, ...), the same on all ranks; rank i gets n // size rows, and one more if i < n % size. op: Average or Sum.
+    value: (n, ...), the same on all ranks; rank i gets n // size rows, and one more if i < n % size.
+    op: Average or Sum.
     """
     array, buffer = _contiguous(value)
     if not array.ndim:
         raise ValueError("reducescatter(): a scalar has no rows to scatter; give a value of at least one dimension.")
     if op not in (Average, Sum):
         raise ValueError(f"reducescatter(): op is {op!r}; it is hvd.Average or hvd.Sum.")
-    options = (("op", op.kind), ("prescale factor", "1.0"), ("postscale factor", "1.0"))
+    options = reduce_options([buffer.dtype], op, 1.0, 1.0, "reducescatter()")
     operation = _run("reducescatter", name, [(buffer.dtype, array.shape)], [buffer], options, process_set)
     return _like(value, operation.results[0].array.view(array.dtype).reshape(-1, *array.shape[1:]))
 
@@ -110,15 +102,13 @@ def _run(
     name: str | None,
     tensors: Sequence[tuple[str, tuple[int, ...]]],
     buffers: Sequence[Buffer],
-    options: tuple[tuple[str, str], ...],
+    options: Options,
     process_set: ProcessSet,
 ) -> Operation:
-    engine.runtime(f"{kind}()")
+    group = find_group(process_set, f"{kind}()")
     settle()
-    known = process_set.group(f"{kind}()").engine
-    named = f"{kind}.{name}" if name else known.make_name(kind)
-    operation = known.submit(named, Announcement(kind, tuple(tensors), options), buffers, alone=True)
-    known.wait(operation)
+    operation = begin(group, kind, name, tensors, buffers, options)
+    group.engine.wait(operation)
     return operation
 
 

@@ -16,10 +16,10 @@ from hvdkit.schedules import warmup_multiplier
 class LearningRateScheduleCallback(keras.callbacks.Callback):
     """Set the learning rate to initial_lr * multiplier(epoch) from start_epoch to end_epoch.
 
-    initial_lr: what is multiplied, scaled for all ranks. multiplier: a function of the epoch, or a number m for m ** epoch.
+    initial_lr: what is multiplied, scaled for all ranks. multiplier: a function of the epoch, or m for m ** epoch.
     start_epoch, end_epoch: the first one, and the first one that is left alone (None: never).
-    staircase: once an epoch; else before each batch, with a fractional epoch, for which on JAX the state of training has
-    to come out of the compiled step every time.
+    staircase: once an epoch; else before each batch, with a fractional epoch, for which on JAX the state of training
+    has to come out of the compiled step every time.
     momentum_correction: when the rate changes, the momentum of SGD and RMSprop, which holds past rates, changes with it
     (Goyal et al., 2017, arXiv:1706.02677, section 3).
     steps_per_epoch: of this rank; found out from fit() if None.
@@ -77,7 +77,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         optimizer.learning_rate = rate
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         if self.momentum_correction and getattr(inner, "momentum", None) and before and rate != before:
-            for momentum in getattr(inner, "momentums", None) or getattr(inner, "_momentums", ()):
+            for momentum in getattr(inner, "momentums", None) or getattr(inner, "_momentums", None) or ():
                 momentum.assign(momentum * (rate / before))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
