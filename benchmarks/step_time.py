@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from torch import nn
 import hvdkit.torch as hvd
 from benchmarks.gloo import join_gloo
 from benchmarks.models import WORKS, Work
+from benchmarks.summary import summarise
 
 Step = Callable[[], None]
 
@@ -81,15 +81,6 @@ def measure(work: Work, peers: dict[str, Any], *, rounds: int, steps: int) -> di
         for name, step in made.items():
             times[name].append(_time(step, steps))
     return times
-
-
-def summarise(times: dict[str, list[float]]) -> dict[str, tuple[float, float]]:
-    """Per peer, the median time in milliseconds and the median ratio to the step without communication."""
-    base = times["no communication"]
-    return {
-        name: (statistics.median(each), statistics.median(one / none for one, none in zip(each, base, strict=True)))
-        for name, each in times.items()
-    }
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -256,7 +256,7 @@ def values() -> None:
         summed = hvd.allreduce(tensor, op=hvd.Max, name="largest")
         assert keras.ops.is_tensor(summed)
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(summed), np.full((2, 3), size - 1.0))
-        low = hvd.allreduce(np.float32([1 / 3]), compression=hvd.Compression.fp16)
+        low = hvd.allreduce(np.array([1 / 3], np.float32), compression=hvd.Compression.fp16)
         np.testing.assert_array_equal(low, np.float32(np.float16(1 / 3)))
         gathered = hvd.allgather(np.full((rank + 1, 2), rank, "int32"))
         assert gathered[:, 0].tolist() == [one for one in range(size) for _ in range(one + 1)]
@@ -330,7 +330,8 @@ def shards() -> None:
     with joined():
         size = hvd.size()
         arrays = {"x": np.arange(10), "y": keras.ops.arange(10)}
-        for uneven, expected in (("pad", set(range(10))), ("drop", set(range(10 // size * size)))):
+        both: Any = (("pad", set(range(10))), ("drop", set(range(10 // size * size))))
+        for uneven, expected in both:
             part = hvd.shard(arrays, uneven=uneven)
             np.testing.assert_array_equal(part["x"], keras.ops.convert_to_numpy(part["y"]))
             everyone = hvd.allgather_object(part["x"].tolist())
@@ -352,7 +353,7 @@ def shards() -> None:
             import tensorflow as tf
 
             data = tf.data.Dataset.range(10)
-            for uneven, expected in (("pad", set(range(10))), ("drop", set(range(10 // size * size)))):
+            for uneven, expected in both:
                 everyone = hvd.allgather_object([int(one) for one in hvd.shard(data, uneven=uneven)])
                 assert len({len(one) for one in everyone}) == 1
                 assert {each for one in everyone for each in one} == expected
@@ -365,7 +366,7 @@ def shards() -> None:
 def refused() -> None:
     """What cannot be is said at once."""
     with joined():
-        wrapped = hvd.DistributedOptimizer("sgd")
+        wrapped, wrong = hvd.DistributedOptimizer("sgd"), cast(Any, int)
         cases: list[tuple[Any, str]] = [
             (lambda: hvd.DistributedOptimizer(wrapped), "wrap it once"),
             (lambda: hvd.DistributedOptimizer("sgd", op=hvd.Max), "Average or hvd.Sum"),
@@ -377,7 +378,7 @@ def refused() -> None:
                 ),
                 "the same thing twice",
             ),
-            (lambda: hvd.DistributedOptimizer("sgd", compression=int), "compression is"),
+            (lambda: hvd.DistributedOptimizer("sgd", compression=wrong), "compression is"),
             (lambda: hvd.PartialDistributedOptimizer("sgd", local_layers=[3]), "keras layers"),
             (lambda: hvd.broadcast_global_variables(0), "broadcast_model"),
             (lambda: hvd.shard([1, 2]), "takes arrays"),

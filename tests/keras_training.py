@@ -59,7 +59,7 @@ def mine(data: Arrays) -> Arrays:
     return parts[0], parts[1]
 
 
-def fit(model: Any, optimizer: Any, data: Arrays, *, rows: int, epochs: int = 2, **options: Any) -> Any:
+def fit(model: Any, optimizer: Any, data: tuple[Any, ...], *, rows: int | None, epochs: int = 2, **options: Any) -> Any:
     """Train in order, without a word."""
     compiled = options.pop("compiled", {})
     model.compile(optimizer, "mse", **compiled)
