@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ import hvdkit.torch as hvd
 from benchmarks.gloo import join_gloo
 from benchmarks.horovod_job import HorovodJob, why_not
 from benchmarks.models import WORKS, Work
+from benchmarks.summary import summarise
 
 Wrap = Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, Any]]
 Step = Callable[[], None]
@@ -106,15 +106,6 @@ def measure(work: Work, peers: dict[str, Callable[[Work], Turn]], *, rounds: int
         for name, turn in turns.items():
             times[name].append(float(hvd.allreduce(torch.tensor(turn(steps)), op=hvd.Max).median()))
     return times
-
-
-def summarise(times: dict[str, list[float]]) -> dict[str, tuple[float, float]]:
-    """Per peer, the median time in milliseconds and the median ratio to the step without communication."""
-    base = times["no communication"]
-    return {
-        name: (statistics.median(each), statistics.median(one / none for one, none in zip(each, base, strict=True)))
-        for name, each in times.items()
-    }
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         SharedMemoryError,
         TransportError,
         WorldError,
+        XlaError,
     )
 
 __version__ = "0.1.0"
@@ -45,6 +46,7 @@ __all__ = [
     "SharedMemoryError",
     "TransportError",
     "WorldError",
+    "XlaError",
     "__version__",
     "read_config",
 ]

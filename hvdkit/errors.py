@@ -62,6 +62,10 @@ class BackwardInterruptedError(HorovodInternalError):
     """A backward pass ended with an exception after some of its buckets were already on their way."""
 
 
+class XlaError(HvdkitError, RuntimeError):
+    """Communication between ranks was called for in a function that XLA is to compile."""
+
+
 class LaunchError(HvdkitError, ValueError):
     """hvdrun was asked for something that cannot be started; nothing has been."""
 

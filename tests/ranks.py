@@ -18,7 +18,7 @@ from rank_job import Job
 
 _KEPT = 4  # jobs that wait for more work at the same time: ten ranks, of 1 to 4, in the usual tests
 _GRACE_S = 2.0  # for the other ranks to say something too, once one has failed
-_jobs: dict[int, Job] = {}  # by number of ranks, the one used last at the end
+_jobs: dict[tuple[int, str], Job] = {}  # by number of ranks and backend of Keras, the one used last at the end
 
 
 class _Answers:
@@ -57,6 +57,7 @@ def run_ranks(
     timeout: float = 60,
     transport: str | None = None,
     env: Mapping[str, str] | None = None,
+    backend: str = "",
     fresh: bool = False,
     grace: float = _GRACE_S,
     **kwargs: Any,
@@ -65,13 +66,13 @@ def run_ranks(
 
     body: a function of a module, importable; it and its arguments and results are pickled.
     transport: a name in openers.OPENERS; the body's first argument is then that transport, opened once a job.
-    env: more variables for the ranks; they then are fresh.
+    env: more variables for the ranks; they then are fresh. backend: that Keras runs on, there is one a process.
     fresh: processes of its own, started and ended here, for bodies that end ranks or leave things behind.
     timeout, grace: in seconds, for all ranks to answer, and for the rest of them once one has failed.
     Raises RanksFailedError showing tracebacks, the stacks of ranks that hang, and the output; all ranks are ended then.
     """
     own = fresh or env is not None
-    job = Job(size, env or {}) if own else _take(size)
+    job = Job(size, {**_keras(backend), **(env or {})}) if own else _take(size, backend)
     seen = job.log.position()
     task = pickle.dumps((transport, body, args, kwargs))
     answers = _Answers()
@@ -82,7 +83,7 @@ def run_ranks(
         if len(answers.results) == size:
             return [answers.results[rank] for rank in range(size)]
         if not own:
-            del _jobs[size]
+            del _jobs[size, backend]
         own = True
         silent = job.stacks(set(job.connections) - set(answers.results) - set(answers.tracebacks) - answers.ended)
         status = job.kill(patience_s=grace if answers.ended else 0.0)
@@ -118,14 +119,18 @@ def _collect(connections: Mapping[int, Connection[Any, Any]], answers: _Answers,
             deadline = min(deadline, time.monotonic() + grace)
 
 
-def _take(size: int) -> Job:
-    job = _jobs.pop(size, None)
+def _keras(backend: str) -> dict[str, str]:
+    return {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"} if backend else {}
+
+
+def _take(size: int, backend: str) -> Job:
+    job = _jobs.pop((size, backend), None)
     if job is not None and not job.alive:
         job.kill()
         job = None
     if job is None:
-        job = Job(size, {})
-    _jobs[size] = job
+        job = Job(size, _keras(backend))
+    _jobs[size, backend] = job
     while len(_jobs) > _KEPT:
         _jobs.pop(next(iter(_jobs))).close()
     return job

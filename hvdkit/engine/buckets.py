@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from hvdkit.transport.base import STORAGE
 
 _ALIGN = 64  # bytes; each tensor begins at a cache line
 _WHOLE_BYTES = 4 * 2**20
+_IN_PLACE_BYTES = 32 * 1024
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,21 @@ class Slot:
     start: int
     stop: int
     offset: int = 0
+
+
+def cut_slots(slots: Sequence[Slot], own: tuple[int, int], itemsize: int) -> list[tuple[Slot, bool]]:
+    """Slots cut where `own`, (start, stop), begins and ends; with each part, whether it is worth reducing in place.
+
+    That are the large ones within `own`: a copy costs less than the care of anything smaller.
+    """
+    parts = []
+    for slot in slots:
+        inside = [edge for edge in own if slot.start < edge < slot.stop]
+        for first, last in itertools.pairwise([slot.start, *inside, slot.stop]):
+            part = Slot(slot.tensor, first, last, slot.offset + first - slot.start)
+            large = (last - first) * itemsize >= _IN_PLACE_BYTES
+            parts.append((part, large and own[0] <= first and last <= own[1]))
+    return parts
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Wire = Literal["none", "float16", "bfloat16"]
 
@@ -39,3 +39,14 @@ class ReduceOptions:
     def __str__(self) -> str:
         what = "average" if self.average else "sum"
         return f"{what}, predivided by {self.predivide:g}, {self.wire} on the wire"
+
+
+def wire_of(compression: Any) -> Wire:
+    """The wire dtype of a compressor; TypeError for something else, such as a Horovod compressor of the user's own."""
+    wire = getattr(compression, "wire", None)
+    if wire not in ("none", "float16", "bfloat16"):
+        raise TypeError(
+            f"compression is {compression!r}; use hvd.Compression.none, hvd.Compression.fp16 or hvd.Compression.bf16. "
+            f"Compressors written for Horovod are not called by hvdkit, which casts on the wire itself."
+        )
+    return wire  # type: ignore[no-any-return]

@@ -6,6 +6,22 @@ from hvdkit.need import need
 
 need("torch", "torch")
 
+from hvdkit.engine.basics import (
+    add_process_set,
+    cross_rank,
+    cross_size,
+    get_process_set_ids_and_ranks,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    remove_process_set,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from hvdkit.engine.job_objects import allgather_object, broadcast_object
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
@@ -24,23 +40,7 @@ from hvdkit.torch.asynchronous import (
     reducescatter_async,
     sparse_allreduce_async,
 )
-from hvdkit.torch.basics import (
-    add_process_set,
-    cross_rank,
-    cross_size,
-    describe,
-    get_process_set_ids_and_ranks,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    remove_process_set,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from hvdkit.torch.basics import describe, init
 from hvdkit.torch.built import (
     ccl_built,
     cuda_built,
@@ -72,7 +72,7 @@ from hvdkit.torch.ops import (
     reducescatter,
 )
 from hvdkit.torch.optimizer import DistributedOptimizer
-from hvdkit.torch.state import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from hvdkit.torch.state import broadcast_optimizer_state, broadcast_parameters
 from hvdkit.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [

@@ -18,11 +18,11 @@ import torch
 
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
+from hvdkit.engine.submit import find_group
 from hvdkit.torch.handles import Handle, synchronize
 from hvdkit.torch.submit import (
     begin,
     check_group,
-    find_group,
     run_allreduce,
     run_broadcast,
     start_allgather,

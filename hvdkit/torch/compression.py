@@ -58,14 +58,3 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
-
-
-def wire_of(compression: type[Compressor] | Compressor) -> Wire:
-    """The wire dtype of a compressor; TypeError for something else, such as a Horovod compressor of the user's own."""
-    wire = getattr(compression, "wire", None)
-    if wire not in ("none", "float16", "bfloat16"):
-        raise TypeError(
-            f"compression is {compression!r}; use hvd.Compression.none, hvd.Compression.fp16 or hvd.Compression.bf16. "
-            f"Compressors written for Horovod are not called by hvdkit, which casts on the wire itself."
-        )
-    return wire  # type: ignore[no-any-return]

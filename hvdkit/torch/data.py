@@ -44,7 +44,7 @@ class ShardedSampler(Sampler[int]):
         evaluation: bool = False,
     ) -> None:
         if rank is None or size is None:
-            from hvdkit.torch import basics
+            from hvdkit.engine import basics
 
             rank = basics.rank() if rank is None else rank
             size = basics.size() if size is None else size

@@ -9,9 +9,10 @@ import torch
 from hvdkit.engine.execution import split_rows
 from hvdkit.engine.process_sets import ProcessSet
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum
+from hvdkit.engine.submit import find_group
 from hvdkit.torch import asynchronous as begin
 from hvdkit.torch.handles import synchronize
-from hvdkit.torch.submit import check_group, do, find_group, run_allreduce, run_broadcast, shape_of
+from hvdkit.torch.submit import check_group, do, run_allreduce, run_broadcast, shape_of
 
 Factors = tuple[float, float]
 

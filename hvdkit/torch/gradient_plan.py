@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from hvdkit.engine.buckets import Slot, TensorSpec
+from hvdkit.engine.buckets import Slot, TensorSpec, cut_slots
 from hvdkit.engine.planned import Filled, PlannedReduction, Statistics
 from hvdkit.engine.process_sets import MemberGroup
 from hvdkit.engine.progress import has_spare_core
@@ -19,8 +18,6 @@ from hvdkit.torch.tensors import as_buffer, as_tensor, dtype_name
 from hvdkit.transport.base import Buffer
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
-
-_IN_PLACE_BYTES = 32 * 1024  # a copy costs less than the care of anything smaller
 
 
 @dataclass(frozen=True)
@@ -185,14 +182,8 @@ class GradientPlan:
 
         Views have the parameter's shape, or are flat for a part of one.
         """
-        seen = []
-        for slot in self._moving.buckets[bucket].slots:
-            inside = [edge for edge in own if slot.start < edge < slot.stop]
-            for first, last in itertools.pairwise([slot.start, *inside, slot.stop]):
-                part = Slot(slot.tensor, first, last, slot.offset + first - slot.start)
-                large = (last - first) * flat.element_size() >= _IN_PLACE_BYTES
-                seen.append(_Seen(part, self._view(flat, first, part), large and own[0] <= first and last <= own[1]))
-        return seen
+        parts = cut_slots(self._moving.buckets[bucket].slots, own, flat.element_size())
+        return [_Seen(part, self._view(flat, part.start, part), mine) for part, mine in parts]
 
     def _view(self, flat: torch.Tensor, start: int, slot: Slot) -> torch.Tensor:
         parameter, count = self._parameters[slot.tensor], slot.stop - slot.start

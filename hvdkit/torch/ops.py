@@ -15,9 +15,11 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.joining import join_all
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
+from hvdkit.engine.request import wire_of
+from hvdkit.engine.submit import find_group
 from hvdkit.torch import differentiable as autograd
-from hvdkit.torch.compression import Compression, Compressor, wire_of
-from hvdkit.torch.submit import check_group, do, do_barrier, find_group, run_allreduce, run_broadcast
+from hvdkit.torch.compression import Compression, Compressor
+from hvdkit.torch.submit import check_group, do, do_barrier, run_allreduce, run_broadcast
 
 Narrow = type[Compressor]
 

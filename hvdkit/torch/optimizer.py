@@ -14,8 +14,8 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.planned import Statistics
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum
-from hvdkit.engine.request import ReduceOptions
-from hvdkit.torch.compression import Compression, Compressor, wire_of
+from hvdkit.engine.request import ReduceOptions, wire_of
+from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.groups import number_groups
 from hvdkit.torch.reducer import GradientReducer
 

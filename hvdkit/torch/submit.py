@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
-from hvdkit.engine import runtime as engine
-from hvdkit.engine.execution import FLOATS, Operation, split_rows
-from hvdkit.engine.negotiation import Announcement
+from hvdkit.engine import submit as named
+from hvdkit.engine.execution import Operation, split_rows
 from hvdkit.engine.process_sets import MemberGroup, ProcessSet
-from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
+from hvdkit.engine.reduce_op import ReduceOp
+from hvdkit.engine.submit import Options, check_splits, find_group, reduce_options, root_options
 from hvdkit.torch.handles import Handle, make_handle
 from hvdkit.torch.tensors import as_buffer, as_tensor, dtype_name
-from hvdkit.transport.base import Buffer
 
 Tensors = Sequence[torch.Tensor]
 Finish = Callable[[Operation], Any]
-Options = tuple[tuple[str, str], ...]
 Result = TypeVar("Result")
-
-
-def find_group(process_set: ProcessSet, call: str) -> MemberGroup:
-    """The ranks that take part. Raises NotInitializedError before init(), ValueError on a rank outside of the set."""
-    engine.runtime(call.replace("_async", ""))
-    return process_set.group(call)
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -57,14 +48,6 @@ def check_group(tensors: Any, call: str) -> list[torch.Tensor]:
     return made
 
 
-def _ask(
-    group: MemberGroup, kind: str, name: str | None, hosts: Tensors, options: Options = (), splits: tuple[int, ...] = ()
-) -> tuple[str, Announcement, list[Buffer]]:
-    named = f"{kind}.{name}" if name else group.engine.make_name(kind)
-    asked = Announcement(kind, _describe(hosts), options, splits)
-    return named, asked, [as_buffer(host) for host in hosts]
-
-
 def begin(
     group: MemberGroup,
     kind: str,
@@ -76,37 +59,20 @@ def begin(
     splits: tuple[int, ...] = (),
 ) -> Handle:
     """Begin an operation; returns its handle. finish: makes of it what the caller gets."""
-    operation = group.engine.submit(*_ask(group, kind, name, hosts, options, splits))
-    return make_handle(group.engine, operation, finish)
+    buffers = [as_buffer(host) for host in hosts]
+    return make_handle(group.engine, named.begin(group, kind, name, _describe(hosts), buffers, options, splits), finish)
 
 
 def do(
     group: MemberGroup, kind: str, name: str | None, hosts: Tensors, finish: Finish, *, options: Options = ()
 ) -> Any:
     """Do an operation now; returns what `finish` makes of it."""
-    return finish(group.engine.do(*_ask(group, kind, name, hosts, options)))
+    buffers = [as_buffer(host) for host in hosts]
+    return finish(named.do(group, kind, name, _describe(hosts), buffers, options))
 
 
 def _describe(hosts: Tensors) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple([(dtype_name(host), tuple(host.shape)) for host in hosts])
-
-
-def _reduce_options(tensors: Tensors, op: ReduceOp, prescale: float, postscale: float, call: str) -> Options:
-    scaled = op is Average or prescale != 1 or postscale != 1
-    for tensor in tensors:
-        name = dtype_name(tensor)
-        if name == "bool" and (scaled or op is Adasum):
-            raise TypeError(
-                f"{call}: bools can be neither averaged nor scaled; op=hvd.Max asks if any is true, hvd.Min if all are."
-            )
-        if op is Adasum and name not in FLOATS:
-            raise TypeError(f"{call}: Adasum is for floating-point tensors, this one is {tensor.dtype}.")
-    return _write_options(op.kind, float(prescale), float(postscale))
-
-
-@functools.lru_cache(maxsize=64)
-def _write_options(op: str, prescale: float, postscale: float) -> tuple[tuple[str, str], ...]:
-    return (("op", op), ("prescale factor", repr(prescale)), ("postscale factor", repr(postscale)))
 
 
 def run_allreduce(
@@ -123,7 +89,7 @@ def run_allreduce(
 ) -> Result:
     """An allreduce of one tensor, or of a group. run: `begin` it, or `do` it."""
     group = find_group(process_set, call)
-    options = _reduce_options(tensors, op, *factors, call)
+    options = reduce_options([dtype_name(tensor) for tensor in tensors], op, *factors, call)
     hosts = [own_memory(tensor) if in_place else to_host(tensor) for tensor in tensors]
 
     def finish(operation: Operation) -> Any:
@@ -157,11 +123,8 @@ def run_broadcast(
 ) -> Result:
     """A broadcast. run: `begin` it, or `do` it. root_rank: in the world."""
     group = find_group(process_set, call)
-    ranks = process_set.ranks or []
-    if root_rank not in ranks:
-        raise ValueError(f"root_rank is {root_rank}; the ranks of {process_set!r} are {ranks}.")
+    options = root_options(process_set, root_rank)
     host = own_memory(tensor) if in_place else to_host(tensor)
-    options = (("root rank", str(ranks.index(root_rank))),)
 
     def finish(_: Operation) -> torch.Tensor:
         return _put(tensor, host, in_place)
@@ -199,7 +162,7 @@ def start_alltoall(
     group = find_group(process_set, call)
     size = group.transport.size
     host = own_memory(tensor).reshape(shape_of(tensor))
-    counts = _check_splits(host, splits, size, call)
+    counts = check_splits(host.shape[0], _listed(splits, size, call), size, call)
 
     def finish(operation: Operation) -> Any:
         received = [each[group.transport.rank] for each in operation.rows]
@@ -210,25 +173,15 @@ def start_alltoall(
     return begin(group, "alltoall", name, [host], finish, splits=counts)
 
 
-def _check_splits(host: torch.Tensor, splits: Any, size: int, call: str) -> tuple[int, ...]:
-    rows = host.shape[0]
-    if splits is None or (isinstance(splits, torch.Tensor) and not splits.numel()):
-        if rows % size:
-            raise ValueError(
-                f"{call}: {rows} rows do not divide by {size} ranks; say with splits how many each one gets."
-            )
-        return (rows // size,) * size
-    if isinstance(splits, torch.Tensor) and (splits.is_floating_point() or splits.dim() != 1):
+def _listed(splits: Any, size: int, call: str) -> Any:
+    """Splits as a list of integers, or None for equal parts, as an empty tensor says too."""
+    if not isinstance(splits, torch.Tensor):
+        return splits
+    if splits.numel() and (splits.is_floating_point() or splits.dim() != 1):
         raise ValueError(
             f"{call}: splits must be a list of {size} whole numbers, not {splits.dtype} {list(splits.shape)}."
         )
-    counts = tuple(int(count) for count in splits)
-    if len(counts) != size or min(counts) < 0 or sum(counts) > rows:
-        raise ValueError(
-            f"{call}: splits are {list(counts)}; {size} numbers from 0 up are needed, one a rank, that sum up to the "
-            f"{rows} rows of the tensor at most."
-        )
-    return counts
+    return splits.tolist() or None
 
 
 def start_reducescatter(
@@ -243,7 +196,7 @@ def start_reducescatter(
 ) -> Handle:
     """Begin a reducescatter of one tensor, or of a group."""
     group = find_group(process_set, call)
-    options = _reduce_options(tensors, op, *factors, call)
+    options = reduce_options([dtype_name(tensor) for tensor in tensors], op, *factors, call)
     for tensor in tensors:
         if not tensor.dim():
             raise ValueError(f"{call}: a scalar has no rows to scatter; give a tensor of at least one dimension.")

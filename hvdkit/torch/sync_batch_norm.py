@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
+from hvdkit.engine import basics
 from hvdkit.engine.reduce_op import Sum
-from hvdkit.torch import basics
 from hvdkit.torch.ops import allreduce
 
 

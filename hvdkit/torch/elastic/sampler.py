@@ -7,8 +7,8 @@ from typing import TypedDict
 
 from torch.utils.data import Sampler
 
+from hvdkit.engine import basics
 from hvdkit.sharding import Indices, plan_order, split_for_training
-from hvdkit.torch import basics
 
 
 class ElasticSamplerState(TypedDict):

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from hvdkit.elastic.state import Handler, ObjectState
-from hvdkit.torch.state import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from hvdkit.engine.job_objects import broadcast_object
+from hvdkit.torch.state import broadcast_optimizer_state, broadcast_parameters
 
 
 class TorchState(ObjectState):

@@ -1,0 +1,133 @@
+"""Who am I, and who is there: what every adapter offers, whatever its framework."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from hvdkit.engine import runtime as engine
+from hvdkit.engine.job_objects import allgather_object
+from hvdkit.engine.process_sets import ProcessSet
+from hvdkit.errors import ConfigError
+from hvdkit.transport.base import Arithmetic
+from hvdkit.world import World
+
+
+def join_world(
+    comm: Sequence[int] | None,
+    process_sets: Sequence[ProcessSet | Sequence[int]] | str | None,
+    arithmetic: Arithmetic | None,
+    **settings: Any,
+) -> None:
+    """What init() does; see the adapters'. arithmetic: the framework's own, numpy's if None."""
+    given = () if process_sets is None or isinstance(process_sets, str) else tuple(process_sets)
+    sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in given]
+    made = engine.init(sets, arithmetic=arithmetic, **settings)
+    if comm is not None and list(comm) != list(range(made.world.size)):
+        engine.shutdown()
+        raise ConfigError(
+            f"comm={list(comm)!r}: only all ranks, in order, can take part. Use a process set for some of them."
+        )
+
+
+def shutdown() -> None:
+    """Leave the world; every rank calls it. Optional at the end of a script."""
+    engine.shutdown()
+
+
+def is_initialized() -> bool:
+    """Has init() been called, and shutdown() not since?"""
+    return engine.is_initialized()
+
+
+def _world(call: str) -> World:
+    return engine.runtime(call).world
+
+
+def rank() -> int:
+    """This process's number among all ranks, from 0. Raises NotInitializedError before init()."""
+    return _world("rank()").rank
+
+
+def size() -> int:
+    """How many ranks there are. Raises NotInitializedError before init()."""
+    return _world("size()").size
+
+
+def local_rank() -> int:
+    """This process's number among the ranks of its host, from 0; picks the GPU. NotInitializedError before init()."""
+    return _known(_world("local_rank()").local_rank)
+
+
+def local_size() -> int:
+    """How many ranks this host has. Raises NotInitializedError before init()."""
+    return _known(_world("local_size()").local_size)
+
+
+def cross_rank() -> int:
+    """The number of this host among those that have a rank of this local_rank. NotInitializedError before init()."""
+    return _known(_world("cross_rank()").cross_rank)
+
+
+def cross_size() -> int:
+    """How many hosts have a rank of this local_rank. Raises NotInitializedError before init()."""
+    return _known(_world("cross_size()").cross_size)
+
+
+def _known(value: int | None) -> int:
+    assert value is not None, "init() completes the world"
+    return value
+
+
+def describe_world(framework: str, threads: int) -> str:
+    """Say in a line what runs where; see the adapters' describe(). framework: with its version; threads: of a rank."""
+    made = engine.runtime("describe()")
+    hosts: dict[str, int] = {}
+    for host in allgather_object(made.world.host or socket.gethostname()):
+        hosts[host] = hosts.get(host, 0) + 1
+    count = made.world.size
+    where = ", ".join(f"{host}: {ranks}" for host, ranks in hosts.items())
+    return (
+        f"{count} rank{'s' * (count > 1)} on {len(hosts)} host{'s' * (len(hosts) > 1)} ({where}), "
+        f"{made.transport.name} transport, {framework}, {threads} thread{'s' * (threads > 1)} a rank"
+    )
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Make a process set known; every rank calls it, with the same ranks. Returns the set.
+
+    Raises ValueError for ranks that are not there or come twice, or if a set of these ranks is known.
+    """
+    made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    engine.runtime("add_process_set()").sets.add(made)
+    return made
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Forget a process set; every rank calls it. False if it was not known, or is the set of all ranks."""
+    return engine.runtime("remove_process_set()").sets.remove(process_set)
+
+
+def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """The ranks of every process set, by its number; 0 is the set of all ranks."""
+    return engine.runtime("get_process_set_ids_and_ranks()").sets.ids_and_ranks()
+
+
+get_process_sets = get_process_set_ids_and_ranks
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Begin to write a Chrome trace of all named operations, on rank 0; chrome://tracing or ui.perfetto.dev show it.
+
+    mark_cycles: as in Horovod; there are no cycles to mark. Raises OSError if the file cannot be written, ValueError if
+    a timeline is being written.
+    """
+    made = engine.runtime("start_timeline()")
+    if made.world.rank == 0:
+        made.timeline.start(file_path)
+
+
+def stop_timeline() -> None:
+    """End the trace that start_timeline() began."""
+    engine.runtime("stop_timeline()").timeline.stop()

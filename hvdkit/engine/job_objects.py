@@ -1,0 +1,52 @@
+"""Python objects between the ranks of the job, as every adapter offers them."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from hvdkit.engine import objects
+from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.submit import find_group, root_options
+from hvdkit.engine.together import do_together
+from hvdkit.transport.small import broadcast_bytes, gather_bytes
+
+T = TypeVar("T")
+
+
+def broadcast_object(
+    obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> T:
+    """Give every rank a copy of root's object; what the others pass does not count.
+
+    obj: anything that can be pickled; root gets its own back. root_rank: its number in the world, also for a process
+    set. name: for errors and reports, the same on all ranks.
+    Raises ValueError for a root that does not exist and on a rank outside of the set, NotInitializedError before
+    init(), HorovodInternalError if a rank calls something else in its place, has joined or has left.
+    """
+    group = find_group(process_set, "broadcast_object()")
+    options = root_options(process_set, root_rank)
+    root = (process_set.ranks or []).index(root_rank)
+    data = objects.pack(obj) if group.transport.rank == root else b""
+    sent = do_together(
+        group.engine,
+        "broadcast_object",
+        lambda transport, _: broadcast_bytes(transport, data, root),
+        name=name or "",
+        options=options,
+    )
+    return obj if group.transport.rank == root else objects.unpack(sent)
+
+
+def allgather_object(obj: T, name: str | None = None) -> list[T]:
+    """Give every rank the list of all ranks' objects, in rank order.
+
+    obj: anything that can be pickled. name: for errors and reports, the same on all ranks.
+    Raises NotInitializedError before init(), HorovodInternalError if a rank calls something else in its place, has
+    joined or has left.
+    """
+    group = find_group(global_process_set, "allgather_object()")
+    data = objects.pack(obj)
+    gathered = do_together(
+        group.engine, "allgather_object", lambda transport, _: gather_bytes(transport, data), name=name or ""
+    )
+    return [objects.unpack(one) for one in gathered]

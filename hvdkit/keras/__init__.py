@@ -1,0 +1,108 @@
+"""hvdkit for Keras 3, on TensorFlow, PyTorch or JAX: `import hvdkit.keras as hvd`.
+
+In place of `import horovod.keras as hvd` and `import horovod.tensorflow.keras as hvd`. The backend is what Keras is
+set to: KERAS_BACKEND, or its configuration file.
+"""
+
+from __future__ import annotations
+
+from hvdkit.need import need
+
+need("keras", "keras")
+
+from hvdkit.engine.basics import (
+    add_process_set,
+    cross_rank,
+    cross_size,
+    get_process_set_ids_and_ranks,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    remove_process_set,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from hvdkit.engine.built import (
+    ccl_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    is_homogeneous,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+)
+from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
+from hvdkit.errors import HorovodInternalError
+from hvdkit.keras import callbacks, elastic
+from hvdkit.keras.averages import average_metrics, evaluate
+from hvdkit.keras.basics import describe, init
+from hvdkit.keras.compression import Compression
+from hvdkit.keras.data import shard
+from hvdkit.keras.objects import allgather_object, broadcast_object
+from hvdkit.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from hvdkit.keras.state import broadcast_global_variables, broadcast_model, broadcast_variables, load_model
+from hvdkit.keras.values import allgather, allreduce, barrier, broadcast, reducescatter
+from hvdkit.schedules import linear_scale, square_root_scale
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "PartialDistributedOptimizer",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "average_metrics",
+    "barrier",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_model",
+    "broadcast_object",
+    "broadcast_variables",
+    "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "ddl_built",
+    "describe",
+    "elastic",
+    "evaluate",
+    "get_process_set_ids_and_ranks",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "linear_scale",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "shard",
+    "shutdown",
+    "size",
+    "square_root_scale",
+    "start_timeline",
+    "stop_timeline",
+]

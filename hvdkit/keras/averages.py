@@ -1,0 +1,111 @@
+"""Metrics over the samples of all ranks: exact for unequal shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from hvdkit.engine.basics import rank
+from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.reduce_op import Sum
+from hvdkit.keras.state import sync_state
+from hvdkit.keras.values import allreduce
+
+
+def average_metrics(
+    model: keras.Model,
+    others: Mapping[str, float] | None = None,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> dict[str, float]:
+    """What the model's metrics would show if one process had seen all ranks' samples since they were reset.
+
+    Keras's own metrics keep sums and counts, which are added up over the ranks; so accuracy, AUC, a loss and all others
+    are exact, also where ranks have unequal shards or none. A metric class of the user's own that does not derive from
+    keras.metrics.Mean or Sum is averaged with the number of samples as weight, and so are `others`.
+
+    others: more numbers to be averaged, by name, the same names on all ranks. Collective; the same on every rank.
+    """
+    sync_state(model)
+    metrics = _leaves(model)
+    adding = [metric for metric in metrics if _adds_up(metric)]
+    variables = [variable for metric in adding for variable in metric.variables]
+    own = _numbers(model.get_metrics_result())
+    mine = {**(others or {}), **own}
+    names = sorted(mine)
+    samples = _samples(model)
+    values = [np.array(variable.numpy(), np.float64).reshape(-1) for variable in variables]
+    weighted = np.array([mine[one] * samples if samples else 0.0 for one in names] + [samples], np.float64)
+    summed = allreduce(np.concatenate([*values, weighted]), name=name, op=Sum, process_set=process_set)
+    means = summed[len(summed) - len(weighted) :]
+    result = {
+        one: float(total / means[-1]) if means[-1] else float("nan") for one, total in zip(names, means, strict=False)
+    }
+    with _Put(variables, summed):
+        exact = _numbers(model.get_metrics_result())
+    inexact = {metric.name for metric in metrics if not _adds_up(metric)}
+    result.update({one: value for one, value in exact.items() if one not in inexact})
+    return result
+
+
+def evaluate(model: keras.Model, *args: Any, **kwargs: Any) -> dict[str, float]:
+    """Evaluate the model on all ranks' data, each rank giving its own shard; the same exact result on every rank.
+
+    args, kwargs: of model.evaluate. Only rank 0 shows a progress bar. Returns the metrics by name.
+    """
+    if rank() != 0:
+        kwargs["verbose"] = 0
+    model.evaluate(*args, **{**kwargs, "return_dict": True})
+    return average_metrics(model)
+
+
+class _Put:
+    """In here the variables hold other numbers."""
+
+    def __init__(self, variables: list[Any], numbers: Any) -> None:
+        self._variables, self._numbers = variables, numbers
+
+    def __enter__(self) -> None:
+        self._kept = [np.array(variable.numpy()) for variable in self._variables]
+        at = 0
+        for variable, kept in zip(self._variables, self._kept, strict=True):
+            variable.assign(self._numbers[at : at + kept.size].reshape(kept.shape).astype(kept.dtype))
+            at += kept.size
+
+    def __exit__(self, *error: object) -> None:
+        for variable, kept in zip(self._variables, self._kept, strict=True):
+            variable.assign(kept)
+
+
+def _leaves(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The model's metrics, those of compile() one by one."""
+    found: list[keras.metrics.Metric] = []
+    for metric in model.metrics:
+        inner = getattr(metric, "metrics", None)
+        found += list(inner) if inner is not None else [metric]
+    return found
+
+
+def _adds_up(metric: keras.metrics.Metric) -> bool:
+    """Is its state a sum over samples? So it is with all of Keras's own."""
+    own = type(metric).__module__.partition(".")[0] == "keras"
+    return own or isinstance(metric, (keras.metrics.Mean, keras.metrics.Sum))
+
+
+def _samples(model: keras.Model) -> float:
+    tracker = getattr(model, "_loss_tracker", None)
+    return float(tracker.count.numpy()) if tracker is not None else 1.0
+
+
+def _numbers(logs: Mapping[str, Any]) -> dict[str, float]:
+    flat: dict[str, float] = {}
+    for name, value in logs.items():
+        if isinstance(value, Mapping):
+            flat.update(_numbers(value))
+        elif np.ndim(number := keras.ops.convert_to_numpy(value)) == 0:
+            flat[name] = float(number)
+    return flat

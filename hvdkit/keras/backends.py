@@ -1,0 +1,67 @@
+"""What differs between the backends of Keras: how gradients are reduced inside a training step."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import keras
+
+from hvdkit.errors import ConfigError
+from hvdkit.keras.settings import Settings
+
+
+class Reducer(Protocol):
+    """Keeps the gradients of one optimizer equal on all ranks; one implementation a backend.
+
+    Gradients and variables come as two lists of one length, in the same order on all ranks. What is returned takes the
+    gradients' place; None stays None unless another rank has the gradient.
+    """
+
+    def __init__(self, settings: Settings) -> None: ...
+
+    def prepare(self, variables: Sequence[Any]) -> None:
+        """These will be trained, one backward pass a step: what can be reduced during backward may be."""
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Reduce gradients; collective, inside of a compiled step as well as outside."""
+
+    def reduce_window(self, gradients: Sequence[Any], variables: Sequence[Any], due: Callable[[], Any]) -> list[Any]:
+        """Reduce accumulated gradients. due: whether this is the last pass of a window, for backends whose optimizer
+        goes through here in every pass."""
+
+    def agree(self, flag: Any) -> Any:
+        """Is a scalar bool true on all ranks? Collective."""
+
+    def close(self) -> None:
+        """Free the buckets; collective."""
+
+
+_REDUCERS = {
+    "torch": "hvdkit.keras.torch_reducer:TorchReducer",
+    "jax": "hvdkit.keras.jax_reducer:JaxReducer",
+    "tensorflow": "hvdkit.keras.tensorflow_reducer:TensorflowReducer",
+}
+
+
+def open_reducer(settings: Settings) -> Reducer:
+    """The reducer of the backend that Keras runs on. ConfigError for one that hvdkit has none for."""
+    name = keras.backend.backend()
+    if name not in _REDUCERS:
+        raise ConfigError(
+            f"Keras runs on the backend {name!r}; hvdkit works with {', '.join(_REDUCERS)}. Set KERAS_BACKEND to one "
+            f"of them before keras is imported."
+        )
+    module, _, kind = _REDUCERS[name].partition(":")
+    made: Reducer = getattr(importlib.import_module(module), kind)(settings)
+    return made
+
+
+def settle() -> None:
+    """Wait until the steps that have been started are done: on JAX they run on while the script goes on, and their
+    collectives must not come among those of the main thread."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        jax.effects_barrier()

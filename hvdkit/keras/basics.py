@@ -1,0 +1,47 @@
+"""init and describe, for Keras scripts."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from hvdkit.engine.basics import describe_world, join_world
+from hvdkit.engine.process_sets import ProcessSet
+
+
+def init(
+    comm: Sequence[int] | None = None,
+    process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None,
+    **settings: Any,
+) -> None:
+    """Join the world that the launcher made. Every rank calls it, before any other call of hvdkit.
+
+    comm: as in Horovod, the ranks that take part; all of them, in order, or None.
+    process_sets: sets, or lists of ranks, to be known from the beginning; "dynamic" is not needed for later ones.
+    settings: fields of hvdkit.Config, e.g. transport="mpi"; they beat the environment.
+    Raises WorldError if launcher and MPI disagree about the number of ranks, ConfigError for a bad setting, ValueError
+    for process sets that cannot be made.
+    """
+    arithmetic = None
+    if keras.backend.backend() == "torch":
+        arithmetic = importlib.import_module("hvdkit.torch.tensors").TorchArithmetic()
+    join_world(comm, process_sets, arithmetic, **settings)
+
+
+def describe() -> str:
+    """Say in a line what runs where: ranks, hosts, transport and threads; collective, the same text on every rank.
+
+    Example: "4 ranks on 2 hosts (node1: 2, node2: 2), hierarchical transport, keras 3.15.1 on jax, 2 threads a rank".
+    """
+    name = keras.backend.backend()
+    threads = os.cpu_count() or 1
+    if name == "torch":
+        threads = importlib.import_module("torch").get_num_threads()
+    elif name == "tensorflow":
+        config = importlib.import_module("tensorflow").config.threading
+        threads = config.get_intra_op_parallelism_threads() or threads
+    return describe_world(f"keras {keras.__version__} on {name}", threads)

@@ -1,0 +1,60 @@
+"""Metrics of an epoch over all ranks' samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.keras.averages import average_metrics
+
+
+class MetricAverageCallback(keras.callbacks.Callback):
+    """Put into the logs of each epoch what one process would have seen, for all callbacks that come after this one.
+
+    Exact for unequal shards and for metrics that are no means; see average_metrics. Put it before callbacks that use
+    metrics (ReduceLROnPlateau, TensorBoard, ModelCheckpoint, EarlyStopping): then they do the same on every rank.
+
+    device: accepted as in Horovod. process_set: ranks to average over.
+    """
+
+    def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
+        super().__init__()
+        self.device = device
+        self.process_set = process_set
+        self._training: dict[str, float] | None = None
+        self._testing: dict[str, float] = {}
+        self._in_epoch = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """An epoch's metrics begin anew."""
+        self._training, self._testing, self._in_epoch = None, {}, True
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Keep the metrics of training: validation uses the same objects for its own."""
+        if self._in_epoch and self._training is None:
+            self._training = average_metrics(self.model, process_set=self.process_set)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Average the metrics of validation."""
+        self._testing = average_metrics(self.model, process_set=self.process_set)
+        if logs is not None:
+            logs.update({name: value for name, value in self._testing.items() if name in logs})
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Put the averages into the logs."""
+        self._in_epoch = False
+        if logs is None:
+            return
+        validation = {f"val_{name}": value for name, value in self._testing.items()}
+        others = {
+            name: value
+            for name, value in logs.items()
+            if isinstance(value, (int, float)) and name not in validation and name not in (self._training or {})
+        }
+        averages = self._training or {}
+        if self._training is None or others:
+            averages = {**average_metrics(self.model, others, process_set=self.process_set), **averages}
+        averages.update(validation)
+        logs.update({name: value for name, value in averages.items() if name in logs})

@@ -1,0 +1,91 @@
+"""Callbacks that write files: on rank 0 alone, without `if hvd.rank() == 0` around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from hvdkit.engine import runtime as engine
+
+
+def _first() -> bool:
+    return engine.runtime("fit()").world.rank == 0
+
+
+class _RankZero:
+    """Mixed in before a callback: on other ranks than 0 Keras calls nothing of it but set_params and set_model."""
+
+
+def _hook(name: str) -> Callable[..., Any]:
+    def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(super(_RankZero, self), name)(*args, **kwargs) if _first() else None
+
+    hook.__name__ = name
+    return hook
+
+
+for _name in dir(keras.callbacks.Callback):
+    if _name.startswith("on_"):
+        setattr(_RankZero, _name, _hook(_name))
+
+
+def on_rank_zero(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
+    """Any callback that must not run on every rank: the callback itself on rank 0, one that does nothing on others.
+
+    Not for callbacks that stop or change the training: all ranks have to do that.
+    """
+    return callback if _first() else keras.callbacks.Callback()
+
+
+class ModelCheckpoint(_RankZero, keras.callbacks.ModelCheckpoint):
+    """Keras's own, with the same arguments, writing on rank 0 alone."""
+
+
+class BestModelCheckpoint(_RankZero, keras.callbacks.ModelCheckpoint):
+    """Save the whole model whenever the monitored value is the best so far, on rank 0 alone.
+
+    filepath: where to, ending in .keras; may be assigned later, as with Horovod's, but before training.
+    monitor, verbose, mode, save_freq: as for keras.callbacks.ModelCheckpoint.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        filepath: str | None = None,
+    ) -> None:
+        super().__init__(
+            filepath or "unset.keras",
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=False,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        self.filepath = filepath
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """ValueError if there is no filepath yet, on every rank."""
+        if self.filepath is None:
+            raise ValueError("BestModelCheckpoint has no filepath: give it as an argument, or assign it before fit().")
+        super().on_train_begin(logs)
+
+
+class TensorBoard(_RankZero, keras.callbacks.TensorBoard):
+    """Keras's own, with the same arguments, writing on rank 0 alone."""
+
+    def set_model(self, model: keras.Model) -> None:
+        """Keras's own, which makes the folders."""
+        if _first():
+            super().set_model(model)
+        else:
+            keras.callbacks.Callback.set_model(self, model)
+
+
+class CSVLogger(_RankZero, keras.callbacks.CSVLogger):
+    """Keras's own, with the same arguments, writing on rank 0 alone."""

@@ -1,0 +1,68 @@
+"""What belongs to the start of a training on many ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from hvdkit.engine import runtime as engine
+from hvdkit.keras.state import broadcast_model
+from hvdkit.log import logger
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+    """Begin with root's weights and optimizer state on every rank, be they random or restored from a checkpoint.
+
+    It also does what else a fit() on many ranks wants: only rank 0 shows a progress bar, whatever `verbose` is; and a
+    step that TensorFlow would compile with XLA, which cannot hold communication, is not, which rank 0 says.
+
+    root_rank: whose state it is. device: accepted as in Horovod.
+    """
+
+    def __init__(self, root_rank: int = 0, device: str = "") -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.device = device
+        self.broadcast_done = False
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Keras's own; fit() gives one dict to all callbacks, the progress bar last."""
+        if params and params.get("verbose") and engine.runtime("fit()").world.rank != 0:
+            params["verbose"] = 0
+        super().set_params(params)
+
+    def set_model(self, model: keras.Model) -> None:
+        """Keras's own."""
+        super().set_model(model)
+        if keras.backend.backend() == "tensorflow" and model.jit_compile:
+            model.jit_compile = False
+            if engine.runtime("fit()").world.rank == 0:
+                logger.warning(
+                    "XLA cannot compile communication between ranks, so jit_compile is off for the model %s. To say so "
+                    "yourself: model.compile(..., jit_compile=False).",
+                    model.name,
+                )
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Broadcast, unless the model gets its variables with the first batch."""
+        self.broadcast_done = False
+        if self.model.built:
+            optimizer = getattr(self.model, "optimizer", None)
+            if optimizer is not None and not optimizer.built:  # on TensorFlow that comes with the first batch as well
+                optimizer.build(self.model.trainable_variables)
+            self._broadcast()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Broadcast after the first batch, if that is needed."""
+        if batch > 0 and not self.broadcast_done:
+            self._broadcast()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Broadcast at the end of an epoch of one batch."""
+        if not self.broadcast_done:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        broadcast_model(self.model, self.root_rank)
+        self.broadcast_done = True

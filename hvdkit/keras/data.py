@@ -1,0 +1,106 @@
+"""This rank's part of a dataset: arrays, keras.utils.PyDataset and tf.data."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from hvdkit.engine import runtime as engine
+from hvdkit.sharding import Indices, plan_order, split_for_evaluation, split_for_training
+
+Uneven = Literal["pad", "drop"]
+
+
+def shard(
+    data: Any,
+    *,
+    evaluation: bool = False,
+    uneven: Uneven = "pad",
+    rank: int | None = None,
+    size: int | None = None,
+) -> Any:
+    """Take this rank's part of what one process would train on or evaluate with.
+
+    data: an array of the backend or of numpy, (n, ...), or a tuple, list or dict of such arrays with the same n; a
+    PyDataset, or a tf.data.Dataset, whose elements are shared out as they are: batches if it is batched, else samples.
+    What comes back is of the same kind.
+
+    In training every rank gets as many elements, so that no rank waits for a step that others never take; ranks take
+    turns, so that batches of all ranks together are those of one process. uneven: "pad" repeats a few elements where
+    the ranks do not divide them, "drop" leaves a few out. With `evaluation=True` every element is on just one rank, and
+    ranks may differ by one: use hvd.evaluate or MetricAverageCallback, which weight by samples.
+    rank, size: this process and the number of ranks; those of the running world if None.
+
+    Raises TypeError for something else, ValueError for arrays of different lengths or a tf.data.Dataset of unknown
+    length.
+    """
+    if rank is None or size is None:
+        world = engine.runtime("shard()").world
+        rank = world.rank if rank is None else rank
+        size = world.size if size is None else size
+    if isinstance(data, keras.utils.PyDataset):
+        return _ShardedPyDataset(data, _pick(len(data), evaluation, uneven, rank, size))
+    if hasattr(data, "cardinality") and hasattr(data, "shard"):
+        return _shard_tf(data, evaluation, uneven, rank, size)
+    arrays = keras.tree.flatten(data)
+    lengths = {len(array) for array in arrays if hasattr(array, "shape")}
+    if not arrays or any(not hasattr(array, "shape") for array in arrays):
+        raise TypeError(
+            f"shard() takes arrays, a PyDataset or a tf.data.Dataset, not {type(data).__name__}. For a torch "
+            f"DataLoader use hvdkit.torch.data.ShardedSampler; from a generator, let each rank draw its own part."
+        )
+    if len(lengths) > 1:
+        raise ValueError(f"shard(): the arrays have different lengths: {sorted(lengths)}.")
+    mine = _pick(lengths.pop(), evaluation, uneven, rank, size)
+    return keras.tree.map_structure(lambda array: _rows(array, mine), data)
+
+
+def _pick(length: int, evaluation: bool, uneven: Uneven, rank: int, size: int) -> Indices:
+    order = plan_order(length, seed=None)
+    if evaluation:
+        return split_for_evaluation(order, rank=rank, size=size)
+    return split_for_training(order, rank=rank, size=size, uneven=uneven)
+
+
+def _rows(array: Any, rows: Indices) -> Any:
+    return array[rows] if isinstance(array, np.ndarray) else keras.ops.take(array, rows, axis=0)
+
+
+def _shard_tf(data: Any, evaluation: bool, uneven: Uneven, rank: int, size: int) -> Any:
+    count = int(data.cardinality())
+    if evaluation or count == -1:  # infinite: nobody ends first
+        return data.shard(size, rank)
+    if count < 0:
+        raise ValueError(
+            "shard(): this tf.data.Dataset does not know its length, so ranks might take different numbers of steps. "
+            "Use data.apply(tf.data.experimental.assert_cardinality(n)), or shard(data.repeat()) and steps_per_epoch."
+        )
+    if uneven == "drop":
+        return data.take(count // size * size).shard(size, rank)
+    return data.concatenate(data.take(-count % size)).shard(size, rank)
+
+
+class _ShardedPyDataset(keras.utils.PyDataset):
+    """Some batches of another PyDataset."""
+
+    def __init__(self, whole: keras.utils.PyDataset, batches: Indices) -> None:
+        super().__init__(
+            workers=whole.workers,
+            use_multiprocessing=whole.use_multiprocessing,
+            max_queue_size=whole.max_queue_size,
+        )
+        self._whole, self._batches = whole, batches.tolist()
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._whole[self._batches[index]]
+
+    def on_epoch_begin(self) -> None:
+        self._whole.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        self._whole.on_epoch_end()

@@ -1,0 +1,106 @@
+"""What a wrapped optimizer has beside its own class: mixed in before it, where Keras calls it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import keras
+
+from hvdkit.keras.reduction import Reduction
+
+
+class Distributed:
+    """Mixed in before the class of an optimizer that updates variables.
+
+    Gradients are reduced as the first thing in `apply`, so that all that follows (unscaling, clipping, weight decay,
+    the update, averages of weights) does on every rank what it would do in one process. With gradient accumulation
+    that would be once a pass; there they are reduced once a window, when the optimizer is about to clip and use them.
+    """
+
+    def build(self, variables: Any) -> None:
+        """The optimizer's own."""
+        super().build(variables)  # type: ignore[misc]
+        if not self.gradient_accumulation_steps:  # type: ignore[attr-defined]
+            reduction_of(self).prepare(list(variables))
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """The optimizer's own, on gradients of all ranks."""
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+        if not self.gradient_accumulation_steps:  # type: ignore[attr-defined]
+            variables = self._trainable_variables if trainable_variables is None else trainable_variables  # type: ignore[attr-defined]
+            if len(grads := list(grads)) == len(variables):  # else the optimizer's own message says it better
+                grads = reduction_of(self).reduce(grads, variables)
+        return super().apply(grads, trainable_variables)  # type: ignore[misc]
+
+    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
+        with reduction_of(self).window_of(trainable_variables):
+            return super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        passes = self.gradient_accumulation_steps  # type: ignore[attr-defined]
+        if passes:
+            grads = reduction_of(self).reduce_window(grads, lambda: (self._iterations + 1) % passes == 0)  # type: ignore[attr-defined]
+        return super()._clip_gradients(grads)  # type: ignore[misc]
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave the gradient of this variable on this rank; see PartialDistributedOptimizer."""
+        reduction_of(self).add_local(var)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name != "loss_scale_factor":
+            return
+        # compile() puts the optimizer of a mixed_float16 model into a LossScaleOptimizer by itself, and this is all
+        # that the optimizer sees of it. That one decides whether a step is skipped, so it has to ask the other ranks.
+        outer = sys._getframe(1).f_locals.get("self")
+        if isinstance(outer, keras.optimizers.LossScaleOptimizer) and not isinstance(outer, DistributedLossScale):
+            mix_in(outer, DistributedLossScale, reduction_of(self))
+
+
+class DistributedLossScale:
+    """Mixed in before LossScaleOptimizer, around a distributed optimizer: all ranks skip the same steps."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """The optimizer's own, on scaled gradients of all ranks: infinite on one rank, they are so on all."""
+        inner, reduction = self.inner_optimizer, reduction_of(self)  # type: ignore[attr-defined]
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+        if inner.gradient_accumulation_steps:
+            return super().apply(grads, trainable_variables)  # type: ignore[misc]
+        variables = inner._trainable_variables if trainable_variables is None else trainable_variables
+        with reduction.done_after(grads, variables) as reduced:
+            return super().apply(reduced, trainable_variables)  # type: ignore[misc]
+
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        """The optimizer's own, as `apply`."""
+        inner, reduction = self.inner_optimizer, reduction_of(self)  # type: ignore[attr-defined]
+        if inner.gradient_accumulation_steps:
+            return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
+        with reduction.done_after(grads, inner._trainable_variables) as reduced:
+            return super().stateless_apply(optimizer_variables, reduced, trainable_variables)  # type: ignore[misc]
+
+    def check_finite(self, grads: Any) -> Any:
+        """Are the gradients finite on all ranks?"""
+        return reduction_of(self).agree(super().check_finite(grads))  # type: ignore[misc]
+
+
+def reduction_of(optimizer: Any) -> Reduction:
+    """What mix_in gave the optimizer."""
+    found: Reduction = optimizer.__dict__["_hvdkit"]
+    return found
+
+
+def mix_in(optimizer: Any, mixin: type, reduction: Reduction) -> None:
+    """Change an optimizer, in place, to a subclass of its own class and `mixin`.
+
+    It goes on saying that it is of its own class: Keras saves what `optimizer.__class__` is, so the file holds the same
+    as without hvdkit and is loaded without it.
+    """
+    own = type(optimizer)
+    told = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
+    made = type(own.__name__, (mixin, own), {**told, "__class__": property(lambda self: own)})
+    # Past Keras, and past TensorFlow, which keep account of what is assigned to an optimizer.
+    object.__setattr__(optimizer, "__class__", made)
+    optimizer.__dict__["_hvdkit"] = reduction

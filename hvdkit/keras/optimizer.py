@@ -1,0 +1,145 @@
+"""DistributedOptimizer: the user's own Keras optimizer, whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from hvdkit.engine import runtime as engine
+from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.reduce_op import Average, ReduceOp
+from hvdkit.keras.compression import Compression, Compressor
+from hvdkit.keras.distributed import Distributed, DistributedLossScale, mix_in
+from hvdkit.keras.reduction import Reduction
+from hvdkit.keras.settings import Settings
+
+
+def DistributedOptimizer(
+    optimizer: keras.optimizers.Optimizer | str,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: ReduceOp = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Make a Keras optimizer step on the gradients of all ranks: in fit, in train_step and in optimizer.apply.
+
+    The optimizer itself is returned, now of a subclass of its own class and under the same name. It is saved as what
+    it was: a `.keras` file of the model loads without hvdkit. Clipping, loss scaling, averages of weights and skipped
+    steps see the gradients of all ranks; with gradient_accumulation_steps they are reduced once a window.
+
+    optimizer: an instance, also a LossScaleOptimizer, or a name such as "adam".
+    compression: what is sent between hosts instead of float32; sums are taken in float32.
+    sparse_as_dense: reduce sparse gradients (TensorFlow's IndexedSlices) as dense ones rather than gathering rows.
+    gradient_predivide_factor: the part of the average's division that is done before sending. op: Average or Sum.
+    backward_passes_per_step: as gradient_accumulation_steps, which it sets: the update comes with every n-th call.
+    average_aggregated_gradients: those passes are averaged, as Keras does; added up if False, as in Horovod.
+    process_set: ranks that train together; on others the optimizer is left to itself.
+    name, device_dense, device_sparse, num_groups, groups, scale_local_gradients: accepted, and not needed.
+
+    Raises NotInitializedError before init(), ValueError or TypeError for arguments that cannot be used, ConfigError on
+    a backend other than TensorFlow, PyTorch and JAX. A step raises PlanMismatchError if the ranks train different
+    variables, RankLostError if a rank has died; out of a compiled step these come as the backend's error with the same
+    text.
+    """
+    return _wrap(
+        optimizer,
+        Settings(compression, op, gradient_predivide_factor, sparse_as_dense, process_set),
+        passes=backward_passes_per_step,
+        average_passes=average_aggregated_gradients,
+    )
+
+
+def PartialDistributedOptimizer(
+    optimizer: keras.optimizers.Optimizer | str,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: ReduceOp = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """As DistributedOptimizer, but the variables of some layers are each rank's own.
+
+    local_layers: a layer or a list of them; their gradients are not reduced. scale_local_gradients: divide those by the
+    number of ranks, so that they weigh as much as the averaged ones. `optimizer.register_local_var` adds a variable.
+    """
+    layers: Sequence[Any] = local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
+    layers = [layer for layer in layers if layer is not None]
+    wrong = [layer for layer in layers if not isinstance(layer, keras.layers.Layer)]
+    if wrong:
+        raise ValueError(f"local_layers holds {wrong[0]!r}; it takes keras layers.")
+    return _wrap(
+        optimizer,
+        Settings(compression, op, gradient_predivide_factor, sparse_as_dense, process_set),
+        passes=backward_passes_per_step,
+        average_passes=average_aggregated_gradients,
+        local_layers=layers,
+        scale_local=scale_local_gradients,
+    )
+
+
+def _wrap(
+    optimizer: Any,
+    settings: Settings,
+    *,
+    passes: int,
+    average_passes: bool,
+    local_layers: Sequence[Any] = (),
+    scale_local: bool = True,
+) -> Any:
+    engine.runtime("DistributedOptimizer()")
+    optimizer = keras.optimizers.get(optimizer)
+    outer = optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else None
+    inner = outer.inner_optimizer if outer is not None else optimizer
+    if isinstance(inner, Distributed):
+        raise ValueError("This optimizer is a DistributedOptimizer already; wrap it once.")
+    _set_passes(inner, passes)
+    reduction = Reduction(
+        settings,
+        local_layers=local_layers,
+        scale_local=scale_local,
+        passes_factor=1.0 if average_passes else float(passes),
+    )
+    mix_in(inner, Distributed, reduction)
+    if outer is not None:
+        mix_in(outer, DistributedLossScale, reduction)
+    if inner.built and not inner.gradient_accumulation_steps:
+        reduction.prepare(inner._trainable_variables)
+    return optimizer
+
+
+def _set_passes(optimizer: Any, passes: int) -> None:
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step is {passes}; it must be 1 or more.")
+    if passes == 1:
+        return
+    if optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            f"backward_passes_per_step={passes} and gradient_accumulation_steps="
+            f"{optimizer.gradient_accumulation_steps} say the same thing twice; give only one of them."
+        )
+    if optimizer.built:
+        raise ValueError(
+            "backward_passes_per_step needs memory for the sum of gradients, and this optimizer has been built without "
+            "it. Wrap it before it is used first, or make it with gradient_accumulation_steps."
+        )
+    optimizer.gradient_accumulation_steps = passes

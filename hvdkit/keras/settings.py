@@ -1,0 +1,67 @@
+"""How the gradients of a wrapped optimizer are reduced, whatever the backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdkit.engine.process_sets import ProcessSet
+from hvdkit.engine.reduce_op import Average, ReduceOp, Sum
+from hvdkit.engine.request import ReduceOptions, wire_of
+from hvdkit.keras.compression import Compressor
+from hvdkit.transport.base import Transport
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one DistributedOptimizer; see there. ValueError or TypeError for what cannot be used."""
+
+    compression: type[Compressor]
+    op: ReduceOp
+    predivide: float
+    sparse_as_dense: bool
+    process_set: ProcessSet
+
+    def __post_init__(self) -> None:
+        wire_of(self.compression)
+        if self.op not in (Average, Sum):
+            raise ValueError(f"op is {self.op!r}; gradients are reduced with hvd.Average or hvd.Sum.")
+        if self.predivide != 1.0 and self.op is not Average:
+            raise ValueError("gradient_predivide_factor goes with op=hvd.Average only; leave it out, or use Average.")
+        if self.predivide <= 0:
+            raise ValueError(f"gradient_predivide_factor is {self.predivide}; it must be above 0.")
+
+    @property
+    def options(self) -> ReduceOptions:
+        """The same for the engine."""
+        predivide = 0.0 if self.predivide == 1.0 else float(self.predivide)
+        return ReduceOptions(average=self.op is Average, predivide=predivide, wire=wire_of(self.compression))
+
+    @property
+    def transport(self) -> Transport:
+        """Between the ranks that train together."""
+        return self.process_set.group("DistributedOptimizer()").transport
+
+    @property
+    def size(self) -> int:
+        """How many ranks train together; 1 on a rank outside of the process set."""
+        return self.process_set.size() if self.process_set.included() else 1
+
+
+def name_variables(variables: Sequence[Any]) -> list[str]:
+    """A name for each variable, for errors and for the comparison between ranks.
+
+    Keras numbers layers in the order in which a process makes them, so "dense_3" on one rank may be "dense_1" on
+    another that has made fewer models, and a loaded model's have no "sequential/" before it. So numbers and all but the
+    layer are left out, and the place in the list is put in front.
+    """
+    return [f"{at} {_without_numbers(getattr(one, 'path', one.name))}" for at, one in enumerate(variables)]
+
+
+def _without_numbers(path: str) -> str:
+    parts = []
+    for part in path.split("/")[-2:]:
+        name, _, number = part.rpartition("_")
+        parts.append(name if name and number.isdigit() else part)
+    return "/".join(parts)

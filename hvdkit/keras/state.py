@@ -1,0 +1,108 @@
+"""Starting equal: variables from one rank to all, and saved models that go on training on many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from hvdkit.engine import runtime as engine
+from hvdkit.engine.objects import allgather_object
+from hvdkit.errors import HorovodInternalError
+from hvdkit.keras.backends import settle
+from hvdkit.keras.compression import Compression, Compressor
+from hvdkit.keras.optimizer import DistributedOptimizer
+from hvdkit.transport.base import Buffer
+
+
+def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
+    """Overwrite variables on all ranks with root's.
+
+    variables: Keras's or the backend's own, of the same shapes and dtypes and in the same order on all ranks, else
+    HorovodInternalError on every rank, before anything is overwritten. ValueError for a root that is not there.
+    """
+    made = engine.runtime("broadcast_variables()")
+    if not 0 <= root_rank < made.world.size:
+        raise ValueError(f"root_rank is {root_rank}; there are {made.world.size} ranks.")
+    settle()
+    given = list(variables)
+    mine = [f"{getattr(one, 'path', one.name)} {one.dtype} {list(one.shape)}" for one in given]
+    with made.lock:
+        _compare(allgather_object(made.transport, mine), root_rank)
+        for variable in given:
+            array = np.array(keras.ops.convert_to_numpy(variable), order="C", copy=True)
+            made.transport.broadcast(Buffer(array.reshape(-1).view(np.uint8), "uint8"), root_rank)
+            if made.world.rank != root_rank:
+                variable.assign(array)
+
+
+def _compare(described: Sequence[Sequence[str]], root_rank: int) -> None:
+    root = described[root_rank]
+    for rank, other in enumerate(described):
+        if [_kind(one) for one in other] == [_kind(one) for one in root]:
+            continue
+        pairs = list(zip(root, other, strict=False))
+        at = next((i for i, (one, two) in enumerate(pairs) if _kind(one) != _kind(two)), len(pairs))
+        raise HorovodInternalError(
+            f"The ranks hold different variables ({len(root)} on rank {root_rank}, {len(other)} on rank {rank}). "
+            f"Number {at} is {root[at] if at < len(root) else 'nothing'} on rank {root_rank} and "
+            f"{other[at] if at < len(other) else 'nothing'} on rank {rank}. Build the model from the same "
+            f"configuration on every rank."
+        )
+
+
+def _kind(description: str) -> str:
+    """Dtype and shape: names hold counters of the models that a rank has made."""
+    return description.partition(" ")[2]
+
+
+def broadcast_model(model: keras.Model, root_rank: int = 0) -> None:
+    """Give every rank root's weights, and the state of root's optimizer if there is one.
+
+    Seeds of dropout and the like stay each rank's own. Raises as broadcast_variables.
+    """
+    sync_state(model)
+    broadcast_variables([*model.weights, *optimizer_variables(model)], root_rank)
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Horovod's, for TensorFlow 1. Keras 3 keeps no list of all variables: this raises RuntimeError with the cure."""
+    raise RuntimeError(
+        f"broadcast_global_variables({root_rank}): Keras 3 keeps no list of all variables. Use "
+        f"hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank}) in fit, or "
+        f"hvd.broadcast_model(model, {root_rank})."
+    )
+
+
+def optimizer_variables(model: keras.Model) -> list[Any]:
+    """What the model's optimizer remembers; nothing if it has none or has not been built."""
+    optimizer = getattr(model, "optimizer", None)
+    return list(optimizer.variables) if optimizer is not None and optimizer.built else []
+
+
+def sync_state(model: keras.Model) -> None:
+    """Have the variables hold what the training has come to: while an epoch runs on JAX, they do not."""
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compression: type[Compressor] = Compression.none,
+    legacy_opts: bool = False,
+) -> keras.Model:
+    """Load a model, saved with or without hvdkit, and wrap its optimizer; state and all go on from there.
+
+    filepath, custom_objects: as for keras.saving.load_model. custom_optimizers: classes of optimizers that Keras does
+    not have. compression: as for DistributedOptimizer. legacy_opts: accepted as in Horovod.
+    Raises what keras.saving.load_model does.
+    """
+    objects = {kind.__name__: kind for kind in custom_optimizers or ()}
+    model: keras.Model = keras.saving.load_model(filepath, custom_objects={**objects, **(custom_objects or {})})
+    if getattr(model, "optimizer", None) is not None:
+        DistributedOptimizer(model.optimizer, compression=compression)
+    return model

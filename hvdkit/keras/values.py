@@ -1,0 +1,125 @@
+"""Collectives on values: anything that Keras can turn into an array. Horovod's names, arguments and meanings.
+
+A tensor of the backend gives a tensor, anything else a numpy array. Values of float64 and int64 stay what they are in
+numpy; JAX makes 32 bits of them. Every rank makes the same call; name: the operation's, the same on all ranks.
+Raise NotInitializedError before init(), HorovodInternalError on every rank where the ranks disagree about dtype, shape
+or operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from hvdkit.engine import runtime as engine
+from hvdkit.engine.execution import Operation
+from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
+from hvdkit.engine.request import wire_of
+from hvdkit.engine.submit import Options, begin, find_group, reduce_options, root_options
+from hvdkit.keras.backends import settle
+from hvdkit.keras.compression import Compression, Compressor
+from hvdkit.transport.base import STORAGE, Array, Buffer, make_buffer
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: ReduceOp | None = None,
+    compression: type[Compressor] = Compression.none,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Reduce a value over all ranks; every rank gets the result.
+
+    value: of the same shape and dtype on all ranks. op: Average (the default), Sum, Min, Max, Product or Adasum.
+    average: the older way to say Average or Sum. compression: what is sent instead of float32 and float64.
+    """
+    chosen = choose_op(average, op)
+    array, buffer = _contiguous(value)
+    options = reduce_options([buffer.dtype], chosen, prescale_factor, postscale_factor, "allreduce()")
+    sent, wire = buffer, wire_of(compression)
+    if wire != "none" and buffer.dtype in ("float32", "float64"):
+        sent = make_buffer(buffer.count, wire)
+        engine.runtime("allreduce()").transport.arithmetic.cast(sent, buffer)
+    _run("allreduce", name, [(sent.dtype, array.shape)], [sent], options, process_set)
+    if sent is not buffer:
+        engine.runtime("allreduce()").transport.arithmetic.cast(buffer, sent)
+    return _like(value, array)
+
+
+def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Concatenate all ranks' values along the first dimension, in rank order.
+
+    value: (n, ...), n may differ between ranks; a scalar counts as (1,).
+    """
+    array, buffer = _contiguous(value)
+    shape = array.shape or (1,)
+    operation = _run("allgather", name, [(buffer.dtype, shape)], [buffer], (), process_set)
+    rows = sum(each[0] for each in operation.rows)
+    return _like(value, operation.results[0].array.view(array.dtype).reshape(rows, *shape[1:]))
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Give every rank a copy of root's value. ValueError for a root that is not there."""
+    find_group(process_set, "broadcast()")
+    options = root_options(process_set, root_rank)
+    array, buffer = _contiguous(value)
+    _run("broadcast", name, [(buffer.dtype, array.shape)], [buffer], options, process_set)
+    return _like(value, array)
+
+
+def reducescatter(
+    value: Any, name: str | None = None, op: ReduceOp = Average, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Reduce a value over all ranks, and give each rank its rows of the result.
+
+    value: (n, ...), the same on all ranks; rank i gets n // size rows, and one more if i < n % size.
+    op: Average or Sum.
+    """
+    array, buffer = _contiguous(value)
+    if not array.ndim:
+        raise ValueError("reducescatter(): a scalar has no rows to scatter; give a value of at least one dimension.")
+    if op not in (Average, Sum):
+        raise ValueError(f"reducescatter(): op is {op!r}; it is hvd.Average or hvd.Sum.")
+    options = reduce_options([buffer.dtype], op, 1.0, 1.0, "reducescatter()")
+    operation = _run("reducescatter", name, [(buffer.dtype, array.shape)], [buffer], options, process_set)
+    return _like(value, operation.results[0].array.view(array.dtype).reshape(-1, *array.shape[1:]))
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return when every rank of the set has called it."""
+    _run("barrier", None, (), (), (), process_set)
+
+
+def _run(
+    kind: str,
+    name: str | None,
+    tensors: Sequence[tuple[str, tuple[int, ...]]],
+    buffers: Sequence[Buffer],
+    options: Options,
+    process_set: ProcessSet,
+) -> Operation:
+    group = find_group(process_set, f"{kind}()")
+    settle()
+    operation = begin(group, kind, name, tensors, buffers, options)
+    group.engine.wait(operation)
+    return operation
+
+
+def _contiguous(value: Any) -> tuple[Array, Buffer]:
+    """A copy of the value in memory of its own, and the same as a Buffer."""
+    array = np.array(keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else value, order="C", copy=True)
+    name = array.dtype.name
+    if name not in STORAGE or name == "uint16":
+        raise TypeError(f"{array.dtype} cannot be sent between ranks; hvdkit sends {', '.join(STORAGE)}")
+    return array, Buffer(array.reshape(-1).view(STORAGE[name]), name)
+
+
+def _like(value: Any, array: Array) -> Any:
+    return keras.ops.convert_to_tensor(array) if keras.ops.is_tensor(value) else array

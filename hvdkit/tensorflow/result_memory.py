@@ -1,0 +1,50 @@
+"""Memory for results, used again once TensorFlow has let go of the tensors that lie in it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from hvdkit.tensorflow.tensors import aligned_array, flat_storage
+from hvdkit.transport.base import Array
+
+_FREE = 2  # references to an array that only its list holds: the list's, and the one that is counting
+
+_KEPT = 2  # arrays a tensor; a user may look at the last step's gradients
+
+
+class ResultMemory:
+    """For each tensor of a plan an array of its shape, or more where results are kept for longer than a step.
+
+    TensorFlow makes tensors of these arrays without a copy, and refers to the array as long as such a tensor is there.
+    Fresh memory would cost more than the copy: the system clears each page of it.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> None:
+        self._shapes, self._dtypes = shapes, dtypes
+        self._arrays: list[list[Array]] = [[] for _ in shapes]
+        self._taken: dict[int, Array] = {}
+
+    def begin(self) -> None:
+        """Begin a round: what was taken in the last one belongs to its tensors."""
+        self._taken.clear()
+
+    def take(self, index: int) -> Array:
+        """The array for a tensor's result in this round, in its shape."""
+        if index not in self._taken:
+            self._taken[index] = self._find(index)
+        return self._taken[index]
+
+    def _find(self, index: int) -> Array:
+        arrays = self._arrays[index]
+        for at in range(len(arrays)):
+            if sys.getrefcount(arrays[at]) == _FREE:
+                return arrays[at]
+        if len(arrays) == _KEPT:
+            del arrays[0]  # its tensor keeps it
+        arrays.append(aligned_array(self._shapes[index], self._dtypes[index]))
+        return arrays[-1]
+
+    def __getitem__(self, index: int) -> Array:
+        """See Targets: the same array as (n,)."""
+        return flat_storage(self.take(index), self._dtypes[index])

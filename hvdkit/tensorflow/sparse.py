@@ -1,0 +1,55 @@
+"""Sparse gradients (of embeddings, say): rows from all ranks, one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvdkit.tensorflow.tensors import array_of, as_buffer, as_tensor
+from hvdkit.tensorflow.tracing import call_in_graph
+from hvdkit.tensorflow.variables import VariableSpec
+from hvdkit.transport.base import STORAGE, Array, Transport
+from hvdkit.transport.small import gather_ints
+
+
+def reduce_slices(transport: Transport, slices: Any, like: VariableSpec, *, average: bool, wanted: bool) -> Any:
+    """Gather the ranks' IndexedSlices of one variable; collective, in the order in which it is called.
+
+    slices: None counts as no rows. wanted: whether the caller, inside a graph, can use a result.
+    Returns IndexedSlices of all ranks' rows, divided by the number of ranks for an average; their indices may repeat.
+    None if no rank gave any, or inside a graph where none is wanted.
+    """
+    if slices is None:
+        values = tf.zeros((0, *like.shape[1:]), like.dtype)
+        indices = tf.zeros(0, tf.int64)
+    else:
+        indices = tf.cast(slices.indices, tf.int64)
+        values = slices.values / tf.cast(transport.size, slices.values.dtype) if average else slices.values
+
+    def gather(given_indices: Array, given_values: Array) -> list[Array]:
+        return _gather(transport, like, given_indices, given_values)
+
+    if tf.executing_eagerly():
+        found = _gather(transport, like, array_of(indices), array_of(values))
+        if slices is None and not found[0].size:
+            return None
+        rows, all_values = tf.convert_to_tensor(found[0]), as_tensor(found[1], like.dtype)
+    else:
+        rows, all_values = call_in_graph(gather, [indices, values], [tf.int64, values.dtype], "hvdkit_gather_rows")
+        rows.set_shape([None])
+        all_values.set_shape([None, *like.shape[1:]])
+        if not wanted:
+            return None
+    return tf.IndexedSlices(all_values, rows, tf.constant(like.shape, tf.int64))
+
+
+def _gather(transport: Transport, like: VariableSpec, indices: Array, values: Array) -> list[Array]:
+    width = int(np.prod(like.shape[1:], dtype=np.int64))
+    rows = gather_ints(transport, indices.size)
+    all_indices = transport.allgather(as_buffer(indices, "int64"), rows).array
+    joined = transport.allgather(as_buffer(values, like.dtype), [count * width for count in rows]).array
+    assert joined.dtype == STORAGE[like.dtype]
+    dtype = tf.as_dtype(like.dtype).as_numpy_dtype
+    return [all_indices, joined.view(dtype).reshape(-1, *like.shape[1:])]

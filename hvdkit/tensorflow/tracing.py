@@ -1,0 +1,37 @@
+"""What is known while a tf.function is traced, and what cannot be in one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from hvdkit.errors import XlaError
+
+
+def check_not_compiled(call: str) -> None:
+    """Raise if a function with jit_compile=True is being traced: XLA has no operation that leaves the program."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        context = graph._get_control_flow_context()
+        while context is not None:
+            if type(context).__name__ == "XLAControlFlowContext":
+                raise XlaError(
+                    f"{call} was called in a function with jit_compile=True. XLA cannot compile communication between "
+                    f"ranks. Compile the model alone (jit_compile=True on a function that computes loss and "
+                    f"gradients) and call hvdkit outside of it; with Keras, use model.compile(jit_compile=False)."
+                )
+            context = context.outer_context
+        graph = getattr(graph, "outer_graph", None)
+
+
+def call_in_graph(function: Any, tensors: list[Any], dtypes: list[Any], name: str) -> Any:
+    """An operation that calls `function` with numpy arrays each time the graph runs.
+
+    function: is kept for ever, as TensorFlow keeps it; it gets arrays that share the tensors' memory, and TensorFlow
+    shares the memory of the aligned arrays which it returns.
+    Returns the list of its results, or the operation if there are none. Operations of one graph run in the order in
+    which they are made.
+    """
+    with tf.device("CPU:0"):
+        return tf.numpy_function(function, tensors, dtypes, stateful=True, name=name)

@@ -1,0 +1,55 @@
+"""What is known about a variable before it has a gradient."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdkit.tensorflow.tensors import dtype_name
+
+
+@dataclass(frozen=True)
+class VariableSpec:
+    """A variable as all ranks know it. shape: with every dimension; dtype: in the engine's words."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def describe(variables: Sequence[Any]) -> tuple[VariableSpec, ...]:
+    """What the ranks have to agree on.
+
+    variables: of TensorFlow or Keras, or tensors. Counters in automatic names are left out: a rank may have made other
+    models before. Raises ValueError for a tensor whose shape is not known, TypeError for a dtype that cannot be sent.
+    """
+    return tuple(
+        VariableSpec(_name(variable, at), _shape(variable, at), dtype_name(variable.dtype))
+        for at, variable in enumerate(variables)
+    )
+
+
+def _name(variable: Any, at: int) -> str:
+    name = getattr(variable, "path", "") or _own_name(variable)
+    if not isinstance(name, str) or not name:
+        return f"number {at}"
+    return re.sub(r"_\d+(?=/|$)", "", name.partition(":")[0])
+
+
+def _own_name(variable: Any) -> str:
+    try:
+        return str(variable.name)
+    except AttributeError:  # of an eager tensor
+        return ""
+
+
+def _shape(variable: Any, at: int) -> tuple[int, ...]:
+    dimensions = tuple(variable.shape)
+    if any(dimension is None for dimension in dimensions):
+        raise ValueError(
+            f"{_name(variable, at)} has the shape {dimensions}; gradients are reduced for variables and tensors whose "
+            f"shape is known when the function is traced."
+        )
+    return tuple(int(dimension) for dimension in dimensions)

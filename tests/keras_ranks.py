@@ -1,0 +1,27 @@
+"""Run a check of keras_checks.py, or another file, on ranks whose Keras has the wished backend."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+import pytest
+from ranks import run_ranks
+
+_PACKAGES = {"tensorflow": "tensorflow", "torch": "torch", "jax": "jax"}
+
+each_backend = pytest.mark.parametrize("backend", sorted(_PACKAGES))
+
+
+def run_check(size: int, backend: str, check: str, *args: Any, timeout: float = 100, **kwargs: Any) -> list[Any]:
+    """Call `check`, "file:function", on ranks. This process itself does not import Keras, which has one backend."""
+    for package in ("keras", _PACKAGES[backend]):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    return run_ranks(size, _call, check, args, kwargs, backend=backend, timeout=timeout)
+
+
+def _call(check: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    file, _, function = check.partition(":")
+    return getattr(importlib.import_module(file), function)(*args, **kwargs)

@@ -1,0 +1,30 @@
+"""What surrounds training with Keras on ranks: files, callbacks, values, data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from keras_ranks import each_backend, run_check
+
+pytestmark = pytest.mark.ranks
+
+
+@each_backend
+@pytest.mark.parametrize("check", ["saved_and_loaded", "resumed", "progress"])
+def test_files(backend: str, check: str, tmp_path: Path) -> None:
+    run_check(2, backend, f"keras_loops:{check}", str(tmp_path))
+
+
+@each_backend
+@pytest.mark.parametrize(
+    "check", ["metrics", "early_stopping", "learning_rates", "momentum_correction", "elastic", "refused"]
+)
+def test_callbacks_and_state(backend: str, check: str) -> None:
+    run_check(2, backend, f"keras_loops:{check}")
+
+
+@each_backend
+@pytest.mark.parametrize("check", ["values", "shards", "metrics"])
+def test_on_three_ranks(backend: str, check: str) -> None:
+    run_check(3, backend, f"keras_loops:{check}")

@@ -1,0 +1,94 @@
+"""Trained with Keras on several ranks, a model is what one process with the whole batch would have made of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from keras_ranks import each_backend, run_check
+
+pytestmark = pytest.mark.ranks
+
+SPECS: dict[str, dict[str, Any]] = {
+    "SGD": {"name": "SGD", "learning_rate": 0.05, "momentum": 0.9},
+    "Adam": {"name": "Adam", "learning_rate": 0.01},
+    "AdamW": {"name": "AdamW", "learning_rate": 0.01, "weight_decay": 0.1},
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "clipnorm": {"clipnorm": 0.05},
+    "global_clipnorm": {"global_clipnorm": 0.05},
+    "clipvalue": {"clipvalue": 0.01},
+    "ema": {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 3},
+    "loss_scale_factor": {"loss_scale_factor": 128.0, "clipnorm": 0.05},
+    "accumulation": {"gradient_accumulation_steps": 2, "global_clipnorm": 0.05},
+    "accumulation cut short": {"gradient_accumulation_steps": 5, "use_ema": True, "weight_decay": 0.01},
+}
+
+
+@each_backend
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", SPECS)
+def test_ranks_train_as_one_process(backend: str, size: int, name: str) -> None:
+    run_check(size, backend, "keras_training:train", SPECS[name])
+
+
+@each_backend
+@pytest.mark.parametrize("option", OPTIONS)
+def test_what_an_optimizer_does_with_gradients_it_does_with_those_of_all_ranks(backend: str, option: str) -> None:
+    run_check(2, backend, "keras_training:train", {**SPECS["SGD"], **OPTIONS[option]})
+
+
+@each_backend
+def test_every_optimizer_of_keras(backend: str) -> None:
+    run_check(2, backend, "keras_training:every_optimizer")
+
+
+@each_backend
+@pytest.mark.parametrize("average", [False, True])
+def test_backward_passes_are_added_up_or_averaged(backend: str, average: bool) -> None:
+    run_check(2, backend, "keras_training:backward_passes", average)
+
+
+@each_backend
+def test_the_sum_is_so_many_averages(backend: str) -> None:
+    run_check(3, backend, "keras_training:sum_of_gradients")
+
+
+@each_backend
+@pytest.mark.parametrize("wrap_outer", [False, True])
+@pytest.mark.parametrize("steps", [None, 2])
+def test_all_ranks_skip_the_step_in_which_one_overflows(backend: str, wrap_outer: bool, steps: int | None) -> None:
+    run_check(2, backend, "keras_training:mixed_precision", wrap_outer, steps)
+
+
+@each_backend
+def test_a_model_of_mixed_precision_is_wrapped_by_compile(backend: str) -> None:
+    run_check(2, backend, "keras_training:mixed_precision_by_compile")
+
+
+@each_backend
+@pytest.mark.parametrize("check", ["frozen_layers", "partial", "apply_by_hand", "two_optimizers", "different_models"])
+def test_in_particular(backend: str, check: str) -> None:
+    run_check(2, backend, f"keras_training:{check}")
+
+
+@each_backend
+@pytest.mark.parametrize("as_dense", [False, True])
+def test_embeddings(backend: str, as_dense: bool) -> None:
+    run_check(2, backend, "keras_training:sparse_embedding", as_dense)
+
+
+@each_backend
+def test_a_process_set_trains_by_itself(backend: str) -> None:
+    run_check(3, backend, "keras_training:process_set")
+
+
+@each_backend
+@pytest.mark.parametrize("settings", [{"fusion_bytes": 64, "buckets_in_flight": 1}, {"transport": "mpi"}], ids=str)
+def test_settings_change_speed_and_not_results(backend: str, settings: dict[str, Any]) -> None:
+    run_check(3, backend, "keras_training:train", SPECS["Adam"], settings=settings)
+
+
+@each_backend
+def test_compression_inside_a_host_costs_nothing(backend: str) -> None:
+    run_check(2, backend, "keras_training:train", SPECS["SGD"], compression="bf16", gradient_predivide_factor=2.0)
