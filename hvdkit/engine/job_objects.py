@@ -26,11 +26,11 @@ def broadcast_object(
         return objects.broadcast_object(transport, obj, ranks.index(root_rank))
 
 
-def allgather_object(obj: T, name: str | None = None) -> list[T]:
-    """Give every rank the list of all ranks' objects (anything that can be pickled), in rank order.
+def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
+    """Give every rank of the set the list of its ranks' objects (anything that can be pickled), in rank order.
 
     Raises NotInitializedError before init().
     """
     made = engine.runtime("allgather_object()")
     with made.lock:
-        return objects.allgather_object(made.transport, obj)
+        return objects.allgather_object(process_set.group("allgather_object()").transport, obj)

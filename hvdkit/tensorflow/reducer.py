@@ -20,7 +20,7 @@ from hvdkit.errors import BackwardInterruptedError, HorovodInternalError
 from hvdkit.tensorflow.result_memory import ResultMemory
 from hvdkit.tensorflow.sparse import reduce_slices
 from hvdkit.tensorflow.tensors import array_of, as_tensor, flat_storage
-from hvdkit.tensorflow.tracing import call_in_graph, check_not_compiled
+from hvdkit.tensorflow.tracing import call_in_graph, check_not_compiled, in_python
 from hvdkit.tensorflow.variables import describe
 
 _numbers = itertools.count()
@@ -53,7 +53,7 @@ class GradientReducer:
         self._planned = False
         _reducers.add(self)
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @in_python
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
         """Reduce one gradient a variable (a tensor, IndexedSlices or None); every rank calls it equally often.
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvdkit.tensorflow.tensors import array_of, as_buffer, as_tensor
+from hvdkit.tensorflow.tensors import array_of, as_buffer, as_tensor, shaped
 from hvdkit.tensorflow.tracing import call_in_graph
 from hvdkit.tensorflow.variables import VariableSpec
-from hvdkit.transport.base import STORAGE, Array, Transport
+from hvdkit.transport.base import Array, Transport
 from hvdkit.transport.small import gather_ints
 
 
@@ -49,7 +49,5 @@ def _gather(transport: Transport, like: VariableSpec, indices: Array, values: Ar
     width = int(np.prod(like.shape[1:], dtype=np.int64))
     rows = gather_ints(transport, indices.size)
     all_indices = transport.allgather(as_buffer(indices, "int64"), rows).array
-    joined = transport.allgather(as_buffer(values, like.dtype), [count * width for count in rows]).array
-    assert joined.dtype == STORAGE[like.dtype]
-    dtype = tf.as_dtype(like.dtype).as_numpy_dtype
-    return [all_indices, joined.view(dtype).reshape(-1, *like.shape[1:])]
+    joined = transport.allgather(as_buffer(values, like.dtype), [count * width for count in rows])
+    return [all_indices, shaped(joined, (sum(rows), *like.shape[1:]))]
