@@ -173,7 +173,8 @@ def _alltoall(transport: Transport, operation: Operation) -> None:
     width = math.prod(operation.asked.tensors[0][1][1:])
     sent = [count * width for count in operation.rows[transport.rank]]
     received = [splits[transport.rank] * width for splits in operation.rows]
-    operation.results.append(transport.alltoall(operation.buffers[0], sent, received))
+    rows = operation.buffers[0].slice(0, sum(sent))  # the last ones may go nowhere
+    operation.results.append(transport.alltoall(rows, sent, received))
 
 
 def split_rows(rows: int, size: int) -> list[int]:

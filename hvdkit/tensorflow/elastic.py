@@ -13,7 +13,7 @@ from typing import Any
 from hvdkit.elastic.state import Handler, ObjectState
 from hvdkit.tensorflow.state import broadcast_object, broadcast_variables
 
-__all__ = ["TensorFlowKerasState", "TensorFlowState"]
+__all__ = ["TensorFlowKerasState", "TensorFlowState"]  # noqa: F822 (the first comes from __getattr__)
 
 
 class TensorFlowState(ObjectState):

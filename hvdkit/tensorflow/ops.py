@@ -33,6 +33,7 @@ from hvdkit.transport.base import Array
 
 Narrow = type[Compressor]
 _WIDE = (tf.float32, tf.float64)
+_STEP = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # between 1 and the next number
 
 
 @in_python
@@ -124,7 +125,7 @@ def _narrowed(
         return tensors, [tensor.dtype for tensor in tensors], op, factors
     if op is Average:  # each rank sends its part of the average, and the parts together fit the wire
         # The sum of so many terms, rounded twice, is finite.
-        limit = float(tf.as_dtype(wire).max) / set_size * (1 - float(np.finfo(tf.as_dtype(wire).as_numpy_dtype).eps))
+        limit = float(tf.as_dtype(wire).max) / set_size * (1 - _STEP[wire])
         factor = factors[0] * factors[1] / set_size
         tensors = [clamp(one * factor, limit) if one.dtype in _WIDE else one * factor for one in tensors]
         op, factors = Sum, (1.0, 1.0)
