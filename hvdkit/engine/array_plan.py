@@ -7,11 +7,14 @@ from typing import Protocol
 
 import numpy as np
 
+from hvdkit.engine import runtime as engine
 from hvdkit.engine.buckets import Bucket, Slot, TensorSpec, cut_slots
 from hvdkit.engine.planned import Filled, PlannedReduction, Statistics
+from hvdkit.engine.process_sets import MemberGroup
 from hvdkit.engine.progress import has_spare_core
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.runtime import Runtime
+from hvdkit.engine.together import do_together
 from hvdkit.transport.base import Array, Buffer, Transport
 
 
@@ -26,15 +29,15 @@ class ArrayPlan:
 
     A round: begin(), arrived() for each tensor, in any order and from any thread, finish(). reduce() is all three.
 
-    transport: between the ranks that train together. tensors: in the order in which all ranks have them.
-    compute_threads: that this rank computes with.
-    Opened by all ranks together; raises PlanMismatchError where their tensors differ.
+    group: the ranks that train together. tensors: in the order in which all ranks have them. compute_threads: that this
+    rank computes with.
+    Opened by all ranks together; raises PlanMismatchError where their tensors differ, HorovodInternalError where some
+    rank is elsewhere, has left or has joined.
     """
 
     def __init__(
         self,
-        made: Runtime,
-        transport: Transport,
+        group: MemberGroup,
         tensors: Sequence[TensorSpec],
         *,
         options: ReduceOptions,
@@ -46,16 +49,24 @@ class ArrayPlan:
         self._gone: set[int] = set()
         self._cuts: dict[int, list[tuple[Slot, bool]]] = {}
         self._stayed: dict[int, set[int]] = {}  # bucket -> first elements of what was reduced in its target
-        self._moving = PlannedReduction(
-            transport,
-            tensors,
-            self,
-            options=options,
-            limit_bytes=made.config.fusion_bytes,
-            depth=made.config.buckets_in_flight,
-            threaded=_threaded(made, compute_threads),
-            statistics=statistics,
-        )
+        made = engine.runtime("a reduction of gradients")
+        name = f"arrays.{group.engine.count('arrays')}"
+
+        def plan(_: Transport, __: Sequence[int]) -> PlannedReduction:
+            return PlannedReduction(
+                group.transport,
+                tensors,
+                self,
+                options=options,
+                limit_bytes=made.config.fusion_bytes,
+                depth=made.config.buckets_in_flight,
+                threaded=_threaded(made, compute_threads),
+                statistics=statistics,
+                engine=group.engine,
+                name=name,
+            )
+
+        self._moving: PlannedReduction = do_together(group.engine, "plan", plan, name=name)
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:

@@ -37,14 +37,14 @@ def broadcast_object(
     return obj if group.transport.rank == root else objects.unpack(sent)
 
 
-def allgather_object(obj: T, name: str | None = None) -> list[T]:
-    """Give every rank the list of all ranks' objects, in rank order.
+def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
+    """Give every rank of the set the list of its ranks' objects, in rank order.
 
     obj: anything that can be pickled. name: for errors and reports, the same on all ranks.
     Raises NotInitializedError before init(), HorovodInternalError if a rank calls something else in its place, has
     joined or has left.
     """
-    group = find_group(global_process_set, "allgather_object()")
+    group = find_group(process_set, "allgather_object()")
     data = objects.pack(obj)
     gathered = do_together(
         group.engine, "allgather_object", lambda transport, _: gather_bytes(transport, data), name=name or ""

@@ -11,12 +11,17 @@ from hvdkit.transport.base import Buckets
 from hvdkit.transport.waiting import Waiting
 
 
+def count_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def has_spare_core(*, local_size: int, compute_threads: int) -> bool:
     """Would every rank of this host have a core for a thread of its own, beside those it computes with?
 
     compute_threads: 0 for as many as there are cores.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = count_cores()
     return cores >= local_size * ((compute_threads or cores) + 1)
 
 

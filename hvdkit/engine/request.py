@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hvdkit.engine.reduce_op import Average, Sum
+
 Wire = Literal["none", "float16", "bfloat16"]
 
 
@@ -50,3 +52,19 @@ def wire_of(compression: Any) -> Wire:
             f"Compressors written for Horovod are not called by hvdkit, which casts on the wire itself."
         )
     return wire  # type: ignore[no-any-return]
+
+
+def gradient_options(op: Any, predivide: float, compression: Any) -> ReduceOptions:
+    """How gradients are reduced, in a user's words: `op`, `gradient_predivide_factor` and `compression`.
+
+    Raises ValueError or TypeError, saying which of them cannot be used.
+    """
+    if op not in (Average, Sum):
+        raise ValueError(f"op is {op!r}; gradients are reduced with hvd.Average or hvd.Sum.")
+    if predivide != 1.0 and op is not Average:
+        raise ValueError("gradient_predivide_factor goes with op=hvd.Average only; leave it out, or use Average.")
+    if predivide <= 0:
+        raise ValueError(f"gradient_predivide_factor is {predivide}; it must be above 0.")
+    return ReduceOptions(
+        average=op is Average, predivide=0.0 if predivide == 1.0 else float(predivide), wire=wire_of(compression)
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+import numpy as np
+
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.execution import FLOATS, Operation
 from hvdkit.engine.named import NamedEngine
@@ -55,6 +57,13 @@ def do(
 
 def _name(known: NamedEngine, kind: str, name: str | None) -> str:
     return f"{kind}.{name}" if name else known.make_name(kind)
+
+
+def all_true(group: MemberGroup, flag: bool, name: str) -> bool:
+    """Is it true on all ranks of the group? Collective; raises what do() raises."""
+    told = Buffer(np.array([flag], np.uint8), "uint8")
+    do(group, "allreduce", name, [("uint8", (1,))], [told], _write_options("min", 1.0, 1.0))
+    return bool(told.array[0])
 
 
 def reduce_options(dtypes: Sequence[str], op: ReduceOp, prescale: float, postscale: float, call: str) -> Options:

@@ -10,13 +10,11 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from hvdkit.engine import runtime as engine
 from hvdkit.engine.array_plan import ArrayPlan
 from hvdkit.engine.buckets import TensorSpec
 from hvdkit.engine.planned import Statistics
 from hvdkit.keras.settings import Settings, name_variables
 from hvdkit.transport.base import STORAGE, Array
-from hvdkit.transport.small import gather_ints
 
 
 class JaxReducer:
@@ -55,9 +53,7 @@ class JaxReducer:
         """See Reducer.agree."""
 
         def ask(mine: Any) -> Any:
-            made = engine.runtime("a step")
-            with made.lock:
-                return np.asarray(all(gather_ints(self._settings.transport, int(mine))))
+            return np.asarray(self._settings.agree(mine))
 
         return io_callback(ask, jax.ShapeDtypeStruct((), np.bool_), flag, ordered=True)
 
@@ -86,8 +82,7 @@ class _Gradients:
 
     def _open(self, arrays: Sequence[Array]) -> ArrayPlan:
         return ArrayPlan(
-            engine.runtime("a reduction of gradients"),
-            self._settings.transport,
+            self._settings.group,
             [
                 TensorSpec(name, array.size, array.dtype.name, 0, "x".join(map(str, array.shape)))
                 for name, array in zip(self._names, arrays, strict=True)

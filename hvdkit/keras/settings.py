@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from hvdkit.engine.process_sets import ProcessSet
+from hvdkit.engine.process_sets import MemberGroup, ProcessSet
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum
 from hvdkit.engine.request import ReduceOptions, wire_of
+from hvdkit.engine.submit import all_true
 from hvdkit.keras.compression import Compressor
-from hvdkit.transport.base import Transport
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Settings:
     predivide: float
     sparse_as_dense: bool
     process_set: ProcessSet
+    number: int = field(default_factory=itertools.count().__next__)  # the same on all ranks, where they wrap alike
 
     def __post_init__(self) -> None:
         wire_of(self.compression)
@@ -39,9 +41,13 @@ class Settings:
         return ReduceOptions(average=self.op is Average, predivide=predivide, wire=wire_of(self.compression))
 
     @property
-    def transport(self) -> Transport:
-        """Between the ranks that train together."""
-        return self.process_set.group("DistributedOptimizer()").transport
+    def group(self) -> MemberGroup:
+        """The ranks that train together."""
+        return self.process_set.group("DistributedOptimizer()")
+
+    def agree(self, flag: Any) -> bool:
+        """Is a truth the ranks' common one? Collective."""
+        return all_true(self.group, bool(flag), f"step of optimizer {self.number}")
 
     @property
     def size(self) -> int:

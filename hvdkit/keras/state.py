@@ -9,12 +9,15 @@ import keras
 import numpy as np
 
 from hvdkit.engine import runtime as engine
-from hvdkit.engine.objects import allgather_object
+from hvdkit.engine.objects import allgather_object as gather
+from hvdkit.engine.process_sets import global_process_set
+from hvdkit.engine.submit import find_group
+from hvdkit.engine.together import do_together
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras.backends import settle
 from hvdkit.keras.compression import Compression, Compressor
 from hvdkit.keras.optimizer import DistributedOptimizer
-from hvdkit.transport.base import Buffer
+from hvdkit.transport.base import Buffer, Transport
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
@@ -29,28 +32,40 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
     settle()
     given = list(variables)
     mine = [f"{getattr(one, 'path', one.name)} {one.dtype} {list(one.shape)}" for one in given]
-    with made.lock:
-        _compare(allgather_object(made.transport, mine), root_rank)
+
+    def spread(transport: Transport, _: Sequence[int]) -> str:
+        problem = _compare(gather(transport, mine), root_rank)
+        if problem:
+            return problem
         for variable in given:
             array = np.array(keras.ops.convert_to_numpy(variable), order="C", copy=True)
-            made.transport.broadcast(Buffer(array.reshape(-1).view(np.uint8), "uint8"), root_rank)
-            if made.world.rank != root_rank:
+            transport.broadcast(Buffer(array.reshape(-1).view(np.uint8), "uint8"), root_rank)
+            if transport.rank != root_rank:
                 variable.assign(array)
+        return ""
+
+    group = find_group(global_process_set, "broadcast_variables()")
+    options = [("root rank", str(root_rank))]
+    problem = do_together(group.engine, "broadcast_variables", spread, options=options)
+    if problem:
+        raise HorovodInternalError(problem)
 
 
-def _compare(described: Sequence[Sequence[str]], root_rank: int) -> None:
+def _compare(described: Sequence[Sequence[str]], root_rank: int) -> str:
+    """What is wrong with the ranks' variables; "" if nothing is."""
     root = described[root_rank]
     for rank, other in enumerate(described):
         if [_kind(one) for one in other] == [_kind(one) for one in root]:
             continue
         pairs = list(zip(root, other, strict=False))
         at = next((i for i, (one, two) in enumerate(pairs) if _kind(one) != _kind(two)), len(pairs))
-        raise HorovodInternalError(
+        return (
             f"The ranks hold different variables ({len(root)} on rank {root_rank}, {len(other)} on rank {rank}). "
             f"Number {at} is {root[at] if at < len(root) else 'nothing'} on rank {root_rank} and "
             f"{other[at] if at < len(other) else 'nothing'} on rank {rank}. Build the model from the same "
             f"configuration on every rank."
         )
+    return ""
 
 
 def _kind(description: str) -> str:

@@ -10,11 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdkit.engine import runtime as engine
 from hvdkit.keras.settings import Settings, name_variables
 from hvdkit.tensorflow.reducer import GradientReducer
 from hvdkit.tensorflow.tracing import call_in_graph
-from hvdkit.transport.small import gather_ints
 
 
 @dataclass(frozen=True)
@@ -58,12 +56,9 @@ class TensorflowReducer:
 
     def agree(self, flag: Any) -> Any:
         """See Reducer.agree."""
-        transport = self._settings.transport
 
         def ask(mine: Any) -> Any:
-            made = engine.runtime("a step")
-            with made.lock:
-                return [np.asarray(all(gather_ints(transport, int(mine))))]
+            return [np.asarray(self._settings.agree(mine))]
 
         if tf.executing_eagerly():
             return tf.constant(ask(flag.numpy())[0])

@@ -10,10 +10,11 @@ import torch
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.planned import Statistics
 from hvdkit.engine.reduce_op import Average
+from hvdkit.engine.together import do_together
 from hvdkit.keras.settings import Settings, name_variables
 from hvdkit.torch.gradient_plan import GradientPlan
 from hvdkit.torch.reducer import GradientReducer
-from hvdkit.transport.small import gather_ints
+from hvdkit.transport.base import Transport
 
 
 class TorchReducer:
@@ -39,10 +40,11 @@ class TorchReducer:
             return
         self._hooked = GradientReducer(
             list(zip(name_variables(variables), parameters, strict=True)),
-            self._settings.transport,
+            self._settings.group,
             options=self._settings.options,
             passes=1,
             sparse_as_dense=self._settings.sparse_as_dense,
+            groups={},
         )
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -69,9 +71,7 @@ class TorchReducer:
 
     def agree(self, flag: Any) -> Any:
         """See Reducer.agree."""
-        made = engine.runtime("a step")
-        with made.lock:
-            return torch.tensor(all(gather_ints(self._settings.transport, int(flag))))
+        return torch.tensor(self._settings.agree(flag))
 
     def close(self) -> None:
         """See Reducer.close."""
@@ -88,14 +88,22 @@ class _GivenGradients:
     def __init__(self, settings: Settings, names: list[str], parameters: list[torch.nn.Parameter]) -> None:
         self._parameters = parameters
         self._touched: set[int] = set()
-        self._plan = GradientPlan(
-            engine.runtime("a reduction of gradients"),
-            settings.transport,
-            list(zip(names, parameters, strict=True)),
-            options=settings.options,
-            touched=self._touched,
-            statistics=Statistics(),
-        )
+        group = settings.group
+        name = f"given.{group.engine.count('given')}"
+
+        def plan(_: Transport, __: Sequence[int]) -> GradientPlan:
+            return GradientPlan(
+                engine.runtime("a reduction of gradients"),
+                group,
+                name,
+                list(zip(names, parameters, strict=True)),
+                options=settings.options,
+                touched=self._touched,
+                groups={},
+                statistics=Statistics(),
+            )
+
+        self._plan: GradientPlan = do_together(group.engine, "plan", plan, name=name)
 
     def reduce(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Reduce gradients, which stay as they are; returns new ones."""

@@ -1,7 +1,149 @@
-"""hvdkit for TensorFlow: `import hvdkit.tensorflow as hvd` in place of `import horovod.tensorflow as hvd`."""
+"""hvdkit for TensorFlow: `import hvdkit.tensorflow as hvd` in place of `import horovod.tensorflow as hvd`.
+
+What needs Keras (DistributedOptimizer, SyncBatchNormalization, keras, elastic) is loaded on first use.
+"""
 
 from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from hvdkit.need import need
 
 need("tensorflow", "tensorflow")
+
+from hvdkit.engine.basics import (
+    add_process_set,
+    cross_rank,
+    cross_size,
+    get_process_set_ids_and_ranks,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    remove_process_set,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
+from hvdkit.errors import HorovodInternalError
+from hvdkit.tensorflow.basics import describe, init
+from hvdkit.tensorflow.built import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    gpu_available,
+    is_homogeneous,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
+from hvdkit.tensorflow.compression import Compression
+from hvdkit.tensorflow.ops import (
+    allgather,
+    allreduce,
+    alltoall,
+    barrier,
+    broadcast,
+    broadcast_,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    join,
+    reducescatter,
+)
+from hvdkit.tensorflow.state import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables
+from hvdkit.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from hvdkit.tensorflow.world_ops import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
+
+if TYPE_CHECKING:
+    from hvdkit.tensorflow import elastic
+    from hvdkit.tensorflow.optimizer import DistributedOptimizer
+    from hvdkit.tensorflow.sync_batch_norm import SyncBatchNormalization
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "PartialDistributedGradientTape",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "SyncBatchNormalization",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "describe",
+    "elastic",
+    "get_process_set_ids_and_ranks",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "gpu_available",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_rank_op",
+    "local_size",
+    "local_size_op",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "process_set_included_op",
+    "rank",
+    "rank_op",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "size_op",
+    "start_timeline",
+    "stop_timeline",
+]
+
+_LATER = {
+    "DistributedOptimizer": "hvdkit.tensorflow.optimizer",
+    "SyncBatchNormalization": "hvdkit.tensorflow.sync_batch_norm",
+    "elastic": "",
+    "keras": "",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if not _LATER[name]:
+        return importlib.import_module(f"{__name__}.{name}")
+    return getattr(importlib.import_module(_LATER[name]), name)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.array_plan import ArrayPlan
 from hvdkit.engine.buckets import TensorSpec
-from hvdkit.engine.objects import allgather_object
+from hvdkit.engine.job_objects import allgather_object
 from hvdkit.engine.planned import Statistics
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.request import ReduceOptions
@@ -20,7 +20,7 @@ from hvdkit.errors import BackwardInterruptedError, HorovodInternalError
 from hvdkit.tensorflow.result_memory import ResultMemory
 from hvdkit.tensorflow.sparse import reduce_slices
 from hvdkit.tensorflow.tensors import array_of, as_tensor, flat_storage
-from hvdkit.tensorflow.tracing import call_in_graph, check_not_compiled
+from hvdkit.tensorflow.tracing import call_in_graph, check_not_compiled, in_python
 from hvdkit.tensorflow.variables import describe
 
 _numbers = itertools.count()
@@ -53,7 +53,7 @@ class GradientReducer:
         self._planned = False
         _reducers.add(self)
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @in_python
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
         """Reduce one gradient a variable (a tensor, IndexedSlices or None); every rank calls it equally often.
 
@@ -95,26 +95,25 @@ class GradientReducer:
 
     def _make_plan(self, gradients: Sequence[Any]) -> None:
         """Agree with the other ranks on what is sparse, what is there and on the buckets; collective."""
-        made = engine.runtime("A reduction of gradients")
-        transport = self._process_set.group("A reduction of gradients").transport
+        group = self._process_set.group("A reduction of gradients")
         sparse = [] if self._sparse_as_dense else [i for i, g in enumerate(gradients) if _is_sparse(g)]
         present = [i for i, g in enumerate(gradients) if g is not None]
-        with made.lock:
-            facts = allgather_object(transport, (sparse, present))
-            self._sparse = sorted({i for each, _ in facts for i in each})
-            #: What some ranks have and some have not: inside a graph every rank gets it.
-            self._uneven = {i for _, each in facts for i in each} - set.intersection(*(set(each) for _, each in facts))
-            self._dense = [i for i in range(len(self._specs)) if i not in self._sparse]
-            specs = [self._specs[i] for i in self._dense]
-            if specs:
-                self._plan = ArrayPlan(
-                    made,
-                    transport,
-                    [TensorSpec(one.name, _count(one.shape), one.dtype) for one in specs],
-                    options=self._options,
-                    compute_threads=tf.config.threading.get_intra_op_parallelism_threads(),
-                    statistics=self.statistics,
-                )
+        self._name = f"variables.{group.engine.count('variables')}"
+        facts = allgather_object((sparse, present), self._name, self._process_set)
+        self._sparse = sorted({i for each, _ in facts for i in each})
+        #: What some ranks have and some have not: inside a graph every rank gets it.
+        some = {i for _, each in facts for i in each}
+        self._uneven = {i for i in some if any(i not in each for _, each in facts)}
+        self._dense = [i for i in range(len(self._specs)) if i not in self._sparse]
+        specs = [self._specs[i] for i in self._dense]
+        if specs:
+            self._plan = ArrayPlan(
+                group,
+                [TensorSpec(one.name, _count(one.shape), one.dtype) for one in specs],
+                options=self._options,
+                compute_threads=tf.config.threading.get_intra_op_parallelism_threads(),
+                statistics=self.statistics,
+            )
         self._results = ResultMemory([one.shape for one in specs], [one.dtype for one in specs])
         self._planned = True
 
@@ -225,7 +224,14 @@ class GradientReducer:
         """See reduce_slices; None if the graph has nothing to give and nothing to take."""
         group = self._process_set.group("A reduction of gradients")
         wanted = tf.executing_eagerly() or gradient is not None or at in self._uneven
-        return reduce_slices(group.transport, gradient, self._specs[at], average=self._options.average, wanted=wanted)
+        return reduce_slices(
+            group.engine,
+            f"{self._name}.{at}",
+            gradient,
+            self._specs[at],
+            average=self._options.average,
+            wanted=wanted,
+        )
 
     def close(self) -> None:
         """Free the buckets; collective."""

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hvdkit.tensorflow.tensors import array_of, as_buffer, as_tensor
+from hvdkit.engine.named import NamedEngine
+from hvdkit.engine.together import do_together
+from hvdkit.tensorflow.tensors import array_of, as_buffer, as_tensor, shaped
 from hvdkit.tensorflow.tracing import call_in_graph
 from hvdkit.tensorflow.variables import VariableSpec
-from hvdkit.transport.base import STORAGE, Array, Transport
+from hvdkit.transport.base import Array, Transport
 from hvdkit.transport.small import gather_ints
 
 
-def reduce_slices(transport: Transport, slices: Any, like: VariableSpec, *, average: bool, wanted: bool) -> Any:
-    """Gather the ranks' IndexedSlices of one variable; collective, in the order in which it is called.
+def reduce_slices(
+    engine: NamedEngine, name: str, slices: Any, like: VariableSpec, *, average: bool, wanted: bool
+) -> Any:
+    """Gather the ranks' IndexedSlices of one variable; collective.
 
-    slices: None counts as no rows. wanted: whether the caller, inside a graph, can use a result.
+    name: of the variable, the same on all ranks, and another for each that is gathered at the same time. slices: None
+    counts as no rows. wanted: whether the caller, inside a graph, can use a result.
     Returns IndexedSlices of all ranks' rows, divided by the number of ranks for an average; their indices may repeat.
     None if no rank gave any, or inside a graph where none is wanted.
     """
@@ -26,13 +32,17 @@ def reduce_slices(transport: Transport, slices: Any, like: VariableSpec, *, aver
         indices = tf.zeros(0, tf.int64)
     else:
         indices = tf.cast(slices.indices, tf.int64)
-        values = slices.values / tf.cast(transport.size, slices.values.dtype) if average else slices.values
+        values = slices.values / tf.cast(engine.transport.size, slices.values.dtype) if average else slices.values
 
     def gather(given_indices: Array, given_values: Array) -> list[Array]:
-        return _gather(transport, like, given_indices, given_values)
+        def act(transport: Transport, _: Sequence[int]) -> list[Array]:
+            return _gather(transport, like, given_indices, given_values)
+
+        found: list[Array] = do_together(engine, "sparse_gradients", act, name=name)
+        return found
 
     if tf.executing_eagerly():
-        found = _gather(transport, like, array_of(indices), array_of(values))
+        found = gather(array_of(indices), array_of(values))
         if slices is None and not found[0].size:
             return None
         rows, all_values = tf.convert_to_tensor(found[0]), as_tensor(found[1], like.dtype)
@@ -49,7 +59,5 @@ def _gather(transport: Transport, like: VariableSpec, indices: Array, values: Ar
     width = int(np.prod(like.shape[1:], dtype=np.int64))
     rows = gather_ints(transport, indices.size)
     all_indices = transport.allgather(as_buffer(indices, "int64"), rows).array
-    joined = transport.allgather(as_buffer(values, like.dtype), [count * width for count in rows]).array
-    assert joined.dtype == STORAGE[like.dtype]
-    dtype = tf.as_dtype(like.dtype).as_numpy_dtype
-    return [all_indices, joined.view(dtype).reshape(-1, *like.shape[1:])]
+    joined = transport.allgather(as_buffer(values, like.dtype), [count * width for count in rows])
+    return [all_indices, shaped(joined, (sum(rows), *like.shape[1:]))]

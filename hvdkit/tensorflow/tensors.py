@@ -53,8 +53,25 @@ def aligned_array(shape: Sequence[int], name: str) -> Array:
 
 
 def as_tensor(array: Array, name: str) -> Any:
-    """An eager tensor in the memory of an aligned array, which it keeps alive; nobody writes to it from then on."""
+    """An eager tensor in the memory of an array, which it keeps alive; nobody writes to it from then on.
+
+    A copy, where TensorFlow cannot use the memory.
+    """
+    if array.ctypes.data % _ALIGN or not array.size:
+        return tf.convert_to_tensor(array)
     if name != "bfloat16":
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     bits = tf.experimental.dlpack.from_dlpack(array.view(np.uint16).__dlpack__())
     return tf.bitcast(bits, tf.bfloat16)
+
+
+def shaped(buffer: Buffer, shape: Sequence[int]) -> Array:
+    """See a Buffer as an array of TensorFlow's, of this shape."""
+    return buffer.array.view(_NUMPY[buffer.dtype]).reshape(tuple(shape))
+
+
+def copy_of(array: Array, name: str) -> Array:
+    """The same numbers in memory of their own, which TensorFlow can use without a copy."""
+    made = aligned_array(array.shape, name)
+    made[...] = array
+    return made

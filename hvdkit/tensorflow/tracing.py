@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from hvdkit.errors import XlaError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def in_python(function: Function) -> Function:
+    """Keep AutoGraph from rewriting a function that a tf.function calls, and all that it calls."""
+    made: Function = tf.autograph.experimental.do_not_convert(function)
+    return made
 
 
 def check_not_compiled(call: str) -> None:

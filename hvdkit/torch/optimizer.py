@@ -13,8 +13,8 @@ import torch
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.planned import Statistics
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
-from hvdkit.engine.reduce_op import Average, ReduceOp, Sum
-from hvdkit.engine.request import ReduceOptions, wire_of
+from hvdkit.engine.reduce_op import Average, ReduceOp
+from hvdkit.engine.request import gradient_options
 from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.groups import number_groups
 from hvdkit.torch.reducer import GradientReducer
@@ -168,23 +168,16 @@ def DistributedOptimizer(
     engine.runtime("DistributedOptimizer()")
     if isinstance(optimizer, _Distributed):
         raise ValueError("This optimizer is a DistributedOptimizer already; wrap it once.")
-    if op not in (Average, Sum):
-        raise ValueError(f"op is {op!r}; gradients are reduced with hvd.Average or hvd.Sum.")
-    if gradient_predivide_factor != 1.0 and op is not Average:
-        raise ValueError("gradient_predivide_factor goes with op=hvd.Average only; leave it out, or use Average.")
-    if gradient_predivide_factor <= 0:
-        raise ValueError(f"gradient_predivide_factor is {gradient_predivide_factor}; it must be above 0.")
+    options = gradient_options(op, gradient_predivide_factor, compression)
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}; it must be 1 or more.")
     numbers = number_groups(named, groups, num_groups)
-    wire = wire_of(compression)
     reducer = None
     if process_set.included() and process_set.size() > 1:
-        predivide = 0.0 if gradient_predivide_factor == 1.0 else float(gradient_predivide_factor)
         reducer = GradientReducer(
             named,
             process_set.group("DistributedOptimizer()"),
-            options=ReduceOptions(average=op is Average, predivide=predivide, wire=wire),
+            options=options,
             passes=backward_passes_per_step,
             sparse_as_dense=sparse_as_dense,
             groups=numbers,

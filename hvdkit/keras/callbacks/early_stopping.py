@@ -7,9 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdkit.engine import runtime as engine
-from hvdkit.engine.objects import allgather_object
-from hvdkit.keras.backends import settle
+from hvdkit.keras.objects import allgather_object
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
@@ -21,11 +19,8 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Agree on the monitored value, and on the end."""
-        made = engine.runtime("EarlyStopping")
-        settle()
         mine = (logs or {}).get(self.monitor)
-        with made.lock:
-            told = allgather_object(made.transport, (mine, bool(self.model.stop_training)))
+        told = allgather_object((mine, bool(self.model.stop_training)))
         values = [value for value, _ in told if value is not None]
         seen = dict(logs or {})
         if values:

@@ -1,0 +1,74 @@
+"""Adding and casting 16-bit numbers with TensorFlow, which has faster casts than numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from hvdkit.tensorflow.tensors import as_tensor, shaped
+from hvdkit.transport.arithmetic import NumpyArithmetic
+from hvdkit.transport.base import HALF, Buffer, Op
+
+_CHUNK = 1 << 16  # elements; stays in cache
+_LEAST = 1 << 13  # below, calls of TensorFlow cost more than they save
+
+
+class TensorflowArithmetic(NumpyArithmetic):
+    """numpy for what it does well; TensorFlow, up to ten times as fast, for large float16 and bfloat16."""
+
+    def combine(self, out: Buffer, sources: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
+        """See Arithmetic.combine."""
+        if out.dtype not in HALF or op != "sum" or out.count < _LEAST:
+            super().combine(out, sources, op, scale)
+            return
+        with _eager():
+            for start in range(0, out.count, _CHUNK):
+                total, *others = (_wide(source, start) for source in sources)
+                for other in others:
+                    total = total + other
+                if scale != 1.0:
+                    total = total / (1 / scale) if scale < 1 else total * scale
+                _put(out, start, tf.cast(total, out.dtype))
+
+    def cast(self, out: Buffer, source: Buffer, scale: float = 1.0) -> None:
+        """See Arithmetic.cast."""
+        if not {out.dtype, source.dtype} & HALF or out.dtype == source.dtype or out.count < _LEAST:
+            super().cast(out, source, scale)
+            return
+        target = tf.as_dtype(out.dtype)
+        with _eager():
+            for start in range(0, out.count, _CHUNK):
+                part = _part(source, start)
+                if scale != 1.0:
+                    part = (tf.cast(part, tf.float32) if source.dtype in HALF else part) * scale
+                made = tf.cast(part, target)
+                # Few gradients overflow: look at the narrow result first, and mend it only where it has an inf.
+                if target.size < part.dtype.size and not tf.reduce_all(tf.math.is_finite(made)):
+                    limit = tf.cast(target.max, part.dtype)
+                    kept = tf.where(tf.math.is_inf(part), part, tf.clip_by_value(part, -limit, limit))
+                    made = tf.cast(kept, target)
+                _put(out, start, made)
+
+
+@contextmanager
+def _eager() -> Iterator[None]:
+    """Also while a tf.function is traced, and whatever device the user has chosen."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        yield
+
+
+def _part(source: Buffer, start: int) -> Any:
+    stop = min(start + _CHUNK, source.count)
+    return as_tensor(shaped(source.slice(start, stop), (stop - start,)), source.dtype)
+
+
+def _wide(source: Buffer, start: int) -> Any:
+    return tf.cast(_part(source, start), tf.float32)
+
+
+def _put(out: Buffer, start: int, values: Any) -> None:
+    array = values.__array__()
+    out.array[start : start + array.size] = array.view(out.array.dtype)

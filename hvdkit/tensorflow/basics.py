@@ -1,0 +1,39 @@
+"""init and describe, for TensorFlow scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvdkit.engine.basics import describe_world, join_world
+from hvdkit.engine.process_sets import ProcessSet
+from hvdkit.engine.progress import count_cores
+from hvdkit.tensorflow.arithmetic import TensorflowArithmetic
+
+
+def init(
+    comm: Sequence[int] | None = None,
+    process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None,
+    **settings: Any,
+) -> None:
+    """Join the world that the launcher made. Every rank calls it, before any other call of hvdkit.
+
+    comm: as in Horovod, the ranks that take part; all of them, in order, or None.
+    process_sets: sets, or lists of ranks, to be known from the beginning, repetitions left out; "dynamic", which
+    Horovod wants for later ones, is not needed.
+    settings: fields of hvdkit.Config, e.g. transport="mpi"; they beat the environment.
+    Raises WorldError if launcher and MPI disagree about the number of ranks, ConfigError for a bad setting, ValueError
+    for process sets that cannot be made.
+    """
+    join_world(comm, process_sets, TensorflowArithmetic(), **settings)
+
+
+def describe() -> str:
+    """Say in a line what runs where: ranks, hosts, transport and threads; collective, the same text on every rank.
+
+    Example: "4 ranks on 2 hosts (node1: 2, node2: 2), hierarchical transport, tensorflow 2.21.0, 1 thread a rank".
+    """
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or count_cores()
+    return describe_world(f"tensorflow {tf.__version__}", threads)

@@ -1,0 +1,149 @@
+"""What each collective does with tensors, without gradients: from TensorFlow's tensors to named operations and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvdkit.engine.execution import split_rows
+from hvdkit.engine.process_sets import ProcessSet
+from hvdkit.engine.reduce_op import ReduceOp
+from hvdkit.engine.submit import check_splits, find_group, reduce_options, root_options
+from hvdkit.tensorflow.run import do, run
+from hvdkit.tensorflow.tensors import copy_of, dtype_name, shaped
+from hvdkit.transport.base import Array
+
+Factors = tuple[float, float]
+Tensors = Sequence[Any]
+
+
+def _known(tensors: Tensors) -> list[tuple[Any, Any]]:
+    return [(tensor.dtype, tensor.shape) for tensor in tensors]
+
+
+def _any_rows(tensors: Tensors) -> list[tuple[Any, Any]]:
+    return [(one.dtype, _rest(one) if one.shape.rank is None else [None, *_rest(one)]) for one in tensors]
+
+
+def _rest(tensor: Any) -> Any:
+    """The shape of a row."""
+    return tensor.shape if tensor.shape.rank is None else tensor.shape[1:]
+
+
+def _rows(arrays: Sequence[Array]) -> list[Array]:
+    """The arrays with a first dimension, which a scalar gets here."""
+    return [array.reshape(1) if array.ndim == 0 else array for array in arrays]
+
+
+def allreduce(
+    tensors: Tensors, name: str | None, op: ReduceOp, factors: Factors, process_set: ProcessSet, call: str
+) -> list[Any]:
+    """Reduce tensors as one operation."""
+    dtypes = [dtype_name(tensor.dtype) for tensor in tensors]
+    options = reduce_options(dtypes, op, *factors, call)
+    find_group(process_set, call)
+
+    def doing(*arrays: Array) -> list[Array]:
+        made = [copy_of(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+        do(find_group(process_set, call), "allreduce", name, made, dtypes, options)
+        return made
+
+    return run(doing, tensors, _known(tensors), call)
+
+
+def broadcast(tensors: Tensors, root_rank: int, name: str | None, process_set: ProcessSet, call: str) -> list[Any]:
+    """Copy root's tensors to all, as one operation."""
+    dtypes = [dtype_name(tensor.dtype) for tensor in tensors]
+    find_group(process_set, call)
+    options = root_options(process_set, root_rank)
+
+    def doing(*arrays: Array) -> list[Array]:
+        made = [copy_of(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+        do(find_group(process_set, call), "broadcast", name, made, dtypes, options)
+        return made
+
+    return run(doing, tensors, _known(tensors), call)
+
+
+def allgather(tensors: Tensors, name: str | None, process_set: ProcessSet, call: str) -> tuple[list[Any], list[Any]]:
+    """Concatenate tensors each, as one operation; with each result the rows that came from each rank, int32 (size,)."""
+    dtypes = [dtype_name(tensor.dtype) for tensor in tensors]
+    size = find_group(process_set, call).transport.size
+
+    def doing(*arrays: Array) -> list[Array]:
+        arrays_ = _rows(arrays)
+        operation = do(find_group(process_set, call), "allgather", name, arrays_, dtypes)
+        rows = [[each[at] for each in operation.rows] for at in range(len(arrays_))]
+        made = [
+            shaped(result, (sum(counts), *array.shape[1:]))
+            for result, counts, array in zip(operation.results, rows, arrays_, strict=True)
+        ]
+        return [*made, *(np.array(counts, np.int32) for counts in rows)]
+
+    found = run(doing, tensors, _any_rows(tensors) + [(tf.int32, [size])] * len(tensors), call)
+    return found[: len(tensors)], found[len(tensors) :]
+
+
+def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, call: str) -> tuple[Any, Any]:
+    """Send each rank its rows; the received rows, and how many came from each rank, int32 (size,)."""
+    dtype = dtype_name(tensor.dtype)
+    size = find_group(process_set, call).transport.size
+    given = [] if splits is None else [tf.convert_to_tensor(splits)]
+    for one in given:
+        if not one.dtype.is_integer or one.shape.rank not in (None, 1):
+            raise ValueError(
+                f"{call}: splits must be a list of {size} whole numbers, not {one.dtype.name} {one.shape}."
+            )
+
+    def doing(array: Array, *counts: Array) -> list[Array]:
+        group = find_group(process_set, call)
+        (array,) = _rows([array])
+        listed = counts[0].tolist() if counts and counts[0].size else None
+        checked = check_splits(array.shape[0], listed, size, call)
+        operation = do(group, "alltoall", name, [array], [dtype], (), checked)
+        received = [each[group.transport.rank] for each in operation.rows]
+        made = shaped(operation.results[0], (sum(received), *array.shape[1:]))
+        return [made, np.array(received, np.int32)]
+
+    made, received = run(doing, [tensor, *given], [*_any_rows([tensor]), (tf.int32, [size])], call)
+    return made, received
+
+
+def reducescatter(
+    tensors: Tensors, name: str | None, op: ReduceOp, factors: Factors, process_set: ProcessSet, call: str
+) -> list[Any]:
+    """Reduce tensors as one operation; this rank's rows of each."""
+    dtypes = [dtype_name(tensor.dtype) for tensor in tensors]
+    options = reduce_options(dtypes, op, *factors, call)
+    transport = find_group(process_set, call).transport
+    for tensor in tensors:
+        if tensor.shape.rank == 0:
+            raise ValueError(f"{call}: a scalar has no rows to scatter; give a tensor of at least one dimension.")
+
+    def doing(*arrays: Array) -> list[Array]:
+        made = [copy_of(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+        group = find_group(process_set, call)
+        operation = do(group, "reducescatter", name, made, dtypes, options)
+        results = []
+        for array, result in zip(made, operation.results, strict=True):
+            width = math.prod(array.shape[1:])
+            rows = result.count // width if width else split_rows(array.shape[0], transport.size)[transport.rank]
+            results.append(shaped(result, (rows, *array.shape[1:])))
+        return results
+
+    return run(doing, tensors, _any_rows(tensors), call)
+
+
+def barrier(process_set: ProcessSet) -> list[Any]:
+    """Wait for all ranks."""
+    find_group(process_set, "barrier()")
+
+    def doing() -> list[Array]:
+        do(find_group(process_set, "barrier()"), "barrier", None, [], [])
+        return []
+
+    return run(doing, [], [], "barrier()")

@@ -1,0 +1,111 @@
+"""Collectives with gradients: what each does forward, and what that means backward. The same as for torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvdkit.engine.process_sets import ProcessSet
+from hvdkit.engine.reduce_op import Average, ReduceOp, Sum
+from hvdkit.tensorflow import collectives
+
+Factors = tuple[float, float]
+_PLAIN: Factors = (1.0, 1.0)
+
+
+def _alike(grads: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+    """Gradients in the dtypes of what they belong to; TensorFlow makes some zeros of its own in float32."""
+    return [tf.cast(grad, tensor.dtype) for grad, tensor in zip(grads, tensors, strict=True)]
+
+
+def allreduce(
+    tensors: Sequence[Any], name: str | None, op: ReduceOp, factors: Factors, process_set: ProcessSet, call: str
+) -> list[Any]:
+    """Forward: y = op(x of all ranks). Backward, for a sum or an average: dx = op(dy of all ranks)."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def reduce(*given: Any) -> Any:
+        def backward(*grads: Any) -> Any:
+            if op not in (Average, Sum):
+                raise NotImplementedError(
+                    f"allreduce() with op={op} has no gradient; use tf.stop_gradient on the tensor, or hvd.Sum."
+                )
+            return allreduce(_alike(grads, given), None, op, factors, process_set, call)
+
+        return collectives.allreduce(given, name, op, factors, process_set, call), backward
+
+    return list(reduce(*tensors))
+
+
+def allgather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, call: str) -> list[Any]:
+    """Forward: y = concatenation of x of all ranks. Backward: this rank's rows of the average of dy over all ranks."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def gather(*given: Any) -> Any:
+        gathered, counts = collectives.allgather(given, name, process_set, call)
+
+        def backward(*grads: Any) -> Any:
+            means = allreduce(_alike(grads, given), None, Average, _PLAIN, process_set, call)
+            rank = process_set.rank()
+            made = []
+            for mean, rows, tensor in zip(means, counts, given, strict=True):
+                start = tf.reduce_sum(rows[:rank])
+                made.append(tf.reshape(mean[start : start + rows[rank]], tf.shape(tensor)))
+            return made
+
+        return gathered, backward
+
+    return list(gather(*tensors))
+
+
+def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, call: str) -> Any:
+    """Forward: y = x of the root. Backward: on the root the average of dy over all ranks, elsewhere zero."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def copy(given: Any) -> Any:
+        def backward(grad: Any) -> Any:
+            (mean,) = allreduce(_alike([grad], [given]), None, Average, _PLAIN, process_set, call)
+            mine = (process_set.ranks or [])[process_set.rank()] == root_rank
+            return mean if mine else tf.zeros_like(mean)
+
+        return collectives.broadcast([given], root_rank, name, process_set, call)[0], backward
+
+    return copy(tensor)
+
+
+def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, call: str) -> tuple[Any, Any]:
+    """Forward: rank i's j-th piece goes to rank j. Backward: the gradient of each piece goes back to its rank."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def exchange(given: Any) -> Any:
+        made, received = collectives.alltoall(given, splits, name, process_set, call)
+
+        def backward(grad: Any, _: Any) -> Any:
+            returned, _ = alltoall(_alike([grad], [given])[0], received, None, process_set, call)
+            missing = tf.size(given, tf.int32) - tf.size(returned, tf.int32)  # of rows that went nowhere
+            flat = tf.pad(tf.reshape(returned, [-1]), [[0, missing]])
+            return tf.reshape(flat, tf.shape(given))
+
+        return (made, received), backward
+
+    made, received = exchange(tensor)
+    return made, received
+
+
+def reducescatter(
+    tensors: Sequence[Any], name: str | None, op: ReduceOp, factors: Factors, process_set: ProcessSet, call: str
+) -> list[Any]:
+    """Forward: this rank's rows of op(x of all ranks). Backward: dx = all ranks' dy, times size for a sum."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def scatter(*given: Any) -> Any:
+        def backward(*grads: Any) -> Any:
+            factor = factors[0] * factors[1] * (1 if op is Average else process_set.size())
+            gathered = allgather(_alike(grads, given), None, process_set, call)
+            return [one * tf.cast(factor, one.dtype) for one in gathered]
+
+        return collectives.reducescatter(given, name, op, factors, process_set, call), backward
+
+    return list(scatter(*tensors))

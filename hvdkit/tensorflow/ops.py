@@ -1,0 +1,302 @@
+"""Collectives of Horovod's TensorFlow 2 API: its names, arguments and meanings.
+
+All of them work in eager mode and inside a tf.function, where they run each time the graph does, in the order in which
+they were traced. Tensors are uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 or bool; variables are taken
+as well. name: the operation's, the same on all ranks; without one calls of a kind are matched in their order.
+process_set: the ranks that take part; each of them makes the call. device_dense, device_sparse, ignore_name_scope: as
+in Horovod, accepted and not needed.
+
+Raised at once: NotInitializedError before init(), ValueError on a rank outside of the set and for arguments that cannot
+be used, TypeError for a dtype that cannot be sent. Where the ranks disagree, every one of them raises
+HorovodInternalError, which in eager mode is a tf.errors.FailedPreconditionError too; a graph that fails raises
+tf.errors.UnknownError with the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
+from hvdkit.engine.request import wire_of
+from hvdkit.engine.submit import find_group
+from hvdkit.tensorflow import collectives
+from hvdkit.tensorflow import differentiable as autograd
+from hvdkit.tensorflow.compression import Compression, Compressor, clamp
+from hvdkit.tensorflow.run import run
+from hvdkit.tensorflow.tracing import in_python
+from hvdkit.transport.base import Array
+
+Narrow = type[Compressor]
+_WIDE = (tf.float32, tf.float64)
+_STEP = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # between 1 and the next number
+
+
+@in_python
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Narrow = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """Reduce a tensor over all ranks; every rank gets the result.
+
+    tensor: any shape, the same on all ranks. Averages of integers drop the fraction; float16 and bfloat16 are summed in
+    float32. Of tf.IndexedSlices the rows of all ranks are gathered, for Sum and Average and without factors
+    (NotImplementedError otherwise).
+    op: Average (the default), Sum, Min, Max, Product or Adasum. average: the older way to say Average or Sum.
+    compression: what is sent instead of float32 and float64. prescale_factor, postscale_factor: before and after.
+    Differentiable for Average and Sum: the gradient is reduced in the same way.
+    """
+    chosen, factors = choose_op(average, op), (prescale_factor, postscale_factor)
+    if isinstance(tensor, tf.IndexedSlices):
+        return _gather_slices([tensor], chosen, factors, process_set, "allreduce()")[0]
+    return _reduce([tensor], compression, name, chosen, factors, process_set, "allreduce()")[0]
+
+
+@in_python
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Narrow = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> Any:
+    """Reduce several tensors as one operation: none before all of them are there on all ranks; see allreduce()."""
+    chosen, factors = choose_op(average, op), (prescale_factor, postscale_factor)
+    if not tensors:
+        return tensors
+    sparse = [at for at, one in enumerate(tensors) if isinstance(one, tf.IndexedSlices)]
+    dense = [at for at in range(len(tensors)) if at not in sparse]
+    call, results = "grouped_allreduce()", [None] * len(tensors)
+    if sparse:
+        gathered = _gather_slices([tensors[at] for at in sparse], chosen, factors, process_set, call)
+        results = _put(results, sparse, gathered)
+    if dense:
+        reduced = _reduce([tensors[at] for at in dense], compression, name, chosen, factors, process_set, call)
+        results = _put(results, dense, reduced)
+    return results
+
+
+def _put(results: list[Any], places: Sequence[int], values: Sequence[Any]) -> list[Any]:
+    found = dict(zip(places, values, strict=True))
+    return [found.get(at, one) for at, one in enumerate(results)]
+
+
+def _reduce(
+    tensors: Sequence[Any],
+    compression: Narrow,
+    name: str | None,
+    op: ReduceOp,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+    call: str,
+) -> list[Any]:
+    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    size = find_group(process_set, call).transport.size
+    small, contexts, op, factors = _narrowed(given, compression, op, factors, size)
+    reduced = autograd.allreduce(small, name, op, factors, process_set, call)
+    return [compression.decompress(one, context) for one, context in zip(reduced, contexts, strict=True)]
+
+
+def _narrowed(
+    tensors: list[Any], compression: Narrow, op: ReduceOp, factors: tuple[float, float], set_size: int
+) -> tuple[list[Any], list[Any], ReduceOp, tuple[float, float]]:
+    """Tensors as they are sent, what undoes that, and what is left to do: all factors come before a narrow sum."""
+    wire = wire_of(compression)
+    if wire == "none" or not any(tensor.dtype in _WIDE for tensor in tensors):
+        return tensors, [tensor.dtype for tensor in tensors], op, factors
+    if op is Average:  # each rank sends its part of the average, and the parts together fit the wire
+        # The sum of so many terms, rounded twice, is finite.
+        limit = float(tf.as_dtype(wire).max) / set_size * (1 - _STEP[wire])
+        factor = factors[0] * factors[1] / set_size
+        tensors = [clamp(one * factor, limit) if one.dtype in _WIDE else one * factor for one in tensors]
+        op, factors = Sum, (1.0, 1.0)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    return [small for small, _ in pairs], [context for _, context in pairs], op, factors
+
+
+def _gather_slices(
+    slices: Sequence[Any], op: ReduceOp, factors: tuple[float, float], process_set: ProcessSet, call: str
+) -> list[Any]:
+    if op not in (Average, Sum):
+        raise NotImplementedError(f"{call} with op={op} is not for tf.IndexedSlices; use Sum or Average, or a tensor.")
+    if factors != (1.0, 1.0):
+        raise NotImplementedError(f"{call} takes no prescale_factor or postscale_factor with tf.IndexedSlices.")
+    values = autograd.allgather([one.values for one in slices], None, process_set, call)
+    indices, _ = collectives.allgather([one.indices for one in slices], None, process_set, call)
+    if op is Average:
+        values = [one / tf.cast(process_set.size(), one.dtype) for one in values]
+    return [
+        tf.IndexedSlices(rows, where, one.dense_shape) for rows, where, one in zip(values, indices, slices, strict=True)
+    ]
+
+
+@in_python
+def allgather(
+    tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Concatenate all ranks' tensors along the first dimension, in rank order.
+
+    tensor: (n, ...), n may differ between ranks and be 0, the other dimensions and the dtype may not; a scalar counts
+    as (1,). Differentiable: each rank gets the average over ranks of the gradients of its rows, as in Horovod.
+    """
+    return autograd.allgather([tf.convert_to_tensor(tensor)], name, process_set, "allgather()")[0]
+
+
+@in_python
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Concatenate several tensors each, as one operation; see allgather()."""
+    if not tensors:
+        return []
+    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    return autograd.allgather(given, name, process_set, "grouped_allgather()")
+
+
+@in_python
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Give every rank a copy of root's tensor.
+
+    tensor: the same shape and dtype on all ranks. root_rank: its number in the world, also for a process set.
+    Differentiable: the root gets the average of the gradients, as in Horovod. ValueError for a root that is not there.
+    """
+    return autograd.broadcast(tf.convert_to_tensor(tensor), root_rank, name, process_set, "broadcast()")
+
+
+@in_python
+def broadcast_(
+    variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Overwrite variables with root's, as one operation, and return their new values; see broadcast()."""
+    given = [tf.convert_to_tensor(variable) for variable in variables]
+    if not given:
+        return []
+    values = collectives.broadcast(given, root_rank, name, process_set, "broadcast_()")
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+    return values
+
+
+@in_python
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send each rank its rows of the tensor, and return the rows that came, in rank order.
+
+    tensor: (n, ...), the other dimensions and the dtype alike on all ranks. splits: rows for each rank, as a list or a
+    tensor of integers; equal parts if None, and then n divides by the number of ranks (else ValueError).
+    Returns the received rows; with `splits` given a tuple of them and of how many came from each rank, int32 (size,).
+    Differentiable: gradients go back to where the rows came from.
+    """
+    received, counts = autograd.alltoall(tf.convert_to_tensor(tensor), splits, name, process_set, "alltoall()")
+    return received if splits is None else (received, counts)
+
+
+@in_python
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Narrow = Compression.none,
+    op: ReduceOp = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Reduce a tensor over all ranks, and give each rank its rows of the result.
+
+    tensor: (n, ...), the same on all ranks; rank i gets n // size rows, and one more if i < n % size.
+    op: Average or Sum. Differentiable: the gradients of all rows are gathered.
+    """
+    factors = (prescale_factor, postscale_factor)
+    return _scatter([tensor], compression, name, op, factors, process_set, "reducescatter()")[0]
+
+
+@in_python
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Narrow = Compression.none,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Reduce and scatter several tensors as one operation; see reducescatter()."""
+    if not tensors:
+        return tensors
+    factors = (prescale_factor, postscale_factor)
+    return _scatter(tensors, compression, None, op, factors, process_set, "grouped_reducescatter()")
+
+
+def _scatter(
+    tensors: Sequence[Any],
+    compression: Narrow,
+    name: str | None,
+    op: ReduceOp,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+    call: str,
+) -> list[Any]:
+    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    size = find_group(process_set, call).transport.size
+    small, contexts, op, factors = _narrowed(given, compression, op, factors, size)
+    made = autograd.reducescatter(small, name, op, factors, process_set, call)
+    return [compression.decompress(one, context) for one, context in zip(made, contexts, strict=True)]
+
+
+@in_python
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return, or inside a tf.function go on, when every rank of the set has called it."""
+    collectives.barrier(process_set)
+
+
+@in_python
+def join() -> Any:
+    """Have no more work: take part in the other ranks' operations with zeros until all ranks have joined.
+
+    For ranks with different numbers of batches. Averages count all ranks, joined ones as zeros.
+    Returns the number of the rank that joined last, an int32 scalar.
+    """
+    find_group(global_process_set, "join()")
+
+    def doing() -> list[Array]:
+        group = find_group(global_process_set, "join()")
+        operation = group.engine.join()
+        group.engine.wait(operation)
+        return [np.array(operation.last_joined, np.int32)]
+
+    return run(doing, [], [(tf.int32, [])], "join()")[0]

@@ -1,0 +1,69 @@
+"""One collective as an operation of TensorFlow: at once in eager mode, in a tf.function each time it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvdkit.engine.execution import Operation
+from hvdkit.engine.process_sets import MemberGroup
+from hvdkit.engine.submit import Options, begin
+from hvdkit.errors import HorovodInternalError
+from hvdkit.tensorflow.tensors import NAMES, array_of, as_buffer, as_tensor
+from hvdkit.tensorflow.tracing import call_in_graph, check_not_compiled
+from hvdkit.transport.base import Array
+
+#: Gets this rank's arrays, in memory that is not to be written to; returns the results.
+Doing = Callable[..., Sequence[Array]]
+Shape = Sequence[int | None]
+
+
+class CollectiveError(HorovodInternalError, tf.errors.FailedPreconditionError):  # type: ignore[misc]
+    """A collective failed in eager mode; also the error that Horovod raises there."""
+
+    def __init__(self, message: str) -> None:
+        tf.errors.FailedPreconditionError.__init__(self, None, None, message)
+
+
+def run(doing: Doing, tensors: Sequence[Any], results: Sequence[tuple[Any, Shape]], call: str) -> list[Any]:
+    """Do a collective.
+
+    results: TensorFlow's dtype and shape of each result, as far as they are known. call: the user's.
+    Raises CollectiveError in eager mode; a graph that fails raises tf.errors.UnknownError with the same text. XlaError
+    where XLA would compile it.
+    """
+    check_not_compiled(call)
+    if tf.executing_eagerly():
+        try:
+            made = doing(*[array_of(tensor) for tensor in tensors])
+        except HorovodInternalError as error:
+            if isinstance(error, ValueError):
+                raise
+            raise CollectiveError(str(error)) from None
+        return [as_tensor(one, NAMES[dtype]) for one, (dtype, _) in zip(made, results, strict=True)]
+    name = f"hvdkit_{call.removesuffix('()')}"
+    found = call_in_graph(lambda *arrays: list(doing(*arrays)), list(tensors), [one for one, _ in results], name)
+    if not results:
+        return []
+    for one, (_, shape) in zip(found, results, strict=True):
+        one.set_shape(shape)
+    return list(found)
+
+
+def do(
+    group: MemberGroup,
+    kind: str,
+    name: str | None,
+    arrays: Sequence[Array],
+    dtypes: Sequence[str],
+    options: Options = (),
+    splits: tuple[int, ...] = (),
+) -> Operation:
+    """Do a named operation, and wait for it. arrays: of these dtypes; overwritten by some kinds (see Operation)."""
+    described = [(dtype, tuple(array.shape)) for array, dtype in zip(arrays, dtypes, strict=True)]
+    buffers = [as_buffer(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+    operation = begin(group, kind, name, described, buffers, options, splits)
+    group.engine.wait(operation)
+    return operation

@@ -1,0 +1,92 @@
+"""Starting equal: variables and objects from one rank to all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from hvdkit.engine import job_objects
+from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.tensorflow.ops import broadcast_
+from hvdkit.tensorflow.tracing import in_python
+
+T = TypeVar("T")
+
+_TOGETHER_BYTES = 64 * 2**20  # of variables in one operation; as much is copied meanwhile
+
+
+@in_python
+def broadcast_variables(
+    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
+) -> None:
+    """Overwrite variables on all ranks with root's: a model's, an optimizer's.
+
+    variables: of TensorFlow or Keras, of any dtype that can be sent, alike on all ranks and in the same order, else
+    HorovodInternalError on every rank. root_rank: its number in the world. inplace: as in Horovod; accepted.
+    Inside a tf.function the operation runs each time the graph does.
+    """
+    for some in _together(list(variables)):
+        broadcast_(some, root_rank, process_set=process_set)
+
+
+def _together(variables: Sequence[Any]) -> Iterator[list[Any]]:
+    group: list[Any] = []
+    nbytes = 0
+    for variable in variables:
+        size = tf.as_dtype(variable.dtype).size
+        for dimension in variable.shape:
+            size *= dimension
+        if group and nbytes + size > _TOGETHER_BYTES:
+            yield group
+            group, nbytes = [], 0
+        group.append(variable)
+        nbytes += size
+    if group:
+        yield group
+
+
+def broadcast_object(
+    obj: T,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> T:
+    """Give every rank a copy of root's object (anything that can be pickled); what the others pass does not count.
+
+    session: of TensorFlow 1, must be None. Called from Python, not from a graph.
+    Raises ValueError for a root that does not exist, NotInitializedError before init().
+    """
+    _check_session(session, "broadcast_object()")
+    return job_objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Callable[[T], T]:
+    """broadcast_object() with all but the object given."""
+    _check_session(session, "broadcast_object_fn()")
+
+    def broadcast(obj: T) -> T:
+        return job_objects.broadcast_object(obj, root_rank, name, process_set)
+
+    return broadcast
+
+
+def allgather_object(
+    obj: T, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[T]:
+    """Give every rank of the set the list of its ranks' objects (anything that can be pickled), in rank order.
+
+    session: of TensorFlow 1, must be None. Called from Python, not from a graph.
+    Raises NotInitializedError before init().
+    """
+    _check_session(session, "allgather_object()")
+    return job_objects.allgather_object(obj, name, process_set)
+
+
+def _check_session(session: Any, call: str) -> None:
+    if session is not None:
+        raise ValueError(f"{call}: session belongs to TensorFlow 1, which hvdkit does not support; leave it out.")

@@ -1,0 +1,48 @@
+"""SyncBatchNormalization: batch statistics over the batches of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from hvdkit.engine.basics import size
+from hvdkit.engine.reduce_op import Sum
+from hvdkit.tensorflow.ops import allreduce
+
+
+@tf.keras.saving.register_keras_serializable("hvdkit")
+class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
+    """Keras's BatchNormalization, with mean and variance of all ranks' batches in training, whatever their sizes.
+
+    Needs Keras's TensorFlow backend (ValueError otherwise). Call hvd.init() before the layer is used in training. A
+    model with this layer is not compiled by XLA. fused: as in Horovod, must not be True.
+    """
+
+    def __init__(self, fused: bool = False, **kwargs: Any) -> None:
+        if fused:
+            raise ValueError("SyncBatchNormalization does not support fused=True; leave it out.")
+        if tf.keras.config.backend() != "tensorflow":
+            raise ValueError(
+                f"hvdkit.tensorflow.SyncBatchNormalization needs KERAS_BACKEND=tensorflow; it is "
+                f"{tf.keras.config.backend()}."
+            )
+        super().__init__(**kwargs)
+        self.supports_jit = False
+
+    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        mean, variance = super()._moments(inputs, mask)
+        if size() == 1:
+            return mean, variance
+        count = tf.cast(self._count(inputs, mask), mean.dtype)
+        mine = tf.concat([mean * count, (variance + tf.square(mean)) * count, tf.reshape(count, [1])], 0)
+        total = allreduce(mine, op=Sum)
+        all_mean, all_square = tf.unstack(tf.reshape(total[:-1], [2, -1]) / tf.maximum(total[-1], 1))
+        return all_mean, tf.maximum(all_square - tf.square(all_mean), 0)
+
+    def _count(self, inputs: Any, mask: Any) -> Any:
+        """How many values a channel has on this rank."""
+        shape = tf.shape(inputs)
+        if mask is None:
+            return tf.size(inputs) // shape[self.axis]
+        return tf.reduce_sum(tf.cast(tf.broadcast_to(tf.expand_dims(mask, -1), shape), tf.int32)) // shape[self.axis]

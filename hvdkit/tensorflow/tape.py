@@ -1,0 +1,206 @@
+"""DistributedGradientTape: a tape whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvdkit.engine import runtime as engine
+from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
+from hvdkit.engine.request import ReduceOptions, gradient_options, wire_of
+from hvdkit.tensorflow.compression import Compression, Compressor
+from hvdkit.tensorflow.ops import allreduce
+from hvdkit.tensorflow.reducer import GradientReducer
+from hvdkit.tensorflow.tracing import in_python
+from hvdkit.tensorflow.variables import describe
+
+#: Reduces gradients (second argument) of variables (first).
+Reduction = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
+
+
+class _DistributedTape:
+    """What a wrapped tape has beside its own class; mixed in before it."""
+
+    _hvdkit_reduce: Reduction
+    _hvdkit_set: ProcessSet
+    _hvdkit_local: dict[int, Any]  # sources by id, kept so that it stays theirs
+    _hvdkit_scale: bool
+
+    def register_local_source(self, source: Any) -> None:
+        """Leave the gradient of this variable to its rank: each rank keeps its own, see scale_local_gradients."""
+        self._hvdkit_local[id(source)] = source
+
+    @in_python
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+        use_generic_names: bool = False,
+    ) -> Any:
+        """The tape's own gradient(), of all ranks: every rank calls it, for the same sources in the same order.
+
+        use_generic_names: as in Horovod; not needed.
+        """
+        found = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
+        variables = tf.nest.flatten(sources)
+        gradients = _flatten(found)
+        shared = [at for at, one in enumerate(variables) if id(one) not in self._hvdkit_local]
+        reduced = self._hvdkit_reduce([variables[at] for at in shared], [gradients[at] for at in shared])
+        if self._hvdkit_scale:
+            gradients = [one if at in shared else self._scaled(one) for at, one in enumerate(gradients)]
+        for at, one in zip(shared, reduced, strict=True):
+            gradients[at] = one
+        return _like(found, gradients)
+
+    def _scaled(self, gradient: Any) -> Any:
+        if gradient is None:
+            return None
+        size = self._hvdkit_set.size()
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(gradient.values / size, gradient.indices, gradient.dense_shape)
+        return gradient / size
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """The gradients of a list of sources as (source, gradient): those of local sources, and the others."""
+        gradients = self.gradient(target, sources, output_gradients)
+        pairs = list(zip(sources, gradients, strict=True))
+        local = [pair for pair in pairs if id(pair[0]) in self._hvdkit_local]
+        return local, [pair for pair in pairs if id(pair[0]) not in self._hvdkit_local]
+
+
+def _flatten(gradients: Any) -> list[Any]:
+    """Gradients in the order of their sources; IndexedSlices stay whole."""
+    return list(tf.nest.flatten(gradients, expand_composites=False))
+
+
+def _like(structure: Any, gradients: Sequence[Any]) -> Any:
+    return tf.nest.pack_sequence_as(structure, gradients, expand_composites=False)
+
+
+def DistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """A tape whose gradient() is that of all ranks; of the given tape's class, with what that has recorded.
+
+    compression: what is sent between hosts instead of float32; sums are taken in float32.
+    sparse_as_dense: reduce IndexedSlices as dense tensors rather than by gathering their rows.
+    op: Average, Sum or Adasum. gradient_predivide_factor: the part of the average's division done before sending.
+    process_set: ranks that train together; others keep their own gradients. scale_local_gradients: divide gradients of
+    sources that register_local_source() was told of by the number of ranks, as if they were averaged too.
+    device_dense, device_sparse, num_groups, groups: as in Horovod, accepted; every bucket is full but the last.
+
+    A gradient that no rank has stays None, see GradientReducer.reduce. Inside a tf.function buckets are reduced while
+    the rest of backward runs. Works in functions that XLA does not compile: XlaError otherwise.
+    Raises NotInitializedError before init(), ValueError or TypeError for arguments that cannot be used.
+    """
+    engine.runtime("DistributedGradientTape()")
+    if num_groups < 0 or not (groups is None or isinstance(groups, list) or groups >= 0):
+        raise ValueError(f"num_groups={num_groups}, groups={groups!r}: use a number from 0 up, or lists of variables.")
+    own = type(gradtape)
+    made: Any = object.__new__(type(own.__name__, (_DistributedTape, own), {"__module__": own.__module__}))
+    made.__dict__.update(gradtape.__dict__)
+    made._hvdkit_reduce = _reduction(compression, sparse_as_dense, op, gradient_predivide_factor, process_set)
+    made._hvdkit_set, made._hvdkit_scale, made._hvdkit_local = process_set, scale_local_gradients, {}
+    return made
+
+
+def _reduction(
+    compression: type[Compressor], sparse_as_dense: bool, op: ReduceOp, predivide: float, process_set: ProcessSet
+) -> Reduction:
+    if op is Adasum:
+        wire_of(compression)
+        return lambda variables, gradients: [
+            None if one is None else allreduce(_dense(one, sparse_as_dense), compression=compression, op=Adasum)
+            for one in gradients
+        ]
+    options = gradient_options(op, predivide, compression)
+
+    def reduce(variables: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any]:
+        if not (variables and process_set.included() and process_set.size() > 1):
+            return [_dense(one, sparse_as_dense) for one in gradients]
+        return _find_reducer(variables, options, process_set, sparse_as_dense).reduce(gradients)
+
+    return reduce
+
+
+def _dense(gradient: Any, wanted: bool) -> Any:
+    return tf.convert_to_tensor(gradient) if wanted and isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+#: A script makes a new tape each step; what it reduces with stays the same as long as the variables look the same.
+_known: dict[Any, GradientReducer] = {}
+
+
+def _find_reducer(
+    variables: Sequence[Any], options: ReduceOptions, process_set: ProcessSet, sparse_as_dense: bool
+) -> GradientReducer:
+    key = (describe(variables), options, process_set.process_set_id, sparse_as_dense)
+    if key not in _known:
+        _known[key] = GradientReducer(
+            variables, options=options, process_set=process_set, sparse_as_dense=sparse_as_dense
+        )
+    return _known[key]
+
+
+engine.on_shutdown(_known.clear)
+
+
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """A DistributedGradientTape that leaves the gradients of some layers to their rank.
+
+    local_layers: a layer or a collection of them. The rest as for DistributedGradientTape().
+    """
+    layers = [] if local_layers is None else list(local_layers) if isinstance(local_layers, _LISTS) else [local_layers]
+    wrong = [layer for layer in layers if not hasattr(layer, "trainable_weights")]
+    if wrong:
+        raise ValueError(f"local_layers holds {wrong[0]!r}; all of them must be Keras layers.")
+    tape = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    for layer in layers:
+        for variable in layer.trainable_weights:
+            tape.register_local_source(variable)
+    return tape
+
+
+_LISTS = (list, tuple, set, frozenset)
