@@ -13,8 +13,8 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from hvdkit.config import Config
@@ -133,12 +133,10 @@ class NamedEngine:
         with self._submitting:
             self._outbox.append((operation.name, operation.asked, lane))
 
-    @contextmanager
-    def span_of(self, operation: Operation) -> Iterator[None]:
+    def span_of(self, operation: Operation) -> AbstractContextManager[None]:
         """The time in which an operation is done without an answer, for the timeline."""
         self._timeline.end(operation.name)
-        with self._timeline.span(operation.asked.kind.upper(), [operation]):
-            yield
+        return self._timeline.span(operation.asked.kind.upper(), [operation])
 
     def join(self) -> Operation:
         """Begin to take part in the others' operations, and plans, with zeros until all ranks have joined."""

@@ -10,8 +10,11 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import IO, Protocol
+
+
+_NOTHING = nullcontext()
 
 
 class Named(Protocol):
@@ -92,12 +95,12 @@ class Timeline:
                 self._open.discard(name)
                 self._event(name, "E")
 
-    @contextmanager
-    def span(self, activity: str, operations: Sequence[Named]) -> Iterator[None]:
+    def span(self, activity: str, operations: Sequence[Named]) -> AbstractContextManager[None]:
         """The operations do this together, between the beginning and the end of the context."""
-        if self._file is None:
-            yield
-            return
+        return _NOTHING if self._file is None else self._span(activity, operations)
+
+    @contextmanager
+    def _span(self, activity: str, operations: Sequence[Named]) -> Iterator[None]:
         names = dict.fromkeys(operation.name for operation in operations)  # a group comes once for each tensor
         for name in names:
             self.begin(name, activity)

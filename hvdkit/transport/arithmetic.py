@@ -85,6 +85,11 @@ def _pieces(count: int, step: int) -> Iterator[slice]:
 
 def _combine_plain(out: Array, sources: Sequence[Array], function: np.ufunc, scale: float) -> None:
     step = _CHUNK_BYTES // out.itemsize
+    if out.size <= step and len(sources) == 2:  # small ones, which are waited for
+        function(sources[0], sources[1], out=out)
+        if scale != 1.0:
+            _scale(out, scale, out)
+        return
     # The first two sources are read before `out` is written; one that comes later must not be overwritten.
     scratch = None
     if any(np.may_share_memory(out, later) for later in sources[2:]):

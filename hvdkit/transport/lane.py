@@ -17,7 +17,7 @@ from hvdkit.transport.segment import Segment, open_segment
 
 _SLOTS = 4  # positions that are remembered: a rank may be so far ahead of the slowest reader
 _LINE = 64
-_MOST_BYTES = 16 * 1024  # of a message; 4 KiB and some more are what latency matters for
+_MOST_BYTES = 64 * 1024  # of a message; larger ones are done as fast by other means
 _TOGETHER_BYTES = 512 * 1024  # of all ranks' messages: each rank reads all of them
 
 _VIEWS = 256  # of parts of messages that are kept, since they are looked at again and again
