@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import IO, Protocol
 
-
 _NOTHING = nullcontext()
 
 
