@@ -32,7 +32,10 @@ def join_world(
 
 
 def shutdown() -> None:
-    """Leave the world; every rank calls it. Optional at the end of a script."""
+    """Leave the world; every rank calls it. Optional at the end of a script, and harmless before init().
+
+    Raises RankLostError if another rank has died.
+    """
     engine.shutdown()
 
 
@@ -97,7 +100,8 @@ def describe_world(framework: str, threads: int) -> str:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Make a process set known; every rank calls it, with the same ranks. Returns the set.
 
-    Raises ValueError for ranks that are not there or come twice, or if a set of these ranks is known.
+    Raises ValueError for ranks that are not there or come twice, or if a set of these ranks is known,
+    NotInitializedError before init(), HorovodInternalError if a rank has left.
     """
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     engine.runtime("add_process_set()").sets.add(made)
@@ -105,12 +109,15 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Forget a process set; every rank calls it. False if it was not known, or is the set of all ranks."""
+    """Forget a process set; every rank calls it. False if it was not known, or is the set of all ranks.
+
+    Raises NotInitializedError before init(), HorovodInternalError if a rank has left.
+    """
     return engine.runtime("remove_process_set()").sets.remove(process_set)
 
 
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """The ranks of every process set, by its number; 0 is the set of all ranks."""
+    """The ranks of every process set, by its number; 0 is the set of all ranks. NotInitializedError before init()."""
     return engine.runtime("get_process_set_ids_and_ranks()").sets.ids_and_ranks()
 
 
@@ -129,5 +136,5 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """End the trace that start_timeline() began."""
+    """End the trace that start_timeline() began, if one is on. NotInitializedError before init()."""
     engine.runtime("stop_timeline()").timeline.stop()

@@ -40,7 +40,11 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Begin to reduce a tensor over all ranks; synchronize() returns the result in a new tensor. See allreduce()."""
+    """Begin to reduce a tensor over all ranks; synchronize() returns the result in a new tensor.
+
+    Shapes, dtypes, arguments and what it raises: as allreduce(), but what ranks disagree about is raised by
+    synchronize(). Not differentiable. The caller leaves the tensors alone until then.
+    """
     factors = (prescale_factor, postscale_factor)
     chosen = choose_op(average, op)
     return run_allreduce(
@@ -57,7 +61,11 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Begin to reduce a tensor over all ranks in place; synchronize() returns the tensor. See allreduce()."""
+    """Begin to reduce a tensor over all ranks in place; synchronize() returns the tensor.
+
+    Shapes, dtypes, arguments and what it raises: as allreduce(), but what ranks disagree about is raised by
+    synchronize(). Not differentiable. The caller leaves the tensors alone until then.
+    """
     factors = (prescale_factor, postscale_factor)
     chosen = choose_op(average, op)
     return run_allreduce(
@@ -74,7 +82,11 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Begin to reduce several tensors as one operation; synchronize() returns the list of new tensors."""
+    """Begin to reduce several tensors as one operation; synchronize() returns the list of new tensors.
+
+    Shapes, dtypes, arguments and what it raises: as grouped_allreduce(), but what ranks disagree about is raised by
+    synchronize(). Not differentiable. The caller leaves the tensors alone until then.
+    """
     call = "grouped_allreduce_async()"
     made, factors = check_group(tensors, call), (prescale_factor, postscale_factor)
     chosen = choose_op(average, op)
@@ -90,7 +102,11 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Begin to reduce several tensors in place as one operation; synchronize() returns the list of them."""
+    """Begin to reduce several tensors in place as one operation; synchronize() returns the list of them.
+
+    Shapes, dtypes, arguments and what it raises: as grouped_allreduce(), but what ranks disagree about is raised by
+    synchronize(). Not differentiable. The caller leaves the tensors alone until then.
+    """
     call = "grouped_allreduce_async_()"
     made, factors = check_group(tensors, call), (prescale_factor, postscale_factor)
     chosen = choose_op(average, op)
@@ -102,7 +118,8 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Begin to add up sparse tensors of all ranks; calling what is returned waits, and gives the sum, coalesced.
 
-    tensor: COO, of the same shape on all ranks, any number of entries. op: Average or Sum.
+    tensor: COO, of the same shape and dtype on all ranks, any number of entries. op: Average or Sum, else ValueError.
+    What it and what is returned raise: as allgather(), which it is made of.
     """
     if op not in (Average, Sum):
         raise ValueError(f"op is {op!r}; sparse tensors are reduced with hvd.Average or hvd.Sum.")
@@ -123,14 +140,22 @@ def sparse_allreduce_async(
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Begin to concatenate all ranks' tensors; synchronize() returns them in a new tensor. See allgather()."""
+    """Begin to concatenate all ranks' tensors; synchronize() returns them in a new tensor.
+
+    Shapes, dtypes, arguments and what it raises: as allgather(), but what ranks disagree about is raised by
+    synchronize(). Not differentiable. The caller leaves the tensors alone until then.
+    """
     return start_allgather([tensor], name, process_set, call="allgather_async()", single=True)
 
 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Begin to concatenate several tensors each as one operation; synchronize() returns the list of new tensors."""
+    """Begin to concatenate several tensors each as one operation; synchronize() returns the list of new tensors.
+
+    Shapes, dtypes, arguments and what it raises: as grouped_allgather(), but what ranks disagree about is raised by
+    synchronize(). Not differentiable. The caller leaves the tensors alone until then.
+    """
     made = check_group(tensors, "grouped_allgather_async()")
     return start_allgather(made, name, process_set, call="grouped_allgather_async()", single=False)
 
@@ -138,21 +163,33 @@ def grouped_allgather_async(
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Begin to give every rank root's tensor; synchronize() returns it in a new tensor. See broadcast()."""
+    """Begin to give every rank root's tensor; synchronize() returns it in a new tensor.
+
+    Shapes, dtypes, arguments and what it raises: as broadcast(), but what ranks disagree about is raised by
+    synchronize(). Not differentiable. The caller leaves the tensors alone until then.
+    """
     return run_broadcast(begin, tensor, root_rank, name, process_set, in_place=False, call="broadcast_async()")
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Begin to overwrite the tensor with root's; synchronize() returns the tensor. See broadcast()."""
+    """Begin to overwrite the tensor with root's; synchronize() returns the tensor.
+
+    Shapes, dtypes, arguments and what it raises: as broadcast(), but what ranks disagree about is raised by
+    synchronize(). Not differentiable. The caller leaves the tensors alone until then.
+    """
     return run_broadcast(begin, tensor, root_rank, name, process_set, in_place=True, call="broadcast_async_()")
 
 
 def alltoall_async(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Begin to send each rank its rows; synchronize() returns the received rows and how many came from each rank."""
+    """Begin to send each rank its rows; synchronize() returns the received rows and how many came from each rank.
+
+    Shapes, dtypes, arguments and what it raises: as alltoall(), but what ranks disagree about is raised by
+    synchronize(). Not differentiable. The caller leaves the tensors alone until then.
+    """
     return start_alltoall(tensor, splits, name, process_set, call="alltoall_async()")
 
 
@@ -164,7 +201,11 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Begin to reduce a tensor and give each rank its rows; synchronize() returns them. See reducescatter()."""
+    """Begin to reduce a tensor and give each rank its rows; synchronize() returns them in a new tensor.
+
+    Shapes, dtypes, arguments and what it raises: as reducescatter(), but what ranks disagree about is raised by
+    synchronize(). Not differentiable. The caller leaves the tensors alone until then.
+    """
     call, factors = "reducescatter_async()", (prescale_factor, postscale_factor)
     return start_reducescatter([tensor], name, _scattered(op), factors, process_set, call=call, single=True)
 
@@ -177,7 +218,11 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Begin to reduce and scatter several tensors as one operation; synchronize() returns the list of results."""
+    """Begin to reduce and scatter several tensors as one operation; synchronize() returns the list of results.
+
+    Shapes, dtypes, arguments and what it raises: as grouped_reducescatter(), but what ranks disagree about is raised by
+    synchronize(). Not differentiable. The caller leaves the tensors alone until then.
+    """
     call, factors = "grouped_reducescatter_async()", (prescale_factor, postscale_factor)
     made = check_group(tensors, call)
     return start_reducescatter(made, name, _scattered(op), factors, process_set, call=call, single=False)

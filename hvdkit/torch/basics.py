@@ -32,6 +32,7 @@ def init(
 def describe() -> str:
     """Say in a line what runs where: ranks, hosts, transport and threads; collective, the same text on every rank.
 
+    NotInitializedError before init().
     Example: "4 ranks on 2 hosts (node1: 2, node2: 2), hierarchical transport, torch 2.13.0, 1 thread a rank".
     """
     return describe_world(f"torch {torch.__version__}", torch.get_num_threads())

@@ -31,7 +31,10 @@ def make_handle(engine: NamedEngine, operation: Operation, finish: Callable[[Ope
 
 
 def poll(handle: int) -> bool:
-    """Is the operation done, so that synchronize() returns at once? True for a handle that has been synchronized."""
+    """Is the operation done, so that synchronize() returns at once? True for a handle that has been synchronized.
+
+    Never waits, and helps the operation on. Raises RankLostError if a rank has died.
+    """
     found = _under_way.get(int(handle))
     if found is None:
         return True

@@ -58,13 +58,20 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Reduce a tensor over all ranks; every rank gets the result, in a new tensor.
+    """Reduce a tensor over all ranks; every rank gets the result, in a new tensor of the same shape and dtype.
 
-    tensor: any shape, the same on all ranks, left as it is. Averages of integers drop the fraction; float16 and
-    bfloat16 are summed in float32.
-    op: Average (the default), Sum, Min, Max, Product or Adasum. average: the older way to say Average or Sum.
-    compression: what is sent instead of float32 and float64. prescale_factor, postscale_factor: before and after.
+    tensor: any shape, of dtype uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 or bool (for Min, Max, Sum
+    and Product, which are its "and" and "or"); shape and dtype the same on all ranks; left as it is. Averages of
+    integers drop the fraction; float16 and bfloat16 are summed in float32.
+    op: Average (the default), Sum, Min, Max, Product or, for floating point, Adasum. average: the older way to say
+    Average or Sum. name: the same on all ranks; without one calls are matched in their order.
+    compression: what is sent instead of float32 and float64. prescale_factor, postscale_factor: multiplied with before
+    and after. process_set: the ranks that take part.
     Differentiable for Average and Sum: the gradient is reduced in the same way.
+
+    Raises NotInitializedError before init(), ValueError on a rank outside of the set, for a name that is under way, and
+    for both `average` and `op`; TypeError for a dtype that cannot be sent or reduced so; HorovodInternalError on every
+    rank where shapes, dtypes, ops or factors disagree, or a rank has left.
     """
     chosen = choose_op(average, op)
     size = find_group(process_set, "allreduce()").transport.size
@@ -83,7 +90,11 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Reduce a tensor over all ranks in place, and return it; see allreduce()."""
+    """Reduce a tensor over all ranks in place, and return it.
+
+    tensor: overwritten on every rank; a slice or a view with gaps will do. Not differentiable. Shapes, dtypes,
+    arguments and what it raises: as allreduce().
+    """
     return _reduce_in_place(
         [tensor], choose_op(average, op), name, (prescale_factor, postscale_factor), process_set, "allreduce_()"
     )[0]
@@ -113,7 +124,11 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Reduce several tensors as one operation: none before all of them are there on all ranks; see allreduce()."""
+    """Reduce several tensors as one operation, none before all of them are there on all ranks; returns new tensors.
+
+    tensors: at least one, of any shapes and dtypes, the same list on all ranks. All else, and what it raises: as
+    allreduce(); ValueError also for an empty list.
+    """
     chosen = choose_op(average, op)
     size = find_group(process_set, "grouped_allreduce()").transport.size
     factors = (prescale_factor, postscale_factor)
@@ -131,7 +146,10 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Reduce several tensors in place as one operation, and return them; see grouped_allreduce()."""
+    """Reduce several tensors in place as one operation, and return them.
+
+    tensors: overwritten. Shapes, dtypes, arguments and what it raises: as grouped_allreduce(). Not differentiable.
+    """
     call, factors = "grouped_allreduce_()", (prescale_factor, postscale_factor)
     return _reduce_in_place(check_group(tensors, call), choose_op(average, op), name, factors, process_set, call)
 
@@ -142,7 +160,12 @@ def allgather(
     """Concatenate all ranks' tensors along the first dimension, in rank order, into a new tensor.
 
     tensor: (n, ...), n may differ between ranks and be 0, the other dimensions and the dtype may not; a scalar counts
-    as (1,). Differentiable: each rank gets the average over ranks of the gradients of its rows, as in Horovod.
+    as (1,). The result: (sum of all n, ...), of that dtype, which may be any that allreduce() takes.
+    Differentiable: each rank gets the average over ranks of the gradients of its rows, as in Horovod.
+
+    Raises NotInitializedError before init(), ValueError on a rank outside of the set and for a name that is under way,
+    TypeError for a dtype that cannot be sent, HorovodInternalError on every rank where dtypes or dimensions beyond the
+    first disagree, or a rank has left or joined.
     """
     gathered: torch.Tensor = autograd.Allgather.apply(tensor, name, process_set)
     return gathered
@@ -151,7 +174,10 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """Concatenate several tensors each, as one operation; see allgather()."""
+    """Concatenate several tensors each, as one operation; returns the list of new tensors.
+
+    tensors: at least one. Shapes, dtypes and what it raises: as allgather(); ValueError also for an empty list.
+    """
     return list(autograd.GroupedAllgather.apply(name, process_set, *tensors))
 
 
@@ -160,8 +186,12 @@ def broadcast(
 ) -> torch.Tensor:
     """Give every rank a copy of root's tensor, in a new tensor.
 
-    tensor: the same shape and dtype on all ranks. root_rank: its number in the world, also for a process set.
-    Differentiable: the root gets the average of the gradients, as in Horovod. ValueError for a root that is not there.
+    tensor: any shape and any dtype that allreduce() takes, both the same on all ranks. root_rank: its number in the
+    world, also for a process set. Differentiable: the root gets the average of the gradients, as in Horovod.
+
+    Raises NotInitializedError before init(), ValueError for a root that is not in the set, on a rank outside of the set
+    and for a name that is under way, TypeError for a dtype that cannot be sent, HorovodInternalError on every rank
+    where shapes, dtypes or roots disagree, or a rank has left or joined.
     """
     copied: torch.Tensor = autograd.Broadcast.apply(tensor, root_rank, name, process_set)
     return copied
@@ -170,7 +200,10 @@ def broadcast(
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Overwrite a tensor with root's, and return it; see broadcast()."""
+    """Overwrite a tensor with root's, and return it.
+
+    Shapes, dtypes, arguments and what it raises: as broadcast(). Not differentiable.
+    """
     copied: torch.Tensor = run_broadcast(do, tensor, root_rank, name, process_set, in_place=True, call="broadcast_()")
     return copied
 
@@ -184,6 +217,11 @@ def alltoall(
     tensor of integers; equal parts if None, and then n divides by the number of ranks (else ValueError).
     Returns the received rows, in a new tensor; with `splits` given a tuple of them and of how many came from each rank,
     an int32 tensor. Differentiable: gradients go back to where the rows came from.
+
+    Raises NotInitializedError before init(), ValueError on a rank outside of the set, for a name that is under way and
+    for splits that are no whole numbers or sum up to more than n, TypeError for a dtype that cannot be sent (it may be
+    any that allreduce() takes), HorovodInternalError on every rank where dtypes or dimensions beyond the first
+    disagree, or a rank has left or joined.
     """
     received, counts = autograd.Alltoall.apply(tensor, splits, name, process_set)
     return received if splits is None else (received, counts)
@@ -200,8 +238,13 @@ def reducescatter(
 ) -> torch.Tensor:
     """Reduce a tensor over all ranks, and give each rank its rows of the result, in a new tensor.
 
-    tensor: (n, ...), the same on all ranks; rank i gets n // size rows, and one more if i < n % size.
-    op: Average or Sum. Differentiable: the gradients of all rows are gathered.
+    tensor: (n, ...), shape and dtype the same on all ranks, any dtype that allreduce() takes; rank i gets n // size
+    rows, and one more if i < n % size. op: Average or Sum. The other arguments: as allreduce()'s.
+    Differentiable: the gradients of all rows are gathered.
+
+    Raises NotInitializedError before init(), ValueError on a rank outside of the set, for a scalar and for a name that
+    is under way, NotImplementedError for another op, TypeError for a dtype that cannot be reduced so,
+    HorovodInternalError on every rank where shapes, dtypes, ops or factors disagree, or a rank has left or joined.
     """
     return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
 
@@ -215,7 +258,11 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Reduce and scatter several tensors as one operation; see reducescatter()."""
+    """Reduce and scatter several tensors as one operation; returns the list of new tensors.
+
+    tensors: at least one, the same list on all ranks. Shapes, dtypes, arguments and what it raises: as
+    reducescatter(); ValueError also for an empty list.
+    """
     size = find_group(process_set, "reducescatter()").transport.size
     factors = (prescale_factor, postscale_factor)
     small, contexts, chosen, factors = _narrowed(list(tensors), compression, op, factors, size)
@@ -224,7 +271,11 @@ def grouped_reducescatter(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when every rank of the set has called it."""
+    """Return when every rank of the set has called it.
+
+    Raises NotInitializedError before init(), ValueError on a rank outside of the set, HorovodInternalError if a rank
+    has left.
+    """
     do_barrier(process_set)
 
 
