@@ -15,7 +15,9 @@ if TYPE_CHECKING:
         ConfigError,
         DuplicateNameError,
         HorovodInternalError,
+        HorovodVersionMismatchError,
         HostfileError,
+        HostsUpdatedInterrupt,
         HvdkitError,
         LaunchError,
         MissingDependencyError,
@@ -36,7 +38,9 @@ __all__ = [
     "ConfigError",
     "DuplicateNameError",
     "HorovodInternalError",
+    "HorovodVersionMismatchError",
     "HostfileError",
+    "HostsUpdatedInterrupt",
     "HvdkitError",
     "LaunchError",
     "MissingDependencyError",
@@ -55,7 +59,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'hvdkit' has no attribute {name!r}")
-    home = "hvdkit.errors" if name.endswith("Error") else "hvdkit.config"
+    home = "hvdkit.errors" if name.endswith(("Error", "Interrupt")) else "hvdkit.config"
     return getattr(importlib.import_module(home), name)
 
 

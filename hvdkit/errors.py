@@ -16,6 +16,30 @@ class HorovodInternalError(HvdkitError, RuntimeError):
     """
 
 
+class HostsUpdatedInterrupt(RuntimeError):
+    """The hosts of the job have changed. Horovod's name; nothing raises it as long as worlds keep their size.
+
+    skip_sync: is the state the same on all ranks already?
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("The hosts of the job have changed.")
+        self.skip_sync = skip_sync
+
+
+class HorovodVersionMismatchError(HvdkitError, ImportError):
+    """A framework's version is not the one that an engine was built for. Horovod's name; hvdkit's engine is not built.
+
+    name: of the framework. version: found. installed_version: built for.
+    """
+
+    def __init__(self, name: str, version: str, installed_version: str) -> None:
+        super().__init__(
+            f"The engine was built for {name} {installed_version}, and {name} {version} is installed. Build it again."
+        )
+        self.name, self.version, self.installed_version = name, version, installed_version
+
+
 class NotInitializedError(HvdkitError, ValueError):
     """A call that needs `init()` came before it, or after `shutdown()`.
 
