@@ -121,7 +121,8 @@ def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
     return engine.runtime("get_process_set_ids_and_ranks()").sets.ids_and_ranks()
 
 
-get_process_sets = get_process_set_ids_and_ranks
+#: The same under names that Horovod's own scripts and tests use.
+get_process_sets = _get_process_set_ids_and_ranks = get_process_set_ids_and_ranks
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

@@ -11,6 +11,7 @@ from hvdkit.engine.basics import (
     cross_rank,
     cross_size,
     get_process_set_ids_and_ranks,
+    get_process_sets,
     is_initialized,
     local_rank,
     local_size,
@@ -25,7 +26,7 @@ from hvdkit.engine.job_objects import allgather_object, broadcast_object
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
-from hvdkit.torch import data, elastic, learning_rate, metrics
+from hvdkit.torch import data, elastic, learning_rate, metrics, mpi_ops
 from hvdkit.torch.asynchronous import (
     allgather_async,
     allreduce_async,
@@ -114,6 +115,7 @@ __all__ = [
     "describe",
     "elastic",
     "get_process_set_ids_and_ranks",
+    "get_process_sets",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -135,6 +137,7 @@ __all__ = [
     "metrics",
     "mpi_built",
     "mpi_enabled",
+    "mpi_ops",
     "mpi_threads_supported",
     "nccl_built",
     "poll",

@@ -1,5 +1,6 @@
 """Where Horovod's scripts import collectives from: `from horovod.torch.mpi_ops import allreduce_async_, poll`."""
 
+from hvdkit.engine import basics as _basics  # noqa: F401  (hvd.mpi_ops._basics is known to Horovod's scripts)
 from hvdkit.engine.basics import (
     cross_rank,
     cross_size,
