@@ -40,9 +40,8 @@ def test_what_is_reached_by_two_paths_is_the_same() -> None:
     for name in ops.__all__:
         if name in hvd.__all__:
             assert getattr(ops, name) is getattr(hvd, name), name
-    assert (
-        hvd.mpi_ops._basics._get_process_set_ids_and_ranks is hvd.get_process_sets is hvd.get_process_set_ids_and_ranks
-    )
+    inner = ops._basics
+    assert inner._get_process_set_ids_and_ranks is hvd.get_process_sets is hvd.get_process_set_ids_and_ranks
     assert exceptions.HorovodInternalError is hvd.HorovodInternalError is hvdkit.HorovodInternalError
 
 
