@@ -18,7 +18,7 @@ from torch_world import joined
 import hvdkit.torch as hvd
 from hvdkit.engine import fast_lane
 from hvdkit.engine import runtime as engine
-from hvdkit.engine.negotiation import Announcement
+from hvdkit.engine.announcement import Announcement
 from hvdkit.engine.shortcut import key_of, plan_shortcut
 from hvdkit.transport.base import Transport
 from hvdkit.transport.lane import DIFFERENT, EQUAL, Lane, lane_bytes, lane_limit

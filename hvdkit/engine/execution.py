@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from hvdkit.engine.announcement import Announcement, Ready
 from hvdkit.engine.fusion import Part, plan_fusion
-from hvdkit.engine.negotiation import Announcement, Ready
 from hvdkit.errors import PlanMismatchError, SharedMemoryError
 from hvdkit.transport.base import STORAGE, Buffer, Op, Transport, make_buffer
 

@@ -13,8 +13,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from hvdkit.engine.announcement import Announcement
 from hvdkit.engine.execution import Operation
-from hvdkit.engine.negotiation import Announcement
 from hvdkit.engine.shortcut import Shortcut, plan_shortcut, show, take
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.lane import EQUAL, MISSING, Lane

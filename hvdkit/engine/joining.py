@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from hvdkit.engine.announcement import Ready
 from hvdkit.engine.execution import Action, Operation, absent
-from hvdkit.engine.negotiation import Ready
 from hvdkit.engine.objects import allgather_object
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.base import Transport

@@ -17,11 +17,16 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
+
 from hvdkit.config import Config
+from hvdkit.engine.announcement import Announcement, Ready
 from hvdkit.engine.execution import Action, Operation, execute
 from hvdkit.engine.fast_lane import FastLane
 from hvdkit.engine.joining import Joining
-from hvdkit.engine.negotiation import JOIN, AllJoined, Announcement, Answer, Coordinator, Failed, Ready
+from hvdkit.engine.negotiation import JOIN, AllJoined, Answer, Coordinator, Failed, Many
+from hvdkit.engine.outbox import Item, Outbox
+from hvdkit.engine.roll_call import Directory
 from hvdkit.engine.stall import Stalls, main_thread_stack
 from hvdkit.engine.timeline import Timeline
 from hvdkit.engine.vocabulary import Heard, Said
@@ -30,7 +35,6 @@ from hvdkit.transport.base import Buffer, Transport
 from hvdkit.transport.waiting import Waiting
 
 _IDLE_S = 0.05  # how often a thread with nothing to do looks at the mail: to answer questions, and for who has left
-_BUSY_S = 0.001  # the same while operations are under way
 
 
 class NamedEngine:
@@ -52,10 +56,10 @@ class NamedEngine:
         self.notice_s = min([1.0, *(each / 4 for each in (config.stall_check_s, config.stall_shutdown_s) if each > 0)])
         self._lane = FastLane(self, transport.open_lane())
         self._operations: dict[str, Operation] = {}
-        self._outbox: list[tuple[str, Announcement, int]] = []
+        self._directory = Directory()
+        self._outbox = Outbox(self._directory)
         self._join: Operation | None = None
         self.joining = Joining()
-        self._asking: Said[Announcement] = Said()
         self._asked: list[Heard[Announcement]] = [Heard() for _ in range(transport.size)]
         self._telling: Said[tuple[Any, ...]] = Said()
         self._told: Heard[tuple[Any, ...]] = Heard()
@@ -130,8 +134,7 @@ class NamedEngine:
 
     def announce(self, operation: Operation, lane: int = 0) -> None:
         """Let rank 0 know of an operation, with the next message. lane: the position after that of the fast lane."""
-        with self._submitting:
-            self._outbox.append((operation.name, operation.asked, lane))
+        self._outbox.add(operation.name, operation.asked, lane)
 
     def span_of(self, operation: Operation) -> AbstractContextManager[None]:
         """The time in which an operation is done without an answer, for the timeline."""
@@ -146,7 +149,7 @@ class NamedEngine:
                 raise HorovodInternalError(self._failure)
             self.joining.begin()
             self._join = operation
-            self._outbox.append(("", operation.asked, 0))
+            self._outbox.add("", operation.asked)
         self._awake.set()
         return operation
 
@@ -154,7 +157,7 @@ class NamedEngine:
         """Take back an operation without buffers, if it is still under way."""
         with self._submitting:
             if self._operations.pop(name, None) is not None:
-                self._outbox.append((name, Announcement("withdraw", ()), 0))
+                self._outbox.add(name, Announcement("withdraw", ()))
         self._timeline.end(name)
 
     def take_back(self, operation: Operation) -> None:
@@ -166,10 +169,11 @@ class NamedEngine:
 
     def wait(self, operation: Operation) -> None:
         """Return when the operation is done; raises what it failed with."""
-        waiting = Waiting(self.transport.check)
-        while not operation.done:
-            if not self.drive():
-                waiting.pause()
+        if not operation.done:
+            waiting = Waiting(self.transport.check)
+            while not operation.done:
+                if not self.drive():
+                    waiting.pause()
         if operation.error is not None:
             raise operation.error
 
@@ -193,10 +197,7 @@ class NamedEngine:
     def _post(self) -> bool:
         if not self._outbox:
             return False
-        with self._submitting:
-            outbox, self._outbox = self._outbox, []
-        items = [(name, *self._asking.say(asked), lane) for name, asked, lane in outbox]
-        self._mail.send(0, pickle.dumps(("announce", (self._lane.met, items)), pickle.HIGHEST_PROTOCOL))
+        self._mail.send(0, self._outbox.pack(self._lane.met))
         return True
 
     def _receive(self, rank: int, what: str, content: Any) -> None:
@@ -223,10 +224,12 @@ class NamedEngine:
         elif what == "closed":
             self._fail(content)
 
-    def _announced(self, rank: int, met: int, items: list[tuple[str, int, Announcement | None, int]]) -> None:
+    def _announced(self, rank: int, met: int, numbers: bytes, items: list[Item]) -> None:
         assert self._coordinator is not None
         self._coordinator.met_before(met)
         now = time.monotonic()
+        if numbers:
+            self._coordinator.announce_many(rank, np.frombuffer(numbers, np.int32), now)
         for name, number, said, lane in items:
             asked = self._asked[rank].hear(number, said)
             if asked.kind == "join":
@@ -242,7 +245,7 @@ class NamedEngine:
     def _tell(self, answers: Sequence[Answer]) -> None:
         """Let every rank know, this one last, so that nobody waits for what it does."""
         items = [
-            (answer.name, *self._telling.say((answer.asked, answer.rows, answer.joined)), answer.lane)
+            (answer.name, *self._telling.say((answer.asked, answer.rows, answer.joined)), answer.lane, answer.number)
             if isinstance(answer, Ready)
             else answer
             for answer in answers
@@ -260,17 +263,26 @@ class NamedEngine:
                 self._do(work)
                 work = []
                 self._joined(item.last)
+            elif isinstance(item, Many):
+                self._lane.heard(0, some_joined=False)
+                work += [self._part_of(self._directory[number]) for number in item.numbers.tolist()]
             else:
-                name, number, said, lane = item
-                ready = Ready(name, *self._told.hear(number, said))
+                name, said, thing, lane, number = item
+                ready = Ready(name, *self._told.hear(said, thing))
+                if number >= 0:
+                    self._directory.add(ready)
                 self._lane.heard(lane, some_joined=bool(ready.joined))
-                self._timeline.end(name)
-                self.joining.operations += 1
-                operation = self._operations.get(name)
-                if operation is None or operation.withdrawn:
-                    operation = self.joining.stand_in(ready)
-                work.append((ready, operation))
+                work.append(self._part_of(ready))
         self._do(work)
+
+    def _part_of(self, ready: Ready) -> tuple[Ready, Operation]:
+        """An operation that is ready, with this rank's part of it."""
+        self._timeline.end(ready.name)
+        self.joining.operations += 1
+        operation = self._operations.get(ready.name)
+        if operation is None or operation.withdrawn:
+            operation = self.joining.stand_in(ready)
+        return ready, operation
 
     def _do(self, work: Sequence[tuple[Ready, Operation]]) -> None:
         if not work:
@@ -279,14 +291,20 @@ class NamedEngine:
             execute(self.transport, work, limit_bytes=self._limit_bytes, span=self._timeline.span)
         except Exception as error:
             failure = error if isinstance(error, HorovodInternalError) else HorovodInternalError(str(error))
-            for ready, _ in work:
-                self.finish(ready.name, failure)
+            self._finish_all(work, failure)
             self._fail(str(failure))
             if failure is error:
                 raise
             raise failure from error
-        for ready, _ in work:
-            self.finish(ready.name)
+        self._finish_all(work, None)
+
+    def _finish_all(self, work: Sequence[tuple[Ready, Operation]], error: Exception | None) -> None:
+        with self._submitting:
+            for _, operation in work:
+                if self._operations.get(operation.name) is operation:
+                    del self._operations[operation.name]
+                    operation.error = error or operation.error
+                    operation.done = True
 
     def finish(self, name: str, error: Exception | None = None) -> None:
         """The operation has been done, or has failed."""
@@ -337,7 +355,7 @@ class NamedEngine:
             self._awake.wait(_IDLE_S)
             self._awake.clear()
             if self._busy:
-                time.sleep(_BUSY_S)  # operations come many at a time, and whoever waits for one needs no thread
+                self._outbox.let_gather()
             if self._driving.acquire(blocking=False):
                 try:
                     while not self._closing and self.drive():

@@ -9,44 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-Shape = tuple[int, ...]
+from hvdkit.engine.announcement import Announcement, Ready, Shape
+from hvdkit.engine.roll_call import Numbers, RollCall
 
 #: The name under which join() fails.
 JOIN = "join"
 
 #: Kinds of operations that ranks which have joined take part in, with zeros or as onlookers.
 _WITH_JOINED = frozenset({"allreduce", "barrier", "plan", "sparse_gradients", "gradients"})
-
-
-class Announcement(NamedTuple):
-    """One rank's wish for an operation.
-
-    kind: allreduce, allgather, broadcast, alltoall, reducescatter, barrier or a word for a step of several (see
-    together.py). tensors: (dtype, shape) of each tensor of the operation, a group having several. options: what all
-    ranks must say alike, as (word, value). splits: rows for each rank, of an alltoall; the ranks' own.
-    """
-
-    kind: str
-    tensors: tuple[tuple[str, Shape], ...]
-    options: tuple[tuple[str, str], ...] = ()
-    splits: tuple[int, ...] = ()
-
-
-class Ready(NamedTuple):
-    """All ranks have it: do it now. name: of the operation.
-
-    asked: as one of the ranks announced it. rows: for each rank, of an allgather the first dimension of each tensor, of
-    an alltoall the splits. joined: ranks that take part with zeros. lane: the first position of the lane that no rank
-    has shown this operation at.
-    """
-
-    name: str
-    asked: Announcement
-    rows: tuple[tuple[int, ...], ...] = ()
-    joined: tuple[int, ...] = ()
-    lane: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,13 +29,20 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class Many:
+    """Operations with numbers, see roll_call.py, that all ranks have: do them now."""
+
+    numbers: Numbers
+
+
+@dataclass(frozen=True)
 class AllJoined:
     """Every rank has joined; they are all free again. last: the one that came last."""
 
     last: int
 
 
-Answer = Ready | Failed | AllJoined
+Answer = Ready | Many | Failed | AllJoined
 
 
 @dataclass
@@ -101,17 +79,43 @@ class Coordinator:
         self._left: dict[int, str] = {}
         self._answers: list[Answer] = []
         self._met = 0
+        self._roll = RollCall(size)
 
     def announce(self, rank: int, name: str, asked: Announcement, now_s: float, lane: int = 0) -> None:
         """Take note of a rank's wish. lane: the position after that at which it has shown the operation in vain."""
         if 0 < lane <= self._met:
             return  # not in vain: it is going to take its announcement back
-        pending = self._pending.setdefault(name, _Pending(now_s))
+        pending = self._one_by_one(name) or self._pending.setdefault(name, _Pending(now_s))
         pending.announced[rank] = asked
         if lane:
             pending.lanes[rank] = lane
             pending.lane = max(pending.lane, lane)
         self._settle(name)
+
+    def announce_many(self, rank: int, numbers: Numbers, now_s: float) -> None:
+        """Take note of a rank's wish for operations with numbers."""
+        known = self._roll.directory
+        if self._joined or self._left or any(known.has_name(name) for name in self._pending):
+            for number in numbers.tolist():
+                self.announce(rank, known[number].name, known[number].asked, now_s)
+            return
+        ready = self._roll.announce(rank, numbers, now_s)
+        if ready.size:
+            self._answers.append(Many(ready))
+
+    def _one_by_one(self, name: str) -> _Pending | None:
+        """Look at an operation with a number as at one without; None if no rank has announced it by number."""
+        ranks, since_s = self._roll.take(name)
+        if not ranks:
+            return None
+        pending = self._pending.setdefault(name, _Pending(since_s))
+        known = self._roll.directory
+        pending.announced.update(dict.fromkeys(ranks, known[known.number(name)].asked))
+        return pending
+
+    def _all_one_by_one(self) -> None:
+        for name in self._roll.names():
+            self._one_by_one(name)
 
     def withdraw(self, rank: int, name: str) -> None:
         """The rank does not wait for the operation any more."""
@@ -134,6 +138,7 @@ class Coordinator:
 
     def join(self, rank: int) -> None:
         """The rank has no more work of its own; it takes part in the others' with zeros until all have joined."""
+        self._all_one_by_one()
         self._joined.append(rank)
         self._fail_join()
         for name in list(self._pending):
@@ -144,6 +149,7 @@ class Coordinator:
 
     def leave(self, rank: int, why: str) -> None:
         """The rank will never announce anything again: what waits for it fails, now and later."""
+        self._all_one_by_one()
         self._left[rank] = why
         for name in list(self._pending):
             self._settle(name)
@@ -166,7 +172,8 @@ class Coordinator:
         return answers
 
     def waiting(self, now_s: float) -> list[Waiting]:
-        """What is not ready, the oldest first."""
+        """What is not ready."""
+        self._all_one_by_one()
         everyone = set(range(self._size))
         return [
             Waiting(
@@ -191,7 +198,10 @@ class Coordinator:
             self._answers.append(Failed(name, why))
         elif not missing:
             answer = agree(name, announced, self._size, tuple(self._joined), self._who)
-            self._answers.append(answer._replace(lane=pending.lane) if isinstance(answer, Ready) else answer)
+            if isinstance(answer, Ready):
+                answer = answer._replace(lane=pending.lane)
+                answer = answer._replace(number=self._roll.number_for(answer))
+            self._answers.append(answer)
         else:
             return
         del self._pending[name]

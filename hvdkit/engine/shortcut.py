@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from hvdkit.engine.announcement import Announcement
 from hvdkit.engine.execution import FLOATS, Operation, factors, multiply
-from hvdkit.engine.negotiation import Announcement
 from hvdkit.transport.base import STORAGE, Arithmetic, Op
 from hvdkit.transport.lane import Lane, message_bytes
 

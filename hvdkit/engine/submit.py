@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from hvdkit.engine import runtime as engine
+from hvdkit.engine.announcement import Announcement
 from hvdkit.engine.execution import FLOATS, Operation
 from hvdkit.engine.named import NamedEngine
-from hvdkit.engine.negotiation import Announcement
 from hvdkit.engine.process_sets import MemberGroup, ProcessSet
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.transport.base import Buffer

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hvdkit.engine.announcement import Announcement
 from hvdkit.engine.execution import Action
 from hvdkit.engine.named import NamedEngine
-from hvdkit.engine.negotiation import Announcement
 
 
 def do_together(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from hvdkit.engine.announcement import Announcement
 from hvdkit.engine.execution import Operation
-from hvdkit.engine.negotiation import Announcement
 
 if TYPE_CHECKING:
     from hvdkit.engine.named import NamedEngine

@@ -1,0 +1,142 @@
+"""Operations with numbers give the same answers as operations without, in whatever order ranks come, join and leave."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdkit.engine.announcement import Announcement, Ready
+from hvdkit.engine.negotiation import AllJoined, Coordinator, Failed, Many
+from hvdkit.engine.roll_call import Directory, RollCall
+
+_ASKED = Announcement("allreduce", (("float32", (3,)),), (("op", "sum"),))
+_OTHER = Announcement("allreduce", (("float32", (4,)),), (("op", "sum"),))
+
+
+def _who(rank: int) -> str:
+    return f"rank {rank}"
+
+
+class _Ranks:
+    """Ranks that announce to a coordinator, by number where they have heard one; or never by number."""
+
+    def __init__(self, size: int, *, numbered: bool) -> None:
+        self.size, self.numbered = size, numbered
+        self.coordinator = Coordinator(size, _who)
+        self.directory = Directory()
+        self.by_number = 0
+
+    def announce(self, rank: int, names: list[str], asked: Announcement = _ASKED) -> None:
+        numbers = []
+        for name in names:
+            number = self.directory.find(name, asked) if self.numbered else -1
+            if number >= 0:
+                numbers.append(number)
+            else:
+                self.coordinator.announce(rank, name, asked, 0.0)
+        if numbers:
+            self.by_number += len(numbers)
+            self.coordinator.announce_many(rank, np.array(numbers, np.int32), 0.0)
+
+    def hear(self) -> list[str]:
+        told = []
+        for answer in self.coordinator.take_answers():
+            if isinstance(answer, Many):
+                told += [f"ready {self.directory[number].name} ()" for number in answer.numbers.tolist()]
+            elif isinstance(answer, Ready):
+                if answer.number >= 0:
+                    assert answer.number == len(self.directory)
+                    self.directory.add(answer)
+                told.append(f"ready {answer.name} {answer.joined}")
+            else:
+                told.append(f"{answer}")
+        return sorted(told)
+
+
+def _play(ranks: _Ranks, seed: int) -> list[list[str]]:
+    dice, heard = random.Random(seed), []
+    names = [f"t{at}" for at in range(12)]
+    for turn in range(8):
+        event = dice.random()
+        gone = dice.randrange(ranks.size) if event < 0.25 else -1
+        odd = dice.choice(names) if event > 0.7 else ""
+        for rank in dice.sample(range(ranks.size), ranks.size):
+            mine = dice.sample(names, len(names))
+            if rank == gone:
+                mine = mine[: len(mine) // 2]
+            cut = dice.randrange(len(mine) + 1)
+            for part in (mine[:cut], mine[cut:]):
+                ranks.announce(rank, [name for name in part if name != odd])
+                if odd in part:
+                    ranks.announce(rank, [odd], _OTHER if rank == dice.randrange(ranks.size) else _ASKED)
+            if rank == gone:
+                ranks.coordinator.join(rank)
+        if gone >= 0:
+            for rank in range(ranks.size):
+                if rank != gone:
+                    ranks.coordinator.join(rank)
+        heard.append(ranks.hear())
+        heard.append(sorted(f"{one.name} {one.present}" for one in ranks.coordinator.waiting(turn)))
+    ranks.coordinator.leave(0, "rank 0 has gone")
+    heard.append(ranks.hear())
+    return heard
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@given(seed=st.integers(0, 10**6))
+def test_numbers_change_no_answer(size: int, seed: int) -> None:
+    assert _play(_Ranks(size, numbered=True), seed) == _play(_Ranks(size, numbered=False), seed)
+
+
+def test_what_comes_a_third_time_comes_by_number() -> None:
+    ranks = _Ranks(2, numbered=True)
+    for _ in range(3):
+        assert not ranks.by_number
+        for rank in range(2):
+            ranks.announce(rank, ["a", "b"])
+        assert len(ranks.hear()) == 2
+    assert ranks.by_number == 4
+
+
+def test_what_ranks_have_of_their_own_has_no_number() -> None:
+    roll = RollCall(2)
+    for kind in ("allgather", "alltoall", "gradients"):
+        for _ in range(3):
+            assert roll.number_for(Ready("a", Announcement(kind, ()))) == -1
+
+
+def test_names_that_come_once_take_no_room() -> None:
+    roll = RollCall(2)
+    for at in range(20_000):
+        assert roll.number_for(Ready(f"loss {at}", _ASKED)) == -1
+    assert len(roll._once) <= 4096 and not len(roll.directory)
+
+
+def test_a_rank_that_has_gone_fails_what_waits_by_number() -> None:
+    ranks = _Ranks(3, numbered=True)
+    for _ in range(2):
+        for rank in range(3):
+            ranks.announce(rank, ["a"])
+        ranks.hear()
+    ranks.announce(0, ["a"])
+    assert ranks.by_number == 1 and not ranks.hear()
+    ranks.coordinator.leave(2, "rank 2 has gone")
+    (failed,) = ranks.coordinator.take_answers()
+    assert isinstance(failed, Failed) and "rank 2 has gone; a waits for it on rank 0" in failed.why
+
+
+def test_all_that_wait_are_ready_when_the_last_one_joins() -> None:
+    ranks = _Ranks(2, numbered=True)
+    for _ in range(2):
+        for rank in range(2):
+            ranks.announce(rank, ["a"])
+        ranks.hear()
+    ranks.announce(0, ["a"])
+    ranks.coordinator.join(1)
+    assert ranks.hear() == ["ready a (1,)"]
+    ranks.coordinator.join(0)
+    assert isinstance(ranks.coordinator.take_answers()[0], AllJoined)
