@@ -7,8 +7,8 @@ process_set: the ranks that take part; each of them makes the call. device_dense
 in Horovod, accepted and not needed.
 
 Raised at once: NotInitializedError before init(), ValueError on a rank outside of the set and for arguments that cannot
-be used, TypeError for a dtype that cannot be sent. Where the ranks disagree, every one of them raises
-HorovodInternalError, which in eager mode is a tf.errors.FailedPreconditionError too; a graph that fails raises
+be used, TypeError for a dtype that cannot be sent, XlaError where XLA would compile the call. Where the ranks disagree,
+or a rank has left, every one of them raises HorovodInternalError, which in eager mode is a tf.errors.FailedPreconditionError too; a graph that fails raises
 tf.errors.UnknownError with the same text.
 """
 
@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hvdkit.engine import runtime as engine
+from hvdkit.engine.joining import join_all
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.engine.request import wire_of
@@ -50,14 +52,19 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """Reduce a tensor over all ranks; every rank gets the result.
+    """Reduce a tensor over all ranks; every rank gets the result, of the same shape and dtype.
 
-    tensor: any shape, the same on all ranks. Averages of integers drop the fraction; float16 and bfloat16 are summed in
-    float32. Of tf.IndexedSlices the rows of all ranks are gathered, for Sum and Average and without factors
-    (NotImplementedError otherwise).
-    op: Average (the default), Sum, Min, Max, Product or Adasum. average: the older way to say Average or Sum.
-    compression: what is sent instead of float32 and float64. prescale_factor, postscale_factor: before and after.
+    tensor: any shape, of dtype uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 or bool (for Min, Max, Sum
+    and Product, which are its "and" and "or"); shape and dtype the same on all ranks. Averages of integers drop the
+    fraction; float16 and bfloat16 are summed in float32. Of tf.IndexedSlices the rows of all ranks are gathered, for
+    Sum and Average and without factors (NotImplementedError otherwise).
+    op: Average (the default), Sum, Min, Max, Product or, for floating point, Adasum. average: the older way to say
+    Average or Sum. compression: what is sent instead of float32 and float64. prescale_factor, postscale_factor:
+    multiplied with before and after. All else, and what all of these functions raise: see the top of this module.
     Differentiable for Average and Sum: the gradient is reduced in the same way.
+
+    Raises ValueError for both `average` and `op`, TypeError for a dtype that cannot be reduced so, HorovodInternalError
+    on every rank where shapes, dtypes, ops or factors disagree.
     """
     chosen, factors = choose_op(average, op), (prescale_factor, postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
@@ -79,7 +86,11 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Reduce several tensors as one operation: none before all of them are there on all ranks; see allreduce()."""
+    """Reduce several tensors as one operation: none before all of them are there on all ranks.
+
+    tensors: of any shapes and dtypes, IndexedSlices among them, the same list on all ranks. Returns the list of
+    results. All else, and what it raises: as allreduce().
+    """
     chosen, factors = choose_op(average, op), (prescale_factor, postscale_factor)
     if not tensors:
         return tensors
@@ -156,7 +167,11 @@ def allgather(
     """Concatenate all ranks' tensors along the first dimension, in rank order.
 
     tensor: (n, ...), n may differ between ranks and be 0, the other dimensions and the dtype may not; a scalar counts
-    as (1,). Differentiable: each rank gets the average over ranks of the gradients of its rows, as in Horovod.
+    as (1,). The result: (sum of all n, ...), of that dtype, which may be any that allreduce() takes.
+    Differentiable: each rank gets the average over ranks of the gradients of its rows, as in Horovod.
+
+    Raises what the top of this module says; HorovodInternalError on every rank where dtypes or dimensions beyond the
+    first disagree, or a rank has joined.
     """
     return autograd.allgather([tf.convert_to_tensor(tensor)], name, process_set, "allgather()")[0]
 
@@ -168,7 +183,10 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Concatenate several tensors each, as one operation; see allgather()."""
+    """Concatenate several tensors each, as one operation; returns the list of results.
+
+    tensors: the same list on all ranks. Shapes, dtypes and what it raises: as allgather().
+    """
     if not tensors:
         return []
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
@@ -185,8 +203,11 @@ def broadcast(
 ) -> Any:
     """Give every rank a copy of root's tensor.
 
-    tensor: the same shape and dtype on all ranks. root_rank: its number in the world, also for a process set.
-    Differentiable: the root gets the average of the gradients, as in Horovod. ValueError for a root that is not there.
+    tensor: any shape and any dtype that allreduce() takes, both the same on all ranks. root_rank: its number in the
+    world, also for a process set. Differentiable: the root gets the average of the gradients, as in Horovod.
+
+    Raises ValueError for a root that is not in the set, HorovodInternalError on every rank where shapes, dtypes or
+    roots disagree, or a rank has joined.
     """
     return autograd.broadcast(tf.convert_to_tensor(tensor), root_rank, name, process_set, "broadcast()")
 
@@ -195,7 +216,10 @@ def broadcast(
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Overwrite variables with root's, as one operation, and return their new values; see broadcast()."""
+    """Overwrite variables with root's, as one operation, and return their new values.
+
+    variables: of TensorFlow or Keras, the same list on all ranks. Shapes, dtypes and what it raises: as broadcast().
+    """
     given = [tf.convert_to_tensor(variable) for variable in variables]
     if not given:
         return []
@@ -215,10 +239,13 @@ def alltoall(
 ) -> Any:
     """Send each rank its rows of the tensor, and return the rows that came, in rank order.
 
-    tensor: (n, ...), the other dimensions and the dtype alike on all ranks. splits: rows for each rank, as a list or a
-    tensor of integers; equal parts if None, and then n divides by the number of ranks (else ValueError).
-    Returns the received rows; with `splits` given a tuple of them and of how many came from each rank, int32 (size,).
-    Differentiable: gradients go back to where the rows came from.
+    tensor: (n, ...), the other dimensions and the dtype alike on all ranks, any dtype that allreduce() takes. splits:
+    rows for each rank, as a list or a tensor of integers; equal parts if None, and then n divides by the number of
+    ranks. Returns the received rows; with `splits` given a tuple of them and of how many came from each rank, int32
+    (size,). Differentiable: gradients go back to where the rows came from.
+
+    Raises ValueError for splits that are no whole numbers or sum up to more than n, HorovodInternalError on every rank
+    where dtypes or dimensions beyond the first disagree, or a rank has joined.
     """
     received, counts = autograd.alltoall(tf.convert_to_tensor(tensor), splits, name, process_set, "alltoall()")
     return received if splits is None else (received, counts)
@@ -238,8 +265,12 @@ def reducescatter(
 ) -> Any:
     """Reduce a tensor over all ranks, and give each rank its rows of the result.
 
-    tensor: (n, ...), the same on all ranks; rank i gets n // size rows, and one more if i < n % size.
-    op: Average or Sum. Differentiable: the gradients of all rows are gathered.
+    tensor: (n, ...), shape and dtype the same on all ranks, any dtype that allreduce() takes; rank i gets n // size
+    rows, and one more if i < n % size. op: Average or Sum. The other arguments: as allreduce()'s.
+    Differentiable: the gradients of all rows are gathered.
+
+    Raises ValueError for a scalar, NotImplementedError for another op, TypeError for a dtype that cannot be reduced so,
+    HorovodInternalError on every rank where shapes, dtypes, ops or factors disagree, or a rank has joined.
     """
     factors = (prescale_factor, postscale_factor)
     return _scatter([tensor], compression, name, op, factors, process_set, "reducescatter()")[0]
@@ -255,7 +286,10 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Reduce and scatter several tensors as one operation; see reducescatter()."""
+    """Reduce and scatter several tensors as one operation; returns the list of results.
+
+    tensors: the same list on all ranks. Shapes, dtypes, arguments and what it raises: as reducescatter().
+    """
     if not tensors:
         return tensors
     factors = (prescale_factor, postscale_factor)
@@ -280,7 +314,11 @@ def _scatter(
 
 @in_python
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return, or inside a tf.function go on, when every rank of the set has called it."""
+    """Return, or inside a tf.function go on, when every rank of the set has called it.
+
+    Raises NotInitializedError before init(), ValueError on a rank outside of the set, HorovodInternalError if a rank
+    has left.
+    """
     collectives.barrier(process_set)
 
 
@@ -288,15 +326,18 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join() -> Any:
     """Have no more work: take part in the other ranks' operations with zeros until all ranks have joined.
 
-    For ranks with different numbers of batches. Averages count all ranks, joined ones as zeros.
-    Returns the number of the rank that joined last, an int32 scalar.
+    For ranks with different numbers of batches: each calls it after its last step of an epoch, of which it has done one
+    at least since hvd.init(). It takes part in allreduces, barriers and the steps of tapes and optimizers, those of its
+    process sets too. Averages count all ranks, joined ones as zeros. It changes nothing on this rank, so the ranks'
+    variables are no longer equal: `hvd.broadcast_variables(model.variables, root_rank=int(hvd.join()))` before training
+    goes on.
+    Returns the number of the rank that joined last, an int32 scalar. Raises NotInitializedError before init(), and
+    HorovodInternalError if a rank leaves without joining; anything else that the others do meanwhile (allgather,
+    broadcast, the first step of a model) fails on all of them.
     """
-    find_group(global_process_set, "join()")
+    engine.runtime("join()")
 
     def doing() -> list[Array]:
-        group = find_group(global_process_set, "join()")
-        operation = group.engine.join()
-        group.engine.wait(operation)
-        return [np.array(operation.last_joined, np.int32)]
+        return [np.array(join_all(engine.runtime("join()").sets.engines()), np.int32)]
 
     return run(doing, [], [(tf.int32, [])], "join()")[0]

@@ -18,7 +18,7 @@ from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.errors import BackwardInterruptedError, HorovodInternalError
 from hvdkit.tensorflow.result_memory import ResultMemory
-from hvdkit.tensorflow.sparse import reduce_slices
+from hvdkit.tensorflow.sparse import reduce_slices, take_part_when_joined
 from hvdkit.tensorflow.tensors import array_of, as_tensor, flat_storage
 from hvdkit.tensorflow.tracing import call_in_graph, check_not_compiled, in_python
 from hvdkit.tensorflow.variables import describe
@@ -101,6 +101,8 @@ class GradientReducer:
         self._name = f"variables.{group.engine.count('variables')}"
         facts = allgather_object((sparse, present), self._name, self._process_set)
         self._sparse = sorted({i for each, _ in facts for i in each})
+        for at in self._sparse:
+            take_part_when_joined(group.engine, f"{self._name}.{at}", self._specs[at])
         #: What some ranks have and some have not: inside a graph every rank gets it.
         some = {i for _, each in facts for i in each}
         self._uneven = {i for i in some if any(i not in each for _, each in facts)}

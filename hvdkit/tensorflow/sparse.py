@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from hvdkit.engine.execution import Action
 from hvdkit.engine.named import NamedEngine
 from hvdkit.engine.together import do_together
-from hvdkit.tensorflow.tensors import array_of, as_buffer, as_tensor, shaped
+from hvdkit.tensorflow.tensors import aligned_array, array_of, as_buffer, as_tensor, shaped
 from hvdkit.tensorflow.tracing import call_in_graph
 from hvdkit.tensorflow.variables import VariableSpec
 from hvdkit.transport.base import Array, Transport
 from hvdkit.transport.small import gather_ints
+
+_KIND = "sparse_gradients"  # see joining.STOOD_IN_FOR
 
 
 def reduce_slices(
@@ -35,10 +39,8 @@ def reduce_slices(
         values = slices.values / tf.cast(engine.transport.size, slices.values.dtype) if average else slices.values
 
     def gather(given_indices: Array, given_values: Array) -> list[Array]:
-        def act(transport: Transport, _: Sequence[int]) -> list[Array]:
-            return _gather(transport, like, given_indices, given_values)
-
-        found: list[Array] = do_together(engine, "sparse_gradients", act, name=name)
+        act = functools.partial(_gather, like, given_indices, given_values)
+        found: list[Array] = do_together(engine, _KIND, act, name=name)
         return found
 
     if tf.executing_eagerly():
@@ -55,7 +57,14 @@ def reduce_slices(
     return tf.IndexedSlices(all_values, rows, tf.constant(like.shape, tf.int64))
 
 
-def _gather(transport: Transport, like: VariableSpec, indices: Array, values: Array) -> list[Array]:
+def take_part_when_joined(engine: NamedEngine, name: str, like: VariableSpec) -> None:
+    """Let this rank give no rows to reduce_slices() of the others, while it waits in join()."""
+    none = np.empty(0, np.int64), aligned_array((0, *like.shape[1:]), like.dtype)
+    act: Action = functools.partial(_gather, like, *none)
+    engine.joining.stand_ins[f"{_KIND}.{name}"] = lambda: act
+
+
+def _gather(like: VariableSpec, indices: Array, values: Array, transport: Transport, _: Sequence[int]) -> list[Array]:
     width = int(np.prod(like.shape[1:], dtype=np.int64))
     rows = gather_ints(transport, indices.size)
     all_indices = transport.allgather(as_buffer(indices, "int64"), rows).array

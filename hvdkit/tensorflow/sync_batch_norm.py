@@ -11,7 +11,7 @@ from hvdkit.engine.reduce_op import Sum
 from hvdkit.tensorflow.ops import allreduce
 
 
-@tf.keras.saving.register_keras_serializable("hvdkit")
+@tf.keras.utils.register_keras_serializable("hvdkit")
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
     """Keras's BatchNormalization, with mean and variance of all ranks' batches in training, whatever their sizes.
 
@@ -35,10 +35,12 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         if size() == 1:
             return mean, variance
         count = tf.cast(self._count(inputs, mask), mean.dtype)
-        mine = tf.concat([mean * count, (variance + tf.square(mean)) * count, tf.reshape(count, [1])], 0)
-        total = allreduce(mine, op=Sum)
-        all_mean, all_square = tf.unstack(tf.reshape(total[:-1], [2, -1]) / tf.maximum(total[-1], 1))
-        return all_mean, tf.maximum(all_square - tf.square(all_mean), 0)
+        sums = allreduce(tf.concat([mean * count, [count]], 0), op=Sum)
+        total = tf.maximum(sums[-1], 1)
+        all_mean = sums[:-1] / total
+        # Variances around the common mean, since squares of values far from zero have no digits left for a variance.
+        spread = allreduce((variance + tf.square(mean - all_mean)) * count, op=Sum)
+        return all_mean, spread / total
 
     def _count(self, inputs: Any, mask: Any) -> Any:
         """How many values a channel has on this rank."""

@@ -12,7 +12,7 @@ from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.engine.request import ReduceOptions, gradient_options, wire_of
 from hvdkit.tensorflow.compression import Compression, Compressor
-from hvdkit.tensorflow.ops import allreduce
+from hvdkit.tensorflow.ops import grouped_allreduce
 from hvdkit.tensorflow.reducer import GradientReducer
 from hvdkit.tensorflow.tracing import in_python
 from hvdkit.tensorflow.variables import describe
@@ -101,7 +101,8 @@ def DistributedGradientTape(
 
     compression: what is sent between hosts instead of float32; sums are taken in float32.
     sparse_as_dense: reduce IndexedSlices as dense tensors rather than by gathering their rows.
-    op: Average, Sum or Adasum. gradient_predivide_factor: the part of the average's division done before sending.
+    op: Average, Sum or Adasum, for which all ranks have gradients of the same variables, none of them IndexedSlices.
+    gradient_predivide_factor: the part of the average's division done before sending.
     process_set: ranks that train together; others keep their own gradients. scale_local_gradients: divide gradients of
     sources that register_local_source() was told of by the number of ranks, as if they were averaged too.
     device_dense, device_sparse, num_groups, groups: as in Horovod, accepted; every bucket is full but the last.
@@ -124,20 +125,28 @@ def DistributedGradientTape(
 def _reduction(
     compression: type[Compressor], sparse_as_dense: bool, op: ReduceOp, predivide: float, process_set: ProcessSet
 ) -> Reduction:
-    if op is Adasum:
-        wire_of(compression)
-        return lambda variables, gradients: [
-            None if one is None else allreduce(_dense(one, sparse_as_dense), compression=compression, op=Adasum)
-            for one in gradients
-        ]
-    options = gradient_options(op, predivide, compression)
+    options = None if op is Adasum else gradient_options(op, predivide, compression)
+    wire_of(compression)
 
     def reduce(variables: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any]:
         if not (variables and process_set.included() and process_set.size() > 1):
             return [_dense(one, sparse_as_dense) for one in gradients]
+        if options is None:
+            return _reduce_by_adasum([_dense(one, sparse_as_dense) for one in gradients], compression, process_set)
         return _find_reducer(variables, options, process_set, sparse_as_dense).reduce(gradients)
 
     return reduce
+
+
+def _reduce_by_adasum(
+    gradients: Sequence[Any], compression: type[Compressor], process_set: ProcessSet
+) -> Sequence[Any]:
+    """As one operation, so that ranks which have gradients of other variables are told."""
+    there = [at for at, one in enumerate(gradients) if one is not None]
+    given = [gradients[at] for at in there]
+    made = grouped_allreduce(given, compression=compression, op=Adasum, process_set=process_set)
+    reduced = dict(zip(there, made, strict=True))
+    return [reduced.get(at) for at in range(len(gradients))]
 
 
 def _dense(gradient: Any, wanted: bool) -> Any:
