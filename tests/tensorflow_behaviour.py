@@ -1,0 +1,273 @@
+"""Bodies for ranks: what the tape, the layers and the state do, and say, where training is not plain."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras_training import ROWS, assert_alike, make_data, make_model, mine
+from tensorflow_training import batches, squared, train
+from tensorflow_world import in_mode, joined
+
+import hvdkit.tensorflow as hvd
+
+
+def missing_gradients(mode: str) -> None:
+    """What some rank has is averaged over all of them; what no rank has stays None."""
+    with joined():
+        rank, size = hvd.rank(), hvd.size()
+        names = ("all", "first", "none", "last", "rows")
+        variables = [tf.Variable(tf.ones([4, 2]), name=name) for name in names]
+
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(variables[0])
+                if rank == 0:
+                    loss += tf.reduce_sum(variables[1])
+                if rank == size - 1:
+                    loss += tf.reduce_sum(variables[3]) + tf.reduce_sum(tf.gather(variables[4], [2]))
+            return hvd.DistributedGradientTape(tape).gradient(loss, variables)
+
+        function = in_mode(mode, step)
+        for _ in range(3):
+            found = function()
+            assert found[2] is None
+            for at, mean in ((0, 1.0), (1, 1 / size), (3, 1 / size)):
+                np.testing.assert_array_equal(found[at], np.full((4, 2), mean, np.float32))
+            rows = tf.convert_to_tensor(tf.IndexedSlices(found[4].values, found[4].indices, [4, 2]))
+            np.testing.assert_array_equal(rows, np.array([[0, 0], [0, 0], [1 / size] * 2, [0, 0]], np.float32))
+
+
+def another_gradient_later() -> None:
+    """A graph that was traced without a gradient which others begin to have says so, and names it."""
+    with joined():
+        used, late = tf.Variable([1.0], name="used"), tf.Variable([1.0], name="late")
+
+        def step(with_late: bool) -> Any:
+            with tf.GradientTape() as tape:
+                loss = used * late if with_late else used * 2
+            return hvd.DistributedGradientTape(tape).gradient(loss, [used, late])
+
+        tf.function(step)(False)
+        mine = tf.function(step)
+        if hvd.rank() == 0:
+            mine(True)
+        else:
+            _fails(lambda: mine(False), "gradients of late", "UnconnectedGradients.ZERO")
+        eagerly = step(hvd.rank() == 0)
+        np.testing.assert_allclose(eagerly[1], [1 / hvd.size()])
+
+
+def _fails(function: Callable[[], Any], *words: str) -> None:
+    try:
+        function()
+    except Exception as error:
+        for word in words:
+            assert word in str(error), str(error)
+        return
+    raise AssertionError(f"no error says {words}")
+
+
+def different_models(mode: str) -> None:
+    """Ranks with different variables are told so, with both sides."""
+    with joined():
+        width = 7 if hvd.rank() else 6
+        weights = tf.Variable(tf.ones([3, width]), name="dense/kernel")
+
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weights)
+            return hvd.DistributedGradientTape(tape).gradient(loss, [weights])
+
+        _fails(in_mode(mode, step), "do not hold the same parameters", "dense/kernel", "18", "21")
+
+
+def refusals() -> None:
+    """What cannot be is refused at once, with what to do."""
+    try:
+        hvd.DistributedGradientTape(tf.GradientTape())
+    except ValueError as error:
+        assert "hvd.init()" in str(error)
+    with joined():
+        variable = tf.Variable([1.0])
+
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                loss = variable * 2
+            return hvd.DistributedGradientTape(tape).gradient(loss, [variable])
+
+        _fails(tf.function(step, jit_compile=True), "jit_compile=True", "outside of it")
+        inner = tf.function(step)
+        _fails(tf.function(lambda: inner(), jit_compile=True), "jit_compile=True", "outside of it")
+
+        def compute() -> Any:
+            with tf.GradientTape() as tape:
+                loss = variable * 2
+            return tape.gradient(loss, [variable])
+
+        compiled = tf.function(compute, jit_compile=True)
+        outside = tf.function(lambda: [hvd.allreduce(one, op=hvd.Sum) for one in compiled()])
+        np.testing.assert_array_equal(outside()[0], [2 * hvd.size()])
+        wrongs: list[tuple[dict[str, Any], str]] = [
+            ({"op": hvd.Max}, "op"),
+            ({"num_groups": -1}, "num_groups"),
+            ({"compression": "fp16"}, "compression"),
+            ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "gradient_predivide_factor"),
+        ]
+        for wrong, word in wrongs:
+            _fails(functools.partial(hvd.DistributedGradientTape, tf.GradientTape(), **wrong), word)
+        _fails(
+            lambda: hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[variable]),
+            "must be Keras layers",
+        )
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.complex(variable, variable))
+        _fails(lambda: hvd.DistributedGradientTape(tape).gradient(loss, [tf.Variable([1j])]), "complex")
+
+
+def adasum(mode: str) -> None:
+    """The tape's op=Adasum is that of allreduce, also on a process set."""
+    with joined():
+        pair = hvd.add_process_set([0, hvd.size() - 1])
+        variable = tf.Variable([1.0, 2.0])
+
+        def step(rank: Any, process_set: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(variable * tf.stack([rank + 1.0, 1.0]))
+            return hvd.DistributedGradientTape(tape, op=hvd.Adasum, process_set=process_set).gradient(loss, [variable])
+
+        for process_set in (hvd.global_process_set, pair):
+            (found,) = in_mode(mode, lambda rank, s=process_set: step(rank, s))(tf.constant(float(hvd.rank())))
+            own = tf.constant([hvd.rank() + 1.0, 1.0])
+            expected = hvd.allreduce(own, op=hvd.Adasum, process_set=process_set) if process_set.included() else own
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def batch_normalization(mode: str) -> None:
+    """Output, gradients and running statistics are those of one layer that sees all ranks' batches as one."""
+    with joined():
+        rank, size = hvd.rank(), hvd.size()
+        random = np.random.RandomState(0)
+        # A mean far from zero: squares of such values have no digits left for the variance.
+        whole = (random.randn(3 * size + 3, 4, 5) + 100 * np.arange(5)).astype("float32")
+        weight = random.randn(*whole.shape).astype("float32")
+        start, stop = 3 * rank + min(rank, 1) * 3, 3 * rank + 6  # rank 0 has more rows than the others
+        layers = [keras.layers.BatchNormalization(momentum=0.5), hvd.SyncBatchNormalization(momentum=0.5)]
+        for layer in layers:
+            layer.build((None, 4, 5))
+
+        def run(layer: Any, x: Any, weight: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = layer(x, training=True)
+                loss = tf.reduce_sum(y * weight)
+            return [y, *tape.gradient(loss, [x, *layer.trainable_weights])]
+
+        expected = run(layers[0], tf.constant(whole), tf.constant(weight))
+        function = in_mode(mode, lambda x, w: run(layers[1], x, w))
+        found = function(tf.constant(whole[start:stop]), tf.constant(weight[start:stop]))
+        for one, two in zip(found[:2], expected[:2], strict=True):
+            np.testing.assert_allclose(one, two[start:stop], rtol=0, atol=1e-3)
+        for one, two in zip(found[2:], expected[2:], strict=True):
+            np.testing.assert_allclose(hvd.allreduce(one, op=hvd.Sum), two, rtol=0, atol=1e-3)
+        for one, two in zip(layers[1].non_trainable_weights, layers[0].non_trainable_weights, strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-5)
+        for one in layers:
+            np.testing.assert_array_equal(one(whole), one(whole, training=False))
+        mask = np.arange(4) < 2 + (np.arange(len(whole)) % 2)[:, None]
+        masked = layers[0](tf.constant(whole), training=True, mask=mask)
+        part = layers[1](tf.constant(whole[start:stop]), training=True, mask=mask[start:stop])
+        np.testing.assert_allclose(part, masked[start:stop], rtol=0, atol=1e-3)
+        again = hvd.SyncBatchNormalization.from_config(layers[1].get_config())
+        assert again.momentum == 0.5
+
+
+def state() -> None:
+    """Both states: commit, restore, sync."""
+    with joined():
+        model, variable = make_model(), tf.Variable([1.0])
+        model.compile(keras.optimizers.Adam(0.01))
+        model.optimizer.build(model.trainable_variables)
+        made = hvd.elastic.TensorFlowKerasState(model, epoch=3)
+        plain = hvd.elastic.TensorFlowState([variable], batch=0)
+        before = [one.numpy().copy() for one in [*model.variables, *model.optimizer.variables]]
+
+        def train_a_bit() -> None:
+            train(model, model.optimizer, mine(make_data(batches=2)), rows=ROWS)  # alone: ranks differ
+            variable.assign_add([1.0 + hvd.rank()])
+            made.epoch, plain.batch = 4, plain.batch + 1
+
+        train_a_bit()
+        assert any(np.any(one.numpy() != two) for one, two in zip(model.variables, before, strict=False))
+        made.restore()
+        plain.restore()
+        assert (made.epoch, plain.batch, variable.numpy().tolist()) == (3, 0, [1.0])
+        for one, two in zip([*model.variables, *model.optimizer.variables], before, strict=True):
+            np.testing.assert_array_equal(one, two)
+        train_a_bit()
+        made.commit()
+        plain.commit()
+        made.sync()
+        plain.sync()
+        assert_alike(model, model)
+        assert variable.numpy().tolist() == [2.0]
+        told = hvd.allgather_object([one.numpy() for one in model.optimizer.variables])
+        for other in told:
+            for one, two in zip(told[0], other, strict=True):
+                np.testing.assert_array_equal(one, two)
+
+
+def both_frameworks() -> None:
+    """A torch optimizer and a tape in the same process and the same world, in turns."""
+    import torch
+
+    import hvdkit.torch
+
+    torch.set_num_threads(1)
+    with joined():
+        assert hvdkit.torch.rank() == hvd.rank()
+        weights = torch.nn.Parameter(torch.ones(70000))
+        optimizer = hvdkit.torch.DistributedOptimizer(torch.optim.SGD([weights], lr=1.0), [("weights", weights)])
+        model, reference = make_model(), make_model()
+        data = make_data(batches=3)
+        train(reference, keras.optimizers.SGD(0.1), data, rows=ROWS * hvd.size())
+        plain = keras.optimizers.SGD(0.1)
+        for x, y in batches(mine(data), ROWS):
+            optimizer.zero_grad()
+            (weights.sum() * hvd.rank()).backward()
+            with tf.GradientTape() as tape:
+                loss = squared(model(x), y)
+            gradients = hvd.DistributedGradientTape(tape).gradient(loss, model.trainable_variables)
+            plain.apply(gradients, model.trainable_variables)
+            optimizer.step()
+        assert_alike(model, reference)
+        assert set(weights.detach().tolist()) == {1 - 3 * (hvd.size() - 1) / 2}
+        assert hvdkit.torch.allreduce(torch.ones(2), op=hvdkit.torch.Sum).tolist() == [hvd.size()] * 2
+        half = torch.ones(9000, dtype=torch.bfloat16)
+        assert set(hvdkit.torch.allreduce(half, op=hvdkit.torch.Sum).tolist()) == {hvd.size()}
+    assert not hvdkit.torch.is_initialized()
+
+
+def interrupted() -> None:
+    """Rank 0's step fails after part of its gradients has been sent, and it goes on: an error."""
+    with joined(fusion_bytes=1024):
+        first, last = tf.Variable(tf.ones(1000), name="first"), tf.Variable(tf.ones(1000), name="last")
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def shortened(x: Any, count: Any) -> Any:
+            return x, lambda grad: (tf.boolean_mask(grad, tf.range(1000) < count), None)
+
+        def compute(count: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(shortened(first, count) * last)
+            return hvd.DistributedGradientTape(tape).gradient(loss, [first, last])
+
+        step = tf.function(compute)
+        step(tf.constant(1000))
+        if hvd.rank() == 0:
+            _fails(lambda: step(tf.constant(500)), "The gradient of first has the shape (500,), the variable (1000,)")
+        step(tf.constant(1000))

@@ -1,0 +1,42 @@
+"""What hvdkit.tensorflow does, and says, where training is not plain."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from keras_ranks import run_check
+from ranks import RanksFailedError
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("check", ["missing_gradients", "different_models", "adasum", "batch_normalization"])
+def test_in_either_mode(check: str, mode: str) -> None:
+    run_check(3, "tensorflow", f"tensorflow_behaviour:{check}", mode, timeout=60)
+
+
+@pytest.mark.parametrize("check", ["another_gradient_later", "refusals", "state", "both_frameworks"])
+def test_in_particular(check: str) -> None:
+    run_check(2, "tensorflow", f"tensorflow_behaviour:{check}", timeout=60)
+
+
+def test_a_step_that_fails_in_the_middle_ends_the_job_with_a_word() -> None:
+    with pytest.raises(RanksFailedError) as caught:
+        run_check(2, "tensorflow", "tensorflow_behaviour:interrupted", timeout=60)
+    assert "Let the exception end the job" in caught.value.tracebacks[0]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "other"), [("torch", "tensorflow"), ("tensorflow", "torch"), ("tensorflow", "tensorflow")]
+)
+def test_an_adapter_needs_its_own_framework_alone(adapter: str, other: str) -> None:
+    code = f"import sys; sys.modules['{other}'] = None; import hvdkit.{adapter} as hvd; hvd.init(); print(hvd.size())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    if adapter == other:
+        assert "MissingDependencyError" in done.stderr
+        assert f"pip install 'hvdkit[{other}]'" in done.stderr
+    else:
+        assert done.stdout.splitlines()[-1] == "1", done.stderr

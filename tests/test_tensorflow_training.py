@@ -1,0 +1,43 @@
+"""Trained through the tape on several ranks, a model is what one process with the whole batch would have made of it."""
+
+from __future__ import annotations
+
+import pytest
+from keras_ranks import run_check
+
+pytestmark = pytest.mark.ranks
+
+each_mode = pytest.mark.parametrize("mode", ["eager", "graph"])
+
+
+@each_mode
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_train_as_one_process(size: int, mode: str) -> None:
+    run_check(size, "tensorflow", "tensorflow_training:as_one_process", mode, ["SGD", "Adam", "AdamW"])
+
+
+@each_mode
+def test_compression_between_hosts_costs_little(mode: str) -> None:
+    for options in ({"compression": "fp16"}, {"compression": "bf16", "gradient_predivide_factor": 2.0}):
+        run_check(3, "tensorflow", "tensorflow_training:as_one_process", mode, ["SGD"], "hierarchical_uneven", options)
+
+
+@each_mode
+def test_accumulation(mode: str) -> None:
+    run_check(2, "tensorflow", "tensorflow_training:accumulation", mode)
+
+
+def test_all_ranks_skip_the_step_in_which_one_overflows() -> None:
+    run_check(2, "tensorflow", "tensorflow_training:mixed_precision")
+
+
+@each_mode
+@pytest.mark.parametrize("check", ["embedding", "partial", "sets_and_several_tapes"])
+def test_in_particular(check: str, mode: str) -> None:
+    run_check(3, "tensorflow", f"tensorflow_training:{check}", mode)
+
+
+@each_mode
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_joined_rank_counts_as_zeros(mode: str, sparse: bool) -> None:
+    run_check(3, "tensorflow", "tensorflow_training:join", mode, sparse, timeout=60)
