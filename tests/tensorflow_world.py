@@ -17,8 +17,6 @@ from hvdkit.transport import Abort, open_transport
 from hvdkit.transport.base import Transport
 from hvdkit.world import World
 
-MODES = ("eager", "graph")
-
 
 @contextmanager
 def joined(transport: str = "auto", **settings: Any) -> Iterator[None]:

@@ -1,0 +1,228 @@
+"""Bodies for ranks: collectives of hvdkit.tensorflow, eagerly and inside a tf.function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow_world import in_mode, joined
+
+import hvdkit.tensorflow as hvd
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+WHOLE = ("uint8", "int8", "int16", "int32", "int64")
+
+
+def equal(tensor: Any, expected: Any, tolerance: float = 0.0) -> None:
+    """The numbers and the shape."""
+    found = np.asarray(tf.cast(tensor, tf.float64))
+    np.testing.assert_allclose(found, np.asarray(expected, np.float64), rtol=tolerance, atol=tolerance)
+    assert found.shape == np.shape(expected)
+
+
+def every_kind_of_reduction(mode: str) -> None:
+    with joined():
+        rank, size = hvd.rank(), hvd.size()
+        ranks = np.arange(size) + 1
+        ops = (hvd.Sum, hvd.Min, hvd.Max, hvd.Product, hvd.Average)
+        reduce = in_mode(mode, lambda x: [hvd.allreduce(x, op=op) for op in ops])
+        for dtype in (*FLOATS, *WHOLE):
+            mine = tf.cast(tf.fill([3, 2], rank + 1), dtype)
+            mean = ranks.mean() if dtype in FLOATS else ranks.sum() // size
+            for made, expected in zip(reduce(mine), (ranks.sum(), 1, size, ranks.prod(), mean), strict=True):
+                assert made.dtype == mine.dtype
+                equal(made, np.full((3, 2), expected), 1e-2 if dtype == "bfloat16" else 1e-3)
+        either = in_mode(mode, lambda x: hvd.allreduce(x, op=hvd.Max))(tf.constant([rank == 0, False]))
+        assert either.numpy().tolist() == [True, False]
+        scaled = in_mode(mode, lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5))
+        equal(scaled(tf.fill([70000], float(rank + 1))), np.full(70000, ranks.sum()))
+        kinds = (hvd.Compression.fp16, hvd.Compression.bf16)
+        compressed = in_mode(mode, lambda x: [hvd.allreduce(x, compression=one) for one in kinds])
+        for small in compressed(tf.fill([4], float(rank))):
+            assert small.dtype == tf.float32
+            equal(small, np.full(4, (size - 1) / 2), 1e-2)
+        equal(compressed(tf.fill([9000], 65000.0))[0], np.full(9000, 65000.0), 1e-2)
+        group = in_mode(mode, lambda *x: hvd.grouped_allreduce(list(x), op=hvd.Sum, name="group"))
+        one, two = group(tf.fill([2], float(rank)), tf.fill([], float(rank)))
+        equal(one, np.full(2, ranks.sum() - size))
+        equal(two, ranks.sum() - size)
+        assert hvd.grouped_allreduce([]) == []
+        older = in_mode(mode, lambda x: hvd.allreduce(x, False))(tf.Variable([1.0]))
+        equal(older, [size])
+
+
+def every_other_collective(mode: str) -> None:
+    with joined():
+        rank, size = hvd.rank(), hvd.size()
+        total = size * (size + 1) // 2
+        both = in_mode(mode, lambda x, y: (hvd.allgather(x), hvd.broadcast(y, 1)))
+        for dtype in (*FLOATS, *WHOLE, "bool"):
+            rows = tf.cast(tf.fill([rank + 1, 2], 1), dtype)
+            gathered, copied = both(rows, tf.cast(tf.fill([5], rank == 1), dtype))
+            assert gathered.dtype == copied.dtype == rows.dtype
+            equal(gathered, np.ones((total, 2)))
+            equal(copied, np.ones(5))
+        order = in_mode(mode, lambda x: hvd.allgather(x))(tf.fill([rank], rank))
+        equal(order, np.repeat(np.arange(size), np.arange(size)))
+        equal(in_mode(mode, lambda x: hvd.allgather(x))(tf.constant(rank)), np.arange(size))
+        one, two = in_mode(mode, lambda *x: hvd.grouped_allgather(list(x)))(tf.fill([1, 3], rank), tf.fill([2], 1.0))
+        equal(one, np.repeat(np.arange(size), 3).reshape(size, 3))
+        equal(two, np.ones(2 * size))
+
+        equal(in_mode(mode, lambda x: hvd.alltoall(x))(tf.range(size) + 10 * rank), 10 * np.arange(size) + rank)
+        splits = tf.range(1, size + 1)
+        uneven = in_mode(mode, lambda x, s: hvd.alltoall(x, s))
+        received, counts = uneven(tf.fill([total, 2], rank), splits)
+        equal(received, np.repeat(np.arange(size), rank + 1)[:, None] * np.ones((1, 2)))
+        equal(counts, np.full(size, rank + 1))
+
+        mine = tf.reshape(tf.range(2 * size + 1, dtype=tf.float32), [-1, 1]) * tf.ones([1, 2])
+        scattered = in_mode(mode, lambda x: hvd.reducescatter(x, op=hvd.Sum))(mine)
+        first, count = rank * 2 + min(rank, 1), 2 + (rank < 1)
+        equal(scattered, size * mine.numpy()[first : first + count])
+        some = in_mode(mode, lambda *x: hvd.grouped_reducescatter(list(x)))(mine, mine)
+        equal(some[1], mine.numpy()[first : first + count])
+
+        variables = [tf.Variable(tf.fill([3], rank)), tf.Variable(float(rank)), tf.Variable([rank == 0])]
+        in_mode(mode, lambda: hvd.broadcast_variables(variables, 0))()
+        assert [one.numpy().tolist() for one in variables] == [[0, 0, 0], 0.0, [True]]
+        values = in_mode(mode, lambda: hvd.broadcast_([variables[0]], size - 1))()
+        equal(values[0], np.zeros(3))
+
+        asked = in_mode(mode, lambda: (hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op()))()
+        assert [int(one) for one in asked] == [rank, size, rank, size]
+        assert [int(in_mode(mode, lambda n=n: hvd.process_set_included_op(n))()) for n in (0, 7)] == [1, -3]
+        in_mode(mode, lambda: hvd.barrier())()
+
+
+def gradients(mode: str) -> None:
+    with joined():
+        rank, size = hvd.rank(), hvd.size()
+
+        def gradient(function: Any, x: Any, weight: Any = 1.0) -> Any:
+            def compute(x: Any) -> Any:
+                with tf.GradientTape() as tape:
+                    tape.watch(x)
+                    y = tf.cast(weight, x.dtype) * function(x)
+                return tape.gradient(y, x)
+
+            return in_mode(mode, compute)(x)
+
+        x = tf.ones([size, 2])
+        for dtype in (tf.float32, tf.float64):
+            equal(
+                gradient(lambda x: hvd.allreduce(x, op=hvd.Sum), tf.cast(x, dtype), rank + 1.0), np.full((size, 2), 6)
+            )
+        equal(gradient(lambda x: hvd.allreduce(x), x, rank + 1.0), np.full((size, 2), 2))
+        equal(gradient(lambda x: hvd.grouped_allreduce([x, x], op=hvd.Sum)[1], x), np.full((size, 2), size))
+        # Of y each rank's rows get the average of all ranks' weights, as in Horovod.
+        equal(gradient(lambda x: hvd.allgather(x), tf.ones([rank + 1, 2]), rank + 1.0), np.full((rank + 1, 2), 2))
+        equal(gradient(lambda x: hvd.allgather(x), tf.constant(1.0), rank + 1.0), 2)
+        equal(gradient(lambda x: hvd.grouped_allgather([x, x])[0], x), np.ones((size, 2)))
+        equal(gradient(lambda x: hvd.broadcast(x, 1), x, rank + 1.0), np.full((size, 2), 2 if rank == 1 else 0))
+        equal(gradient(lambda x: hvd.alltoall(x), x, rank + 1.0), (np.arange(size) + 1)[:, None] * np.ones((1, 2)))
+        splits = [1] + [0] * (size - 1)
+        sent = gradient(lambda x: hvd.alltoall(x, splits)[0], x, rank + 1.0)
+        equal(sent, np.concatenate([np.ones((1, 2)), np.zeros((size - 1, 2))]))
+        equal(gradient(lambda x: hvd.reducescatter(x, op=hvd.Sum), x), np.full((size, 2), size))
+        equal(gradient(lambda x: hvd.reducescatter(x), x), np.ones((size, 2)))
+        equal(gradient(lambda x: hvd.reducescatter(x, prescale_factor=0.5), x), np.full((size, 2), 0.5))
+
+        def second(x: Any) -> Any:
+            with tf.GradientTape() as outer:
+                outer.watch(x)
+                with tf.GradientTape() as inner:
+                    inner.watch(x)
+                    y = hvd.allreduce(x, op=hvd.Sum) ** 2
+                slope = inner.gradient(y, x)
+            return outer.gradient(slope, x)
+
+        equal(in_mode(mode, second)(tf.constant(1.0)), 2 * size**2)
+        try:
+            gradient(lambda x: hvd.allreduce(x, op=hvd.Max), x)
+        except NotImplementedError as error:
+            assert "hvd.Sum" in str(error)
+        else:
+            raise AssertionError
+
+
+def sparse(mode: str) -> None:
+    with joined():
+        rank, size = hvd.rank(), hvd.size()
+        slices = tf.IndexedSlices(tf.fill([rank + 1, 2], 1.0), tf.range(rank + 1), tf.constant([size, 2]))
+
+        def reduce(values: Any, indices: Any, shape: Any, op: Any) -> Any:
+            return tf.convert_to_tensor(hvd.allreduce(tf.IndexedSlices(values, indices, shape), op=op))
+
+        for op, factor in ((hvd.Sum, 1.0), (hvd.Average, 1 / size)):
+            dense = in_mode(mode, lambda v, i, s, op=op: reduce(v, i, s, op))(
+                slices.values, slices.indices, slices.dense_shape
+            )
+            equal(dense, np.arange(size, 0, -1)[:, None] * np.full((1, 2), factor), 1e-6)
+        one, two = hvd.grouped_allreduce([slices, tf.ones(1)], op=hvd.Sum)
+        assert isinstance(one, tf.IndexedSlices)
+        equal(two, [size])
+        for wrong in ({"op": hvd.Max}, {"prescale_factor": 2.0}):
+            with pytest.raises(NotImplementedError, match="IndexedSlices"):
+                hvd.allreduce(slices, **wrong)
+
+
+def sets(mode: str) -> None:
+    with joined():
+        rank = hvd.rank()
+        pair = hvd.add_process_set([0, 2])
+        if rank != 1:
+            equal(in_mode(mode, lambda x: hvd.allreduce(x, op=hvd.Sum, process_set=pair))(tf.fill([2], rank)), [2, 2])
+            equal(in_mode(mode, lambda x: hvd.allgather(x, process_set=pair))(tf.fill([1], rank)), [0, 2])
+            equal(in_mode(mode, lambda x: hvd.broadcast(x, 2, process_set=pair))(tf.fill([1], rank)), [2])
+            assert int(in_mode(mode, lambda: hvd.size_op(pair.process_set_id or 0))()) == 2
+            assert hvd.broadcast_object(rank, 2, process_set=pair) == 2
+            assert hvd.allgather_object(rank, process_set=pair) == [0, 2]
+        else:
+            with pytest.raises(ValueError, match="rank 1"):
+                hvd.allreduce(tf.ones(1), process_set=pair)
+        assert int(hvd.process_set_included_op(pair.process_set_id or 0)) == int(rank != 1)
+        assert hvd.allgather_object({"rank": rank}) == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+        assert hvd.broadcast_object_fn(1)(rank) == 1
+        assert hvd.remove_process_set(pair)
+
+
+def errors() -> None:
+    with joined():
+        rank = hvd.rank()
+        with pytest.raises(tf.errors.FailedPreconditionError, match="rank 1") as caught:
+            hvd.allreduce(tf.ones(2 + (rank == 1)), name="weights")
+        assert isinstance(caught.value, hvd.HorovodInternalError)
+        assert "weights" in str(caught.value)
+        with pytest.raises(tf.errors.UnknownError, match=r"weights.*rank 1"):
+            tf.function(lambda: hvd.allreduce(tf.ones(2, tf.float64 if rank == 1 else tf.float32), name="weights"))()
+        with pytest.raises(hvd.HorovodInternalError, match="root"):
+            hvd.broadcast(tf.ones(1), rank % 2)
+        with pytest.raises(ValueError, match="root_rank is 9"):
+            hvd.broadcast(tf.ones(1), 9)
+        with pytest.raises(ValueError, match="splits"):
+            hvd.alltoall(tf.ones(2), [1.0, 1.0, 0.0])
+        with pytest.raises(TypeError, match="complex64"):
+            hvd.allreduce(tf.ones(1, tf.complex64))
+        with pytest.raises(TypeError, match="bool"):
+            hvd.allreduce(tf.constant([True]))
+        compiled = tf.function(lambda x: hvd.allreduce(x), jit_compile=True)
+        with pytest.raises(Exception, match="jit_compile=False"):
+            compiled(tf.ones(1))
+        with pytest.raises(ValueError, match="session"):
+            hvd.broadcast_object(1, session=object())
+        equal(hvd.allreduce(tf.ones(1), op=hvd.Sum), [hvd.size()])
+    with pytest.raises(ValueError, match=r"hvd\.init"):
+        hvd.allreduce(tf.ones(1))
+
+
+def uneven_batches(mode: str) -> list[int]:
+    with joined():
+        rank = hvd.rank()
+        reduce = in_mode(mode, lambda x: hvd.allreduce(x, op=hvd.Sum))
+        seen = [int(reduce(tf.constant(1.0))) for _ in range(rank + 1)]
+        last = int(in_mode(mode, hvd.join)())
+        assert last == hvd.size() - 1
+        return seen
