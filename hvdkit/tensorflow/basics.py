@@ -34,6 +34,7 @@ def describe() -> str:
     """Say in a line what runs where: ranks, hosts, transport and threads; collective, the same text on every rank.
 
     Example: "4 ranks on 2 hosts (node1: 2, node2: 2), hierarchical transport, tensorflow 2.21.0, 1 thread a rank".
+    Raises NotInitializedError before init().
     """
     threads = tf.config.threading.get_intra_op_parallelism_threads() or count_cores()
     return describe_world(f"tensorflow {tf.__version__}", threads)

@@ -25,7 +25,7 @@ def broadcast_variables(
 
     variables: of TensorFlow or Keras, of any dtype that can be sent, alike on all ranks and in the same order, else
     HorovodInternalError on every rank. root_rank: its number in the world. inplace: as in Horovod; accepted.
-    Inside a tf.function the operation runs each time the graph does.
+    Inside a tf.function the operation runs each time the graph does. Raises what broadcast() does.
     """
     for some in _together(list(variables)):
         broadcast_(some, root_rank, process_set=process_set)
@@ -66,7 +66,7 @@ def broadcast_object(
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[T], T]:
-    """broadcast_object() with all but the object given."""
+    """broadcast_object() with all but the object given; raises the same."""
     _check_session(session, "broadcast_object_fn()")
 
     def broadcast(obj: T) -> T:

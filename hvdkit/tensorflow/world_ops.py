@@ -23,7 +23,10 @@ def _ask(question: Callable[[], int], call: str) -> Any:
 
 @in_python
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """How many ranks the process set has, an int32 scalar. ValueError for a set that is not known."""
+    """How many ranks the process set has, an int32 scalar.
+
+    Raises ValueError for a set that is not known, NotInitializedError before init().
+    """
 
     def question() -> int:
         sets = engine.runtime("size_op()").sets.ids_and_ranks()
@@ -36,7 +39,10 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
 
 @in_python
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """Does the process set include this rank? 1 or 0, an int32 scalar; -1 before init(), -3 if it is not known."""
+    """Does the process set include this rank? 1 or 0, an int32 scalar; -1 before init(), -3 if it is not known.
+
+    It never raises an error.
+    """
 
     def question() -> int:
         if not engine.is_initialized():
@@ -50,17 +56,17 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 
 @in_python
 def local_size_op(name: str | None = None) -> Any:
-    """How many ranks this host has, an int32 scalar."""
+    """How many ranks this host has, an int32 scalar. NotInitializedError before init()."""
     return _ask(basics.local_size, "local_size_op()")
 
 
 @in_python
 def rank_op(name: str | None = None) -> Any:
-    """This process's number among all ranks, an int32 scalar."""
+    """This process's number among all ranks, an int32 scalar. NotInitializedError before init()."""
     return _ask(basics.rank, "rank_op()")
 
 
 @in_python
 def local_rank_op(name: str | None = None) -> Any:
-    """This process's number among the ranks of its host, an int32 scalar."""
+    """This process's number among its host's ranks, an int32 scalar. NotInitializedError before init()."""
     return _ask(basics.local_rank, "local_rank_op()")
