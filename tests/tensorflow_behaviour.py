@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from docstrings import check_docstring, functions_of
 from keras_training import ROWS, assert_alike, make_data, make_model, mine
 from tensorflow_training import batches, squared, train
 from tensorflow_world import in_mode, joined
@@ -172,8 +173,8 @@ def batch_normalization(mode: str) -> None:
         found = function(tf.constant(whole[start:stop]), tf.constant(weight[start:stop]))
         for one, two in zip(found[:2], expected[:2], strict=True):
             np.testing.assert_allclose(one, two[start:stop], rtol=0, atol=1e-3)
-        for one, two in zip(found[2:], expected[2:], strict=True):
-            np.testing.assert_allclose(hvd.allreduce(one, op=hvd.Sum), two, rtol=0, atol=1e-3)
+        for one, two in zip(found[2:], expected[2:], strict=True):  # Keras subtracts large sums from each other here
+            np.testing.assert_allclose(hvd.allreduce(one, op=hvd.Sum), two, rtol=0, atol=5e-3)
         for one, two in zip(layers[1].non_trainable_weights, layers[0].non_trainable_weights, strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-5)
         for one in layers:
@@ -271,3 +272,9 @@ def interrupted() -> None:
         if hvd.rank() == 0:
             _fails(lambda: step(tf.constant(500)), "The gradient of first has the shape (500,), the variable (1000,)")
         step(tf.constant(1000))
+
+
+def docstrings() -> None:
+    """See check_docstring()."""
+    for name in functions_of(hvd):
+        check_docstring(hvd, name)

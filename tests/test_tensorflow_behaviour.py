@@ -18,7 +18,7 @@ def test_in_either_mode(check: str, mode: str) -> None:
     run_check(3, "tensorflow", f"tensorflow_behaviour:{check}", mode, timeout=60)
 
 
-@pytest.mark.parametrize("check", ["another_gradient_later", "refusals", "state", "both_frameworks"])
+@pytest.mark.parametrize("check", ["another_gradient_later", "refusals", "state", "both_frameworks", "docstrings"])
 def test_in_particular(check: str) -> None:
     run_check(2, "tensorflow", f"tensorflow_behaviour:{check}", timeout=60)
 

@@ -8,8 +8,8 @@ in Horovod, accepted and not needed.
 
 Raised at once: NotInitializedError before init(), ValueError on a rank outside of the set and for arguments that cannot
 be used, TypeError for a dtype that cannot be sent, XlaError where XLA would compile the call. Where the ranks disagree,
-or a rank has left, every one of them raises HorovodInternalError, which in eager mode is a tf.errors.FailedPreconditionError too; a graph that fails raises
-tf.errors.UnknownError with the same text.
+or one has left, every rank raises HorovodInternalError, which in eager mode is a tf.errors.FailedPreconditionError too;
+a graph that fails raises tf.errors.UnknownError with the same text.
 """
 
 from __future__ import annotations

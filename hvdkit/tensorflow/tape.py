@@ -187,7 +187,8 @@ def PartialDistributedGradientTape(
 ) -> Any:
     """A DistributedGradientTape that leaves the gradients of some layers to their rank.
 
-    local_layers: a layer or a collection of them. The rest as for DistributedGradientTape().
+    local_layers: a layer or a collection of them (ValueError for anything else). The rest, and what it raises, as for
+    DistributedGradientTape().
     """
     layers = [] if local_layers is None else list(local_layers) if isinstance(local_layers, _LISTS) else [local_layers]
     wrong = [layer for layer in layers if not hasattr(layer, "trainable_weights")]
