@@ -87,6 +87,22 @@ def different_models(mode: str) -> None:
         _fails(in_mode(mode, step), "do not hold the same parameters", "dense/kernel", "18", "21")
 
 
+def joined_too_early(mode: str) -> None:
+    """The first step of a model, before which some rank has joined, is an error that says so."""
+    with joined():
+        variable = tf.Variable([1.0], name="weights")
+
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                loss = variable * 2
+            return hvd.DistributedGradientTape(tape).gradient(loss, [variable])
+
+        if hvd.rank() > 0:
+            _fails(in_mode(mode, step), "rank 0", "joined")
+        else:
+            _fails(in_mode(mode, hvd.join), "join() waits for it")  # the others leave
+
+
 def refusals() -> None:
     """What cannot be is refused at once, with what to do."""
     try:

@@ -200,9 +200,10 @@ def sets_and_several_tapes(mode: str) -> None:
         function = in_mode(mode, step)
         mean = (hvd.size() - 1) / 2
         own = mean if pair.included() else hvd.rank()
-        for _ in range(3):
-            found = [set(one.numpy().tolist()) for one in function(rank)]
-            assert found == [{mean}] * 3 + [{own}] * 3 + [{mean}] * 3
+        kept = [function(rank * at) for at in range(1, 5)]
+        for at, gradients in enumerate(kept, start=1):  # later steps have not written to what the user kept
+            found = [set(one.numpy().tolist()) for one in gradients]
+            assert found == [{mean * at}] * 3 + [{own * at}] * 3 + [{mean * at}] * 3
         hvd.remove_process_set(pair)
 
 

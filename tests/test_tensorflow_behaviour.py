@@ -13,7 +13,9 @@ pytestmark = pytest.mark.ranks
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-@pytest.mark.parametrize("check", ["missing_gradients", "different_models", "adasum", "batch_normalization"])
+@pytest.mark.parametrize(
+    "check", ["missing_gradients", "different_models", "adasum", "batch_normalization", "joined_too_early"]
+)
 def test_in_either_mode(check: str, mode: str) -> None:
     run_check(3, "tensorflow", f"tensorflow_behaviour:{check}", mode, timeout=60)
 
