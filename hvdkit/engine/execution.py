@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 Action = Callable[[Transport, Sequence[int]], Any]
 
 
-@dataclass
+@dataclass(slots=True)
 class Operation:
     """One rank's part of a named operation.
 
@@ -35,7 +35,7 @@ class Operation:
     name: str
     asked: Announcement
     buffers: Sequence[Buffer]
-    results: list[Buffer] = field(default_factory=list)
+    results: Sequence[Buffer] = ()
     rows: tuple[tuple[int, ...], ...] = ()
     action: Action | None = None
     outcome: Any = None
@@ -175,9 +175,11 @@ def _broadcast(transport: Transport, operation: Operation) -> None:
 
 
 def _allgather(transport: Transport, operation: Operation) -> None:
+    results = []
     for at, (buffer, (_, shape)) in enumerate(zip(operation.buffers, operation.asked.tensors, strict=True)):
         width = math.prod(shape[1:])
-        operation.results.append(transport.allgather(buffer, [rows[at] * width for rows in operation.rows]))
+        results.append(transport.allgather(buffer, [rows[at] * width for rows in operation.rows]))
+    operation.results = results
 
 
 def _alltoall(transport: Transport, operation: Operation) -> None:
@@ -185,7 +187,7 @@ def _alltoall(transport: Transport, operation: Operation) -> None:
     sent = [count * width for count in operation.rows[transport.rank]]
     received = [splits[transport.rank] * width for splits in operation.rows]
     buffer = operation.buffers[0].slice(0, sum(sent))  # rows that no rank is to have stay here
-    operation.results.append(transport.alltoall(buffer, sent, received))
+    operation.results = [transport.alltoall(buffer, sent, received)]
 
 
 def split_rows(rows: int, size: int) -> list[int]:
@@ -196,6 +198,7 @@ def split_rows(rows: int, size: int) -> list[int]:
 
 def _reducescatter(transport: Transport, operation: Operation) -> None:
     before, after = factors(operation.asked, transport.size)
+    results = []
     for buffer, (_, shape) in zip(operation.buffers, operation.asked.tensors, strict=True):
         width = math.prod(shape[1:])
         counts = [rows * width for rows in split_rows(shape[0], transport.size)]
@@ -209,7 +212,8 @@ def _reducescatter(transport: Transport, operation: Operation) -> None:
             multiply(buffer, before)
             result = transport.reducescatter(buffer, counts, "sum")
             multiply(result, after)
-        operation.results.append(result)
+        results.append(result)
+    operation.results = results
 
 
 def _announced(transport: Transport, operation: Operation) -> None:

@@ -38,7 +38,7 @@ def begin(
     tensors: dtype and shape of each. splits: of an alltoall.
     """
     known = group.engine
-    return known.submit(_name(known, kind, name), Announcement(kind, tuple(tensors), options, splits), buffers)
+    return known.submit(_name(known, kind, name), _announcement(kind, tuple(tensors), options, splits), buffers)
 
 
 def do(
@@ -52,7 +52,15 @@ def do(
 ) -> Operation:
     """Do a named operation now; faster than to begin it and to wait for it. Arguments as begin()'s."""
     known = group.engine
-    return known.do(_name(known, kind, name), Announcement(kind, tuple(tensors), options, splits), buffers)
+    return known.do(_name(known, kind, name), _announcement(kind, tuple(tensors), options, splits), buffers)
+
+
+@functools.lru_cache(maxsize=4096)
+def _announcement(
+    kind: str, tensors: tuple[tuple[str, tuple[int, ...]], ...], options: Options, splits: tuple[int, ...]
+) -> Announcement:
+    # The same one again: it is compared sooner, and the collector has less to look at.
+    return Announcement(kind, tensors, options, splits)
 
 
 def _name(known: NamedEngine, kind: str, name: str | None) -> str:

@@ -11,7 +11,7 @@ from hvdkit.engine.process_sets import ProcessSet
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum
 from hvdkit.engine.submit import find_group
 from hvdkit.torch import asynchronous as begin
-from hvdkit.torch.handles import synchronize
+from hvdkit.torch.handles import operation_of, synchronize
 from hvdkit.torch.submit import check_group, do, run_allreduce, run_broadcast, shape_of
 
 Factors = tuple[float, float]
@@ -84,8 +84,9 @@ class Allgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
         handle = begin.allgather_async(tensor, name, process_set)
+        operation = operation_of(handle)
         gathered: torch.Tensor = synchronize(handle)
-        ctx.rows = [rows[0] for rows in handle.operation.rows]
+        ctx.rows = [rows[0] for rows in operation.rows]
         ctx.shape, ctx.process_set = tensor.shape, process_set
         return gathered
 
@@ -108,8 +109,9 @@ class GroupedAllgather(torch.autograd.Function):
         ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         handle = begin.grouped_allgather_async(tensors, name, process_set)
+        operation = operation_of(handle)
         gathered = tuple(synchronize(handle))
-        ctx.rows = [[rows[at] for rows in handle.operation.rows] for at in range(len(tensors))]
+        ctx.rows = [[rows[at] for rows in operation.rows] for at in range(len(tensors))]
         ctx.shapes, ctx.process_set = [tensor.shape for tensor in tensors], process_set
         return gathered
 

@@ -9,25 +9,24 @@ from typing import Any
 from hvdkit.engine.execution import Operation
 from hvdkit.engine.named import NamedEngine
 
-
-class Handle(int):
-    """A number that poll() and synchronize() take."""
-
-    operation: Operation
-    engine: NamedEngine
-    finish: Callable[[Operation], Any]
-
+#: A number that poll() and synchronize() take.
+Handle = int
 
 _numbers = itertools.count()
-_under_way: dict[int, Handle] = {}  # also keeps the memory of operations alive that nobody waits for
+#: What handles stand for; also keeps the memory of operations alive that nobody waits for.
+_under_way: dict[Handle, tuple[NamedEngine, Operation, Callable[[Operation], Any]]] = {}
 
 
 def make_handle(engine: NamedEngine, operation: Operation, finish: Callable[[Operation], Any]) -> Handle:
     """A handle for an operation. finish: makes of it what synchronize() returns."""
-    handle = Handle(next(_numbers))
-    handle.engine, handle.operation, handle.finish = engine, operation, finish
-    _under_way[handle] = handle
+    handle = next(_numbers)
+    _under_way[handle] = (engine, operation, finish)
     return handle
+
+
+def operation_of(handle: Handle) -> Operation:
+    """What a handle stands for that has not been synchronized."""
+    return _under_way[handle][1]
 
 
 def poll(handle: int) -> bool:
@@ -35,12 +34,13 @@ def poll(handle: int) -> bool:
 
     Never waits, and helps the operation on. Raises RankLostError if a rank has died.
     """
-    found = _under_way.get(int(handle))
+    found = _under_way.get(handle)
     if found is None:
         return True
-    if not found.operation.done:
-        found.engine.drive()
-    return found.operation.done
+    engine, operation, _ = found
+    if not operation.done:
+        engine.drive()
+    return operation.done
 
 
 def synchronize(handle: int) -> Any:
@@ -49,11 +49,12 @@ def synchronize(handle: int) -> Any:
     The result is given once; later, and for a number that is no handle, None, as in Horovod.
     Raises HorovodInternalError if the operation failed.
     """
-    found = _under_way.get(int(handle))
+    found = _under_way.get(handle)
     if found is None:
         return None
+    engine, operation, finish = found
     try:
-        found.engine.wait(found.operation)
+        engine.wait(operation)
     finally:
-        del _under_way[found]
-    return found.finish(found.operation)
+        del _under_way[handle]
+    return finish(operation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -92,11 +93,13 @@ def run_allreduce(
     options = reduce_options([dtype_name(tensor) for tensor in tensors], op, *factors, call)
     hosts = [own_memory(tensor) if in_place else to_host(tensor) for tensor in tensors]
 
-    def finish(operation: Operation) -> Any:
-        made = [_put(tensor, host, in_place) for tensor, host in zip(tensors, hosts, strict=True)]
-        return made[0] if single else made
-
+    finish = functools.partial(_finish_allreduce, tensors, hosts, in_place, single)
     return run(group, "allreduce", name, hosts, finish, options=options)
+
+
+def _finish_allreduce(tensors: Tensors, hosts: Tensors, in_place: bool, single: bool, _: Operation) -> Any:
+    made = [_put(tensor, host, in_place) for tensor, host in zip(tensors, hosts, strict=True)]
+    return made[0] if single else made
 
 
 def _put(tensor: torch.Tensor, host: torch.Tensor, in_place: bool) -> torch.Tensor:

@@ -39,7 +39,7 @@ STORAGE: dict[str, np.dtype[Any]] = {
 HALF = frozenset({"float16", "bfloat16"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Buffer:
     """Contiguous memory seen as numbers.
 
