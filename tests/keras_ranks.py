@@ -1,4 +1,4 @@
-"""Run a check of keras_checks.py, or another file, on ranks whose Keras has the wished backend."""
+"""Run a check of keras_training.py or keras_loops.py on ranks whose Keras has the wished backend."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 from ranks import run_ranks
 
-_PACKAGES = {"tensorflow": "tensorflow", "torch": "torch", "jax": "jax"}
+PACKAGES = {"tensorflow": "tensorflow", "torch": "torch", "jax": "jax"}
 
-each_backend = pytest.mark.parametrize("backend", sorted(_PACKAGES))
+#: pytest runs all tests of one backend, of all files, before those of the next: so the ranks of a backend, which take
+#: seconds to import it, are started once.
+each_backend = pytest.mark.parametrize("backend", sorted(PACKAGES), scope="session")
 
 
 def run_check(size: int, backend: str, check: str, *args: Any, timeout: float = 100, **kwargs: Any) -> list[Any]:
     """Call `check`, "file:function", on ranks. This process itself does not import Keras, which has one backend."""
-    for package in ("keras", _PACKAGES[backend]):
+    for package in ("keras", PACKAGES[backend]):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     return run_ranks(size, _call, check, args, kwargs, backend=backend, timeout=timeout)

@@ -1,0 +1,157 @@
+"""Bodies for ranks: training steps that the user writes, and what becomes of them in a compiler."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any
+
+import keras
+from keras_training import ROWS, assert_alike, fit, joined, make_data, make_model, mine
+
+import hvdkit.keras as hvd
+
+
+class Own(keras.Model):
+    """A model with a train_step of its own: on TensorFlow and PyTorch each layer has its own optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        keras.utils.set_random_seed(1)
+        self.hidden = keras.layers.Dense(20, activation="tanh")
+        self.out = keras.layers.Dense(5)
+        self.build((None, 12))
+
+    def build(self, shape: Any) -> None:
+        self.hidden.build(shape)
+        self.out.build((None, 20))
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        return self.out(self.hidden(x))
+
+    def use(self, *optimizers: Any) -> None:
+        """Train with these from now on: one for each layer, or on JAX the first for both."""
+        if keras.backend.backend() == "jax":
+            self.compile(optimizers[0], "mse")
+            return
+        self.compile(loss="mse")
+        self.steps = list(zip(optimizers, (self.hidden, self.out), strict=True))
+        for optimizer, layer in self.steps:
+            optimizer.build(layer.trainable_variables)
+
+    def train_step(self, *given: Any) -> Any:
+        return getattr(self, f"_{keras.backend.backend()}_step")(*given)
+
+    def _apply(self, gradients: list[Any]) -> None:
+        for optimizer, layer in self.steps:
+            count = len(layer.trainable_variables)
+            optimizer.apply(gradients[:count], layer.trainable_variables)
+            gradients = gradients[count:]
+
+    def _tensorflow_step(self, data: Any) -> Any:
+        with importlib.import_module("tensorflow").GradientTape() as tape:
+            loss = self.compute_loss(x=data[0], y=data[1], y_pred=self(data[0]))
+        self._apply(tape.gradient(loss, self.trainable_variables))
+        return {"loss": loss}
+
+    def _torch_step(self, data: Any) -> Any:
+        self.zero_grad()
+        loss = self.compute_loss(x=data[0], y=data[1], y_pred=self(data[0]))
+        loss.backward()
+        with importlib.import_module("torch").no_grad():
+            self._apply([variable.value.grad for variable in self.trainable_variables])
+        return {"loss": loss.detach()}
+
+    def _jax_step(self, state: Any, data: Any) -> Any:
+        trained, others, optimizer, metrics = state
+
+        def loss_of(values: Any) -> Any:
+            predicted, _ = self.stateless_call(values, others, data[0])
+            return keras.ops.mean(keras.ops.square(predicted - data[1]))
+
+        loss, gradients = importlib.import_module("jax").value_and_grad(loss_of)(trained)
+        trained, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trained)
+        return {"loss": loss}, (trained, others, optimizer, metrics)
+
+
+def own_train_step() -> None:
+    """fit() with a train_step that the user wrote, and two optimizers in it, does what one process does."""
+    with joined():
+        data = make_data()
+        reference, model = Own(), Own()
+        reference.use(keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1))
+        reference.fit(*data, batch_size=ROWS * hvd.size(), epochs=2, shuffle=False, verbose=0)
+        model.use(*map(hvd.DistributedOptimizer, (keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1))))
+        model.fit(*mine(data), batch_size=ROWS, epochs=2, shuffle=False, verbose=0)
+        assert_alike(model, reference)
+
+
+def traced_once() -> None:
+    """A step is traced as often as without hvdkit, whatever comes later in the training."""
+    with joined():
+        counts = []
+        for wrap in (lambda optimizer: optimizer, hvd.DistributedOptimizer):
+            calls: list[int] = []
+
+            def loss(truth: Any, predicted: Any, calls: list[int] = calls) -> Any:
+                calls.append(1)
+                return keras.ops.mean(keras.ops.square(truth - predicted))
+
+            model, part = make_model(), mine(make_data())
+            model.compile(wrap(keras.optimizers.Adam(0.01)), loss)
+            start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+            rates = hvd.callbacks.LearningRateWarmupCallback(0.01, warmup_epochs=2)
+            options: dict[str, Any] = {"batch_size": ROWS, "shuffle": False, "verbose": 0}
+            model.fit(*part, epochs=2, validation_data=part, callbacks=[start, rates], **options)
+            model.fit(*part, epochs=1, **options)
+            counts.append(len(calls))
+        assert counts[0] == counts[1], counts
+
+
+class _Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def compiled_by_xla() -> None:
+    """Where XLA is to compile the step: JAX does; on TensorFlow the callback says that it cannot be, and goes on."""
+    with joined():
+        data = make_data()
+        heard = _Heard()
+        logging.getLogger("hvdkit").addHandler(heard)
+        reference, model = make_model(), make_model()
+        fit(reference, keras.optimizers.SGD(0.05), data, rows=ROWS * hvd.size())
+        tensorflow = keras.backend.backend() == "tensorflow"
+        if tensorflow:
+            told = ""
+            try:
+                optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+                fit(make_model(), optimizer, mine(data), rows=ROWS, compiled={"jit_compile": True})
+            except Exception as error:
+                told = str(error)
+            assert "model.compile(jit_compile=False)" in told, told
+        start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+        fit(model, optimizer, mine(data), rows=ROWS, compiled={"jit_compile": True}, callbacks=[start])
+        logging.getLogger("hvdkit").removeHandler(heard)
+        assert len(heard.lines) == int(tensorflow and hvd.rank() == 0), heard.lines
+        assert_alike(model, reference)
+
+
+def other_names() -> None:
+    """Horovod's other name for the same module; all frameworks in one process, in one world."""
+    with joined():
+        tensorflow = importlib.import_module("hvdkit.tensorflow")
+        torch = importlib.import_module("hvdkit.torch")
+        other = importlib.import_module("hvdkit.tensorflow.keras")
+        assert other.DistributedOptimizer is hvd.DistributedOptimizer
+        assert other.callbacks.MetricAverageCallback is hvd.callbacks.MetricAverageCallback
+        assert tensorflow.size() == torch.size() == hvd.size() > 1
+        ones = importlib.import_module("torch").ones(3)
+        assert torch.allreduce(ones, op=torch.Sum).tolist() == [hvd.size()] * 3
+        assert [float(one) for one in tensorflow.allreduce([1.0], op=tensorflow.Sum)] == [hvd.size()]
