@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from hvdkit.launch.agent.rank import die_with_parent
+
 _START_S = 60.0
 _END_S = 10.0
 _STACK_S = 0.5
@@ -84,6 +86,7 @@ class Job:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=die_with_parent(os.getpid(), signal.SIGTERM),
             )
             self._accept(listener, size)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from ranks import RanksFailedError, run_ranks
@@ -78,3 +81,34 @@ def test_a_rank_that_is_killed_is_named() -> None:
     with pytest.raises(RanksFailedError) as caught:
         run_ranks(2, die_on_rank_one, transport="mpi", fresh=True)
     assert 1 in caught.value.ended and caught.value.status not in (0, None)
+
+
+_ENDED_IN_A_TEST = """
+import os, pickle, sys, time
+from rank_job import Job
+job = Job(2, {})
+for connection in job.connections.values():
+    connection.send((sys.path, pickle.dumps((None, time.sleep, (600,), {}))))
+print(*job._pids.values(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ranks_end_with_the_tests_that_started_them() -> None:
+    tests = Path(__file__).parent
+    paths = os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
+    with subprocess.Popen(
+        [sys.executable, "-c", _ENDED_IN_A_TEST],
+        env={**os.environ, "PYTHONPATH": paths},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as started:
+        assert started.stdout is not None
+        pids = [int(word) for word in started.stdout.readline().split()]
+        assert len(pids) == 2
+        started.kill()
+    until = time.monotonic() + 20
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < until, f"ranks {left} are left"
+        time.sleep(0.05)
