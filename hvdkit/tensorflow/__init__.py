@@ -17,6 +17,7 @@ from hvdkit.engine.basics import (
     cross_rank,
     cross_size,
     get_process_set_ids_and_ranks,
+    get_process_sets,
     is_initialized,
     local_rank,
     local_size,
@@ -30,6 +31,7 @@ from hvdkit.engine.basics import (
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
+from hvdkit.tensorflow import mpi_ops
 from hvdkit.tensorflow.basics import describe, init
 from hvdkit.tensorflow.built import (
     ccl_built,
@@ -101,6 +103,7 @@ __all__ = [
     "describe",
     "elastic",
     "get_process_set_ids_and_ranks",
+    "get_process_sets",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -118,6 +121,7 @@ __all__ = [
     "local_size_op",
     "mpi_built",
     "mpi_enabled",
+    "mpi_ops",
     "mpi_threads_supported",
     "nccl_built",
     "process_set_included_op",
