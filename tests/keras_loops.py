@@ -172,8 +172,6 @@ def progress(folder: str) -> None:
     """Only rank 0 shows progress and writes files, whatever the script says."""
     with joined():
         model = make_model()
-        if keras.backend.backend() == "tensorflow":
-            model.jit_compile = True
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
         path = Path(folder, str(hvd.rank()))
         path.mkdir()
@@ -196,7 +194,7 @@ def progress(folder: str) -> None:
         board = all(importlib.util.find_spec(one) is not None for one in ("tensorflow", "tensorboard"))
         if board:
             callbacks.append(hvd.callbacks.TensorBoard(str(path / "board")))
-        model.compile(optimizer, "mse", jit_compile=keras.backend.backend() != "torch")
+        model.compile(optimizer, "mse")
         model.fit(*mine(make_data()), batch_size=ROWS, epochs=1, verbose=2, callbacks=callbacks)
         written = {one.name for one in path.iterdir()} - {"board"}
         expected = {"model.keras", "log.csv", "own", "best.keras"}

@@ -73,14 +73,9 @@ def test_in_particular(backend: str, check: str) -> None:
 
 
 @each_backend
-@pytest.mark.parametrize("check", ["own_train_step", "traced_once", "other_names"])
+@pytest.mark.parametrize("check", ["own_train_step", "traced_once", "jit_compile", "other_names"])
 def test_steps(backend: str, check: str) -> None:
     run_check(2, backend, f"keras_steps:{check}")
-
-
-@pytest.mark.parametrize("backend", ["jax", "tensorflow"], scope="session")
-def test_a_step_that_xla_is_to_compile(backend: str) -> None:
-    run_check(2, backend, "keras_steps:compiled_by_xla")
 
 
 @each_backend

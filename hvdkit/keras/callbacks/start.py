@@ -10,12 +10,16 @@ from hvdkit.engine import runtime as engine
 from hvdkit.keras.state import broadcast_model
 from hvdkit.log import logger
 
+#: By the backend, where it cannot compile a step with communication in it.
+_COMPILERS = {"tensorflow": "XLA", "torch": "torch.compile"}
+
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Begin with root's weights and optimizer state on every rank, be they random or restored from a checkpoint.
 
     It also does what else a fit() on many ranks wants: only rank 0 shows a progress bar, whatever `verbose` is; and a
-    step that TensorFlow would compile with XLA, which cannot hold communication, is not, which rank 0 says.
+    step that TensorFlow would compile with XLA, or PyTorch with torch.compile, is not, because neither can compile
+    communication: rank 0 says so. On JAX steps are compiled.
 
     root_rank: whose state it is. device: accepted as in Horovod.
     """
@@ -35,12 +39,14 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Keras's own."""
         super().set_model(model)
-        if keras.backend.backend() == "tensorflow" and model.jit_compile:
+        compiler = _COMPILERS.get(keras.backend.backend())
+        if compiler is not None and model.jit_compile:
             model.jit_compile = False
             if engine.runtime("fit()").world.rank == 0:
                 logger.warning(
-                    "XLA cannot compile communication between ranks, so jit_compile is off for the model %s. To say so "
+                    "%s cannot compile communication between ranks, so jit_compile is off for the model %s. To say so "
                     "yourself: model.compile(..., jit_compile=False).",
+                    compiler,
                     model.name,
                 )
 
