@@ -1,4 +1,4 @@
-"""Gradients on the JAX backend: reduced by a callback from within the compiled step."""
+"""Gradients on the JAX backend: reduced by a call from within the compiled step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from jax.experimental import io_callback
 from hvdkit.engine.array_plan import ArrayPlan
 from hvdkit.engine.buckets import TensorSpec
 from hvdkit.engine.planned import Statistics
+from hvdkit.keras.jax_ffi import InPlace, works
 from hvdkit.keras.settings import Settings, name_variables
 from hvdkit.transport.base import STORAGE, Array
 
 
 class JaxReducer:
-    """See backends.Reducer. All callbacks are ordered, so that every rank does its collectives in the same order."""
+    """See backends.Reducer. What is called is ordered, so that every rank does its collectives in the same order."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -35,10 +36,8 @@ class JaxReducer:
         key = tuple(id(variables[at]) for at in there)
         if key not in self._plans:
             self._plans[key] = _Gradients(self._settings, [variables[at] for at in there])
-        given = [gradients[at] for at in there]
-        shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in given]
         reduced = list(gradients)
-        for at, one in zip(there, io_callback(self._plans[key].reduce, shapes, *given, ordered=True), strict=True):
+        for at, one in zip(there, self._plans[key].reduce([gradients[at] for at in there]), strict=True):
             reduced[at] = one
         return reduced
 
@@ -70,15 +69,30 @@ class _Gradients:
     def __init__(self, settings: Settings, variables: Sequence[Any]) -> None:
         self._settings, self._names = settings, name_variables(variables)
         self._plan: ArrayPlan | None = None
+        self._in_place = InPlace(self._reduce)
 
-    def reduce(self, *gradients: Any) -> list[Any]:
-        """Reduce the gradients of a step; returns new arrays."""
+    def reduce(self, gradients: Sequence[Any]) -> list[Any]:
+        """The gradients of all ranks, as values of the program that is being traced."""
+        if not works():
+            shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in gradients]
+            copied: list[Any] = io_callback(self._reduce_copies, shapes, *gradients, ordered=True)
+            return copied
+        # The call itself is in no order with others, so it goes between two that are.
+        begun = io_callback(_begin, jax.ShapeDtypeStruct((), np.int32), ordered=True)
+        reduced, done = self._in_place(gradients, begun)
+        io_callback(_end, None, done, ordered=True)
+        return reduced
+
+    def _reduce_copies(self, *gradients: Any) -> list[Array]:
         arrays = [np.asarray(one) for one in gradients]
+        results = [np.empty_like(array, order="C") for array in arrays]
+        self._reduce(arrays, results)
+        return results
+
+    def _reduce(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
         if self._plan is None:
             self._plan = self._open(arrays)
-        results = [np.empty_like(array, order="C") for array in arrays]
         self._plan.reduce([_flat(array) for array in arrays], [_flat(array) for array in results])
-        return results
 
     def _open(self, arrays: Sequence[Array]) -> ArrayPlan:
         return ArrayPlan(
@@ -97,6 +111,14 @@ class _Gradients:
         if self._plan is not None:
             self._plan.close()
             self._plan = None
+
+
+def _begin() -> Array:
+    return np.zeros((), np.int32)
+
+
+def _end(_: Any) -> None:
+    pass
 
 
 def _flat(array: Array) -> Array:
