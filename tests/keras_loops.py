@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import keras
 import numpy as np
-from keras_training import ROWS, assert_alike, fit, joined, make_data, make_model, mine
+from keras_training import ROWS, assert_alike, fit, joined, make_data, make_model, mine, raises
 
 import hvdkit.keras as hvd
-
-
-@contextmanager
-def raises(kinds: Any, words: str) -> Iterator[None]:
-    """As pytest.raises, which ranks do not have."""
-    try:
-        yield
-    except kinds as error:
-        assert words in str(error), error
-    else:
-        raise AssertionError(f"nothing said of {words!r}")
 
 
 def saved_and_loaded(folder: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,17 @@ def joined(**settings: Any) -> Any:
     yield
     hvd.shutdown()
     keras.config.set_dtype_policy("float32")
+
+
+@contextmanager
+def raises(kinds: Any, words: str) -> Iterator[None]:
+    """As pytest.raises, which ranks do not have."""
+    try:
+        yield
+    except kinds as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"nothing said of {words!r}")
 
 
 def make_model(**options: Any) -> Any:

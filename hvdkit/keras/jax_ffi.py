@@ -117,12 +117,17 @@ class InPlace:
         _calls[self.number] = self
 
     def __call__(self, arrays: Sequence[Any], after: Any) -> tuple[list[Any], Any]:
-        """What `work` makes of arrays, and a scalar that is there when it has done so; at most one list of shapes.
+        """What `work` makes of arrays, and a scalar that is there when it has done so.
 
-        after: a scalar that must be there before.
+        arrays: of the same shapes and dtypes each time, else ValueError. after: a scalar that must be there before.
         """
         _register()
-        self._shapes = [(tuple(one.shape), np.dtype(one.dtype)) for one in arrays]
+        shapes = [(tuple(one.shape), np.dtype(one.dtype)) for one in arrays]
+        if self._shapes not in ([], shapes):
+            raise ValueError(
+                f"These arrays have other shapes or dtypes than those before: {shapes}, not {self._shapes}."
+            )
+        self._shapes = shapes
         kinds = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (*arrays, after)]
         aliases = {at: at for at in range(len(kinds))}
         call = jax.ffi.ffi_call(_TARGET, kinds, has_side_effect=True, input_output_aliases=aliases)
@@ -139,7 +144,7 @@ class InPlace:
         views = []
         for at, (shape, dtype) in enumerate(self._shapes):
             size = dtype.itemsize * int(np.prod(shape))
-            memory = (c_char * size).from_address(given.items[at].contents.data or 0) if size else b""
+            memory = (c_char * size).from_address(given.items[at].contents.data or 0) if size else bytearray()
             views.append(np.frombuffer(memory, dtype).reshape(shape))
         return views
 
