@@ -122,15 +122,26 @@ def test_a_rank_that_is_late_for_a_step_is_named(over: str, progress: str) -> No
     assert "submitted by rank 0 (host" in told and "not by rank 1 (host" in told and "_looks_at_the_sky" in told
 
 
+def _without_rank_one(body: Callable[..., str], *args: Any, over: str) -> list[str]:
+    """What ranks 0 and 2 of three return; rank 1 may end as it likes."""
+    try:
+        results = dict(enumerate(run_ranks(3, body, *args, env={"HVDKIT_TRANSPORT": over}, timeout=50, grace=30)))
+    except RanksFailedError as error:
+        if not {0, 2} <= set(error.results):
+            raise
+        results = error.results
+    return [results[0], results[2]]
+
+
 def _never_steps() -> str:
-    hvd.init(stall_check_s=0.4, stall_shutdown_s=1.0)
+    hvd.init(stall_check_s=0.5, stall_shutdown_s=2.0)
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 0.1), [("weight", weight)])
     try:
         for step in range(2):
             optimizer.zero_grad()
             if hvd.rank() == 1 and step == 1:
-                time.sleep(4)
+                time.sleep(8)
                 return ""
             weight.square().sum().backward()
             optimizer.step()
@@ -142,12 +153,7 @@ def _never_steps() -> str:
 
 @pytest.mark.parametrize("over", ["shared_memory", "mpi"])
 def test_a_step_is_given_up_after_the_time_that_was_set(over: str) -> None:
-    env = {"HVDKIT_TRANSPORT": over}
-    try:
-        results = run_ranks(3, _never_steps, env=env, timeout=20)
-    except RanksFailedError as error:
-        results = [error.results.get(rank, "") for rank in range(3)]
-    for message in (results[0], results[2]):
+    for message in _without_rank_one(_never_steps, over=over):
         assert "gradients of optimizer.1 (weight), reduction 1" in message and "given up" in message
         assert "not by rank 1" in message
 
@@ -162,13 +168,13 @@ def _ends_early(step: str) -> str:
         STEPS[step] = lambda: _again(weight, optimizer)
     if hvd.rank() == 1:
         engine._at_exit()
-        time.sleep(3)
+        time.sleep(6)
         return "ended"
     began = time.monotonic()
     try:
         STEPS[step]()
     except HorovodInternalError as error:
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 5
         return str(error)
     return "no error"
 
@@ -183,9 +189,5 @@ def _again(weight: torch.nn.Parameter, optimizer: Any) -> None:
     [("broadcast_parameters", "mpi"), ("plan", "shared_memory"), ("gradients", "shared_memory"), ("gradients", "mpi")],
 )
 def test_a_rank_that_has_ended_is_an_error_at_once(step: str, over: str) -> None:
-    try:
-        results = run_ranks(3, _ends_early, step, env={"HVDKIT_TRANSPORT": over}, timeout=20)
-    except RanksFailedError as error:
-        results = [error.results.get(rank, "") for rank in range(3)]
-    for message in (results[0], results[2]):
+    for message in _without_rank_one(_ends_early, step, over=over):
         assert "ank 1 " in message and "reached the end of its script" in message
