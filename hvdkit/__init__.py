@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hvdkit.config import Config, read_config
     from hvdkit.errors import (
         BackwardInterruptedError,
+        BuildError,
         ConfigError,
         DuplicateNameError,
         HorovodInternalError,
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BackwardInterruptedError",
+    "BuildError",
     "Config",
     "ConfigError",
     "DuplicateNameError",

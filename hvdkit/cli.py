@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from hvdkit import __version__
 from hvdkit.config import Setting, read_settings
 from hvdkit.errors import HvdkitError
+from hvdkit.tools.build_horovod.command import add_command as add_build_horovod
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -32,6 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="print JSON, for programs")
     doctor.set_defaults(run=_show_settings)
+    add_build_horovod(commands)
     return parser
 
 
@@ -43,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HvdkitError as error:
         print(f"hvdkit: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

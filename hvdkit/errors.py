@@ -90,6 +90,10 @@ class XlaError(HvdkitError, RuntimeError):
     """Communication between ranks was called for in a function that XLA is to compile."""
 
 
+class BuildError(HvdkitError, RuntimeError):
+    """Horovod could not be built here, or does not work after it was."""
+
+
 class LaunchError(HvdkitError, ValueError):
     """hvdrun was asked for something that cannot be started; nothing has been."""
 

@@ -24,8 +24,8 @@ FLOORS = {
     "keras": 5,
     "launch": 6,
     "tools": 7,
-    "cli": 7,
-    "__main__": 8,
+    "cli": 8,
+    "__main__": 9,
 }
 
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "horovod"}

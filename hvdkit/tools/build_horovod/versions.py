@@ -1,0 +1,81 @@
+"""Which frameworks are installed here, without importing them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+#: All of them bring the module `tensorflow`.
+_TENSORFLOWS = (
+    "tensorflow",
+    "tensorflow-cpu",
+    "tensorflow-gpu",
+    "tensorflow-rocm",
+    "tensorflow-aarch64",
+    "tensorflow-intel",
+    "intel-tensorflow",
+    "tf-nightly",
+    "tf-nightly-cpu",
+)
+_CUDA = re.compile(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Frameworks:
+    """What a wheel is built against; "" is not installed.
+
+    torch_cuda: the CUDA version that torch was built for, "" for a CPU build.
+    """
+
+    torch: str = ""
+    torch_cuda: str = ""
+    tensorflow: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The installed ones, as their modules are called."""
+        return tuple(name for name in ("torch", "tensorflow") if getattr(self, name))
+
+
+def read_frameworks() -> Frameworks:
+    """Ask the package metadata of this Python."""
+    return Frameworks(
+        torch=find_version("torch"),
+        torch_cuda=parse_torch_cuda(_read_torch_version_file()),
+        tensorflow=next(filter(None, map(find_version, _TENSORFLOWS)), ""),
+    )
+
+
+def find_version(package: str) -> str:
+    """Tell the installed version of a package; "" if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def find_package(package: str, folder: str) -> Path | None:
+    """Find a folder that a package has installed, which need not exist; None if the package is not installed."""
+    try:
+        return Path(str(importlib.metadata.distribution(package).locate_file(folder)))
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def parse_numbers(version: str) -> tuple[int, ...]:
+    """Take the leading numbers of a version: (2, 13, 0) of "2.13.0+cpu", (2, 1) of "2.1rc2"."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(number) for number in found.group().split(".")) if found else ()
+
+
+def parse_torch_cuda(text: str) -> str:
+    """Take the CUDA version from the text of torch/version.py; "" if there is none."""
+    found = _CUDA.search(text)
+    return found.group(1) if found else ""
+
+
+def _read_torch_version_file() -> str:
+    path = find_package("torch", "torch/version.py")
+    return path.read_text(errors="replace") if path is not None and path.is_file() else ""
