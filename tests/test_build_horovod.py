@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from hvdkit import cli
 from hvdkit.errors import BuildError
-from hvdkit.tools.build_horovod import command, parts
+from hvdkit.tools.build_horovod import command, parts, steps
 from hvdkit.tools.build_horovod.cache import Cache, open_cache
 from hvdkit.tools.build_horovod.compile import compile_wheel
 from hvdkit.tools.build_horovod.describe import describe_plan
@@ -28,8 +28,9 @@ from hvdkit.tools.build_horovod.gpu import GpuTools, Nccl, choose_gpu, find_gpu_
 from hvdkit.tools.build_horovod.install import build_check
 from hvdkit.tools.build_horovod.mends import apply_mends, choose_mends, choose_standard
 from hvdkit.tools.build_horovod.mpicxx import MpiCompiler
-from hvdkit.tools.build_horovod.plan import HOROVOD, Options, Plan, build_environment, build_plan
+from hvdkit.tools.build_horovod.plan import Options, Plan, build_environment, build_plan
 from hvdkit.tools.build_horovod.progress import parse_step
+from hvdkit.tools.build_horovod.release import HOROVOD
 from hvdkit.tools.build_horovod.site import PACKAGES, Site
 from hvdkit.tools.build_horovod.source import unpack
 from hvdkit.tools.build_horovod.versions import Frameworks, parse_numbers, parse_torch_cuda
@@ -380,8 +381,8 @@ def test_headers_and_room_are_looked_for(tmp_path: Path) -> None:
 def test_a_dry_run_prints_the_whole_plan_and_does_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "read_site", lambda environ, nccl_home: EVERYTHING)
-    monkeypatch.setattr(command, "find_missing", lambda plan: [])
+    monkeypatch.setattr(steps, "read_site", lambda environ, nccl_home: EVERYTHING)
+    monkeypatch.setattr(steps, "find_missing", lambda plan: [])
     assert cli.main(["build-horovod", "--dry-run", "--cache-dir", str(tmp_path / "cache"), "--jobs", "3"]) == 0
     told = capsys.readouterr().out
     for text in ("torch 2.13.0+cpu", "tensorflow 2.21.0", "Open MPI 5.0.11", "C++20", "leave out", "MAKEFLAGS=-j3"):
@@ -393,8 +394,8 @@ def test_a_dry_run_prints_the_whole_plan_and_does_nothing(
 def test_what_is_missing_ends_the_command_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "read_site", lambda environ, nccl_home: replace(EVERYTHING, make=""))
-    monkeypatch.setattr(command, "find_missing", lambda plan: list(parts.judge_site(plan)))
+    monkeypatch.setattr(steps, "read_site", lambda environ, nccl_home: replace(EVERYTHING, make=""))
+    monkeypatch.setattr(steps, "find_missing", lambda plan: list(parts.judge_site(plan)))
     assert cli.main(["build-horovod", "--cache-dir", str(tmp_path / "cache")]) == 2
     told = capsys.readouterr().err
     assert "nothing was started" in told

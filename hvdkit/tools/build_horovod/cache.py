@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit.errors import BuildError
-from hvdkit.tools.build_horovod.plan import HOROVOD, Plan
+from hvdkit.tools.build_horovod.plan import Plan
+from hvdkit.tools.build_horovod.release import HOROVOD
 
 
 @dataclass(frozen=True)

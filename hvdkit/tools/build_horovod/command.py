@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import time
-from pathlib import Path
 
-from hvdkit.config import read_environment
-from hvdkit.errors import BuildError
-from hvdkit.tools.build_horovod.cache import Cache, open_cache
-from hvdkit.tools.build_horovod.describe import describe_missing, describe_plan
-from hvdkit.tools.build_horovod.parts import find_missing
-from hvdkit.tools.build_horovod.plan import HOROVOD, Options, Plan, build_plan
-from hvdkit.tools.build_horovod.site import read_site
-from hvdkit.tools.build_horovod.source import download_source, read_digest
-
-_RANKS = 2
+from hvdkit.tools.build_horovod.release import HOROVOD
 
 _EXPLANATION = f"""\
 Build Horovod {HOROVOD}, the last release, for the torch and TensorFlow that are installed here, and install it. As
@@ -73,54 +62,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(options: argparse.Namespace) -> None:
     """Carry out the command. Raises BuildError for whatever keeps Horovod from working here."""
-    environ = read_environment()
-    digest = read_digest(options.source) if options.source else ""
-    source = str(Path(options.source).absolute()) if options.source else ""
-    site = read_site(environ, options.nccl_home)
-    plan = build_plan(site, Options(source, digest, options.gpu_operations, options.jobs))
-    cache = open_cache(options.cache_dir, environ)
-    if options.dry_run:
-        print(describe_plan(plan, cache), flush=True)
-    missing = find_missing(plan)
-    if missing:
-        raise BuildError(f"Horovod cannot be built here, nothing was started. Missing:\n{describe_missing(missing)}")
-    if not options.dry_run:
-        _act(plan, cache, rebuild=options.rebuild)
+    from hvdkit.tools.build_horovod.steps import carry_out  # what this needs would slow down every other command
 
-
-def _act(plan: Plan, cache: Cache, *, rebuild: bool) -> None:
-    from hvdkit.tools.build_horovod.install import check_horovod, install_wheel
-
-    wheel = None if rebuild else cache.wheel(plan)
-    if wheel is None:
-        wheel = _build(plan, cache)
-    else:
-        print(f"taken from the cache: {wheel}", flush=True)
-    environ = plan.site.environ
-    install_wheel(wheel, environ)
-    parts = ("mpi", "gloo", *(["nccl"] if plan.gpu.operations == "NCCL" else []))
-    for framework in plan.site.frameworks.names:
-        check_horovod(framework, _RANKS, parts, environ)
-        print(f"checked: horovod.{framework} reduces on {_RANKS} ranks, with {', '.join(parts)}", flush=True)
-    print(f"Horovod {HOROVOD} is installed.")
-
-
-def _build(plan: Plan, cache: Cache) -> Path:
-    from rich.console import Console  # not needed for --help and --dry-run, and not quick to load
-
-    from hvdkit.tools.build_horovod.compile import compile_wheel
-    from hvdkit.tools.build_horovod.progress import BuildProgress
-
-    archive = Path(plan.options.source) if plan.options.source else cache.source()
-    if archive is None:
-        cache.make(cache.sources)
-        archive = download_source(cache.sources, plan.site.environ)
-    print(f"building Horovod {HOROVOD}, {plan.jobs} compilers at a time; log: {cache.log(plan)}", flush=True)
-    start = time.monotonic()
-    with BuildProgress(Console()) as progress:
-        wheel = compile_wheel(plan, archive, cache, progress.listen)
-    print(f"built in {time.monotonic() - start:.0f} s: {wheel}", flush=True)
-    return wheel
+    carry_out(options)
 
 
 def _positive(text: str) -> int:

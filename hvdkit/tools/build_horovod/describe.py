@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from hvdkit.tools.build_horovod.cache import Cache
 from hvdkit.tools.build_horovod.parts import Missing
-from hvdkit.tools.build_horovod.plan import HOROVOD, Plan
+from hvdkit.tools.build_horovod.plan import Plan
+from hvdkit.tools.build_horovod.release import HOROVOD
 
 _INDENT = " " * 14
 

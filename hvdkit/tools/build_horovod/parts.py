@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit.tools.build_horovod.plan import Plan, build_environment
-from hvdkit.tools.build_horovod.versions import find_package, parse_numbers
+from hvdkit.tools.build_horovod.versions import PACKAGES_OF, find_package, parse_numbers
 
 _TIMEOUT_S = 60.0
 _CMAKE_LEAST = (3, 13)
@@ -125,7 +125,7 @@ def find_missing_files(
 ) -> Iterator[Missing]:
     """Look for Python's and the frameworks' headers, and for room to build in.
 
-    include: where Python.h should be. find: finds a file of a framework by its path in site-packages.
+    include: where Python.h should be. find: tells where a framework has its header.
     """
     header = Path(include or sysconfig.get_paths()["include"], "Python.h")
     if not header.is_file():
@@ -133,7 +133,7 @@ def find_missing_files(
         seen, get = f"there is no {header}", f"apt install python{version}-dev, or dnf install python{version}-devel"
         yield Missing("Python's headers", seen, get)
     for framework in frameworks:
-        path = (find or _find_header)(_HEADERS[framework])
+        path = (find or _find_header)(framework)
         if path is None or not path.exists():
             yield Missing(f"{framework}'s headers", f"there is no {path}", f"pip install --force-reinstall {framework}")
     folder = tempfile.gettempdir()
@@ -144,16 +144,10 @@ def find_missing_files(
         )
 
 
-def _find_header(path: str) -> Path | None:
-    """Of TensorFlow's several packages any will do: they share the folder."""
-    return next(
-        (
-            found
-            for package in ("torch", "tensorflow", "tensorflow-cpu", "numpy")
-            if (found := find_package(package, path)) is not None and found.exists()
-        ),
-        None,
-    )
+def _find_header(framework: str) -> Path | None:
+    """Where the package that brings this framework should have put a header."""
+    paths = (find_package(package, _HEADERS[framework]) for package in PACKAGES_OF[framework])
+    return next(filter(None, paths), None)
 
 
 def _not_found(environ: Mapping[str, str], variable: str, names: str) -> str:

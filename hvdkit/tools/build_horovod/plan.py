@@ -12,11 +12,9 @@ from typing import Any, cast
 
 from hvdkit.tools.build_horovod.gpu import Gpu, choose_gpu
 from hvdkit.tools.build_horovod.mends import Mend, choose_mends, choose_standard
+from hvdkit.tools.build_horovod.release import HOROVOD
 from hvdkit.tools.build_horovod.site import Site
 from hvdkit.tools.build_horovod.versions import parse_numbers
-
-#: The last release, and the one that the mends are for.
-HOROVOD = "0.28.1"
 
 _COMPILER_BYTES = 2_500_000_000  # the largest of its files took so much
 # Variables that change what is built, and which the plan decides.

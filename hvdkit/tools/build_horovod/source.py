@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hvdkit.errors import BuildError
-from hvdkit.tools.build_horovod.plan import HOROVOD
+from hvdkit.tools.build_horovod.release import HOROVOD
 
 _TIMEOUT_S = 600.0
 

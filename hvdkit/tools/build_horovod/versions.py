@@ -7,18 +7,21 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-#: All of them bring the module `tensorflow`.
-_TENSORFLOWS = (
-    "tensorflow",
-    "tensorflow-cpu",
-    "tensorflow-gpu",
-    "tensorflow-rocm",
-    "tensorflow-aarch64",
-    "tensorflow-intel",
-    "intel-tensorflow",
-    "tf-nightly",
-    "tf-nightly-cpu",
-)
+#: The packages that bring a framework's module.
+PACKAGES_OF = {
+    "torch": ("torch",),
+    "tensorflow": (
+        "tensorflow",
+        "tensorflow-cpu",
+        "tensorflow-gpu",
+        "tensorflow-rocm",
+        "tensorflow-aarch64",
+        "tensorflow-intel",
+        "intel-tensorflow",
+        "tf-nightly",
+        "tf-nightly-cpu",
+    ),
+}
 _CUDA = re.compile(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
 
 
@@ -44,7 +47,7 @@ def read_frameworks() -> Frameworks:
     return Frameworks(
         torch=find_version("torch"),
         torch_cuda=parse_torch_cuda(_read_torch_version_file()),
-        tensorflow=next(filter(None, map(find_version, _TENSORFLOWS)), ""),
+        tensorflow=next(filter(None, map(find_version, PACKAGES_OF["tensorflow"])), ""),
     )
 
 
