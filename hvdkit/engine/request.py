@@ -59,10 +59,10 @@ def gradient_options(op: Any, predivide: float, compression: Any) -> ReduceOptio
 
     Raises ValueError or TypeError, saying which of them cannot be used.
     """
-    if op not in (Average, Sum):
-        raise ValueError(f"op is {op!r}; gradients are reduced with hvd.Average or hvd.Sum.")
     if predivide != 1.0 and op is not Average:
         raise ValueError("gradient_predivide_factor goes with op=hvd.Average only; leave it out, or use Average.")
+    if op not in (Average, Sum):
+        raise ValueError(f"op is {op!r}; gradients are reduced with hvd.Average or hvd.Sum.")
     if predivide <= 0:
         raise ValueError(f"gradient_predivide_factor is {predivide}; it must be above 0.")
     return ReduceOptions(

@@ -13,8 +13,9 @@ import torch
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.planned import Statistics
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
-from hvdkit.engine.reduce_op import Average, ReduceOp
-from hvdkit.engine.request import gradient_options
+from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
+from hvdkit.engine.request import gradient_options, wire_of
+from hvdkit.torch.adasum_steps import AdasumSteps, adasum_attributes
 from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.groups import number_groups
 from hvdkit.torch.reducer import GradientReducer
@@ -149,7 +150,10 @@ def DistributedOptimizer(
     compression: what is sent between hosts instead of float32; sums are taken in float32.
     backward_passes_per_step: gradients of so many backward passes are added up before they are reduced; step() may come
     earlier (the last window of an epoch), and then reduces what is there. As in Horovod they are not divided by it.
-    op: Average or Sum. gradient_predivide_factor: the part of the average's division that is done before sending.
+    op: Average or Sum; or Adasum, and then each rank steps by its own gradients and the steps are combined (on the
+    wire in `compression`), so GradScaler, which may skip the step of one rank, does not go with it, and
+    skip_synchronize() is refused. gradient_predivide_factor: the part of the average's division that is done before
+    sending.
     sparse_as_dense: reduce sparse gradients as dense ones rather than by gathering their rows.
     groups: parameters whose gradients are reduced together, none before all of the group are there: a list of lists of
     them (those in no list are sent as without groups), or how many groups to make of them all, in their order. Seldom
@@ -166,14 +170,20 @@ def DistributedOptimizer(
     """
     named = name_parameters(optimizer, named_parameters)
     engine.runtime("DistributedOptimizer()")
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, (_Distributed, AdasumSteps)):
         raise ValueError("This optimizer is a DistributedOptimizer already; wrap it once.")
-    options = gradient_options(op, gradient_predivide_factor, compression)
+    if op is not Adasum or gradient_predivide_factor != 1.0:
+        options = gradient_options(op, gradient_predivide_factor, compression)
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}; it must be 1 or more.")
     numbers = number_groups(named, groups, num_groups)
+    names = {parameter: name for name, parameter in named}
+    if op is Adasum and process_set.included() and process_set.size() > 1:
+        wire_of(compression)
+        _change_class(optimizer, AdasumSteps, _parameter_names=names, **adasum_attributes(compression, process_set))
+        return optimizer
     reducer = None
-    if process_set.included() and process_set.size() > 1:
+    if op is not Adasum and process_set.included() and process_set.size() > 1:
         reducer = GradientReducer(
             named,
             process_set.group("DistributedOptimizer()"),
@@ -183,19 +193,17 @@ def DistributedOptimizer(
             groups=numbers,
         )
         _reducers.add(reducer)
-    _change_class(optimizer, reducer)
-    optimizer._parameter_names = {parameter: name for name, parameter in named}  # type: ignore[attr-defined]
+    state = {"_hvdkit": reducer, "_hvdkit_skip": False, "_hvdkit_synchronized": False}
+    _change_class(optimizer, _Distributed, _parameter_names=names, **state)
     return optimizer
 
 
-def _change_class(optimizer: torch.optim.Optimizer, reducer: GradientReducer | None) -> None:
+def _change_class(optimizer: torch.optim.Optimizer, mixin: type, **attributes: Any) -> None:
     own = type(optimizer)
     patched = optimizer.__dict__.pop("step", None)
-    optimizer.__class__ = type(
-        own.__name__, (_Distributed, own), {"__module__": own.__module__, "__doc__": own.__doc__}
-    )
-    optimizer._hvdkit = reducer  # type: ignore[attr-defined]
-    optimizer._hvdkit_skip = optimizer._hvdkit_synchronized = False  # type: ignore[attr-defined]
+    optimizer.__class__ = type(own.__name__, (mixin, own), {"__module__": own.__module__, "__doc__": own.__doc__})
+    for name, value in attributes.items():
+        setattr(optimizer, name, value)
     if hasattr(patched, "_wrapped_by_lr_sched"):
         optimizer.step = _seen_by_scheduler(optimizer)  # type: ignore[method-assign]
 
