@@ -334,6 +334,38 @@ def test_the_timeline_is_a_trace_of_every_operation(tmp_path: Path) -> None:
         assert phases.count("B") == phases.count("E") > 0
 
 
+def _traced_training(path: str) -> None:
+    weights = [torch.nn.Parameter(torch.ones(size)) for size in (3, 50, 7)]
+    named = [(f"layer{at}", weight) for at, weight in enumerate(weights)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, 0.1), named)
+    for step in range(4):
+        if step == 1:
+            hvd.start_timeline(path)
+        if hvd.rank() == 1:
+            time.sleep(0.05)
+        optimizer.zero_grad()
+        torch.cat(tuple(weights)).square().sum().backward()
+        optimizer.step()
+    hvd.stop_timeline()
+
+
+def test_the_timeline_shows_gradients_tensor_by_tensor(tmp_path: Path) -> None:
+    _on(2, _traced_training, str(tmp_path / "trace.json"), fusion_bytes=160)
+    events = json.loads((tmp_path / "trace.json").read_text())
+    named = {event["args"]["name"]: event["pid"] for event in events if event.get("name") == "process_name"}
+    assert {"gradients.layer0", "gradients.layer2"} <= set(named)
+    assert any(name.startswith("gradients.layer1[") for name in named), "a part of a tensor says which"
+    for name, pid in named.items():
+        if name.startswith("gradients."):
+            own = [event for event in events if event.get("pid") == pid and event["ph"] in "BE"]
+            assert [event["ph"] for event in own] == ["B", "E"] * (len(own) // 2), "one activity after the other"
+            seen = [event["name"] for event in own if event["ph"] == "B"]
+            assert seen.count("MEMCPY_IN_FUSION_BUFFER") == seen.count("ALLREDUCE") == 3
+            assert seen.count("MEMCPY_OUT_FUSION_BUFFER") == 3
+    waits = [event for event in events if event.get("name") == "WAIT_FOR_OTHER_RANKS"]
+    assert waits, "rank 0 waited for rank 1"
+
+
 def _adasum() -> list[float]:
     same = hvd.allreduce(torch.tensor([3.0, 4.0]), op=hvd.Adasum)
     torch.testing.assert_close(same, torch.tensor([3.0, 4.0]))  # of equal vectors: their mean

@@ -40,7 +40,8 @@ _IDLE_S = 0.05  # how often a thread with nothing to do looks at the mail: to an
 class NamedEngine:
     """Named operations among the ranks of a transport; opened and closed by all of them together.
 
-    transport: this engine's alone. hosts: of each rank, and ranks: its number in the world, for messages.
+    transport: this engine's alone. hosts: of each rank, and ranks: its number in the world, for messages. timeline: of
+    this process.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class NamedEngine:
     ) -> None:
         self.transport = transport
         self._limit_bytes = config.fusion_bytes
-        self._hosts, self._ranks, self._timeline = hosts, ranks, timeline
+        self._hosts, self._ranks, self.timeline = hosts, ranks, timeline
         self._mail = transport.open_mailbox()
         self._coordinator = Coordinator(transport.size, self.who) if transport.rank == 0 else None
         self._stalls = Stalls(config, self.who)
@@ -130,7 +131,7 @@ class NamedEngine:
                     f"at the same time different names, or synchronize() the first one before."
                 )
             self._operations[operation.name] = operation
-        self._timeline.begin(operation.name, f"NEGOTIATE_{operation.asked.kind.upper()}")
+        self.timeline.begin(operation.name, f"NEGOTIATE_{operation.asked.kind.upper()}")
 
     def announce(self, operation: Operation, lane: int = 0) -> None:
         """Let rank 0 know of an operation, with the next message. lane: the position after that of the fast lane."""
@@ -138,8 +139,8 @@ class NamedEngine:
 
     def span_of(self, operation: Operation) -> AbstractContextManager[None]:
         """The time in which an operation is done without an answer, for the timeline."""
-        self._timeline.end(operation.name)
-        return self._timeline.span(operation.asked.kind.upper(), [operation])
+        self.timeline.end(operation.name)
+        return self.timeline.span(operation.asked.kind.upper(), [operation])
 
     def join(self) -> Operation:
         """Begin to take part in the others' operations, and plans, with zeros until all ranks have joined."""
@@ -158,7 +159,7 @@ class NamedEngine:
         with self._submitting:
             if self._operations.pop(name, None) is not None:
                 self._outbox.add(name, Announcement("withdraw", ()))
-        self._timeline.end(name)
+        self.timeline.end(name)
 
     def take_back(self, operation: Operation) -> None:
         """Take the announcement of an operation back that has been done another way; wait() until that is known."""
@@ -277,7 +278,7 @@ class NamedEngine:
 
     def _part_of(self, ready: Ready) -> tuple[Ready, Operation]:
         """An operation that is ready, with this rank's part of it."""
-        self._timeline.end(ready.name)
+        self.timeline.end(ready.name)
         self.joining.operations += 1
         operation = self._operations.get(ready.name)
         if operation is None or operation.withdrawn:
@@ -288,7 +289,7 @@ class NamedEngine:
         if not work:
             return
         try:
-            execute(self.transport, work, limit_bytes=self._limit_bytes, span=self._timeline.span)
+            execute(self.transport, work, limit_bytes=self._limit_bytes, span=self.timeline.span)
         except Exception as error:
             failure = error if isinstance(error, HorovodInternalError) else HorovodInternalError(str(error))
             self._finish_all(work, failure)
@@ -321,7 +322,7 @@ class NamedEngine:
                 operation.done = True
 
     def _withdrawn(self, name: str) -> None:
-        self._timeline.end(name)
+        self.timeline.end(name)
         with self._submitting:
             operation = self._operations.pop(name, None)
         if operation is not None:

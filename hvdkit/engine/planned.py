@@ -14,6 +14,7 @@ import numpy as np
 
 from hvdkit.engine.agreement import check_agreement
 from hvdkit.engine.blind import BlindRounds
+from hvdkit.engine.bucket_trace import BucketTrace
 from hvdkit.engine.buckets import Bucket, TensorSpec, describe_plan, plan_buckets
 from hvdkit.engine.progress import ProgressThread
 from hvdkit.engine.request import ReduceOptions
@@ -116,6 +117,7 @@ class PlannedReduction:
         for at, bucket in enumerate(self.buckets):
             for tensor in bucket.needs:
                 self._of_tensor[tensor].append(at)
+        self._trace = BucketTrace(engine.timeline if engine is not None else None, self.buckets, tensors)
         self._lock = threading.RLock()  # gradients of several devices arrive from several threads
         self._check = transport.check
         self._blind: BlindRounds | None = None
@@ -157,11 +159,13 @@ class PlannedReduction:
         self._next += 1
         if at == 0:
             self._began_s = time.perf_counter()
-        filled = self._gradients.fill(at, self._data[at], self._own[at])
+        with self._trace.filling(at):
+            filled = self._gradients.fill(at, self._data[at], self._own[at])
         self._mark(at, filled.absent)
         if filled.absent:
             self._absent[at] = filled.absent
         self._under_way.append(at)
+        self._trace.started(at)
         self._moving.start(at, filled.elsewhere)
         self._wake()
         # What is done is taken at once, while it is in cache.
@@ -175,13 +179,16 @@ class PlannedReduction:
     def _take_oldest(self) -> None:
         at = self._under_way[0]
         if not self._moving.finished(at):
+            self._trace.waiting(at)
             self._wait(at)
+        self._trace.ended(at)
         absent = self._absent.get(at)
         gone: Collection[int] = ()
         if absent:
             slots = zip(self.buckets[at].slots, self._presence(at)[:-1], strict=True)
             gone = frozenset(slot.tensor for slot, there in slots if not there)
-        self._gradients.drain(at, self._data[at], gone)
+        with self._trace.taking(at):
+            self._gradients.drain(at, self._data[at], gone)
         self._under_way.popleft()
 
     def _wait(self, at: int) -> None:

@@ -19,7 +19,9 @@ _NOTHING = nullcontext()
 class Named(Protocol):
     """What is shown."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Under which name."""
 
 
 class Timeline:
@@ -50,6 +52,11 @@ class Timeline:
                     "args": {"start_time_since_epoch_in_micros": time.time_ns() // 1000},
                 }
             )
+
+    @property
+    def on(self) -> bool:
+        """Is it between start() and stop()?"""
+        return self._file is not None
 
     def stop(self) -> None:
         """End the file; a timeline that is not on stays off."""
