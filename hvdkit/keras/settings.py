@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdkit.engine.process_sets import MemberGroup, ProcessSet
-from hvdkit.engine.reduce_op import Average, ReduceOp, Sum
-from hvdkit.engine.request import ReduceOptions, wire_of
+from hvdkit.engine.reduce_op import ReduceOp
+from hvdkit.engine.request import ReduceOptions, gradient_options
 from hvdkit.engine.submit import all_true
 from hvdkit.keras.compression import Compressor
 
@@ -26,19 +26,12 @@ class Settings:
     number: int = field(default_factory=itertools.count().__next__)  # the same on all ranks, where they wrap alike
 
     def __post_init__(self) -> None:
-        wire_of(self.compression)
-        if self.op not in (Average, Sum):
-            raise ValueError(f"op is {self.op!r}; gradients are reduced with hvd.Average or hvd.Sum.")
-        if self.predivide != 1.0 and self.op is not Average:
-            raise ValueError("gradient_predivide_factor goes with op=hvd.Average only; leave it out, or use Average.")
-        if self.predivide <= 0:
-            raise ValueError(f"gradient_predivide_factor is {self.predivide}; it must be above 0.")
+        gradient_options(self.op, self.predivide, self.compression)
 
     @property
     def options(self) -> ReduceOptions:
         """The same for the engine."""
-        predivide = 0.0 if self.predivide == 1.0 else float(self.predivide)
-        return ReduceOptions(average=self.op is Average, predivide=predivide, wire=wire_of(self.compression))
+        return gradient_options(self.op, self.predivide, self.compression)
 
     @property
     def group(self) -> MemberGroup:

@@ -19,7 +19,7 @@ from hvdkit.engine.execution import Operation
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.engine.request import wire_of
-from hvdkit.engine.submit import Options, begin, find_group, reduce_options, root_options
+from hvdkit.engine.submit import Options, do, find_group, reduce_options, root_options
 from hvdkit.keras.backends import settle
 from hvdkit.keras.compression import Compression, Compressor
 from hvdkit.transport.base import STORAGE, Array, Buffer, make_buffer
@@ -107,9 +107,7 @@ def _run(
 ) -> Operation:
     group = find_group(process_set, f"{kind}()")
     settle()
-    operation = begin(group, kind, name, tensors, buffers, options)
-    group.engine.wait(operation)
-    return operation
+    return do(group, kind, name, tensors, buffers, options)
 
 
 def _contiguous(value: Any) -> tuple[Array, Buffer]:
