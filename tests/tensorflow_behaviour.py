@@ -162,6 +162,9 @@ def adasum(mode: str) -> None:
             own = tf.constant([hvd.rank() + 1.0, 1.0])
             expected = hvd.allreduce(own, op=hvd.Adasum, process_set=process_set) if process_set.included() else own
             np.testing.assert_allclose(found, expected, rtol=1e-6)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable)
+        _fails(lambda: hvd.DistributedGradientTape(tape, op=hvd.Adasum).gradient(loss, [tf.Variable(1.0)]), "none of 1")
 
 
 def batch_normalization(mode: str) -> None:

@@ -143,6 +143,11 @@ def _reduce_by_adasum(
 ) -> Sequence[Any]:
     """As one operation, so that ranks which have gradients of other variables are told."""
     there = [at for at, one in enumerate(gradients) if one is not None]
+    if not there:
+        raise ValueError(
+            f"With op=hvd.Adasum every rank needs a gradient of the same variables, and this rank has none of "
+            f"{len(gradients)}. Check that the loss depends on them."
+        )
     given = [gradients[at] for at in there]
     made = grouped_allreduce(given, compression=compression, op=Adasum, process_set=process_set)
     reduced = dict(zip(there, made, strict=True))
