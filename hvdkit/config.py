@@ -87,7 +87,7 @@ class Config:
     small_bytes: int = setting(
         64 * 1024,
         parse_bytes,
-        "a synchronous allreduce below this many bytes goes straight to MPI, not through shared memory",
+        "an allreduce that takes more than one look at shared memory goes to MPI below this many bytes",
     )
     stall_check_s: float = setting(
         60.0,

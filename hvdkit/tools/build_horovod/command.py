@@ -26,7 +26,7 @@ examples:
                                               on a host that reaches no package index
 
 It takes some minutes, and 2.5 GB of memory for each compiler. The wheel is kept, so a second time takes seconds;
-another version of Python, of a framework or of MPI, or another place of the environment, is another wheel.
+another version of Python, of a framework or of MPI is another wheel.
 """
 
 
