@@ -60,6 +60,12 @@ def setting(
 class Config:
     """All settings, read once by `init()`."""
 
+    engine: str = setting(
+        "auto",
+        choice("auto", "native", "horovod"),
+        "what carries operations out: hvdkit itself, or Horovod's core; auto takes that under horovodrun's Gloo",
+        flag="--engine",
+    )
     transport: str = setting(
         "auto",
         choice("auto", "single", "mpi", "shared_memory", "hierarchical"),

@@ -18,12 +18,13 @@ def join_world(
     comm: Sequence[int] | None,
     process_sets: Sequence[ProcessSet | Sequence[int]] | str | None,
     arithmetic: Arithmetic | None,
+    framework: str = "",
     **settings: Any,
 ) -> None:
-    """What init() does; see the adapters'. arithmetic: the framework's own, numpy's if None."""
+    """What init() does; see the adapters'. arithmetic, framework: see engine.init."""
     given = () if process_sets is None or isinstance(process_sets, str) else tuple(process_sets)
     sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in given]
-    made = engine.init(sets, arithmetic=arithmetic, **settings)
+    made = engine.init(sets, arithmetic=arithmetic, framework=framework, **settings)
     if comm is not None and list(comm) != list(range(made.world.size)):
         engine.shutdown()
         raise ConfigError(

@@ -23,7 +23,7 @@ from hvdkit.transport.base import Transport
 from hvdkit.transport.waiting import Waiting
 
 if TYPE_CHECKING:
-    from hvdkit.engine.named import NamedEngine
+    from hvdkit.engine.base import Engine
     from hvdkit.engine.planned import PlannedReduction
 
 
@@ -95,7 +95,7 @@ class Joining:
 STOOD_IN_FOR = frozenset({"plan", "sparse_gradients"})
 
 
-def join_all(engines: Sequence[NamedEngine]) -> int:
+def join_all(engines: Sequence[Engine]) -> int:
     """Have no more work in any of the groups, and take part in the others' until all their ranks have joined too.
 
     Returns the rank of the first group that joined last, by its number there.

@@ -44,6 +44,8 @@ class NamedEngine:
     this process.
     """
 
+    watched = True
+
     def __init__(
         self, transport: Transport, config: Config, *, hosts: Sequence[str], ranks: Sequence[int], timeline: Timeline
     ) -> None:

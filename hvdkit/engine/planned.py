@@ -24,7 +24,7 @@ from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Transport
 from hvdkit.transport.waiting import Waiting
 
 if TYPE_CHECKING:
-    from hvdkit.engine.named import NamedEngine
+    from hvdkit.engine.base import Engine
 
 
 @dataclass
@@ -89,7 +89,7 @@ class PlannedReduction:
         depth: int,
         threaded: bool,
         statistics: Statistics,
-        engine: NamedEngine | None = None,
+        engine: Engine | None = None,
         name: str = "",
     ) -> None:
         check_agreement(transport, describe_plan(tensors, limit_bytes, f"{depth} in flight, {options}"))
@@ -126,7 +126,8 @@ class PlannedReduction:
         if engine is not None:
             engine.joining.plans[name] = self
             self._rounds = engine.joining.rounds
-            self._watch = Watch(engine, f"{name} ({_some([tensor.name for tensor in tensors])})")
+            if engine.watched:
+                self._watch = Watch(engine, f"{name} ({_some([tensor.name for tensor in tensors])})")
         self._begin()
 
     def _begin(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hvdkit.engine.named import NamedEngine
+from hvdkit.engine.base import Engine
 from hvdkit.engine.together import do_together
 from hvdkit.errors import NotInitializedError
 from hvdkit.transport.base import Transport
@@ -65,7 +65,7 @@ class MemberGroup:
     transport: for plans of gradients. engine: for named operations.
     """
 
-    def __init__(self, transport: Transport, engine: NamedEngine) -> None:
+    def __init__(self, transport: Transport, engine: Engine) -> None:
         self.transport, self.engine = transport, engine
 
 
@@ -73,7 +73,7 @@ class Group:
     """A set that is known. transport, engine: None on ranks outside of it."""
 
     def __init__(
-        self, ranks: Sequence[int], this_rank: int, transport: Transport | None, engine: NamedEngine | None
+        self, ranks: Sequence[int], this_rank: int, transport: Transport | None, engine: Engine | None
     ) -> None:
         self.ranks, self.this_rank, self.transport, self.engine = list(ranks), this_rank, transport, engine
 
@@ -84,7 +84,7 @@ class ProcessSets:
     world: all ranks. open_engine: makes the engine of a set from a transport of its own and its ranks.
     """
 
-    def __init__(self, world: Transport, open_engine: Callable[[Transport, Sequence[int]], NamedEngine]) -> None:
+    def __init__(self, world: Transport, open_engine: Callable[[Transport, Sequence[int]], Engine]) -> None:
         self._world, self._open_engine = world, open_engine
         self._sets: dict[int, ProcessSet] = {}
         self._next = 0
@@ -155,7 +155,7 @@ class ProcessSets:
         """The ranks of every known set, by number."""
         return {number: list(one._known().ranks) for number, one in self._sets.items()}
 
-    def engines(self) -> list[NamedEngine]:
+    def engines(self) -> list[Engine]:
         """Of the sets that include this process, that of all ranks first."""
         found = [self._sets[number]._known().engine for number in sorted(self._sets)]
         return [engine for engine in found if engine is not None]

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdkit.config import Config, read_config
+from hvdkit.engine.base import Engine
+from hvdkit.engine.choice import choose_engine
+from hvdkit.engine.horovod.binding import Binding, built_bindings
 from hvdkit.engine.named import NamedEngine
 from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.process_sets import ProcessSet, ProcessSets, global_process_set
@@ -18,7 +21,7 @@ from hvdkit.hook import install_exception_hook, uninstall_exception_hook
 from hvdkit.log import configure_logging, logger
 from hvdkit.transport import Abort, open_transport
 from hvdkit.transport.base import Arithmetic, Transport
-from hvdkit.world import World
+from hvdkit.world import World, read_world
 
 
 @dataclass
@@ -30,6 +33,8 @@ class Runtime:
     transport: Transport
     sets: ProcessSets
     timeline: Timeline
+    #: Horovod's core, where that is the engine.
+    horovod: Binding | None = None
     process: int = field(default_factory=os.getpid)
 
 
@@ -40,6 +45,7 @@ def init(
     process_sets: Sequence[ProcessSet] = (),
     *,
     arithmetic: Arithmetic | None = None,
+    framework: str = "",
     opener: Callable[[Config], tuple[World, Transport, Abort | None]] = open_transport,
     **settings: Any,
 ) -> Runtime:
@@ -47,31 +53,46 @@ def init(
 
     process_sets: sets to be known from the beginning, besides that of all ranks.
     arithmetic: what adds and casts, a framework's own being faster for narrow types; numpy's if None.
-    opener: makes the transport; tests simulate hosts with it.
+    framework: that Horovod's core is to work with, if it is the engine; "" for none in particular.
+    opener: makes the transport of hvdkit's own engine; tests simulate hosts with it.
     settings: fields of Config, which beat the environment.
     Raises WorldError if the launcher and MPI disagree, ConfigError for a bad setting, TransportError if the ranks
-    cannot reach each other.
+    cannot reach each other, MissingDependencyError if the engine is to be Horovod's core and is not here.
     """
     global _runtime
     if _runtime is not None:
         return _runtime
     config = read_config(**settings)
-    world, transport, abort = opener(config)
+    name, why = choose_engine(config.engine, read_world().launcher, built_bindings(), framework)
+    horovod: Binding | None = None
+    transport: Transport
+    if name == "horovod":
+        from hvdkit.engine.horovod.opening import open_horovod
+
+        world, transport, abort, horovod = open_horovod(config, framework)
+    else:
+        world, transport, abort = opener(config)
     if arithmetic is not None:
         transport.arithmetic = arithmetic
     configure_logging(config.log_level, world.rank)
     install_exception_hook(world.rank, world.host, abort)
     logger.info("%d ranks on %d hosts, transport %s", world.size, world.cross_size or 1, transport.name)
+    logger.info("engine %s: %s", name, why)
     timeline = Timeline()
-    if config.timeline not in ("", "DYNAMIC") and world.rank == 0:  # Horovod's word for "start_timeline() will say"
-        timeline.start(config.timeline)
+    if horovod is None and config.timeline not in ("", "DYNAMIC") and world.rank == 0:
+        timeline.start(config.timeline)  # DYNAMIC is Horovod's word for "start_timeline() will say"
     hosts = allgather_object(transport, world.host)
 
-    def open_engine(group: Transport, ranks: Sequence[int]) -> NamedEngine:
-        return NamedEngine(group, config, hosts=[hosts[rank] for rank in ranks], ranks=ranks, timeline=timeline)
+    def open_engine(group: Transport, ranks: Sequence[int]) -> Engine:
+        options: dict[str, Any] = {"hosts": [hosts[rank] for rank in ranks], "ranks": ranks, "timeline": timeline}
+        if horovod is not None:
+            from hvdkit.engine.horovod.engine import HorovodEngine
+
+            return HorovodEngine(group, horovod, **options)
+        return NamedEngine(group, config, **options)
 
     sets = ProcessSets(transport, open_engine)
-    _runtime = Runtime(world, config, transport, sets, timeline)
+    _runtime = Runtime(world, config, transport, sets, timeline, horovod)
     sets.add(global_process_set)
     for one in process_sets:
         if not sets.is_known(one):
@@ -91,6 +112,8 @@ def shutdown() -> None:
     runtime.timeline.stop()
     runtime.sets.close()
     runtime.transport.close()
+    if runtime.horovod is not None:
+        runtime.horovod.shutdown()
 
 
 def is_initialized() -> bool:

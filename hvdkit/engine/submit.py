@@ -9,8 +9,8 @@ import numpy as np
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.announcement import Announcement
+from hvdkit.engine.base import Engine
 from hvdkit.engine.execution import FLOATS, Operation
-from hvdkit.engine.named import NamedEngine
 from hvdkit.engine.process_sets import MemberGroup, ProcessSet
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.transport.base import Buffer
@@ -63,7 +63,7 @@ def _announcement(
     return Announcement(kind, tensors, options, splits)
 
 
-def _name(known: NamedEngine, kind: str, name: str | None) -> str:
+def _name(known: Engine, kind: str, name: str | None) -> str:
     return f"{kind}.{name}" if name else known.make_name(kind)
 
 

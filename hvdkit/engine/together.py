@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvdkit.engine.announcement import Announcement
+from hvdkit.engine.base import Engine
 from hvdkit.engine.execution import Action
-from hvdkit.engine.named import NamedEngine
 
 
 def do_together(
-    engine: NamedEngine, kind: str, action: Action | None, *, name: str = "", options: Sequence[tuple[str, str]] = ()
+    engine: Engine, kind: str, action: Action | None, *, name: str = "", options: Sequence[tuple[str, str]] = ()
 ) -> Any:
     """Wait until every rank has come to this step, do it, and return what `action` returns, if there is one.
 

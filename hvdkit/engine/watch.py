@@ -9,7 +9,7 @@ from hvdkit.engine.announcement import Announcement
 from hvdkit.engine.execution import Operation
 
 if TYPE_CHECKING:
-    from hvdkit.engine.named import NamedEngine
+    from hvdkit.engine.base import Engine
 
 _TOLD = Announcement("gradients", ())
 
@@ -23,7 +23,7 @@ class Watch:
     what: the plan, in words that are the same on all ranks.
     """
 
-    def __init__(self, engine: NamedEngine, what: str) -> None:
+    def __init__(self, engine: Engine, what: str) -> None:
         self._engine, self._what = engine, what
         self._name = ""
         self._began_s = 0.0

@@ -27,9 +27,10 @@ def init(
     for process sets that cannot be made.
     """
     arithmetic = None
-    if keras.backend.backend() == "torch":
+    name = keras.backend.backend()
+    if name == "torch":
         arithmetic = importlib.import_module("hvdkit.torch.tensors").TorchArithmetic()
-    join_world(comm, process_sets, arithmetic, **settings)
+    join_world(comm, process_sets, arithmetic, name if name in ("torch", "tensorflow") else "", **settings)
 
 
 def describe() -> str:

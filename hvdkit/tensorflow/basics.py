@@ -27,7 +27,7 @@ def init(
     Raises WorldError if launcher and MPI disagree about the number of ranks, ConfigError for a bad setting, ValueError
     for process sets that cannot be made.
     """
-    join_world(comm, process_sets, TensorflowArithmetic(), **settings)
+    join_world(comm, process_sets, TensorflowArithmetic(), "tensorflow", **settings)
 
 
 def describe() -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hvdkit.engine.base import Engine
 from hvdkit.engine.execution import Action
-from hvdkit.engine.named import NamedEngine
 from hvdkit.engine.together import do_together
 from hvdkit.tensorflow.tensors import aligned_array, array_of, as_buffer, as_tensor, shaped
 from hvdkit.tensorflow.tracing import call_in_graph
@@ -21,9 +21,7 @@ from hvdkit.transport.small import gather_ints
 _KIND = "sparse_gradients"  # see joining.STOOD_IN_FOR
 
 
-def reduce_slices(
-    engine: NamedEngine, name: str, slices: Any, like: VariableSpec, *, average: bool, wanted: bool
-) -> Any:
+def reduce_slices(engine: Engine, name: str, slices: Any, like: VariableSpec, *, average: bool, wanted: bool) -> Any:
     """Gather the ranks' IndexedSlices of one variable; collective.
 
     name: of the variable, the same on all ranks, and another for each that is gathered at the same time. slices: None
@@ -57,7 +55,7 @@ def reduce_slices(
     return tf.IndexedSlices(all_values, rows, tf.constant(like.shape, tf.int64))
 
 
-def take_part_when_joined(engine: NamedEngine, name: str, like: VariableSpec) -> None:
+def take_part_when_joined(engine: Engine, name: str, like: VariableSpec) -> None:
     """Let this rank give no rows to reduce_slices() of the others, while it waits in join()."""
     none = np.empty(0, np.int64), aligned_array((0, *like.shape[1:]), like.dtype)
     act: Action = functools.partial(_gather, like, *none)

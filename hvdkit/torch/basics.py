@@ -26,7 +26,7 @@ def init(
     Raises WorldError if launcher and MPI disagree about the number of ranks, ConfigError for a bad setting, ValueError
     for process sets that cannot be made.
     """
-    join_world(comm, process_sets, TorchArithmetic(), **settings)
+    join_world(comm, process_sets, TorchArithmetic(), "torch", **settings)
 
 
 def describe() -> str:

@@ -6,18 +6,18 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+from hvdkit.engine.base import Engine
 from hvdkit.engine.execution import Operation
-from hvdkit.engine.named import NamedEngine
 
 #: A number that poll() and synchronize() take.
 Handle = int
 
 _numbers = itertools.count()
 #: What handles stand for; also keeps the memory of operations alive that nobody waits for.
-_under_way: dict[Handle, tuple[NamedEngine, Operation, Callable[[Operation], Any]]] = {}
+_under_way: dict[Handle, tuple[Engine, Operation, Callable[[Operation], Any]]] = {}
 
 
-def make_handle(engine: NamedEngine, operation: Operation, finish: Callable[[Operation], Any]) -> Handle:
+def make_handle(engine: Engine, operation: Operation, finish: Callable[[Operation], Any]) -> Handle:
     """A handle for an operation. finish: makes of it what synchronize() returns."""
     handle = next(_numbers)
     _under_way[handle] = (engine, operation, finish)

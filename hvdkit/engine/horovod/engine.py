@@ -1,0 +1,180 @@
+"""Named operations in Horovod's core: what NamedEngine offers, where Horovod finds out what is ready everywhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from hvdkit.engine.announcement import Announcement
+from hvdkit.engine.execution import Action, Operation
+from hvdkit.engine.horovod.binding import Binding
+from hvdkit.engine.horovod.operations import Running, check_dtypes, collect, start_operation
+from hvdkit.engine.horovod.transport import HorovodTransport
+from hvdkit.engine.joining import Joining
+from hvdkit.engine.timeline import Timeline
+from hvdkit.errors import DuplicateNameError, HorovodInternalError
+from hvdkit.transport.base import Transport
+from hvdkit.transport.small import gather_bytes
+from hvdkit.transport.waiting import Waiting
+
+
+class HorovodEngine:
+    """Named operations among the ranks of a process set of Horovod's; opened and closed by all of them together.
+
+    transport: of that set. hosts: of each rank, and ranks: its number in the world, for messages. timeline: not written
+    to; Horovod writes its own.
+    """
+
+    #: Horovod itself reports what stalls.
+    watched = False
+
+    def __init__(
+        self, transport: Transport, binding: Binding, *, hosts: Sequence[str], ranks: Sequence[int], timeline: Timeline
+    ) -> None:
+        assert isinstance(transport, HorovodTransport)
+        self.transport, self.binding = transport, binding
+        self.timeline, self.joining = timeline, Joining()
+        self.notice_s = float("inf")
+        self._hosts, self._ranks = hosts, list(ranks)
+        self._running: dict[str, Running] = {}
+        self._counters: dict[str, int] = {}
+        self._lock = threading.RLock()
+        self._closed = False
+
+    def who(self, rank: int) -> str:
+        """Name a rank of this engine for a message."""
+        return f"rank {self._ranks[rank]} (host {self._hosts[rank]})"
+
+    def make_name(self, kind: str) -> str:
+        """A name for an operation without one: the n-th of its kind here and so on every rank."""
+        return f"{kind}.noname.{self.count(kind)}"
+
+    def count(self, kind: str) -> int:
+        """How many of a kind there have been with this one, from 1; the same on every rank where the order is."""
+        with self._lock:
+            number = self._counters[kind] = self._counters.get(kind, 0) + 1
+        return number
+
+    def submit(self, name: str, asked: Announcement, buffers: Sequence[Any]) -> Operation:
+        """Begin an operation; it is done some time after every rank has begun it.
+
+        buffers: left alone by the caller until then.
+        Raises DuplicateNameError if an operation of this name is still under way here, TypeError for what Horovod's
+        core cannot reduce, HorovodInternalError if it has failed.
+        """
+        check_dtypes(asked, self.binding)
+        operation = Running(name, asked, buffers)
+        with self._lock:
+            self._check_open()
+            if name in self._running:
+                raise DuplicateNameError(
+                    f"{name} is still under way on {self.who(self.transport.rank)}. Give operations that run at the "
+                    f"same time different names, or synchronize() the first one before."
+                )
+            self._running[name] = operation
+            try:
+                start_operation(self.binding, self.transport.process_set, self._ranks, operation)
+            except Exception:
+                del self._running[name]
+                raise
+        return operation
+
+    def do(self, name: str, asked: Announcement, buffers: Sequence[Any], *, action: Action | None = None) -> Operation:
+        """Begin an operation and return when it is done; raises what it failed with, and what submit() raises.
+
+        action: done where every rank has come to it; all ranks must have announced the same.
+        """
+        if asked.kind in _COLLECTIVES:
+            operation = self.submit(name, asked, buffers)
+            self.wait(operation)
+            return operation
+        self._check_open()
+        operation = Operation(name, asked, buffers)
+        with self.transport.within(name):
+            self._agree(name, asked)
+            if action is not None:
+                operation.outcome = action(self.transport, ())
+        operation.done = True
+        return operation
+
+    def _agree(self, name: str, asked: Announcement) -> None:
+        """Wait for all ranks to come to the same step. Horovod knows no steps, so they tell each other."""
+        mine = f"{asked.kind} {dict(asked.options)}"
+        said = [one.decode() for one in gather_bytes(self.transport, mine.encode())]
+        if any(one != said[0] for one in said):
+            told = "; ".join(f"{self.who(rank)}: {one}" for rank, one in enumerate(said))
+            raise HorovodInternalError(f"The ranks have come to different steps under the name {name}: {told}.")
+
+    def wait(self, operation: Operation) -> None:
+        """Return when the operation is done; raises what it failed with."""
+        waiting = Waiting(_nothing)
+        while not operation.done:
+            if not self._take(operation):
+                waiting.pause()
+        if operation.error is not None:
+            raise operation.error
+
+    def drive(self) -> bool:
+        """Look at what has become ready; True if anything has."""
+        moved = [self._take(operation) for operation in list(self._running.values())]
+        return any(moved)
+
+    def _take(self, operation: Any) -> bool:
+        with self._lock:
+            if operation.done or not operation.ready():
+                return False
+            try:
+                if operation.joins is not None:
+                    operation.last_joined = operation.joins()
+                collect(operation, self.transport.rank, self.transport.size)
+            except HorovodInternalError as error:
+                operation.error = error
+            self._running.pop(operation.name, None)
+            operation.done = True
+        return True
+
+    def join(self) -> Operation:
+        """Begin to take part in the others' allreduces with zeros until all ranks have joined.
+
+        Horovod's own: of the set of all ranks, for allreduces and barriers. In other sets it is nothing.
+        """
+        operation = _Join("join", Announcement("join", ()), ())
+        if self.transport.process_set.process_set_id:
+            operation.done = True
+        else:
+            operation.joins = self.binding.join()
+            self._running[operation.name] = operation
+        return operation
+
+    def withdraw(self, name: str) -> None:
+        """Horovod takes nothing back, and nothing here asks for it."""
+        raise HorovodInternalError(f"{name} cannot be taken back from Horovod.")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise HorovodInternalError("hvdkit has been shut down (or the process set removed). Call hvd.init() first.")
+
+    def leave(self, why: str) -> None:
+        """Take no further part; Horovod tells the others when this process ends."""
+        self._closed = True
+
+    def close(self) -> None:
+        """Free what is the engine's; collective."""
+        self._closed = True
+        self.transport.close()
+
+
+class _Join(Running):
+    """The wait of a rank that has joined."""
+
+    def ready(self) -> bool:
+        """See Running."""
+        return self.joins() is not None
+
+
+_COLLECTIVES = frozenset({"allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier"})
+
+
+def _nothing() -> None:
+    """Horovod looks after the ranks."""

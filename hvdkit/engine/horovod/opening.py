@@ -1,0 +1,54 @@
+"""Joining the world with Horovod's core: who this process is, as Horovod says, and the transport of all ranks."""
+
+from __future__ import annotations
+
+from hvdkit.config import Config
+from hvdkit.engine.horovod.binding import Binding, horovod_version, open_binding
+from hvdkit.engine.horovod.environment import tell_horovod
+from hvdkit.engine.horovod.sets import Sets
+from hvdkit.engine.horovod.transport import HorovodTransport, describe
+from hvdkit.errors import WorldError
+from hvdkit.hook import install_exception_hook
+from hvdkit.transport import Abort, mpi_library
+from hvdkit.world import World, check_world, complete_world, read_world, under_agent
+
+
+def open_horovod(config: Config, framework: str) -> tuple[World, HorovodTransport, Abort | None, Binding]:
+    """Start Horovod, and return what open_transport() does, and Horovod itself.
+
+    framework: whose binding is needed; "" if any will do.
+    Raises MissingDependencyError if Horovod or its binding is missing, WorldError if it and the launcher disagree, or
+    it does not start.
+    """
+    world = read_world()
+    binding = open_binding(framework)
+    basics = binding.basics
+    by_mpi = world.launcher not in ("horovodrun", "torchrun") and bool(basics.mpi_built())
+    if by_mpi and mpi_library.can_load_mpi():
+        mpi_library.load_mpi()  # ended at exit: Horovod would end it with its shutdown(), and there is but one start
+    abort = mpi_library.abort if by_mpi and mpi_library.can_load_mpi() and not under_agent() else None
+    install_exception_hook(world.rank, world.host, abort)
+    tell_horovod(config)
+    try:
+        binding.init("dynamic")
+    except ValueError as error:
+        raise WorldError(f"Horovod does not start: {error} Its own messages stand above this one.") from error
+    check_world(world, basics.size(), f"Horovod {horovod_version()} ({describe(basics)})")
+    world = complete_world(
+        world,
+        rank=basics.rank(),
+        size=basics.size(),
+        local_rank=basics.local_rank(),
+        local_size=basics.local_size(),
+        cross_rank=basics.cross_rank(),
+        cross_size=basics.cross_size(),
+        homogeneous=basics.is_homogeneous(),
+    )
+    return world, _open_transport(binding, world), abort, binding
+
+
+def _open_transport(binding: Binding, world: World) -> HorovodTransport:
+    from horovod.common.process_sets import add_process_set, global_process_set
+
+    sets = Sets(global_process_set, world.size, add_process_set)
+    return HorovodTransport(binding, sets, range(world.size), world.rank)

@@ -1,0 +1,136 @@
+"""From announced operations to what Horovod's core is asked for, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from hvdkit.engine.announcement import Announcement
+from hvdkit.engine.execution import FLOATS, Operation, factors, multiply
+from hvdkit.engine.horovod.binding import Binding, Move, Pending
+from hvdkit.transport.base import Buffer
+
+_CURE = "Cast the tensor, or take hvdkit's own engine (HVDKIT_ENGINE=native)."
+
+
+@dataclass(slots=True)
+class Running(Operation):
+    """An operation and its parts under way in Horovod; what they give is collected when all are done."""
+
+    pending: list[Pending] = field(default_factory=list)
+    after: float = 1.0
+    joins: Any = None
+
+    def ready(self) -> bool:
+        """Would collecting not wait?"""
+        return all(one.done() for one in self.pending)
+
+
+def check_dtypes(asked: Announcement, binding: Binding) -> None:
+    """Raise TypeError for a reduction of a dtype that Horovod's core does not add."""
+    if asked.kind not in ("allreduce", "reducescatter"):
+        return
+    for dtype, _ in asked.tensors:
+        if dtype not in binding.reduced:
+            raise TypeError(
+                f"{asked.kind} of {dtype}: Horovod's core, which is the engine here, reduces "
+                f"{', '.join(sorted(binding.reduced))} only. {_CURE}"
+            )
+
+
+def numbers_of(buffer: Buffer, shape: Sequence[int]) -> Any:
+    """The buffer's memory in that shape, as a dtype that Horovod knows: bits are moved as integers of that width."""
+    array = buffer.array
+    if buffer.dtype == "bfloat16" and isinstance(array, np.ndarray):
+        array = array.view(np.int16)
+    elif buffer.dtype == "bool" and isinstance(array, np.ndarray):
+        array = array.view(np.uint8)
+    return array.reshape(tuple(shape))
+
+
+def start_operation(binding: Binding, process_set: Any, ranks: Sequence[int], operation: Running) -> None:
+    """Ask Horovod for an operation. ranks: of the set, in the world."""
+    asked = operation.asked
+    move = Move("allreduce", operation.name, process_set)
+    if asked.kind in ("allreduce", "reducescatter"):
+        _start_reduction(binding, move, len(ranks), operation)
+    elif asked.kind == "barrier":
+        operation.pending = [binding.start(move, [np.zeros(1, np.int32)])]
+    elif asked.kind == "broadcast":
+        root = ranks[int(dict(asked.options)["root rank"])]
+        _start_each(binding, replace(move, kind="broadcast", root=root), operation)
+    elif asked.kind == "alltoall":
+        splits = asked.splits
+        rows = numbers_of(operation.buffers[0], asked.tensors[0][1])[
+            : sum(splits)
+        ]  # what no rank is to have stays here
+        operation.pending = [binding.start(replace(move, kind="alltoall", splits=splits), [rows])]
+    else:
+        assert asked.kind == "allgather"
+        _start_each(binding, replace(move, kind="allgather"), operation)
+        rows = np.array([[shape[0] for _, shape in asked.tensors]], np.int64)
+        operation.pending.append(binding.start(replace(move, kind="allgather", name=f"{move.name}.rows"), [rows]))
+
+
+def _start_each(binding: Binding, move: Move, operation: Running) -> None:
+    for at, (buffer, (_, shape)) in enumerate(zip(operation.buffers, operation.asked.tensors, strict=True)):
+        name = f"{move.name}.{at}" if at else move.name
+        operation.pending.append(binding.start(replace(move, name=name), [numbers_of(buffer, shape)]))
+
+
+def _start_reduction(binding: Binding, move: Move, size: int, operation: Running) -> None:
+    """Reduce; integers are scaled here, as Horovod's factors are of floating point."""
+    asked = operation.asked
+    name = dict(asked.options)["op"]
+    before, after = factors(asked, size)
+    move = replace(move, op="sum" if name == "average" else name)
+    if asked.tensors[0][0] in FLOATS:
+        move = replace(move, prescale=before, postscale=after)
+    else:
+        operation.after = after
+        for buffer in operation.buffers:
+            multiply(buffer, before)
+    if asked.kind == "reducescatter":
+        _start_each(binding, replace(move, kind="reducescatter"), operation)
+        return
+    for at, dtype in enumerate(dict.fromkeys(dtype for dtype, _ in asked.tensors)):
+        arrays = [
+            numbers_of(buffer, shape)
+            for buffer, (other, shape) in zip(operation.buffers, asked.tensors, strict=True)
+            if other == dtype
+        ]
+        operation.pending.append(binding.start(replace(move, name=f"{move.name}.{at}" if at else move.name), arrays))
+
+
+def collect(operation: Running, this_rank: int, size: int) -> None:
+    """Take the results of an operation that is done; waits if it is not. this_rank: in the set of `size` ranks."""
+    found = [one.wait() for one in operation.pending]
+    asked = operation.asked
+    if asked.kind == "allgather":
+        *gathered, rows = found
+        operation.rows = tuple(tuple(int(one) for one in each) for each in rows[0])
+        operation.results = _results(asked, [made for (made,) in gathered])
+    elif asked.kind == "alltoall":
+        received, counts = found[0]
+        rows_from = [int(one) for one in counts]
+        # What this rank received stands where every rank's splits would; of theirs nothing else is asked for.
+        operation.rows = tuple(tuple(rows_from[rank] for _ in range(size)) for rank in range(size))
+        operation.results = _results(asked, [received])
+    elif asked.kind == "reducescatter":
+        operation.results = _results(asked, [made for (made,) in found])
+    if operation.after != 1.0:
+        for buffer in operation.results or operation.buffers:
+            multiply(buffer, operation.after)
+
+
+def _results(asked: Announcement, arrays: Sequence[Any]) -> list[Buffer]:
+    made = []
+    for (dtype, _), array in zip(asked.tensors, arrays, strict=True):
+        flat = array.reshape(-1)
+        if isinstance(flat, np.ndarray) and dtype in ("bfloat16", "bool"):
+            flat = flat.view(np.uint16 if dtype == "bfloat16" else np.bool_)
+        made.append(Buffer(flat, dtype))
+    return made
