@@ -84,13 +84,16 @@ def _start_each(binding: Binding, move: Move, operation: Running) -> None:
 def _start_reduction(binding: Binding, move: Move, size: int, operation: Running) -> None:
     """Reduce; integers are scaled here, as Horovod's factors are of floating point."""
     asked = operation.asked
-    name = dict(asked.options)["op"]
+    options = dict(asked.options)
+    move = replace(move, op=options["op"])
     before, after = factors(asked, size)
-    move = replace(move, op="sum" if name == "average" else name)
-    if asked.tensors[0][0] in FLOATS:
-        move = replace(move, prescale=before, postscale=after)
+    if asked.tensors[0][0] == "float16" and move.op == "average":  # a sum may be too large where the average is not
+        move = replace(move, op="sum", prescale=before * after)
+    elif asked.tensors[0][0] in FLOATS:
+        move = replace(move, prescale=before, postscale=float(options["postscale factor"]))
     else:
         operation.after = after
+        move = replace(move, op="sum" if move.op == "average" else move.op)
         for buffer in operation.buffers:
             multiply(buffer, before)
     if asked.kind == "reducescatter":

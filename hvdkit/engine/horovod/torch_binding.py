@@ -15,6 +15,7 @@ from hvdkit.engine.horovod.binding import Move, Pending
 from hvdkit.errors import HorovodInternalError
 
 _OPS = {
+    "average": horovod.Average,
     "sum": horovod.Sum,
     "min": horovod.Min,
     "max": horovod.Max,

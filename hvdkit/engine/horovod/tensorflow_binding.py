@@ -1,0 +1,179 @@
+"""Horovod's core by way of horovod.tensorflow, for arrays in the host's memory.
+
+TensorFlow in eager mode drops the names of operations, by which Horovod matches them between ranks; so each name has a
+small graph of its own. A graph's call blocks; so each operation has a thread while it is under way.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import horovod.tensorflow as horovod
+import numpy as np
+import tensorflow as tf
+from horovod.tensorflow import mpi_ops
+
+from hvdkit.engine.horovod.binding import Move, Pending
+from hvdkit.errors import HorovodInternalError
+
+_OPS = {
+    "average": horovod.Average,
+    "sum": horovod.Sum,
+    "min": horovod.Min,
+    "max": horovod.Max,
+    "product": horovod.Product,
+    "adasum": horovod.Adasum,
+}
+#: Operations without a name of the user's are numbered; so many graphs of a kind serve all numbers in turn.
+_TURNS = 256
+_MANY_THREADS = 100_000  # ranks may have any number of operations under way, in any order: none may wait for another
+
+
+class TensorflowBinding:
+    """See Binding."""
+
+    framework = "tensorflow"
+    reduced = frozenset({"float16", "float32", "float64", "int32", "int64"})
+
+    def __init__(self) -> None:
+        self.basics = mpi_ops._basics
+        self._threads = ThreadPoolExecutor(_MANY_THREADS, "hvdkit-horovod")
+
+    def init(self, sets: Sequence[Any] | str) -> None:
+        """See Binding."""
+        horovod.init(process_sets=sets)
+
+    def shutdown(self) -> None:
+        """See Binding."""
+        horovod.shutdown()
+
+    def start(self, move: Move, arrays: Sequence[Any]) -> Pending:
+        """See Binding."""
+        if move.op == "adasum" and self.basics.size() & (self.basics.size() - 1):
+            raise HorovodInternalError("Horovod: Running Adasum with non-power of 2 ranks is not supported yet.")
+        return _Call(self._threads.submit(_run, move, arrays), move, arrays)
+
+    def join(self) -> Callable[[], int | None]:
+        """See Binding."""
+        future = self._threads.submit(lambda: int(horovod.join()))
+
+        def answer() -> int | None:
+            return _result(future) if future.done() else None
+
+        return answer
+
+
+class _Call:
+    """See Pending."""
+
+    def __init__(self, future: Future[Any], move: Move, arrays: Sequence[Any]) -> None:
+        self._future, self._move, self._arrays = future, move, arrays
+
+    def done(self) -> bool:
+        """See Pending."""
+        return self._future.done()
+
+    def wait(self) -> list[Any]:
+        """See Pending."""
+        made = [one.numpy() for one in _result(self._future)]
+        if self._move.kind not in ("allreduce", "broadcast"):
+            return made
+        for array, values in zip(self._arrays, made, strict=True):
+            np.copyto(array, values)
+        return list(self._arrays)
+
+
+def _run(move: Move, arrays: Sequence[Any]) -> list[Any]:
+    """Do the operation; in a thread, where no graph is being traced."""
+    graph = _graph(replace(move, name=graph_name(move.name), splits=()), tuple(array.dtype.name for array in arrays))
+    given = [tf.constant(array) for array in arrays]
+    if move.kind == "alltoall":
+        given.append(tf.constant(list(move.splits), tf.int32))
+    return graph(*given)
+
+
+def _result(future: Future[Any]) -> Any:
+    try:
+        return future.result()
+    except tf.errors.OpError as error:
+        raise HorovodInternalError(f"Horovod: {error.message}") from None
+
+
+def graph_name(name: str) -> str:
+    """A name for a node of a graph; the same on all ranks, and another one for another name."""
+    numbered = re.fullmatch(r"(.*\.noname\.)(\d+)((?:\.\w+)?)", name)
+    if numbered:
+        name = f"{numbered[1]}{int(numbered[2]) % _TURNS}{numbered[3]}"
+    plain = re.sub(r"[^A-Za-z0-9_.]", "_", name)
+    return plain if plain == name else f"{plain}.{hashlib.sha1(name.encode()).hexdigest()[:12]}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _graph(move: Move, dtypes: tuple[str, ...]) -> Callable[..., list[Any]]:
+    """The operation as a function of tensors of any shape."""
+    signature = [tf.TensorSpec(None, dtype) for dtype in dtypes]
+    if move.kind == "alltoall":
+        signature.append(tf.TensorSpec([None], tf.int32))
+
+    def body(*tensors: Any) -> list[Any]:
+        return _CALLS[move.kind](move, tensors)
+
+    made: Callable[..., list[Any]] = tf.function(body, autograph=False).get_concrete_function(*signature)
+    return made
+
+
+def _allreduce(move: Move, tensors: Sequence[Any]) -> list[Any]:
+    call, given = (mpi_ops._allreduce, tensors[0]) if len(tensors) == 1 else (mpi_ops._grouped_allreduce, list(tensors))
+    made = call(
+        given,
+        name=move.name,
+        op=_OPS[move.op],
+        prescale_factor=move.prescale,
+        postscale_factor=move.postscale,
+        ignore_name_scope=True,
+        process_set=move.process_set,
+    )
+    return [made] if len(tensors) == 1 else list(made)
+
+
+def _broadcast(move: Move, tensors: Sequence[Any]) -> list[Any]:
+    options = {"ignore_name_scope": True, "process_set": move.process_set}
+    return [mpi_ops.broadcast(tensors[0], move.root, name=move.name, **options)]
+
+
+def _allgather(move: Move, tensors: Sequence[Any]) -> list[Any]:
+    options = {"ignore_name_scope": True, "process_set": move.process_set}
+    return [mpi_ops.allgather(tensors[0], name=move.name, **options)]
+
+
+def _alltoall(move: Move, tensors: Sequence[Any]) -> list[Any]:
+    options = {"ignore_name_scope": True, "process_set": move.process_set}
+    return list(mpi_ops.alltoall(tensors[0], splits=tensors[1], name=move.name, **options))
+
+
+def _reducescatter(move: Move, tensors: Sequence[Any]) -> list[Any]:
+    made = mpi_ops._reducescatter(
+        tensors[0],
+        name=move.name,
+        op=_OPS[move.op],
+        ignore_name_scope=True,
+        process_set=move.process_set,
+        prescale_factor=move.prescale,
+        postscale_factor=move.postscale,
+    )
+    return [made]
+
+
+_CALLS: dict[str, Callable[[Move, Sequence[Any]], list[Any]]] = {
+    "allreduce": _allreduce,
+    "broadcast": _broadcast,
+    "allgather": _allgather,
+    "alltoall": _alltoall,
+    "reducescatter": _reducescatter,
+}
