@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from engines import ENGINES, choose, has_both, require_horovod
 from hypothesis import settings
 from rank_job import find_mpirun
 from ranks import close_all
@@ -33,6 +34,31 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "-"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the adapters' tests on both engines; all of one engine, of all files, before those of the next."""
+    if has_both(metafunc.module.__name__):
+        metafunc.parametrize("engine", ENGINES, indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what says nothing about Horovod's core."""
+    items[:], dropped = choose(items)
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The engine of the ranks that a test starts; they are told by the environment."""
+    name: str = getattr(request, "param", "native")
+    if name == "horovod":
+        require_horovod()
+    with pytest.MonkeyPatch.context() as patch:
+        if name != "native":
+            patch.setenv("HVDKIT_ENGINE", name)
+        yield name
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ a failure or a timeout new ones are started.
 from __future__ import annotations
 
 import atexit
+import os
 import pickle
 import sys
 import time
@@ -18,7 +19,8 @@ from rank_job import Job
 
 _KEPT = 4  # jobs that wait for more work at the same time: ten ranks, of 1 to 4, in the usual tests
 _GRACE_S = 2.0  # for the other ranks to say something too, once one has failed
-_jobs: dict[tuple[int, str], Job] = {}  # by number of ranks and backend of Keras, the one used last at the end
+#: By number of ranks, backend of Keras and engine; the one used last at the end.
+_jobs: dict[tuple[int, str, str], Job] = {}
 
 
 class _Answers:
@@ -83,7 +85,7 @@ def run_ranks(
         if len(answers.results) == size:
             return [answers.results[rank] for rank in range(size)]
         if not own:
-            del _jobs[size, backend]
+            del _jobs[_key(size, backend)]
         own = True
         silent = job.stacks(set(job.connections) - set(answers.results) - set(answers.tracebacks) - answers.ended)
         status = job.kill(patience_s=grace if answers.ended else 0.0)
@@ -123,14 +125,18 @@ def _keras(backend: str) -> dict[str, str]:
     return {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"} if backend else {}
 
 
+def _key(size: int, backend: str) -> tuple[int, str, str]:
+    return size, backend, os.environ.get("HVDKIT_ENGINE", "")
+
+
 def _take(size: int, backend: str) -> Job:
-    job = _jobs.pop((size, backend), None)
+    job = _jobs.pop(_key(size, backend), None)
     if job is not None and not job.alive:
         job.kill()
         job = None
     if job is None:
         job = Job(size, _keras(backend))
-    _jobs[size, backend] = job
+    _jobs[_key(size, backend)] = job
     while len(_jobs) > _KEPT:
         _jobs.pop(next(iter(_jobs))).close()
     return job

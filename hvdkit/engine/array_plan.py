@@ -11,9 +11,8 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.buckets import Bucket, Slot, TensorSpec, cut_slots
 from hvdkit.engine.planned import Filled, PlannedReduction, Statistics
 from hvdkit.engine.process_sets import MemberGroup
-from hvdkit.engine.progress import has_spare_core
+from hvdkit.engine.progress import wants_thread
 from hvdkit.engine.request import ReduceOptions
-from hvdkit.engine.runtime import Runtime
 from hvdkit.engine.together import do_together
 from hvdkit.transport.base import Array, Buffer, Transport
 
@@ -60,7 +59,7 @@ class ArrayPlan:
                 options=options,
                 limit_bytes=made.config.fusion_bytes,
                 depth=made.config.buckets_in_flight,
-                threaded=_threaded(made, compute_threads),
+                threaded=wants_thread(made.config.progress, made.world.local_size, compute_threads),
                 statistics=statistics,
                 engine=group.engine,
                 name=name,
@@ -154,9 +153,3 @@ class ArrayPlan:
 def _part(slot: Slot) -> slice:
     """The slot's elements of its tensor."""
     return slice(slot.offset, slot.offset + slot.stop - slot.start)
-
-
-def _threaded(made: Runtime, compute_threads: int) -> bool:
-    if made.config.progress != "auto":
-        return made.config.progress == "thread"
-    return has_spare_core(local_size=made.world.local_size or 1, compute_threads=compute_threads)

@@ -66,3 +66,10 @@ class ProgressThread:
         """End the thread."""
         self.end()
         self._thread.join()
+
+
+def wants_thread(progress: str, local_size: int | None, compute_threads: int) -> bool:
+    """Is a reduction driven by a thread? progress: the setting. The others: as has_spare_core()'s."""
+    if progress != "auto":
+        return progress == "thread"
+    return has_spare_core(local_size=local_size or 1, compute_threads=compute_threads)

@@ -12,7 +12,7 @@ from hvdkit.engine.planned import Statistics
 from hvdkit.engine.reduce_op import Average
 from hvdkit.engine.together import do_together
 from hvdkit.keras.settings import Settings, name_variables
-from hvdkit.torch.gradient_plan import GradientPlan
+from hvdkit.torch.plans import Plan, open_plan
 from hvdkit.torch.reducer import GradientReducer
 from hvdkit.transport.base import Transport
 
@@ -91,8 +91,8 @@ class _GivenGradients:
         group = settings.group
         name = f"given.{group.engine.count('given')}"
 
-        def plan(_: Transport, __: Sequence[int]) -> GradientPlan:
-            return GradientPlan(
+        def plan(_: Transport, __: Sequence[int]) -> Plan:
+            return open_plan(
                 engine.runtime("a reduction of gradients"),
                 group,
                 name,
@@ -103,7 +103,7 @@ class _GivenGradients:
                 statistics=Statistics(),
             )
 
-        self._plan: GradientPlan = do_together(group.engine, "plan", plan, name=name)
+        self._plan: Plan = do_together(group.engine, "plan", plan, name=name)
 
     def reduce(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Reduce gradients, which stay as they are; returns new ones."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,14 +10,13 @@ import torch
 from hvdkit.engine.buckets import Slot, TensorSpec, cut_slots
 from hvdkit.engine.planned import Filled, PlannedReduction, Statistics
 from hvdkit.engine.process_sets import MemberGroup
-from hvdkit.engine.progress import has_spare_core
+from hvdkit.engine.progress import wants_thread
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.runtime import Runtime
 from hvdkit.torch import staging
+from hvdkit.torch.layout import Named, layout_of, strides_of
 from hvdkit.torch.tensors import as_buffer, as_tensor, dtype_name
 from hvdkit.transport.base import Buffer
-
-Named = Sequence[tuple[str, torch.nn.Parameter]]
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class GradientPlan:
         statistics: Statistics,
     ) -> None:
         self._parameters = [parameter for _, parameter in named]
-        self._strides = [_strides(parameter) for parameter in self._parameters]
+        self._strides = [strides_of(parameter) for parameter in self._parameters]
         self._touched = touched
         self._seen: dict[int, list[_Seen]] = {}
         self._in_place: dict[int, dict[int, torch.Tensor]] = {}  # bucket -> first element -> gradient as it was sent
@@ -64,7 +63,7 @@ class GradientPlan:
             group.transport,
             [
                 TensorSpec(
-                    word, one.numel(), dtype_name(one), devices.index(one.device), _layout(one), groups.get(id(one))
+                    word, one.numel(), dtype_name(one), devices.index(one.device), layout_of(one), groups.get(id(one))
                 )
                 for word, one in named
             ],
@@ -72,7 +71,7 @@ class GradientPlan:
             options=options,
             limit_bytes=made.config.fusion_bytes,
             depth=made.config.buckets_in_flight,
-            threaded=_threaded(made),
+            threaded=wants_thread(made.config.progress, made.world.local_size, torch.get_num_threads()),
             statistics=statistics,
             engine=group.engine,
             name=name,
@@ -221,25 +220,3 @@ def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
             targets[0].copy_(sources[0])
         elif targets:
             torch._foreach_copy_(targets, sources)
-
-
-def _threaded(made: Runtime) -> bool:
-    if made.config.progress != "auto":
-        return made.config.progress == "thread"
-    return has_spare_core(local_size=made.world.local_size or 1, compute_threads=torch.get_num_threads())
-
-
-def _layout(parameter: torch.Tensor) -> str:
-    """How a dense parameter's elements follow each other in memory; "" for row by row, as for what is not dense."""
-    if parameter.is_contiguous():
-        return ""
-    for dimensions, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if parameter.dim() == dimensions and parameter.is_contiguous(memory_format=layout):
-            return str(layout).removeprefix("torch.")
-    return ""
-
-
-def _strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    if parameter.is_contiguous() or _layout(parameter):
-        return parameter.stride()
-    return torch.empty(parameter.shape, device="meta").stride()

@@ -20,7 +20,8 @@ from hvdkit.engine.together import do_together
 from hvdkit.errors import BackwardInterruptedError, HorovodInternalError
 from hvdkit.torch import autograd
 from hvdkit.torch.compiled import CompiledNotice
-from hvdkit.torch.gradient_plan import GradientPlan, Named
+from hvdkit.torch.layout import Named
+from hvdkit.torch.plans import Plan, open_plan
 from hvdkit.torch.sparse import reduce_sparse
 from hvdkit.transport.base import Transport
 
@@ -58,7 +59,7 @@ class GradientReducer:
         self._hooked: set[int] = set()
         self._hooks: list[RemovableHandle] = []
         weakref.finalize(self, _remove, self._hooks).atexit = False
-        self._plan: GradientPlan | None = None
+        self._plan: Plan | None = None
         self._place: dict[int, int] = {}  # parameter -> its index in the plan
         self._sparse: list[int] = []  # parameters whose gradients are sparse on some rank
         self._touched: set[int] = set()  # parameters that autograd has written to since the last reduction
@@ -214,7 +215,7 @@ class GradientReducer:
         self._touched_places.clear()
         self._touched_places |= {self._place[index] for index in self._touched if index in self._place}
         if dense:
-            self._plan = GradientPlan(
+            self._plan = open_plan(
                 made,
                 self._group,
                 self.name,

@@ -18,7 +18,9 @@ Kind = Literal["allreduce", "allgather", "broadcast", "alltoall", "reducescatter
 class Move:
     """One operation as Horovod's core is asked for it.
 
-    name: the same on all ranks. op: of a reduction, average, sum, min, max, product or adasum, and its factors. root: of a broadcast, in the world. splits: of an alltoall, rows for each rank. process_set: Horovod's object.
+    name: the same on all ranks. op: of a reduction, average, sum, min, max, product or adasum. prescale, postscale: its
+    factors. root: of a broadcast, in the world. splits: of an alltoall, rows for each rank. process_set: Horovod's
+    object.
     """
 
     kind: Kind

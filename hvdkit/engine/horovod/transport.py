@@ -119,7 +119,7 @@ class HorovodTransport:
         for spec in specs:
             self._check_reduced(spec.dtype)
             if spec.wire == "bfloat16":
-                refuse_bfloat16()
+                refuse_bfloat16("compression is bf16")
         base = self._name()
 
         def start(index: int, array: Any, spec: BucketSpec) -> Pending:
@@ -146,11 +146,11 @@ def wait(pending: Pending) -> list[Any]:
     return pending.wait()
 
 
-def refuse_bfloat16() -> None:
-    """Raise the TypeError for bfloat16 on the wire."""
+def refuse_bfloat16(what: str) -> None:
+    """Raise the TypeError for bfloat16 to be added. what: would be added so."""
     raise TypeError(
-        "compression is bf16, and Horovod's core, which is the engine here, cannot add bfloat16. Use "
-        "hvd.Compression.fp16, or hvdkit's own engine (HVDKIT_ENGINE=native)."
+        f"{what}: Horovod's core, which is the engine here, cannot add bfloat16. Use float16 "
+        f"(hvd.Compression.fp16), or hvdkit's own engine (HVDKIT_ENGINE=native)."
     )
 
 

@@ -1,0 +1,26 @@
+"""How the elements of a parameter, and of its gradient on its way, follow each other in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+Named = Sequence[tuple[str, torch.nn.Parameter]]
+
+
+def layout_of(parameter: torch.Tensor) -> str:
+    """The memory format of a dense parameter; "" for row by row, and for what is not dense."""
+    if parameter.is_contiguous():
+        return ""
+    for dimensions, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if parameter.dim() == dimensions and parameter.is_contiguous(memory_format=layout):
+            return str(layout).removeprefix("torch.")
+    return ""
+
+
+def strides_of(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The strides of a dense tensor of the parameter's layout."""
+    if parameter.is_contiguous() or layout_of(parameter):
+        return parameter.stride()
+    return torch.empty(parameter.shape, device="meta").stride()

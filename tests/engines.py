@@ -1,0 +1,49 @@
+"""The adapters' tests run on both engines: hvdkit's own, and Horovod's core where it is installed.
+
+A test of what only hvdkit's own engine does has the mark `native`, with the reason.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+import pytest
+
+ENGINES = ("native", "horovod")
+_ADAPTERS = ("test_torch_", "test_tensorflow_", "test_keras_")
+#: Parameters of tests that choose among hvdkit's own transports; Horovod has its own, so one of them will do.
+_TRANSPORT = "transport"
+
+
+def has_both(module: str) -> bool:
+    """Do the tests of this file run on both engines?"""
+    return module.startswith(_ADAPTERS)
+
+
+def engine_of(item: pytest.Item) -> str:
+    """The engine that a test runs on."""
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("engine", "native") if callspec else "native"
+
+
+def choose(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Those to run, and those that say nothing about Horovod's core or say it twice."""
+    kept, dropped, seen = [], [], set()
+    for item in items:
+        if engine_of(item) == "horovod":
+            params = {**item.callspec.params}  # type: ignore[attr-defined]
+            params.pop(_TRANSPORT, None)
+            same = (item.nodeid.partition("[")[0], tuple(sorted((name, repr(one)) for name, one in params.items())))
+            if item.get_closest_marker("native") or same in seen:
+                dropped.append(item)
+                continue
+            seen.add(same)
+        kept.append(item)
+    return kept, dropped
+
+
+def require_horovod() -> None:
+    """Skip the test where Horovod is missing."""
+    if importlib.util.find_spec("horovod") is None:
+        pytest.skip("Horovod is not installed; run: hvdkit build-horovod")
