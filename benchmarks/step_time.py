@@ -1,4 +1,4 @@
-"""A whole training step, peers side by side: no communication, hvdkit, torch DDP on Gloo, and Horovod if it is there.
+"""A whole training step, peers side by side: no communication, hvdkit, torch DDP on Gloo, and with Horovod two more.
 
     hvdrun -np 2 python -m benchmarks.step_time
 
@@ -75,25 +75,45 @@ def _peers(job: HorovodJob | None) -> dict[str, Callable[[Work], Turn]]:
         "DDP (Gloo)": _beside(lambda model, optimizer: (nn.parallel.DistributedDataParallel(model), optimizer)),
     }
     if job is not None:
-        peers["Horovod"] = lambda work: lambda steps: job.call("benchmarks.step_time:time_horovod", work.name, steps)
+        for name, function in (("hvdkit on Horovod", "time_on_horovod"), ("Horovod", "time_horovod")):
+            peers[name] = functools.partial(_in_job, job, f"benchmarks.step_time:{function}")
     return peers
 
 
+def _in_job(job: HorovodJob, function: str, work: Work) -> Turn:
+    """A peer that lives in Horovod's ranks."""
+    return lambda steps: list(job.call(function, work.name, steps))
+
+
 @functools.cache
-def _horovod_step(name: str) -> Step:
+def _horovod_step(name: str, ours: bool) -> Step:
+    """A step on Horovod's core, with hvdkit's optimizer or with Horovod's own."""
     import horovod.torch as horovod
 
+    if ours:
+        hvd.init(engine="horovod")  # the core that is running already
+    wrap = hvd.DistributedOptimizer if ours else horovod.DistributedOptimizer
     return _make_step(
         next(work for work in WORKS if work.name == name),
-        lambda model, optimizer: (model, horovod.DistributedOptimizer(optimizer, model.named_parameters())),
+        lambda model, optimizer: (model, wrap(optimizer, model.named_parameters())),
     )
 
 
 def time_horovod(name: str, steps: int) -> list[float]:
     """Milliseconds of each step; called in a rank of Horovod. name: of the work."""
-    from mpi4py import MPI  # Horovod's own barrier lets ranks go up to a cycle apart
+    return _time(_horovod_step(name, False), steps, _meet)
 
-    return _time(_horovod_step(name), steps, MPI.COMM_WORLD.Barrier)
+
+def time_on_horovod(name: str, steps: int) -> list[float]:
+    """The same with hvdkit's optimizer on Horovod's core."""
+    return _time(_horovod_step(name, True), steps, _meet)
+
+
+def _meet() -> None:
+    """Begin together: Horovod's own barrier lets ranks go up to a cycle apart."""
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Barrier()
 
 
 def measure(work: Work, peers: dict[str, Callable[[Work], Turn]], *, rounds: int, steps: int) -> dict[str, list[float]]:

@@ -135,6 +135,11 @@ class Config:
             problems.append(f"buckets_in_flight is {self.buckets_in_flight}; it must be 1 or more")
         if self.small_bytes < 0:
             problems.append(f"small_bytes is {self.small_bytes}; it must be 0 or more")
+        if self.engine == "horovod" and self.transport != "auto":
+            problems.append(
+                f"transport={self.transport} is for hvdkit's own engine, and engine=horovod moves bytes itself; leave "
+                f"one of them out"
+            )
         if problems:
             raise ConfigError("; ".join(problems))
 

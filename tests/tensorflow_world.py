@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,8 @@ from hvdkit.world import World
 @contextmanager
 def joined(transport: str = "auto", **settings: Any) -> Iterator[None]:
     """Between init() and shutdown(). transport: a name of Config's or, for simulated hosts, of OPENERS."""
+    if os.environ.get("HVDKIT_ENGINE") == "horovod":
+        transport = "auto"  # it has its own
     if transport.startswith("hierarchical_"):
 
         def opener(config: Config) -> tuple[World, Transport, Abort | None]:

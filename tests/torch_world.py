@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ Weights = list[NDArray[np.float64]]
 def joined(transport: str = "auto", **settings: Any) -> Iterator[None]:
     """Between init() and shutdown(). transport: a name of Config's or, for simulated hosts, of OPENERS."""
     torch.set_num_threads(1)
+    if os.environ.get("HVDKIT_ENGINE") == "horovod":
+        transport = "auto"  # it has its own
     if transport.startswith("hierarchical_"):
 
         def opener(config: Config) -> tuple[World, Transport, Abort | None]:

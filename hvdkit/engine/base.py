@@ -17,6 +17,7 @@ class Engine(Protocol):
 
     transport: for steps of several operations. timeline, joining: of the planned path. watched: must waits in buckets
     be told to withdraw() and submit(), since the engine reports what stalls? notice_s: after how many seconds.
+    takes_tensors: may buffers be a framework's tensors, on any device?
     """
 
     @property
@@ -25,6 +26,7 @@ class Engine(Protocol):
     timeline: Timeline
     joining: Joining
     watched: bool
+    takes_tensors: bool
     notice_s: float
 
     def who(self, rank: int) -> str:

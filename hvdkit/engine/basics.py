@@ -129,14 +129,20 @@ get_process_sets = _get_process_set_ids_and_ranks = get_process_set_ids_and_rank
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Begin to write a Chrome trace of all named operations, on rank 0; chrome://tracing or ui.perfetto.dev show it.
 
-    mark_cycles: as in Horovod; there are no cycles to mark. Raises OSError if the file cannot be written, ValueError if
-    a timeline is being written.
+    mark_cycles: as in Horovod; hvdkit's own engine has no cycles to mark. Raises OSError if the file cannot be written,
+    ValueError if a timeline is being written. Where Horovod's core is the engine it writes its own, and has to be told
+    of that before init(): ValueError without HOROVOD_TIMELINE=DYNAMIC.
     """
     made = engine.runtime("start_timeline()")
-    if made.world.rank == 0:
+    if made.horovod is not None:
+        made.horovod.basics.start_timeline(file_path, mark_cycles)
+    elif made.world.rank == 0:
         made.timeline.start(file_path)
 
 
 def stop_timeline() -> None:
     """End the trace that start_timeline() began, if one is on. NotInitializedError before init()."""
-    engine.runtime("stop_timeline()").timeline.stop()
+    made = engine.runtime("stop_timeline()")
+    if made.horovod is not None:
+        made.horovod.basics.stop_timeline()
+    made.timeline.stop()

@@ -44,7 +44,7 @@ class NamedEngine:
     this process.
     """
 
-    watched = True
+    watched, takes_tensors = True, False
 
     def __init__(
         self, transport: Transport, config: Config, *, hosts: Sequence[str], ranks: Sequence[int], timeline: Timeline

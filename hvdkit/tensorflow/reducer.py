@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.array_plan import ArrayPlan
 from hvdkit.engine.buckets import TensorSpec
+from hvdkit.engine.horovod.binding import GraphBinding
 from hvdkit.engine.job_objects import allgather_object
 from hvdkit.engine.planned import Statistics
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.errors import BackwardInterruptedError, HorovodInternalError
+from hvdkit.tensorflow.direct_gradients import DirectGradients
 from hvdkit.tensorflow.result_memory import ResultMemory
 from hvdkit.tensorflow.sparse import reduce_slices, take_part_when_joined
 from hvdkit.tensorflow.tensors import array_of, as_tensor, flat_storage
@@ -50,6 +52,7 @@ class GradientReducer:
         self._specs = describe(variables)
         self._options, self._process_set, self._sparse_as_dense = options, process_set, sparse_as_dense
         self._plan: ArrayPlan | None = None
+        self._direct: DirectGradients | None = None
         self._planned = False
         _reducers.add(self)
 
@@ -108,7 +111,10 @@ class GradientReducer:
         self._uneven = {i for i in some if any(i not in each for _, each in facts)}
         self._dense = [i for i in range(len(self._specs)) if i not in self._sparse]
         specs = [self._specs[i] for i in self._dense]
-        if specs:
+        horovod = engine.runtime("A reduction of gradients").horovod
+        if specs and horovod is not None:
+            self._direct = DirectGradients(cast(GraphBinding, horovod), group, self._name, specs, self._options)
+        elif specs:
             self._plan = ArrayPlan(
                 group,
                 [TensorSpec(one.name, _count(one.shape), one.dtype) for one in specs],
@@ -121,9 +127,11 @@ class GradientReducer:
 
     def _reduce_eagerly(self, gradients: Sequence[Any]) -> list[Any]:
         reduced: list[Any] = [None] * len(gradients)
+        mine = [gradients[i] for i in self._dense]
+        if self._direct is not None:
+            return self._spread(self._direct.reduce_eagerly(mine))
         if self._plan is None:
             return reduced
-        mine = [gradients[i] for i in self._dense]
         self._begin()
         sources = [None if one is None else self._flat(at, array_of(one)) for at, one in enumerate(mine)]
         gone = self._plan.reduce(sources, self._results)
@@ -134,10 +142,12 @@ class GradientReducer:
 
     def _reduce_in_graph(self, gradients: Sequence[Any]) -> list[Any]:
         reduced: list[Any] = [None] * len(gradients)
-        if self._plan is None:
-            return reduced
         mine = [gradients[i] for i in self._dense]
         kept = [at for at, i in enumerate(self._dense) if mine[at] is not None or i in self._uneven]
+        if self._direct is not None:
+            return self._spread(self._direct.reduce_in_graph(mine, kept))
+        if self._plan is None:
+            return reduced
         before: list[Any] = []
         for group in self._groups(mine):
             with tf.control_dependencies(before):  # buckets start in plan order on all ranks
@@ -152,6 +162,13 @@ class GradientReducer:
             index = self._dense[at]
             result.set_shape(self._specs[index].shape)
             reduced[index] = result
+        return reduced
+
+    def _spread(self, dense: Sequence[Any]) -> list[Any]:
+        """Dense results at the places of their variables."""
+        reduced: list[Any] = [None] * len(self._specs)
+        for index, one in zip(self._dense, dense, strict=True):
+            reduced[index] = one
         return reduced
 
     def _groups(self, mine: Sequence[Any]) -> list[list[int]]:
@@ -239,7 +256,7 @@ class GradientReducer:
         """Free the buckets; collective."""
         if self._plan is not None:
             self._plan.close()
-        self._plan, self._planned = None, False
+        self._plan, self._direct, self._planned = None, None, False
 
 
 def _still_there(held: weakref.ref[GradientReducer]) -> Any:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
 
-from hvdkit.engine.agreement import check_agreement
-from hvdkit.engine.buckets import TensorSpec, describe_plan
-from hvdkit.engine.horovod.binding import Binding, Move, Pending
-from hvdkit.engine.horovod.transport import HorovodTransport, refuse_bfloat16, wait
+from hvdkit.engine.buckets import TensorSpec
+from hvdkit.engine.horovod.binding import Binding, Pending
+from hvdkit.engine.horovod.gradients import agree_on, gradient_move
+from hvdkit.engine.horovod.transport import HorovodTransport, wait
 from hvdkit.engine.planned import Statistics
 from hvdkit.engine.process_sets import MemberGroup
 from hvdkit.engine.request import ReduceOptions
@@ -56,13 +56,19 @@ class DirectGradients:
     ) -> None:
         assert isinstance(group.transport, HorovodTransport)
         specs = [TensorSpec(word, one.numel(), dtype_name(one), 0, layout_of(one), None) for word, one in named]
-        for spec in specs:
-            if "bfloat16" in (spec.dtype, options.wire_for(spec.dtype)):
-                refuse_bfloat16(f"the gradient of {spec.name}")
-        check_agreement(group.transport, describe_plan(specs, 0, str(options)))
-        self._binding, self._set, self._name = binding, group.transport.process_set, name
-        self._parameters, self._specs = [parameter for _, parameter in named], specs
-        self._options, self._size = options, group.transport.size
+        agree_on(group.transport, specs, options)
+        process_set, size = group.transport.process_set, group.transport.size
+
+        def prepare(word: str, like: torch.Tensor) -> tuple[Callable[[torch.Tensor], Pending], float]:
+            move, factor = gradient_move(f"{name}.{word}", process_set, dtype_name(like), options, size)
+            sent = torch.empty(1, dtype=torch.float16 if factor else like.dtype, device=like.device)
+            return binding.prepare(move, sent), factor
+
+        self._starts = [prepare(word, parameter) for word, parameter in named]
+        self._tell, _ = prepare("presence", torch.empty(1, device=named[0][1].device))
+        self._parameters = [parameter for _, parameter in named]
+        self._strides = [strides_of(parameter) for parameter in self._parameters]
+        self._plain = [parameter.is_contiguous() for parameter in self._parameters]
         self._touched, self._statistics = touched, statistics
         self._sent: dict[int, _Sent] = {}
         self._sparse: set[int] = set()  # parameters whose gradient was made dense for this round
@@ -86,49 +92,46 @@ class DirectGradients:
     def _send(self, index: int) -> None:
         if not self._sent:
             self._began_s = time.perf_counter()
-        numbers, dtype = self._numbers(index), self._specs[index].dtype
-        narrow, name = None, f"{self._name}.{self._specs[index].name}"
-        move = self._move(name, dtype)
-        if self._options.wire_for(dtype) == "float16":
-            prescale, postscale = self._options.factors(self._size, 1)
-            narrow, move = to_half(numbers, prescale * postscale), Move("allreduce", name, self._set)
-        given = numbers if narrow is None else narrow
-        self._sent[index] = _Sent(numbers, narrow, self._binding.start(move, [given]))
-
-    def _move(self, name: str, dtype: str) -> Move:
-        """What Horovod is asked for. Its averages divide at the end; a sum of float16 may be too large by then."""
-        if self._options.average and not self._options.predivide and dtype != "float16":
-            return Move("allreduce", name, self._set, "average")
-        prescale, postscale = self._options.factors(self._size, 1)
-        if dtype == "float16":
-            prescale, postscale = prescale * postscale, 1.0
-        return Move("allreduce", name, self._set, "sum", prescale, postscale)
+        numbers = self._numbers(index)
+        start, factor = self._starts[index]
+        narrow = to_half(numbers, factor) if factor else None
+        self._sent[index] = _Sent(numbers, narrow, start(numbers if narrow is None else narrow))
 
     def _numbers(self, index: int) -> torch.Tensor:
-        """The gradient as (n,), its own memory if it may be overwritten and its elements follow each other."""
+        """The gradient, its own memory if that may be overwritten and its elements follow each other there.
+
+        Of the parameter's shape, or (n,) for one that does not lie row by row.
+        """
         parameter = self._parameters[index]
-        gradient, strides = parameter.grad, strides_of(parameter)
+        gradient = parameter.grad
         if gradient is None:
-            return torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
+            return torch.zeros(self._shape(index), dtype=parameter.dtype, device=parameter.device)
         if gradient.is_sparse:
             parameter.grad = gradient = gradient.to_dense()
             self._sparse.add(index)
-        gradient = gradient.detach()
-        if gradient.stride() != strides or index not in self._touched:
-            like = torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype, device=gradient.device)
+        if gradient.requires_grad:
+            gradient = gradient.detach()
+        if gradient.stride() != self._strides[index] or index not in self._touched:
+            like = torch.empty_strided(
+                gradient.shape, self._strides[index], dtype=gradient.dtype, device=gradient.device
+            )
             gradient = like.copy_(gradient)
-        return gradient.as_strided((parameter.numel(),), (1,))
+        return gradient if self._plain[index] else gradient.as_strided((gradient.numel(),), (1,))
+
+    def _shape(self, index: int) -> tuple[int, ...]:
+        parameter = self._parameters[index]
+        return tuple(parameter.shape) if self._plain[index] else (parameter.numel(),)
 
     def finish(self) -> None:
         """See GradientPlan."""
         began = time.perf_counter()
         with self._lock:
-            for index in range(len(self._specs)):
+            for index in range(len(self._parameters)):
                 if index not in self._sent:
                     self._send(index)
-            there = torch.zeros(len(self._specs), device=self._parameters[0].device)
-            there[sorted(self._touched)] = 1.0
-            wait(self._binding.start(self._move(f"{self._name} presence", "float32"), [there]))
+            there = torch.zeros(len(self._parameters), device=self._parameters[0].device)
+            there[list(self._touched)] = 1.0
+            wait(self._tell(there))
             present: list[float] = there.tolist()
             for index, sent in self._sent.items():
                 wait(sent.pending)
@@ -153,7 +156,7 @@ class DirectGradients:
         result = sent.numbers if sent.narrow is None else sent.narrow
         if result.data_ptr() != parameter.grad.data_ptr():
             with torch.no_grad():
-                parameter.grad.copy_(result.as_strided(parameter.shape, strides_of(parameter)))
+                parameter.grad.copy_(result.as_strided(parameter.shape, self._strides[index]))
 
     def retire(self) -> None:
         """See GradientPlan; Horovod takes a joined rank's part itself."""

@@ -14,7 +14,8 @@ from hvdkit.engine.process_sets import MemberGroup, ProcessSet
 from hvdkit.engine.reduce_op import ReduceOp
 from hvdkit.engine.submit import Options, check_splits, find_group, reduce_options, root_options
 from hvdkit.torch.handles import Handle, make_handle
-from hvdkit.torch.tensors import as_buffer, as_tensor, dtype_name
+from hvdkit.torch.tensors import TensorBuffer, as_buffer, as_tensor, dtype_name
+from hvdkit.transport.base import Buffer
 
 Tensors = Sequence[torch.Tensor]
 Finish = Callable[[Operation], Any]
@@ -36,6 +37,20 @@ def own_memory(tensor: torch.Tensor) -> torch.Tensor:
     if not (tensor.is_cpu and tensor.is_contiguous()):
         return to_host(tensor)
     return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _copied(group: MemberGroup, tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy of the tensor, where the engine takes it."""
+    if group.engine.takes_tensors:
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+    return to_host(tensor)
+
+
+def _given(group: MemberGroup, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's own memory where that is contiguous and the engine takes it, else a copy."""
+    if group.engine.takes_tensors:
+        return tensor.detach().contiguous()
+    return own_memory(tensor)
 
 
 def check_group(tensors: Any, call: str) -> list[torch.Tensor]:
@@ -60,7 +75,7 @@ def begin(
     splits: tuple[int, ...] = (),
 ) -> Handle:
     """Begin an operation; returns its handle. finish: makes of it what the caller gets."""
-    buffers = [as_buffer(host) for host in hosts]
+    buffers = _buffers(group, hosts)
     return make_handle(group.engine, named.begin(group, kind, name, _describe(hosts), buffers, options, splits), finish)
 
 
@@ -68,8 +83,14 @@ def do(
     group: MemberGroup, kind: str, name: str | None, hosts: Tensors, finish: Finish, *, options: Options = ()
 ) -> Any:
     """Do an operation now; returns what `finish` makes of it."""
-    buffers = [as_buffer(host) for host in hosts]
+    buffers = _buffers(group, hosts)
     return finish(named.do(group, kind, name, _describe(hosts), buffers, options))
+
+
+def _buffers(group: MemberGroup, hosts: Tensors) -> list[Buffer]:
+    if group.engine.takes_tensors:
+        return [TensorBuffer(host.view(-1), dtype_name(host)) for host in hosts]
+    return [as_buffer(host) for host in hosts]
 
 
 def _describe(hosts: Tensors) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -91,7 +112,7 @@ def run_allreduce(
     """An allreduce of one tensor, or of a group. run: `begin` it, or `do` it."""
     group = find_group(process_set, call)
     options = reduce_options([dtype_name(tensor) for tensor in tensors], op, *factors, call)
-    hosts = [own_memory(tensor) if in_place else to_host(tensor) for tensor in tensors]
+    hosts = [_given(group, tensor) if in_place else _copied(group, tensor) for tensor in tensors]
 
     finish = functools.partial(_finish_allreduce, tensors, hosts, in_place, single)
     return run(group, "allreduce", name, hosts, finish, options=options)
@@ -127,7 +148,7 @@ def run_broadcast(
     """A broadcast. run: `begin` it, or `do` it. root_rank: in the world."""
     group = find_group(process_set, call)
     options = root_options(process_set, root_rank)
-    host = own_memory(tensor) if in_place else to_host(tensor)
+    host = _given(group, tensor) if in_place else _copied(group, tensor)
 
     def finish(_: Operation) -> torch.Tensor:
         return _put(tensor, host, in_place)
@@ -140,7 +161,7 @@ def start_allgather(
 ) -> Handle:
     """Begin an allgather of one tensor, or of a group."""
     group = find_group(process_set, call)
-    hosts = [own_memory(tensor).reshape(shape_of(tensor)) for tensor in tensors]
+    hosts = [_given(group, tensor).reshape(shape_of(tensor)) for tensor in tensors]
 
     def finish(operation: Operation) -> Any:
         made = [
@@ -164,7 +185,7 @@ def start_alltoall(
     """Begin an alltoall; the result is a pair of the received rows and how many came from each rank."""
     group = find_group(process_set, call)
     size = group.transport.size
-    host = own_memory(tensor).reshape(shape_of(tensor))
+    host = _given(group, tensor).reshape(shape_of(tensor))
     counts = check_splits(host.shape[0], _listed(splits, size, call), size, call)
 
     def finish(operation: Operation) -> Any:
@@ -203,7 +224,7 @@ def start_reducescatter(
     for tensor in tensors:
         if not tensor.dim():
             raise ValueError(f"{call}: a scalar has no rows to scatter; give a tensor of at least one dimension.")
-    hosts = [to_host(tensor) for tensor in tensors]
+    hosts = [_copied(group, tensor) for tensor in tensors]
 
     def finish(operation: Operation) -> Any:
         made = []

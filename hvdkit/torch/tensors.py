@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -33,8 +34,22 @@ def as_buffer(tensor: torch.Tensor) -> Buffer:
     return Buffer((flat.view(torch.uint16) if name == "bfloat16" else flat).numpy(), name)
 
 
+@dataclass(frozen=True, slots=True)
+class TensorBuffer(Buffer):
+    """A Buffer that is a contiguous tensor, on any device, for engines that take it so. array: (n,)."""
+
+    array: torch.Tensor  # type: ignore[assignment]
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return self.array.numel()
+
+
 def as_tensor(buffer: Buffer) -> torch.Tensor:
     """See a Buffer as a tensor (n,), sharing memory."""
+    if isinstance(buffer, TensorBuffer):
+        return buffer.array
     tensor = torch.from_numpy(buffer.array)
     return tensor.view(torch.bfloat16) if buffer.dtype == "bfloat16" else tensor
 

@@ -68,11 +68,24 @@ class Binding(Protocol):
         Raises HorovodInternalError if Horovod refuses it.
         """
 
+    def prepare(self, move: Move, like: Any) -> Callable[[Any], Pending]:
+        """A function that begins this allreduce (sum or average) of a tensor like this one, in place, in many calls."""
+
+    def scale(self, array: Any, factor: float) -> None:
+        """Multiply a framework's tensor of integers in place; what is not whole loses its fraction."""
+
     def join(self) -> Callable[[], int | None]:
         """Begin to take part in the others' allreduces with zeros until all ranks have joined.
 
         Returns what tells the rank that joined last, and until that is known None; it raises what the join failed with.
         """
+
+
+class GraphBinding(Binding, Protocol):
+    """Of a framework that has graphs."""
+
+    def operation(self, move: Move, tensor: Any) -> Any:
+        """The operation as a part of the graph that is being traced; returns its result, a tensor of that graph."""
 
 
 _LIBRARIES = {"torch": "mpi_lib_v2", "tensorflow": "mpi_lib"}

@@ -26,6 +26,7 @@ class HorovodEngine:
     to; Horovod writes its own.
     """
 
+    takes_tensors = True
     #: Horovod itself reports what stalls.
     watched = False
 
@@ -127,7 +128,7 @@ class HorovodEngine:
             try:
                 if operation.joins is not None:
                     operation.last_joined = operation.joins()
-                collect(operation, self.transport.rank, self.transport.size)
+                collect(self.binding, operation, self.transport.size)
             except HorovodInternalError as error:
                 operation.error = error
             self._running.pop(operation.name, None)

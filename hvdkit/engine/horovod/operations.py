@@ -95,7 +95,7 @@ def _start_reduction(binding: Binding, move: Move, size: int, operation: Running
         operation.after = after
         move = replace(move, op="sum" if move.op == "average" else move.op)
         for buffer in operation.buffers:
-            multiply(buffer, before)
+            _scale(binding, buffer, before)
     if asked.kind == "reducescatter":
         _start_each(binding, replace(move, kind="reducescatter"), operation)
         return
@@ -108,32 +108,39 @@ def _start_reduction(binding: Binding, move: Move, size: int, operation: Running
         operation.pending.append(binding.start(replace(move, name=f"{move.name}.{at}" if at else move.name), arrays))
 
 
-def collect(operation: Running, this_rank: int, size: int) -> None:
-    """Take the results of an operation that is done; waits if it is not. this_rank: in the set of `size` ranks."""
+def _scale(binding: Binding, buffer: Buffer, factor: float) -> None:
+    """Multiply integers; what is not whole loses its fraction."""
+    if isinstance(buffer.array, np.ndarray):
+        multiply(buffer, factor)
+    elif factor != 1.0:
+        binding.scale(buffer.array, factor)
+
+
+def collect(binding: Binding, operation: Running, size: int) -> None:
+    """Take the results of an operation that is done; waits if it is not. size: number of ranks."""
     found = [one.wait() for one in operation.pending]
     asked = operation.asked
     if asked.kind == "allgather":
         *gathered, rows = found
         operation.rows = tuple(tuple(int(one) for one in each) for each in rows[0])
-        operation.results = _results(asked, [made for (made,) in gathered])
+        operation.results = _results(operation, [made for (made,) in gathered])
     elif asked.kind == "alltoall":
         received, counts = found[0]
         rows_from = [int(one) for one in counts]
         # What this rank received stands where every rank's splits would; of theirs nothing else is asked for.
         operation.rows = tuple(tuple(rows_from[rank] for _ in range(size)) for rank in range(size))
-        operation.results = _results(asked, [received])
+        operation.results = _results(operation, [received])
     elif asked.kind == "reducescatter":
-        operation.results = _results(asked, [made for (made,) in found])
-    if operation.after != 1.0:
-        for buffer in operation.results or operation.buffers:
-            multiply(buffer, operation.after)
+        operation.results = _results(operation, [made for (made,) in found])
+    for buffer in operation.results or operation.buffers:
+        _scale(binding, buffer, operation.after)
 
 
-def _results(asked: Announcement, arrays: Sequence[Any]) -> list[Buffer]:
+def _results(operation: Running, arrays: Sequence[Any]) -> list[Buffer]:
     made = []
-    for (dtype, _), array in zip(asked.tensors, arrays, strict=True):
+    for (dtype, _), array, given in zip(operation.asked.tensors, arrays, operation.buffers, strict=True):
         flat = array.reshape(-1)
         if isinstance(flat, np.ndarray) and dtype in ("bfloat16", "bool"):
             flat = flat.view(np.uint16 if dtype == "bfloat16" else np.bool_)
-        made.append(Buffer(flat, dtype))
+        made.append(type(given)(flat, dtype))
     return made

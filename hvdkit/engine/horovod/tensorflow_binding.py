@@ -59,6 +59,18 @@ class TensorflowBinding:
             raise HorovodInternalError("Horovod: Running Adasum with non-power of 2 ranks is not supported yet.")
         return _Call(self._threads.submit(_run, move, arrays), move, arrays)
 
+    def prepare(self, move: Move, like: Any) -> Callable[[Any], Pending]:
+        """See Binding."""
+        return lambda array: self.start(move, [array])
+
+    def scale(self, array: Any, factor: float) -> None:
+        """See Binding; TensorFlow's tensors do not come here, they cannot be written to."""
+        raise TypeError("a tensor of TensorFlow cannot be overwritten")
+
+    def operation(self, move: Move, tensor: Any) -> Any:
+        """See GraphBinding."""
+        return _CALLS[move.kind](replace(move, name=graph_name(move.name)), [tensor])[0]
+
     def join(self) -> Callable[[], int | None]:
         """See Binding."""
         future = self._threads.submit(lambda: int(horovod.join()))

@@ -44,14 +44,40 @@ class TorchBinding:
 
     def start(self, move: Move, arrays: Sequence[Any]) -> Pending:
         """See Binding."""
-        tensors = [one if isinstance(one, torch.Tensor) else _see(one) for one in arrays]
+        tensors = [_see(one) for one in arrays]
         try:
             handle = _STARTING[move.kind](move, tensors)
         except (CoreError, NotImplementedError) as error:
             raise HorovodInternalError(f"Horovod: {error}") from None
         if move.kind in ("allreduce", "broadcast"):
             return _Handle(handle, arrays)
-        return _Handle(handle, None, tensors[0] is arrays[0])
+        return _Handle(handle, None, arrays[0])
+
+    def prepare(self, move: Move, like: Any) -> Callable[[Any], Pending]:
+        """See Binding. What Horovod's Python finds out about a tensor in each call is found out once."""
+        if mpi_ops.rocm_built():  # divides in Python
+            return lambda tensor: self.start(move, [tensor])
+        begin = getattr(mpi_ops.mpi_lib, mpi_ops._check_function(mpi_ops._allreduce_function_factory, like))
+        options = (1, move.name.encode(), _OPS[move.op], move.prescale, move.postscale, move.process_set.process_set_id)
+        kept = mpi_ops._handle_map
+
+        def start(tensor: torch.Tensor) -> Pending:
+            try:
+                handle = begin(tensor, tensor, *options)
+            except RuntimeError as error:
+                raise HorovodInternalError(f"Horovod: {error}") from None
+            kept[handle] = (tensor, tensor)
+            return _Handle(handle, (tensor,))
+
+        return start
+
+    def scale(self, array: Any, factor: float) -> None:
+        """See Binding."""
+        divisor = round(1 / factor) if factor else 0
+        if divisor and 1 / divisor == factor:
+            array.div_(divisor, rounding_mode="trunc")
+        else:
+            array.copy_(array * factor)
 
     def join(self) -> Callable[[], int | None]:
         """See Binding."""
@@ -74,10 +100,10 @@ class TorchBinding:
 
 
 class _Handle:
-    """See Pending. results: where they are, if they are there already. as_tensors: what new results are."""
+    """See Pending. results: where they are, if they are there already. like: what new results are like."""
 
-    def __init__(self, handle: int, results: Sequence[Any] | None, as_tensors: bool = False) -> None:
-        self._handle, self._results, self._as_tensors = handle, results, as_tensors
+    def __init__(self, handle: int, results: Sequence[Any] | None, like: Any = None) -> None:
+        self._handle, self._results, self._like = handle, results, like
 
     def done(self) -> bool:
         """See Pending."""
@@ -91,26 +117,28 @@ class _Handle:
             raise HorovodInternalError(f"Horovod: {error}") from None
         if self._results is not None:
             return list(self._results)
-        results = list(made) if isinstance(made, tuple) else [made]
-        return results if self._as_tensors else [one.numpy() for one in results]
+        first, *rest = made if isinstance(made, tuple) else (made,)
+        if isinstance(self._like, torch.Tensor):
+            return [first.view(self._like.dtype), *rest]
+        return [first.numpy(), *rest]
+
+
+#: Moved as integers of that width, which Horovod knows.
+_AS_INTEGERS = {torch.bool: torch.uint8, torch.bfloat16: torch.int16}
 
 
 def _see(array: Any) -> torch.Tensor:
     """An array of the host's memory as a tensor, sharing memory; a copy of one that may not be written to."""
+    if isinstance(array, torch.Tensor):
+        return array.view(_AS_INTEGERS[array.dtype]) if array.dtype in _AS_INTEGERS else array
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _allreduce(move: Move, tensors: list[torch.Tensor]) -> int:
-    options: dict[str, Any] = {
-        "name": move.name,
-        "op": _OPS[move.op],
-        "prescale_factor": move.prescale,
-        "postscale_factor": move.postscale,
-        "process_set": move.process_set,
-    }
+    options = (move.name, _OPS[move.op], move.prescale, move.postscale, move.process_set)
     if len(tensors) == 1:
-        return int(horovod.allreduce_async_(tensors[0], **options))
-    return int(horovod.grouped_allreduce_async_(tensors, **options))
+        return int(mpi_ops._allreduce_async(tensors[0], tensors[0], *options))
+    return int(mpi_ops._grouped_allreduce_async(tensors, tensors, *options))
 
 
 def _broadcast(move: Move, tensors: list[torch.Tensor]) -> int:

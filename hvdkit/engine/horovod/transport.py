@@ -140,9 +140,10 @@ class HorovodTransport:
 
 def wait(pending: Pending) -> list[Any]:
     """Wait for an operation and return its results; can be interrupted, which Horovod's own waiting cannot."""
-    waiting = Waiting(_nothing)
-    while not pending.done():
-        waiting.pause()
+    if not pending.done():
+        waiting = Waiting(_nothing)
+        while not pending.done():
+            waiting.pause()
     return pending.wait()
 
 

@@ -1,0 +1,39 @@
+"""What Horovod's core is asked for, for a gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvdkit.engine.agreement import check_agreement
+from hvdkit.engine.buckets import TensorSpec, describe_plan
+from hvdkit.engine.horovod.binding import Move
+from hvdkit.engine.horovod.transport import refuse_bfloat16
+from hvdkit.engine.request import ReduceOptions
+from hvdkit.transport.base import Transport
+
+
+def agree_on(transport: Transport, specs: list[TensorSpec], options: ReduceOptions) -> None:
+    """Check that the gradients can be reduced, and that all ranks have the same; collective.
+
+    Raises TypeError for a dtype, or one on the wire, that Horovod does not add, PlanMismatchError where ranks differ.
+    """
+    for spec in specs:
+        if "bfloat16" in (spec.dtype, options.wire_for(spec.dtype)):
+            refuse_bfloat16(f"the gradient of {spec.name}")
+    check_agreement(transport, describe_plan(specs, 0, str(options)))
+
+
+def gradient_move(name: str, process_set: Any, dtype: str, options: ReduceOptions, size: int) -> tuple[Move, float]:
+    """The reduction of a gradient, and the factor to make it float16 with before, 0 where it is sent as it is.
+
+    Horovod's averages divide at the end, when a sum of float16 may be too large; there all factors come before.
+    size: number of ranks.
+    """
+    prescale, postscale = options.factors(size, 1)
+    if options.wire_for(dtype) == "float16":
+        return Move("allreduce", name, process_set), prescale * postscale
+    if dtype == "float16":
+        return Move("allreduce", name, process_set, prescale=prescale * postscale), 0.0
+    if options.average and not options.predivide:
+        return Move("allreduce", name, process_set, "average"), 0.0
+    return Move("allreduce", name, process_set, prescale=prescale, postscale=postscale), 0.0
