@@ -13,12 +13,12 @@ import pytest
 ENGINES = ("native", "horovod")
 _ADAPTERS = ("test_torch_", "test_tensorflow_", "test_keras_")
 #: Parameters of tests that choose among hvdkit's own transports; Horovod has its own, so one of them will do.
-_TRANSPORT = "transport"
+_TRANSPORT = ("transport", "over", "progress")
 
 
 def has_both(module: str) -> bool:
     """Do the tests of this file run on both engines?"""
-    return module.startswith(_ADAPTERS)
+    return module.startswith(_ADAPTERS) and module != "test_torch_on_horovod"
 
 
 def engine_of(item: pytest.Item) -> str:
@@ -33,7 +33,8 @@ def choose(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest
     for item in items:
         if engine_of(item) == "horovod":
             params = {**item.callspec.params}  # type: ignore[attr-defined]
-            params.pop(_TRANSPORT, None)
+            for one in _TRANSPORT:
+                params.pop(one, None)
             same = (item.nodeid.partition("[")[0], tuple(sorted((name, repr(one)) for name, one in params.items())))
             if item.get_closest_marker("native") or same in seen:
                 dropped.append(item)

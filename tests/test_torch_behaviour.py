@@ -356,8 +356,11 @@ def _dtypes(dtype: torch.dtype) -> list[Any]:
     return reduced
 
 
+BFLOAT16 = pytest.param(torch.bfloat16, marks=pytest.mark.native("Horovod adds no bfloat16"))
+
+
 @pytest.mark.parametrize("transport", ["shared_memory", "mpi", "hierarchical_pairs"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, BFLOAT16, torch.float32, torch.float64], ids=str)
 def test_gradients_of_every_floating_dtype(dtype: torch.dtype, transport: str) -> None:
     size = 2 if transport == "shared_memory" else 3
     _alike(_on(size, _dtypes, dtype, over=transport))
@@ -406,6 +409,7 @@ def _staged() -> list[Any]:
     return made
 
 
+@pytest.mark.native("Horovod takes a device's tensors")
 def test_staging_for_devices_changes_nothing() -> None:
     for one, two in zip(_on(2, _staged)[0], _on(2, _freeze_and_grow)[0], strict=True):
         assert (one is None and two is None) or np.array_equal(one, two)

@@ -104,6 +104,7 @@ def _reduced(optimizer: Any) -> bool:
     return plan is not None and plan.started(5)
 
 
+@pytest.mark.native("Horovod fuses what is ready")
 @pytest.mark.ranks
 def test_no_gradient_of_a_group_is_sent_before_all_are_there() -> None:
     assert run_ranks(2, _sent_when_last_gradient_comes, False) == [[False, True]] * 2

@@ -92,12 +92,14 @@ def _check(results: list[Any], batches: Sequence[int], passes: int = 1) -> None:
 
 
 BATCHES = {1: [3], 2: [2, 5], 3: [4, 1, 2], 4: [3, 1, 0, 5]}
+#: One of the four ranks has no batch at all.
+NO_FIRST_STEP = pytest.param(4, marks=pytest.mark.native("on Horovod's core all ranks take the first step"))
 WAYS = ["shared_memory", "mpi", "hierarchical_pairs", "hierarchical_uneven"]
 
 
 @pytest.mark.parametrize("progress", ["inline", "thread"])
 @pytest.mark.parametrize("over", WAYS)
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3, NO_FIRST_STEP])
 def test_a_joined_rank_counts_as_zeros(size: int, over: str, progress: str) -> None:
     settings = {"progress": progress, "fusion_bytes": 2048, "buckets_in_flight": 2}
     _check(_on(size, _train, BATCHES[size], 3, 1, over=over, **settings), BATCHES[size])
@@ -112,6 +114,7 @@ def test_windows_of_several_passes(over: str) -> None:
     _check(_on(3, _train, BATCHES[3], 2, 2, over=over), BATCHES[3], passes=2)
 
 
+@pytest.mark.native("buckets")
 @pytest.mark.parametrize("fusion_bytes", [0, 2**22])
 def test_a_bucket_for_all_and_one_for_each(fusion_bytes: int) -> None:
     _check(_on(3, _train, [0, 3, 1], 2, 1, fusion_bytes=fusion_bytes), [0, 3, 1])
@@ -127,6 +130,7 @@ def _alone(seed: int, steps: int, factor: float) -> Weights:
     return weights(model)
 
 
+@pytest.mark.native("Horovod's join is of the set of all ranks")
 @pytest.mark.parametrize("over", ["shared_memory", "mpi"])
 def test_several_optimizers_and_one_of_a_process_set(over: str) -> None:
     results = _on(3, _several, over=over)
@@ -179,6 +183,7 @@ def _sparse(batches: Sequence[int]) -> Weights:
     return weights(embedding)
 
 
+@pytest.mark.native("Horovod gathers nothing while a rank has joined")
 @pytest.mark.parametrize("batches", [[3, 1], [0, 2]])
 def test_sparse_gradients_of_those_who_train(batches: list[int]) -> None:
     _on(2, _sparse, batches)
@@ -201,6 +206,7 @@ def _unfreeze(batches: Sequence[int]) -> Weights:
     return weights(model)
 
 
+@pytest.mark.native("Horovod gathers nothing while a rank has joined")
 @pytest.mark.parametrize("over", ["shared_memory", "mpi"])
 def test_a_plan_is_made_anew_with_ranks_that_have_joined(over: str) -> None:
     first, second, third = _on(3, _unfreeze, [1, 3, 3], over=over)
@@ -240,6 +246,7 @@ def _asks_too_much() -> str:
     return ""
 
 
+@pytest.mark.native("Horovod says it in its own words")
 def test_what_needs_all_ranks_fails_while_one_has_joined() -> None:
     assert "rank 0 (host" in _on(2, _asks_too_much)[1]
 
@@ -273,6 +280,7 @@ def _leaves() -> str:
     return str(caught.value)
 
 
+@pytest.mark.native("Horovod waits for it")
 def test_a_rank_that_ends_without_joining_is_told_to_those_who_have() -> None:
     try:
         told = run_ranks(2, _leaves, fresh=True, timeout=10)[0]

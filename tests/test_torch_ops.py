@@ -60,6 +60,7 @@ def reduce_everything(transport: str) -> None:
                     expect(given, expected, about)
 
 
+@pytest.mark.native("Horovod does not add every dtype; see test_torch_on_horovod.py")
 @SIZES
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_allreduce_of_every_dtype_op_and_shape(transport: str, size: int) -> None:
@@ -128,6 +129,7 @@ def scale_everything() -> None:
         expect(half, sum_of(size, (4, 7), "int32", "max"))
 
 
+@pytest.mark.native("Horovod does not add every dtype; see test_torch_on_horovod.py")
 @SIZES
 def test_factors_before_and_after(size: int) -> None:
     run_ranks(size, scale_everything)
@@ -347,6 +349,7 @@ def gather_what_does_not_fit() -> list[str]:
         return messages
 
 
+@pytest.mark.native("Horovod names neither ranks nor hosts")
 @pytest.mark.parametrize("size", [2, 3])
 def test_parts_that_do_not_fit_are_an_error_on_every_rank(size: int) -> None:
     answers = run_ranks(size, gather_what_does_not_fit)

@@ -16,6 +16,8 @@ import hvdkit.torch as hvd
 from hvdkit.engine import runtime as engine
 from hvdkit.errors import HorovodInternalError
 
+pytestmark = pytest.mark.native("Horovod reports what stalls itself, in its own words")
+
 
 def _on(size: int, body: Callable[..., Any], *args: Any, over: str = "auto", **settings: Any) -> list[Any]:
     return run_ranks(size, _joined, body, args, {"transport": over, **settings}, timeout=60)

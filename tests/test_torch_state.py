@@ -93,6 +93,7 @@ def describe_the_world() -> str:
         return hvd.describe()
 
 
+@pytest.mark.native("shared memory")
 def test_all_ranks_describe_the_world_alike() -> None:
     answers = run_ranks(2, describe_the_world)
     assert answers[0] == answers[1]

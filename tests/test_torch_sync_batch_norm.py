@@ -174,6 +174,7 @@ def test_a_lazy_layer_is_not_converted_before_its_first_batch() -> None:
         SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.LazyBatchNorm1d()))
 
 
+@pytest.mark.native("a transport of its own")
 def test_one_rank_is_plain_batch_normalization() -> None:
     hvd.init(transport="single")
     try:

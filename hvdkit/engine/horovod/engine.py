@@ -69,6 +69,8 @@ class HorovodEngine:
         with self._lock:
             self._check_open()
             if name in self._running:
+                self._take(self._running[name])  # done, and nobody has asked
+            if name in self._running:
                 raise DuplicateNameError(
                     f"{name} is still under way on {self.who(self.transport.rank)}. Give operations that run at the "
                     f"same time different names, or synchronize() the first one before."
@@ -130,7 +132,7 @@ class HorovodEngine:
                     operation.last_joined = operation.joins()
                 collect(self.binding, operation, self.transport.size)
             except HorovodInternalError as error:
-                operation.error = error
+                operation.error = HorovodInternalError(f"{operation.name}: {error}")
             self._running.pop(operation.name, None)
             operation.done = True
         return True
