@@ -7,6 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hvdkit.errors import HostsUpdatedInterrupt
+
+_REMOVED = 1
+
 
 class Handler(Protocol):
     """Keeps one thing that cannot be copied as a whole: a model, an optimizer. Made with the thing as it is saved."""
@@ -24,8 +28,13 @@ class Handler(Protocol):
 class State(ABC):
     """What commit, callbacks and changes of the world have in common, whatever is kept."""
 
+    #: Set by run() where hosts may come and go.
+    world_may_change = False
+
     def __init__(self) -> None:
         self._reset_callbacks: list[Callable[[], None]] = []
+        self._heard: list[tuple[float, int]] = []
+        self._seen = 0.0
 
     @abstractmethod
     def save(self) -> None:
@@ -44,8 +53,30 @@ class State(ABC):
         self.save()
         self.check_host_updates()
 
-    def check_host_updates(self) -> None:  # noqa: B027 (nothing to do is right until worlds change)
-        """Look whether hosts have come or are to go. A world that does not change, as all are today, has none."""
+    def on_hosts_updated(self, timestamp: float, result: int) -> None:
+        """Hosts have come or are to go, as this rank was told; result: 1 removed, 2 added, 3 both. Horovod's name."""
+        self._heard.append((timestamp, result))
+
+    def check_host_updates(self) -> None:
+        """Look whether hosts have come or are to go; collective. Raises HostsUpdatedInterrupt, on all ranks, if so.
+
+        Rank 0's word counts. In a world that does not change this does nothing.
+        """
+        if not self.world_may_change:
+            return
+        heard, self._heard = self._heard, []
+        latest = max([self._seen, *(timestamp for timestamp, _ in heard)])
+        results = 0
+        for timestamp, result in heard:
+            if timestamp > self._seen:
+                results |= int(result)
+        before, self._seen, results = self.tell((self._seen, latest, results))
+        if self._seen > before:
+            raise HostsUpdatedInterrupt(results == _REMOVED)
+
+    @abstractmethod
+    def tell(self, value: Any) -> Any:
+        """Rank 0's value, on every rank; collective."""
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
         """Have these called, in this order, after the world has changed: to scale the learning rate, for instance."""
@@ -53,6 +84,7 @@ class State(ABC):
 
     def on_reset(self) -> None:
         """The world has changed: reset(), then the callbacks."""
+        self._heard = []
         self.reset()
         for callback in self._reset_callbacks:
             callback()
@@ -78,6 +110,10 @@ class ObjectState(State):
         for name, value in values.items():
             setattr(self, name, value)
         self._saved = copy.deepcopy(self._plain())
+
+    def tell(self, value: Any) -> Any:
+        """See State.tell."""
+        return self._broadcast(value)
 
     def handler_for(self, value: Any) -> Handler | None:
         """What keeps this value, if it is not to be copied as a whole. For subclasses."""

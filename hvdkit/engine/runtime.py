@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ class Runtime:
     transport: Transport
     sets: ProcessSets
     timeline: Timeline
+    #: init() with the same arguments.
+    again: Callable[[], Runtime]
     #: Horovod's core, where that is the engine.
     horovod: Binding | None = None
     process: int = field(default_factory=os.getpid)
@@ -92,12 +95,22 @@ def init(
         return NamedEngine(group, config, **options)
 
     sets = ProcessSets(transport, open_engine)
-    _runtime = Runtime(world, config, transport, sets, timeline, horovod)
+    again = functools.partial(init, process_sets, arithmetic=arithmetic, framework=framework, opener=opener, **settings)
+    _runtime = Runtime(world, config, transport, sets, timeline, again, horovod)
     sets.add(global_process_set)
     for one in process_sets:
         if not sets.is_known(one):
             sets.add(one)
+    for enter in _entering:
+        enter()
     return _runtime
+
+
+def restart() -> None:
+    """Leave the world and join the one there is now, which may have other ranks; all of those do so."""
+    again = runtime("restart()").again
+    shutdown()
+    again()
 
 
 def shutdown() -> None:
@@ -128,7 +141,13 @@ def runtime(call: str) -> Runtime:
     return _runtime
 
 
+_entering: list[Callable[[], None]] = []
 _leaving: list[Callable[[], None]] = []
+
+
+def on_init(enter: Callable[[], None]) -> None:
+    """Have `enter` called at the end of every init(), for what has outlived a shutdown(); makes no collective calls."""
+    _entering.append(enter)
 
 
 def on_shutdown(leave: Callable[[], None]) -> None:

@@ -69,8 +69,8 @@ def _name(known: Engine, kind: str, name: str | None) -> str:
 
 def all_true(group: MemberGroup, flag: bool, name: str) -> bool:
     """Is it true on all ranks of the group? Collective; raises what do() raises."""
-    told = Buffer(np.array([flag], np.uint8), "uint8")
-    do(group, "allreduce", name, [("uint8", (1,))], [told], _write_options("min", 1.0, 1.0))
+    told = Buffer(np.array([flag], np.int32), "int32")
+    do(group, "allreduce", name, [("int32", (1,))], [told], _write_options("min", 1.0, 1.0))
     return bool(told.array[0])
 
 

@@ -40,7 +40,7 @@ class TorchReducer:
             return
         self._hooked = GradientReducer(
             list(zip(name_variables(variables), parameters, strict=True)),
-            self._settings.group,
+            self._settings.process_set,
             options=self._settings.options,
             passes=1,
             sparse_as_dense=self._settings.sparse_as_dense,

@@ -169,7 +169,7 @@ def DistributedOptimizer(
     step() raise PlanMismatchError if the ranks hold different parameters, RankLostError if a rank has died.
     """
     named = name_parameters(optimizer, named_parameters)
-    engine.runtime("DistributedOptimizer()")
+    made = engine.runtime("DistributedOptimizer()")
     if isinstance(optimizer, (_Distributed, AdasumSteps)):
         raise ValueError("This optimizer is a DistributedOptimizer already; wrap it once.")
     if op is not Adasum or gradient_predivide_factor != 1.0:
@@ -183,10 +183,11 @@ def DistributedOptimizer(
         _change_class(optimizer, AdasumSteps, _parameter_names=names, **adasum_attributes(compression, process_set))
         return optimizer
     reducer = None
-    if op is not Adasum and process_set.included() and process_set.size() > 1:
+    alone = process_set.included() and process_set.size() == 1 and made.horovod is None  # and will stay so
+    if op is not Adasum and process_set.included() and not alone:
         reducer = GradientReducer(
             named,
-            process_set.group("DistributedOptimizer()"),
+            process_set,
             options=options,
             passes=backward_passes_per_step,
             sparse_as_dense=sparse_as_dense,
@@ -233,4 +234,10 @@ def _close_all() -> None:
         reducer.close()
 
 
+def _enter_all() -> None:
+    for reducer in sorted(_reducers, key=lambda one: one.number):
+        reducer.enter()
+
+
 engine.on_shutdown(_close_all)
+engine.on_init(_enter_all)

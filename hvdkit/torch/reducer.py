@@ -14,7 +14,7 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.execution import Action
 from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.planned import Statistics
-from hvdkit.engine.process_sets import MemberGroup
+from hvdkit.engine.process_sets import ProcessSet
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.together import do_together
 from hvdkit.errors import BackwardInterruptedError, HorovodInternalError
@@ -39,7 +39,7 @@ class GradientReducer:
     def __init__(
         self,
         named: Named,
-        group: MemberGroup,
+        process_set: ProcessSet,
         *,
         options: ReduceOptions,
         passes: int,
@@ -48,11 +48,8 @@ class GradientReducer:
     ) -> None:
         self.number = next(_numbers)  # the same on all ranks, as optimizers are wrapped in the same order
         self.statistics = Statistics()
-        self._size = group.transport.size
-        self._group = group
-        self.name = f"optimizer.{group.engine.count('optimizer')}"  # on these ranks, and alike on all of them
-        for kind, method in (("plan", GradientReducer._agree), ("sparse_gradients", GradientReducer._look_on)):
-            group.engine.joining.stand_ins[f"{kind}.{self.name}"] = _weakly(weakref.ref(self), method)
+        self._process_set = process_set
+        self.enter()
         self._options, self._passes, self._sparse_as_dense = options, passes, sparse_as_dense
         self._groups = groups
         self._named: list[tuple[str, torch.nn.Parameter]] = []
@@ -71,6 +68,14 @@ class GradientReducer:
         self._flushed = False  # since the last step
         self._notice = CompiledNotice()
         self.add(named)
+
+    def enter(self) -> None:
+        """Take up the work among the ranks of the process set as it is now, after init()."""
+        self._group = group = self._process_set.group("DistributedOptimizer()")
+        self._size = group.transport.size
+        self.name = f"optimizer.{group.engine.count('optimizer')}"  # on these ranks, and alike on all of them
+        for kind, method in (("plan", GradientReducer._agree), ("sparse_gradients", GradientReducer._look_on)):
+            group.engine.joining.stand_ins[f"{kind}.{self.name}"] = _weakly(weakref.ref(self), method)
 
     def add(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
         """Take in more parameters; the next reduction makes a new plan, on all ranks alike."""

@@ -74,6 +74,9 @@ class Binding(Protocol):
     def scale(self, array: Any, factor: float) -> None:
         """Multiply a framework's tensor of integers in place; what is not whole loses its fraction."""
 
+    def changes(self) -> Any:
+        """Who hears of changes of the world: Horovod's notification manager."""
+
     def join(self) -> Callable[[], int | None]:
         """Begin to take part in the others' allreduces with zeros until all ranks have joined.
 

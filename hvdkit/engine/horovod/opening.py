@@ -33,7 +33,8 @@ def open_horovod(config: Config, framework: str) -> tuple[World, HorovodTranspor
         binding.init("dynamic")
     except ValueError as error:
         raise WorldError(f"Horovod does not start: {error} Its own messages stand above this one.") from error
-    check_world(world, basics.size(), f"Horovod {horovod_version()} ({describe(basics)})")
+    if world.launcher != "horovodrun":  # which tells Horovod of later worlds, and the variables stay as they were
+        check_world(world, basics.size(), f"Horovod {horovod_version()} ({describe(basics)})")
     world = complete_world(
         world,
         rank=basics.rank(),

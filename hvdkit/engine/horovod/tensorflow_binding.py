@@ -17,6 +17,7 @@ from typing import Any
 import horovod.tensorflow as horovod
 import numpy as np
 import tensorflow as tf
+from horovod.common import elastic
 from horovod.tensorflow import mpi_ops
 
 from hvdkit.engine.horovod.binding import Move, Pending
@@ -70,6 +71,10 @@ class TensorflowBinding:
     def operation(self, move: Move, tensor: Any) -> Any:
         """See GraphBinding."""
         return _CALLS[move.kind](replace(move, name=graph_name(move.name)), [tensor])[0]
+
+    def changes(self) -> Any:
+        """See Binding."""
+        return elastic.notification_manager
 
     def join(self) -> Callable[[], int | None]:
         """See Binding."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import horovod.torch as horovod
 import torch
+from horovod.common import elastic
 from horovod.common.exceptions import HorovodInternalError as CoreError
 from horovod.torch import mpi_ops
 
@@ -78,6 +79,10 @@ class TorchBinding:
             array.div_(divisor, rounding_mode="trunc")
         else:
             array.copy_(array * factor)
+
+    def changes(self) -> Any:
+        """See Binding."""
+        return elastic.notification_manager
 
     def join(self) -> Callable[[], int | None]:
         """See Binding."""

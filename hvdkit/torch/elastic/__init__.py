@@ -1,12 +1,13 @@
-"""Training that can be taken up again: `hvd.elastic.TorchState` and `hvd.elastic.ElasticSampler`.
+"""Training that can be taken up again: `hvd.elastic.TorchState`, `hvd.elastic.ElasticSampler` and `hvd.elastic.run`.
 
-Both do what Horovod's do in a world that stays as it is. Worlds that shrink and grow are not there yet, and neither is
-`run`, which without them would only call the function after `state.sync()`: do that yourself.
+Worlds shrink and grow where Horovod's core is the engine, under `horovodrun --min-np`. In a world of hvdkit's own engine,
+which stays as it is for now, all of them do what Horovod's do there.
 """
 
 from __future__ import annotations
 
+from hvdkit.elastic.run import run
 from hvdkit.torch.elastic.sampler import ElasticSampler
 from hvdkit.torch.elastic.state import TorchState
 
-__all__ = ["ElasticSampler", "TorchState"]
+__all__ = ["ElasticSampler", "TorchState", "run"]
