@@ -97,6 +97,7 @@ def init(
     sets = ProcessSets(transport, open_engine)
     again = functools.partial(init, process_sets, arithmetic=arithmetic, framework=framework, opener=opener, **settings)
     _runtime = Runtime(world, config, transport, sets, timeline, again, horovod)
+    global_process_set.ranks = None  # an earlier world may have had others
     sets.add(global_process_set)
     for one in process_sets:
         if not sets.is_known(one):

@@ -47,12 +47,13 @@ class Binding(Protocol):
     """Horovod's core by way of one framework.
 
     framework: its name. basics: Horovod's object of that name: ranks, what was built, timeline. reduced: the dtypes
-    that allreduce and reducescatter take.
+    that allreduce and reducescatter take. prefix: of the names of all operations.
     """
 
     framework: str
     basics: Any
     reduced: frozenset[str]
+    prefix: str
 
     def init(self, sets: Sequence[Any] | str) -> None:
         """Start Horovod. sets: as Horovod's init() takes them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from hvdkit.config import Config
 from hvdkit.engine.horovod.binding import Binding, horovod_version, open_binding
 from hvdkit.engine.horovod.environment import tell_horovod
@@ -10,6 +12,7 @@ from hvdkit.engine.horovod.transport import HorovodTransport, describe
 from hvdkit.errors import WorldError
 from hvdkit.hook import install_exception_hook
 from hvdkit.transport import Abort, mpi_library
+from hvdkit.transport.base import Buffer
 from hvdkit.world import World, check_world, complete_world, read_world, under_agent
 
 
@@ -45,7 +48,25 @@ def open_horovod(config: Config, framework: str) -> tuple[World, HorovodTranspor
         cross_size=basics.cross_size(),
         homogeneous=basics.is_homogeneous(),
     )
-    return world, _open_transport(binding, world), abort, binding
+    transport = _open_transport(binding, world)
+    _begin_generation(transport)
+    return world, transport, abort, binding
+
+
+_worlds = 0  # that this process, or one that it has met, has been in
+
+
+def _begin_generation(transport: HorovodTransport) -> None:
+    """Give operations other names than in earlier worlds; collective.
+
+    Where a world ended with an error Horovod may hold some of its operations still, and take none of the same name.
+    """
+    global _worlds
+    count = Buffer(np.array([_worlds], np.int32), "int32")
+    transport.allreduce(count, "max")
+    earlier = int(count.array[0])
+    transport.binding.prefix = f"world{earlier}." if earlier else ""
+    _worlds = earlier + 1
 
 
 def _open_transport(binding: Binding, world: World) -> HorovodTransport:

@@ -42,6 +42,8 @@ class TensorflowBinding:
     framework = "tensorflow"
     reduced = frozenset({"float16", "float32", "float64", "int32", "int64"})
 
+    prefix = ""
+
     def __init__(self) -> None:
         self.basics = mpi_ops._basics
         self._threads = ThreadPoolExecutor(_MANY_THREADS, "hvdkit-horovod")
@@ -58,7 +60,7 @@ class TensorflowBinding:
         """See Binding."""
         if move.op == "adasum" and self.basics.size() & (self.basics.size() - 1):
             raise HorovodInternalError("Horovod: Running Adasum with non-power of 2 ranks is not supported yet.")
-        return _Call(self._threads.submit(_run, move, arrays), move, arrays)
+        return _Call(self._threads.submit(_run, replace(move, name=self.prefix + move.name), arrays), move, arrays)
 
     def prepare(self, move: Move, like: Any) -> Callable[[Any], Pending]:
         """See Binding."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import horovod.torch as horovod
@@ -32,6 +33,8 @@ class TorchBinding:
     #: What allreduce and reducescatter take.
     reduced = frozenset({"float16", "float32", "float64", "int32", "int64"})
 
+    prefix = ""
+
     def __init__(self) -> None:
         self.basics = mpi_ops._basics
 
@@ -46,6 +49,7 @@ class TorchBinding:
     def start(self, move: Move, arrays: Sequence[Any]) -> Pending:
         """See Binding."""
         tensors = [_see(one) for one in arrays]
+        move = replace(move, name=self.prefix + move.name) if self.prefix else move
         try:
             handle = _STARTING[move.kind](move, tensors)
         except (CoreError, NotImplementedError) as error:
@@ -59,7 +63,14 @@ class TorchBinding:
         if mpi_ops.rocm_built():  # divides in Python
             return lambda tensor: self.start(move, [tensor])
         begin = getattr(mpi_ops.mpi_lib, mpi_ops._check_function(mpi_ops._allreduce_function_factory, like))
-        options = (1, move.name.encode(), _OPS[move.op], move.prescale, move.postscale, move.process_set.process_set_id)
+        options = (
+            1,
+            (self.prefix + move.name).encode(),
+            _OPS[move.op],
+            move.prescale,
+            move.postscale,
+            move.process_set.process_set_id,
+        )
         kept = mpi_ops._handle_map
 
         def start(tensor: torch.Tensor) -> Pending:
