@@ -10,6 +10,7 @@ import fcntl
 
 from hvdkit.errors import RankLostError
 from hvdkit.transport.base import Transport
+from hvdkit.transport.gone import describe_death, describe_leaving
 from hvdkit.transport.segment import open_segment
 from hvdkit.transport.small import gather_ints
 
@@ -38,19 +39,13 @@ class Liveness:
             if peer == self._rank:
                 continue
             if self._states.memory[64 * peer] == _LEFT:
-                raise RankLostError(
-                    f"Rank {rank} on host {self._host} has shut hvdkit down (or reached the end of its script) while "
-                    f"rank {self._ranks[self._rank]} still waits for it. Give every rank the same number of steps."
-                )
+                raise RankLostError(describe_leaving(rank, self._host, self._ranks[self._rank]))
             try:
                 fcntl.lockf(self._locks.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, peer)
             except OSError:
                 continue
             fcntl.lockf(self._locks.descriptor, fcntl.LOCK_UN, 1, peer)
-            raise RankLostError(
-                f"Rank {rank} on host {self._host} has died (killed, crashed or out of memory); its own output, or the "
-                f"system's log, says why."
-            )
+            raise RankLostError(describe_death(rank, self._host))
 
     def leave(self) -> None:
         """Tell those who wait for this rank, now or later, that it will not come."""
