@@ -101,8 +101,21 @@ class GlooTransport:
 
     def _open_wire(self, key: str) -> GlooWire:
         meeting = self._meeting
+        self._assemble(key)
         group = Group(meeting.store, key, self.rank, self.size, meeting.address, self._explain)
         return GlooWire(group, self.rank, self.size)
+
+    def _assemble(self, key: str) -> None:
+        """Return when all these ranks are here. Gloo itself would wait for a dead one without a look at it."""
+        mailbox = MeshMailbox(self._mesh, self.ranks, _channel(key))
+        for rank in range(self.size):
+            mailbox.send(rank, b"")
+        here: set[int] = set()
+        waiting = Waiting(self.check)
+        while len(here) < self.size:
+            here.update(rank for rank, _ in mailbox.receive())
+            waiting.pause()
+        mailbox.close()
 
     def _name(self) -> str:
         """For the next group or mailbox that all these ranks make together."""
@@ -187,8 +200,7 @@ class GlooTransport:
 
     def open_mailbox(self) -> MeshMailbox:
         """See Transport.open_mailbox."""
-        channel = hashlib.blake2b(self._name().encode(), digest_size=16).digest()
-        return MeshMailbox(self._mesh, self.ranks, channel)
+        return MeshMailbox(self._mesh, self.ranks, _channel(self._name()))
 
     def open_lane(self) -> None:
         """See Transport.open_lane. Ranks of one host would have SharedMemoryTransport."""
@@ -234,3 +246,7 @@ class GlooTransport:
             self._wire_or_none = None
             if spans_all:
                 self._mesh.close()
+
+
+def _channel(name: str) -> bytes:
+    return hashlib.blake2b(name.encode(), digest_size=16).digest()

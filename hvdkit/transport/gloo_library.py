@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _THREADS = 2  # of a group: collectives that are under way at the same time
-_START = timedelta(seconds=120)  # for the ranks of a group to connect
+_START = timedelta(seconds=60)  # for the ranks of a group to connect; all of them are there by then
 _STORE = timedelta(seconds=300)
 _FOR_EVER = timedelta(days=1000)  # who waits looks after the others itself, and a slow rank is no failed one
 _LOOK = timedelta(milliseconds=100)

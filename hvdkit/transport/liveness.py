@@ -35,17 +35,21 @@ class Liveness:
 
     def check(self) -> None:
         """Raise RankLostError if a rank of this host has ended or has shut hvdkit down."""
+        left = []
         for peer, rank in enumerate(self._ranks):
             if peer == self._rank:
                 continue
             if self._states.memory[64 * peer] == _LEFT:
-                raise RankLostError(describe_leaving(rank, self._host, self._ranks[self._rank]))
+                left.append(rank)
+                continue
             try:
                 fcntl.lockf(self._locks.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, peer)
             except OSError:
                 continue
             fcntl.lockf(self._locks.descriptor, fcntl.LOCK_UN, 1, peer)
             raise RankLostError(describe_death(rank, self._host))
+        if left:  # told after a death, which may be why they left
+            raise RankLostError(describe_leaving(left[0], self._host, self._ranks[self._rank]))
 
     def leave(self) -> None:
         """Tell those who wait for this rank, now or later, that it will not come."""
