@@ -1,4 +1,4 @@
-"""The connections between all ranks: messages whole and in order, whoever is slow, and news of ranks that have ended."""
+"""The connections between all ranks: messages whole and in order, whoever is slow, and news of dead ranks."""
 
 from __future__ import annotations
 

@@ -66,7 +66,8 @@ if not before:
     dist.init_process_group("gloo")
 theirs, ours = torch.ones(3) * hvd.rank(), hvd.allreduce(torch.ones(3) * hvd.rank(), op=hvd.Sum)
 dist.all_reduce(theirs)
-print(f"rank {hvd.rank()} {dist.get_rank()} {hvd.gloo_enabled()} {hvd.mpi_enabled()} {torch.equal(theirs, ours)}\\n", end="")
+carriers = f"{hvd.gloo_enabled()} {hvd.mpi_enabled()}"
+print(f"rank {hvd.rank()} {dist.get_rank()} {carriers} {torch.equal(theirs, ours)}\\n", end="")
 dist.destroy_process_group()
 hvd.shutdown()
 hvd.init()

@@ -133,7 +133,7 @@ def _open_gloo(world: World) -> tuple[BaseTransport, Abort | None]:
         gloo_library.load_gloo()
     except MissingDependencyError as error:
         raise MissingDependencyError(
-            f"Ranks that {world.launcher} has started without MPI talk through torch's Gloo. {error} Or start the "
+            f"Ranks that {world.launcher} has started without MPI talk through torch's Gloo. {error}. Or start the "
             f"script with hvdrun, which takes MPI."
         ) from error
     if world.size == 1:
