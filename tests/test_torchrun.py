@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -35,6 +36,12 @@ def write(tmp_path: Path, program: str) -> str:
 def run(command: Sequence[str], tmp_path: Path, **env: str) -> subprocess.CompletedProcess[str]:
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **env}
     return subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=TIMEOUT_S)
+
+
+def free_port() -> int:
+    """One that nobody listens at just now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def torchrun(tmp_path: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -75,7 +82,7 @@ assert hvd.allgather_object(hvd.rank()) == [0, 1]
 """
     script = write(tmp_path, program)
     for when in ("before", "after"):
-        port = ["--master-port", "0"] if when == "before" else ["--standalone"]
+        port = ["--master-port", str(free_port())] if when == "before" else ["--standalone"]
         done = run([*TORCHRUN, *port, "--nproc-per-node", "2", script, when], tmp_path)
         assert done.returncode == 0, done.stderr
         assert sorted(done.stdout.splitlines()) == [f"rank {rank} {rank} True False True" for rank in range(2)]
