@@ -291,7 +291,7 @@ def test_ranks_of_one_host_share_memory_over_gloo_too() -> None:
 
 def test_without_torch_torchrun_and_horovodrun_have_a_cure() -> None:
     program = "import sys; sys.modules['torch'] = None\nimport hvdkit.engine.runtime as r; r.init()"
-    env = {**os.environ, "HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}
+    env = {**os.environ, "HVDKIT_ENGINE": "native", "HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "MissingDependencyError: Ranks that horovodrun has started without MPI talk through" in done.stderr

@@ -155,7 +155,7 @@ def _variables(rank: int, size: int, port: int) -> Mapping[str, str]:
     place = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "CROSS_RANK": 0, "CROSS_SIZE": 1}
     place |= {"GLOO_RENDEZVOUS_PORT": port}
     words = {"HOSTNAME": "localhost", "GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "GLOO_IFACE": "lo", "CONTROLLER": "gloo"}
-    return {f"HOROVOD_{name}": str(value) for name, value in {**place, **words}.items()}
+    return {"HVDKIT_ENGINE": "native"} | {f"HOROVOD_{name}": str(value) for name, value in {**place, **words}.items()}
 
 
 def test_the_digits_are_learned_with_horovodruns_variables(tmp_path: Path) -> None:
@@ -186,6 +186,7 @@ HOROVODRUN = Path(sys.prefix, "bin", "horovodrun")
     reason="no Horovod here; what it sets in the environment is tested above",
 )
 def test_the_digits_are_learned_under_horovodrun(tmp_path: Path) -> None:
-    done = run([str(HOROVODRUN), "--gloo", "-np", "2", sys.executable, DIGITS, "--min-accuracy", "0.97"], tmp_path)
+    command = [str(HOROVODRUN), "--gloo", "-np", "2", sys.executable, DIGITS, "--min-accuracy", "0.97"]
+    done = run(command, tmp_path, HVDKIT_ENGINE="native")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks on 1 host (localhost: 2), shared_memory transport" in done.stdout
