@@ -125,7 +125,7 @@ def _open_mpi(world: World) -> tuple[BaseTransport, Abort | None]:
 def _open_gloo(world: World) -> tuple[BaseTransport, Abort | None]:
     """Where there is MPI it is only asked where rank 0 is."""
     from hvdkit.transport import gloo, gloo_library
-    from hvdkit.transport.boards import LocalBoard, TransportBoard, find_board, read_interface
+    from hvdkit.transport.boards import BoardPlace, LocalBoard, TransportBoard, find_board, read_interface
 
     variables = read_environment()
     options: dict[str, Any] = {"host": world.host, "interface": read_interface(variables)}
@@ -136,9 +136,10 @@ def _open_gloo(world: World) -> tuple[BaseTransport, Abort | None]:
             f"Ranks that {world.launcher} has started without MPI talk through torch's Gloo. {error}. Or start the "
             f"script with hvdrun, which takes MPI."
         ) from error
-    if world.size == 1:
+    only_mpi_knows = world.size == 0 or (world.launcher == "none" and _runs_mpi())
+    if world.size == 1 and not only_mpi_knows:
         return gloo.open_gloo(LocalBoard(), 0, 1, **options), None
-    place = find_board(variables, world.launcher)
+    place = BoardPlace("mpi") if only_mpi_knows else find_board(variables, world.launcher)
     if place.kind == "mpi":
         asked, abort = _open_mpi(world)
         base = gloo.open_gloo(TransportBoard(asked), asked.rank, asked.size, **options)
