@@ -90,9 +90,18 @@ def gather(board: Board, ranks: list[int], size: int, seconds: float = 20.0) -> 
     def run(at: int, rank: int) -> None:
         if rank == 0:
             time.sleep(0.3)  # the others look for it meanwhile
-        options = {"name": "test", "host": f"host of {rank}", "interface": "", "towards": "127.0.0.1"}
         try:
-            answers[at] = meet(board, TcpStores(), rank, size, deadline=time.monotonic() + seconds, **options)  # type: ignore[arg-type]
+            answers[at] = meet(
+                board,
+                TcpStores(),
+                rank,
+                size,
+                name="test",
+                host=f"host of {rank}",
+                interface="",
+                towards="127.0.0.1",
+                deadline=time.monotonic() + seconds,
+            )
         except TransportError as error:
             answers[at] = error
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -151,11 +151,21 @@ def horovod_ranks(size: int, command: Sequence[str], cwd: Path, **env: str) -> I
                 process.communicate()
 
 
-def _variables(rank: int, size: int, port: int) -> Mapping[str, str]:
-    place = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "CROSS_RANK": 0, "CROSS_SIZE": 1}
-    place |= {"GLOO_RENDEZVOUS_PORT": port}
-    words = {"HOSTNAME": "localhost", "GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "GLOO_IFACE": "lo", "CONTROLLER": "gloo"}
-    return {"HVDKIT_ENGINE": "native"} | {f"HOROVOD_{name}": str(value) for name, value in {**place, **words}.items()}
+def _variables(rank: int, size: int, port: int) -> dict[str, str]:
+    values: dict[str, object] = {
+        "RANK": rank,
+        "SIZE": size,
+        "LOCAL_RANK": rank,
+        "LOCAL_SIZE": size,
+        "CROSS_RANK": 0,
+        "CROSS_SIZE": 1,
+        "HOSTNAME": "localhost",
+        "GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "GLOO_RENDEZVOUS_PORT": port,
+        "GLOO_IFACE": "lo",
+        "CONTROLLER": "gloo",
+    }
+    return {"HVDKIT_ENGINE": "native"} | {f"HOROVOD_{name}": str(value) for name, value in values.items()}
 
 
 def test_the_digits_are_learned_with_horovodruns_variables(tmp_path: Path) -> None:
