@@ -173,6 +173,7 @@ class GlooRequest:
                 work.wait()
         except RuntimeError as error:
             raise self._explain(self._what, error) from error
+        self._works, self._memory = (), None
         return True
 
     def wait(self, check: Callable[[], None]) -> None:
