@@ -221,8 +221,7 @@ def beside_torchs_own_group(transport: GlooTransport) -> None:
     import torch
     import torch.distributed as dist
 
-    store = dist.HashStore() if transport.size == 1 else transport._meeting.store
-    dist.init_process_group("gloo", store=store, rank=transport.rank, world_size=transport.size)
+    dist.init_process_group("gloo", store=transport._meeting.store, rank=transport.rank, world_size=transport.size)
     try:
         tensor, buffer = torch.ones(1000), buffer_of(np.ones(1000), "float32")
         for _ in range(20):
