@@ -68,8 +68,8 @@ class Config:
     )
     transport: str = setting(
         "auto",
-        choice("auto", "single", "mpi", "shared_memory", "hierarchical"),
-        "how bytes travel; auto takes shared memory inside a host and MPI between hosts",
+        choice("auto", "single", "mpi", "gloo", "shared_memory", "hierarchical"),
+        "how bytes travel; auto takes shared memory inside a host, and MPI between hosts (Gloo under torchrun)",
         flag="--transport",
     )
     fusion_bytes: int = setting(
@@ -93,7 +93,7 @@ class Config:
     small_bytes: int = setting(
         64 * 1024,
         parse_bytes,
-        "an allreduce that takes more than one look at shared memory goes to MPI below this many bytes",
+        "an allreduce that takes more than one look at shared memory goes to MPI or Gloo below this many bytes",
     )
     stall_check_s: float = setting(
         60.0,

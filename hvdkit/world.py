@@ -101,6 +101,9 @@ _LAUNCHERS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 
+#: Launchers that start no MPI, however many are at work around them.
+WITHOUT_MPI = frozenset({"horovodrun", "torchrun"})
+
 _MAY_OMIT_SIZE = frozenset({"pals", "pmix"})
 
 #: Slurm numbers what are not steps of ranks (batch, extern, interactive) from here.
@@ -120,8 +123,10 @@ _CURES: dict[str, str] = {
     "`MPICC='cc -shared' pip install --no-binary mpi4py mpi4py`.",
     "jsrun": "The launcher is jsrun; mpi4py must use Spectrum MPI. Load its module and build mpi4py with its mpicc.",
     "pmix": "mpi4py's library does not know PMIx. Use the mpirun that belongs to it. " + _START_WITH_HVDRUN,
-    "torchrun": "torchrun starts no MPI. Start the script with `hvdrun -np {size}`, or mpirun.",
-    "horovodrun": "horovodrun started this with Gloo, not MPI. Start the script with `hvdrun -np {size}`, or mpirun.",
+    "torchrun": "torchrun starts no MPI: leave HVDKIT_TRANSPORT=mpi out, and the ranks talk through torch's Gloo. Or "
+    "start the script with `hvdrun -np {size}`, or mpirun.",
+    "horovodrun": "horovodrun started this with Gloo, not MPI: leave HVDKIT_TRANSPORT=mpi out, and the ranks talk "
+    "through torch's Gloo. Or start the script with `hvdrun -np {size}`, or mpirun.",
 }
 
 

@@ -17,7 +17,7 @@ from hvdkit.engine import runtime as engine
 from hvdkit.errors import NotInitializedError
 
 #: Never true of hvdkit today.
-ABSENT = ["ccl_built", "ddl_built", "gloo_built", "gloo_enabled", "nccl_built"]
+ABSENT = ["ccl_built", "ddl_built", "nccl_built"]
 
 
 def python(program: str) -> str:
@@ -35,8 +35,8 @@ def test_torch_says_for_which_gpus_it_was_built() -> None:
     assert hvd.rocm_built() == bool(torch.version.hip)
 
 
-def test_before_init_mpi_is_not_in_use() -> None:
-    assert hvd.mpi_enabled() is False
+def test_before_init_neither_mpi_nor_gloo_is_in_use() -> None:
+    assert hvd.mpi_enabled() is False and hvd.gloo_enabled() is False
     for call in (hvd.mpi_threads_supported, hvd.is_homogeneous):
         with pytest.raises(NotInitializedError, match=call.__name__):
             call()
@@ -61,16 +61,27 @@ def test_without_an_mpi_library_mpi_is_not_built() -> None:
     ) == ("False")
 
 
+def test_torch_brings_gloo_and_without_torch_there_is_none() -> None:
+    ask = "import hvdkit.engine.built as b; print(b.gloo_built())"
+    assert hvd.gloo_built() and python(ask) == "True"
+    assert python(f"import sys; sys.modules['torch'] = None\n{ask}") == "False"
+
+
 def on_ranks(transport: str) -> list[bool]:
     assert hvd.mpi_built()
     with joined(transport):
-        return [hvd.mpi_enabled(), hvd.mpi_threads_supported(), hvd.is_homogeneous()]
+        return [hvd.mpi_enabled(), hvd.gloo_enabled(), hvd.mpi_threads_supported(), hvd.is_homogeneous()]
 
 
 @pytest.mark.ranks
 def test_ranks_use_mpi_and_the_script_may_too() -> None:
-    assert run_ranks(2, on_ranks, "auto") == [[True, True, True]] * 2
-    assert run_ranks(3, on_ranks, "mpi") == [[True, True, True]] * 3
+    assert run_ranks(2, on_ranks, "auto") == [[True, False, True, True]] * 2
+    assert run_ranks(3, on_ranks, "mpi") == [[True, False, True, True]] * 3
+
+
+@pytest.mark.ranks
+def test_ranks_that_use_gloo_say_so() -> None:
+    assert run_ranks(2, on_ranks, "gloo") == [[False, True, False, True]] * 2
 
 
 def test_one_process_uses_no_mpi() -> None:

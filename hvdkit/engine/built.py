@@ -6,7 +6,7 @@ Nothing of hvdkit is compiled, so "built" means: there when it is needed.
 from __future__ import annotations
 
 from hvdkit.engine import runtime as engine
-from hvdkit.transport import mpi_library
+from hvdkit.transport import gloo_library, mpi_library
 
 
 def mpi_built() -> bool:
@@ -16,7 +16,7 @@ def mpi_built() -> bool:
 
 def mpi_enabled() -> bool:
     """Do the ranks talk through MPI now? False before init(), and for one process that nobody launched."""
-    return engine.is_initialized() and engine.runtime("mpi_enabled()").transport.name != "single"
+    return _carrier("mpi_enabled()") == "mpi"
 
 
 def mpi_threads_supported() -> bool:
@@ -29,13 +29,17 @@ def mpi_threads_supported() -> bool:
 
 
 def gloo_built() -> bool:
-    """Can ranks talk through Gloo? Not in hvdkit, for now."""
-    return False
+    """Is there a torch with Gloo? May be called before init(); loads torch, since only torch knows."""
+    return gloo_library.can_load_gloo()
 
 
 def gloo_enabled() -> bool:
-    """Do ranks talk through Gloo now? Not in hvdkit, for now."""
-    return False
+    """Do the ranks talk through Gloo now, as under torchrun? False before init()."""
+    return _carrier("gloo_enabled()") == "gloo"
+
+
+def _carrier(call: str) -> str:
+    return engine.runtime(call).transport.carrier if engine.is_initialized() else "none"
 
 
 def nccl_built() -> int:

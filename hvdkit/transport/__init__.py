@@ -4,8 +4,9 @@
 |---|---|---|---|
 | single | one | nothing | a process that nobody launched, or a world of one |
 | mpi | any | MPI | one rank a host; or by wish |
-| shared_memory | one host | MPI, /dev/shm | all ranks on one host |
-| hierarchical | any | MPI, /dev/shm | several ranks on several hosts |
+| gloo | any | torch | one rank a host, under torchrun or `horovodrun --gloo`; or by wish |
+| shared_memory | one host | mpi or gloo, /dev/shm | all ranks on one host |
+| hierarchical | any | mpi or gloo, /dev/shm | several ranks on several hosts |
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvdkit.config import Config
-from hvdkit.errors import TransportError, WorldError
+from hvdkit.config import Config, read_environment
+from hvdkit.errors import MissingDependencyError, TransportError, WorldError
 from hvdkit.hook import install_exception_hook
-from hvdkit.transport.base import Transport
+from hvdkit.transport.base import BaseTransport, Transport
 from hvdkit.transport.single import SingleTransport
 from hvdkit.transport.small import gather_ints
-from hvdkit.world import World, check_world, complete_world, read_world, under_agent
+from hvdkit.world import WITHOUT_MPI, World, check_world, complete_world, read_world, under_agent
 
 Abort = Callable[[int], None]
 
@@ -32,16 +33,14 @@ def open_transport(config: Config) -> tuple[World, Transport, Abort | None]:
     Raises WorldError if launcher and MPI disagree, TransportError if the transport asked for does not fit the ranks.
     """
     world = read_world()
-    if config.transport == "single" or (config.transport == "auto" and not _mpi_wanted(world)):
+    carrier = choose_carrier(config.transport, world, mpi_running=_runs_mpi())
+    if carrier == "none":
         if world.size > 1:
             raise WorldError(
                 f"HVDKIT_TRANSPORT=single is for one process, and {world.launcher} started {world.size}. Leave it out."
             )
         return _alone(world)
-    from hvdkit.transport import mpi, mpi_library
-
-    base = mpi.open_mpi()
-    check_world(world, base.size, mpi_library.describe_mpi())
+    base, abort = _open_gloo(world) if carrier == "gloo" else _open_mpi(world)
     local, cross = base.split_by_node()
     local_sizes = gather_ints(base, local.size)
     world = complete_world(
@@ -56,13 +55,12 @@ def open_transport(config: Config) -> tuple[World, Transport, Abort | None]:
     )
     local.close()
     cross.close()
-    abort = None if under_agent() else mpi_library.abort
     install_exception_hook(world.rank, world.host, abort)  # what fails below may fail on some ranks only
-    name = choose_transport(config.transport, local_sizes)
+    name = choose_transport(config.transport, local_sizes, base.name)
     if name == "single":
         base.close()
         return world, SingleTransport(), abort
-    if name == "mpi":
+    if name == base.name:
         return world, base, abort
     options: dict[str, Any] = {"directory": config.shared_directory, "small_bytes": config.small_bytes}
     if name == "shared_memory":
@@ -74,8 +72,24 @@ def open_transport(config: Config) -> tuple[World, Transport, Abort | None]:
     return world, HierarchicalTransport(base, host=world.host, **options), abort
 
 
-def choose_transport(wish: str, local_sizes: Sequence[int]) -> str:
+def choose_carrier(wish: str, world: World, *, mpi_running: bool) -> str:
+    """What moves bytes between ranks that share no memory: "mpi", "gloo", or "none" for a process by itself.
+
+    mpi_running: has the program started MPI, with more ranks than one?
+    """
+    if wish in ("mpi", "gloo"):
+        return wish
+    if wish == "single":
+        return "none"
+    if world.launcher in WITHOUT_MPI:
+        return "none" if wish == "auto" and world.size == 1 else "gloo"
+    return "mpi" if wish != "auto" or world.launcher != "none" or mpi_running else "none"
+
+
+def choose_transport(wish: str, local_sizes: Sequence[int], carrier: str = "mpi") -> str:
     """The transport's name for these ranks. local_sizes: of each rank, how many ranks its host has.
+
+    carrier: what moves bytes between hosts, as choose_carrier says it.
 
     Raises TransportError if the wish does not fit.
     """
@@ -90,16 +104,49 @@ def choose_transport(wish: str, local_sizes: Sequence[int]) -> str:
     if size == 1:
         return "single"
     if max(local_sizes) == 1:
-        return "mpi"
+        return carrier
     return "shared_memory" if local_sizes[0] == size else "hierarchical"
 
 
-def _mpi_wanted(world: World) -> bool:
-    """Has a launcher started this process, or has the program started MPI by itself?"""
-    if world.launcher != "none":
-        return True
+def _runs_mpi() -> bool:
+    """Has the program started MPI by itself?"""
     loaded = sys.modules.get("mpi4py.MPI")
     return loaded is not None and loaded.Is_initialized() and loaded.COMM_WORLD.Get_size() > 1
+
+
+def _open_mpi(world: World) -> tuple[BaseTransport, Abort | None]:
+    from hvdkit.transport import mpi, mpi_library
+
+    base = mpi.open_mpi()
+    check_world(world, base.size, mpi_library.describe_mpi())
+    return base, None if under_agent() else mpi_library.abort
+
+
+def _open_gloo(world: World) -> tuple[BaseTransport, Abort | None]:
+    """Where there is MPI it is only asked where rank 0 is."""
+    from hvdkit.transport import gloo, gloo_library
+    from hvdkit.transport.boards import BoardPlace, LocalBoard, TransportBoard, find_board, read_interface
+
+    variables = read_environment()
+    options: dict[str, Any] = {"host": world.host, "interface": read_interface(variables)}
+    try:
+        gloo_library.load_gloo()
+    except MissingDependencyError as error:
+        raise MissingDependencyError(
+            f"Ranks that {world.launcher} has started without MPI talk through torch's Gloo. {error}. Or start the "
+            f"script with hvdrun, which takes MPI."
+        ) from error
+    only_mpi_knows = world.size == 0 or (world.launcher == "none" and _runs_mpi())
+    if world.size == 1 and not only_mpi_knows:
+        return gloo.open_gloo(LocalBoard(), 0, 1, **options), None
+    place = BoardPlace("mpi") if only_mpi_knows else find_board(variables, world.launcher)
+    if place.kind == "mpi":
+        asked, abort = _open_mpi(world)
+        base = gloo.open_gloo(TransportBoard(asked), asked.rank, asked.size, **options)
+        asked.close()
+        return base, abort
+    board, towards = gloo.open_board(place, world.rank)
+    return gloo.open_gloo(board, world.rank, world.size, towards=towards, **options), None
 
 
 def _alone(world: World) -> tuple[World, Transport, None]:

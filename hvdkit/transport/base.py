@@ -6,7 +6,7 @@ come as a Buffer, and what is done with them (adding, casting) is an Arithmetic:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -186,11 +186,13 @@ class Transport(Protocol):
     Every method but the attributes is collective: all ranks of the group call it, in the same order, with arguments
     that agree. Raises TransportError (RankLostError where the dead rank is known) when the others cannot be reached.
 
+    carrier: what moves bytes where ranks share no memory: "mpi", "gloo", or "none" for one rank.
     local_ranks: how many ranks are summed inside a host before the sum crosses to others (1 where nothing is), the
     same number on all ranks.
     """
 
     name: str
+    carrier: str
     rank: int
     size: int
     local_ranks: int
@@ -237,3 +239,30 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Give everything back. Later calls of other methods are errors; closing twice is not."""
+
+
+class Crossing(Protocol):
+    """Reduces between hosts, beside a transport's own collectives."""
+
+    def __call__(self, source: Buffer, out: Buffer, spec: BucketSpec) -> Iterator[bool]:
+        """Reduce `source`, already prescaled, into `out`, postscaled; steps as in SteppedBuckets."""
+
+    def close(self, *, idle: bool = True) -> None:
+        """Give it back; collective. idle: False if a reduction was cut short."""
+
+
+class BaseTransport(Transport, Protocol):
+    """A transport that others are put on: it reaches ranks on any host, and knows who is where."""
+
+    def subgroup(self, ranks: Sequence[int]) -> BaseTransport | None:
+        """See Transport.subgroup."""
+
+    def split_by_node(self, node: int | None = None) -> tuple[BaseTransport, BaseTransport]:
+        """The ranks of this host, and the ranks with the same place on every host, both in rank order; collective.
+
+        The second may be shorter on some ranks, where hosts have different numbers of ranks.
+        node: the number of this rank's host, given by all ranks or none; the transport finds out if None.
+        """
+
+    def open_crossing(self) -> Crossing:
+        """What reduces over these ranks in steps, where they stand on different hosts; collective."""

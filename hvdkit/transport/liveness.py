@@ -10,6 +10,7 @@ import fcntl
 
 from hvdkit.errors import RankLostError
 from hvdkit.transport.base import Transport
+from hvdkit.transport.gone import describe_death, describe_leaving
 from hvdkit.transport.segment import open_segment
 from hvdkit.transport.small import gather_ints
 
@@ -34,23 +35,21 @@ class Liveness:
 
     def check(self) -> None:
         """Raise RankLostError if a rank of this host has ended or has shut hvdkit down."""
+        left = []
         for peer, rank in enumerate(self._ranks):
             if peer == self._rank:
                 continue
             if self._states.memory[64 * peer] == _LEFT:
-                raise RankLostError(
-                    f"Rank {rank} on host {self._host} has shut hvdkit down (or reached the end of its script) while "
-                    f"rank {self._ranks[self._rank]} still waits for it. Give every rank the same number of steps."
-                )
+                left.append(rank)
+                continue
             try:
                 fcntl.lockf(self._locks.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, peer)
             except OSError:
                 continue
             fcntl.lockf(self._locks.descriptor, fcntl.LOCK_UN, 1, peer)
-            raise RankLostError(
-                f"Rank {rank} on host {self._host} has died (killed, crashed or out of memory); its own output, or the "
-                f"system's log, says why."
-            )
+            raise RankLostError(describe_death(rank, self._host))
+        if left:  # told after a death, which may be why they left
+            raise RankLostError(describe_leaving(left[0], self._host, self._ranks[self._rank]))
 
     def leave(self) -> None:
         """Tell those who wait for this rank, now or later, that it will not come."""

@@ -6,17 +6,25 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
 from hvdkit.errors import TransportError
 from hvdkit.transport import mpi_library
 from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, Op, make_buffer, plan_depth, see_as
-from hvdkit.transport.buckets import SteppedBuckets
+from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, Op, make_buffer
 from hvdkit.transport.checks import check_alltoall, check_counts, check_ranks, check_root
 from hvdkit.transport.mailbox import MpiMailbox
-from hvdkit.transport.mpi_library import call_mpi, collective, load_mpi, moved, moved_pieces, operation, plain
-from hvdkit.transport.mpi_steps import combine_pieces, reduce_steps
+from hvdkit.transport.mpi_library import (
+    call_mpi,
+    collective,
+    free_comm,
+    load_mpi,
+    moved,
+    moved_pieces,
+    operation,
+    plain,
+)
+from hvdkit.transport.mpi_wire import MpiWire
+from hvdkit.transport.steps import combine_pieces, reduce_steps
+from hvdkit.transport.wire_buckets import WireBuckets, WireCrossing
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -43,6 +51,7 @@ class MpiTransport:
     """
 
     name = "mpi"
+    carrier = "mpi"
     local_ranks = 1
 
     def __init__(self, comm: MPI.Intracomm, arithmetic: Arithmetic) -> None:
@@ -62,7 +71,7 @@ class MpiTransport:
         """See Transport.allreduce."""
         if buffer.dtype in HALF:
             spec = BucketSpec(buffer.dtype, buffer.count, op, postscale=scale)
-            for _ in reduce_steps(self.comm, buffer, buffer, spec, arithmetic=self.arithmetic):
+            for _ in reduce_steps(MpiWire(self.comm), buffer, buffer, spec, arithmetic=self.arithmetic):
                 os.sched_yield()
             return
         in_place, how = load_mpi().IN_PLACE, operation(op, buffer.dtype)
@@ -127,11 +136,7 @@ class MpiTransport:
         return MpiTransport(_own(comm), self.arithmetic)
 
     def split_by_node(self, node: int | None = None) -> tuple[MpiTransport, MpiTransport]:
-        """The ranks of this host, and the ranks with the same place on every host, both in rank order; collective.
-
-        The second may be shorter on some ranks, where hosts have different numbers of ranks.
-        node: the number of this rank's host, given by all ranks or none; what shares memory, as MPI finds it, if None.
-        """
+        """See BaseTransport.split_by_node. A host is what shares memory, as MPI finds it."""
         mpi = load_mpi()
         if node is None:
             local = call_mpi("MPI_Comm_split_type", self.comm.Split_type, mpi.COMM_TYPE_SHARED, self.rank)
@@ -147,13 +152,14 @@ class MpiTransport:
     def open_lane(self) -> None:
         """See Transport.open_lane. Ranks of one host would have SharedMemoryTransport."""
 
-    def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> MpiBuckets:
+    def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> WireBuckets:
         """See Transport.open_buckets."""
-        return MpiBuckets(self, specs, depth)
+        # MPI itself tells of a lost rank, when it is asked for progress.
+        return WireBuckets(self.open_crossing(), specs, depth, check=lambda: None)
 
-    def open_crossing(self) -> MpiCrossing:
-        """What reduces between hosts, beside this transport's own collectives; collective."""
-        return MpiCrossing(self)
+    def open_crossing(self) -> WireCrossing:
+        """See BaseTransport.open_crossing."""
+        return WireCrossing(MpiWire(_own(call_mpi("MPI_Comm_dup", self.comm.Dup))), self.arithmetic)
 
     def check(self) -> None:
         """See Transport.check."""
@@ -165,65 +171,10 @@ class MpiTransport:
         """See Transport.close."""
         if self._comm is not None:
             comm, self._comm = self._comm, None
-            _free(comm)
-
-
-class MpiCrossing:
-    """Reductions in steps over the ranks of a transport, on a communicator of their own; opened by all ranks together.
-
-    A communicator of their own, because steps may run in another thread than the transport's collectives, and MPI wants
-    the same order on all ranks within one communicator.
-    """
-
-    def __init__(self, transport: MpiTransport) -> None:
-        self._transport = transport
-        self._comm = _own(call_mpi("MPI_Comm_dup", transport.comm.Dup))
-
-    def __call__(self, source: Buffer, out: Buffer, spec: BucketSpec, prescale: float = 1.0) -> Iterator[bool]:
-        """Reduce `source` into `out`; see reduce_steps. spec.prescale has been applied, or is passed as `prescale`."""
-        arithmetic = self._transport.arithmetic
-        return reduce_steps(self._comm, source, out, spec, arithmetic=arithmetic, prescale=prescale)
-
-    def close(self, *, idle: bool = True) -> None:
-        """Free the communicator; collective.
-
-        idle: False if a reduction has failed half-way; MPI then keeps what the others may still send to.
-        """
-        if idle and self._comm != load_mpi().COMM_NULL:
-            _free(self._comm)
-
-
-class MpiBuckets(SteppedBuckets):
-    """Buckets in ordinary memory, each reduced over all ranks of a transport; opened by all ranks together."""
-
-    def __init__(self, transport: MpiTransport, specs: Sequence[BucketSpec], depth: int | None) -> None:
-        super().__init__(check=lambda: None)  # MPI itself tells of a lost rank, when it is asked for progress
-        self._specs = list(specs)
-        self._crossing = MpiCrossing(transport)
-        self.depth, nbytes = plan_depth(specs, depth)
-        pieces = [np.empty(nbytes, np.uint8) for _ in range(self.depth)]
-        self.memory = [see_as(pieces[at % self.depth], spec) for at, spec in enumerate(specs)]
-        self.own = [(0, 0)] * len(specs)
-
-    def steps(self, index: int, elsewhere: Sequence[tuple[int, Buffer]]) -> Iterator[bool]:
-        """See SteppedBuckets."""
-        spec, memory = self._specs[index], self.memory[index]
-        return self._crossing(memory, memory, spec, spec.prescale)
-
-    def close(self) -> None:
-        """See Buckets.close."""
-        idle = not self.busy
-        super().close()
-        self._crossing.close(idle=idle)
-        self.memory, self.own = [], []
+            free_comm(comm)
 
 
 def _countable(buffer: Buffer) -> Iterator[Buffer]:
     """The buffer in parts that MPI can count."""
     largest = mpi_library.LARGEST_COUNT
     return (buffer.slice(at, min(at + largest, buffer.count)) for at in range(0, buffer.count, largest))
-
-
-def _free(comm: MPI.Intracomm) -> None:
-    if not load_mpi().Is_finalized():
-        call_mpi("MPI_Comm_free", comm.Free)

@@ -206,6 +206,12 @@ def collective(what: str, comm: MPI.Intracomm, *arguments: Any) -> None:
         waiting.pause()
 
 
+def free_comm(comm: MPI.Intracomm) -> None:
+    """Give a communicator back, unless MPI has been ended; collective."""
+    if not load_mpi().Is_finalized():
+        call_mpi("MPI_Comm_free", comm.Free)
+
+
 @functools.cache
 def _lost_classes() -> frozenset[int]:
     mpi = load_mpi()

@@ -24,7 +24,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +33,7 @@ from hvdkit.transport.base import (
     Arithmetic,
     BucketSpec,
     Buffer,
+    Crossing,
     Transport,
     make_buffer,
     plan_depth,
@@ -46,16 +46,6 @@ from hvdkit.transport.segment import open_segment
 
 _ALIGN = 64  # bytes: a cache line
 _CHUNK_BYTES = 512 * 1024  # stays in a core's own cache between the sum and the copies of it
-
-
-class Crossing(Protocol):
-    """Reduces shards between hosts."""
-
-    def __call__(self, source: Buffer, out: Buffer, spec: BucketSpec) -> Iterator[bool]:
-        """Reduce `source`, already prescaled, into `out`, postscaled; steps as in SteppedBuckets."""
-
-    def close(self, *, idle: bool = True) -> None:
-        """Give it back; collective. idle: False if a reduction was cut short."""
 
 
 def plan_shards(count: int, shards: int, itemsize: int) -> list[tuple[int, int]]:

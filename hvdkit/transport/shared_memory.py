@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hvdkit.errors import TransportError
-from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Op, Transport
+from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Crossing, Op, Transport
 from hvdkit.transport.lane import Lane, open_shared_lane
 from hvdkit.transport.liveness import Liveness
 from hvdkit.transport.mailbox import Mailbox
-from hvdkit.transport.shared_buckets import Crossing, SharedBuckets
+from hvdkit.transport.shared_buckets import SharedBuckets
 
 _STAGE_BYTES = 2 * 2**20  # stays in the last-level cache between copy, sum and copy
 _STAGES = 2
@@ -42,7 +42,7 @@ class SharedMemoryTransport:
                 f"shared_memory needs all {base.size} ranks on one host, and {local.size} are on {host}. "
                 f"Use HVDKIT_TRANSPORT=hierarchical (or auto)."
             )
-        self.rank, self.size = base.rank, base.size
+        self.rank, self.size, self.carrier = base.rank, base.size, base.carrier
         self._base, self._local, self._host = base, local, host
         self._directory, self._small_bytes = directory, small_bytes
         self._shards, self._open_crossing = shards or local.size, open_crossing
@@ -151,6 +151,7 @@ class SharedMemoryTransport:
     def leave(self) -> None:
         """See Transport.leave."""
         self._liveness.leave()
+        self._base.leave()
 
     def close(self) -> None:
         """See Transport.close."""

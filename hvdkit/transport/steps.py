@@ -1,7 +1,7 @@
-"""Reducing over MPI a step at a time, in the buffer's own dtype or in a narrower one on the wire.
+"""Reducing over a wire a step at a time, in the buffer's own dtype or in a narrower one.
 
-MPI has no 16-bit floats, and would round after every addition. So each rank gets one piece of everybody's numbers, adds
-them in float32 and gives the sum back:
+MPI has no 16-bit floats, and it and Gloo would round after every addition. So each rank gets one piece of everybody's
+numbers, adds them in float32 and gives the sum back. What a wire cannot add at all goes the same way:
 
     rank 0   a0 b0 c0        a0 a1 a2  ->  A        A B C
     rank 1   a1 b1 c1   ->   b0 b1 b2  ->  B   ->   A B C
@@ -12,20 +12,15 @@ them in float32 and gives the sum back:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from hvdkit.errors import TransportError
-from hvdkit.transport import mpi_library
 from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, Op, make_buffer
-from hvdkit.transport.mpi_library import call_mpi, load_mpi, moved_pieces, operation, plain
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from hvdkit.transport.wire import Request, Wire
 
 _BLOCK = 64 * 1024  # elements that are widened, added and narrowed while they are in cache
 
-# Requests that nobody will wait for, because a step before failed. MPI may still write to their memory, so it is kept.
-_abandoned: list[MPI.Request] = []
+# Requests that nobody will wait for, because a step before failed. They may still write to their memory, so it is kept.
+_abandoned: list[Request] = []
 
 
 def split_evenly(count: int, parts: int) -> list[int]:
@@ -35,7 +30,7 @@ def split_evenly(count: int, parts: int) -> list[int]:
 
 
 def reduce_steps(
-    comm: MPI.Intracomm,
+    wire: Wire,
     source: Buffer,
     out: Buffer,
     spec: BucketSpec,
@@ -43,73 +38,66 @@ def reduce_steps(
     arithmetic: Arithmetic,
     prescale: float = 1.0,
 ) -> Iterator[bool]:
-    """Reduce `source` over the ranks of `comm` into `out` (n,), as steps of SteppedBuckets.
+    """Reduce `source` over the ranks of `wire` into `out` (n,), as steps of SteppedBuckets.
 
     spec: op, wire and postscale are used; n may differ from its count. prescale: factor on `source`, before the wire;
     spec.prescale is the caller's to pass, or to have applied. source: may be `out`, else it is only read.
     Yields False while a collective is still to be posted, True when the last one has been. With a wire dtype what
     is too large for it is clamped, before and after the sum; a bucket that is 16 bits wide itself goes to inf.
     """
-    wire = spec.dtype if spec.wire == "none" else spec.wire
+    dtype = spec.dtype if spec.wire == "none" else spec.wire
     if spec.wire != "none" and spec.dtype not in (*HALF, "float32", "float64"):
-        raise TransportError(f"a {spec.dtype} bucket cannot travel as {wire}; use compression none for it")
+        raise TransportError(f"a {spec.dtype} bucket cannot travel as {dtype}; use compression none for it")
     # Less the number of ranks, since what one rank receives is rounded up to a whole piece from each.
-    largest = mpi_library.LARGEST_COUNT - comm.size
+    largest = wire.largest_count - wire.size
     for start in range(0, out.count, largest):
         stop = min(start + largest, out.count)
         pieces = source.slice(start, stop), out.slice(start, stop)
         steps = (
-            _through_pieces(comm, *pieces, spec, wire, arithmetic, prescale)
-            if wire in HALF
-            else _at_once(comm, *pieces, spec, arithmetic, prescale)
+            _through_pieces(wire, *pieces, spec, dtype, arithmetic, prescale)
+            if dtype in HALF or not wire.can_reduce(dtype)
+            else _at_once(wire, *pieces, spec, arithmetic, prescale)
         )
         for free in steps:
             yield free and stop == out.count
 
 
 def _at_once(
-    comm: MPI.Intracomm, source: Buffer, out: Buffer, spec: BucketSpec, arithmetic: Arithmetic, prescale: float
+    wire: Wire, source: Buffer, out: Buffer, spec: BucketSpec, arithmetic: Arithmetic, prescale: float
 ) -> Iterator[bool]:
-    in_place = source is out or source.array.ctypes.data == out.array.ctypes.data
     if prescale != 1.0:
         arithmetic.combine(out, [source], scale=prescale)
-        in_place = True
-    sent = load_mpi().IN_PLACE if in_place else plain(source)
-    request = call_mpi("MPI_Iallreduce", comm.Iallreduce, sent, plain(out), operation(spec.op, out.dtype))
-    yield from _until("MPI_Iallreduce", request, free=True)
+        source = out
+    yield from _until(wire.allreduce(source, out, spec.op), free=True)
     if spec.postscale != 1.0:
         arithmetic.combine(out, [out], scale=spec.postscale)
 
 
 def _through_pieces(
-    comm: MPI.Intracomm,
+    wire: Wire,
     source: Buffer,
     out: Buffer,
     spec: BucketSpec,
-    wire: str,
+    dtype: str,
     arithmetic: Arithmetic,
     prescale: float,
 ) -> Iterator[bool]:
-    rank, size = comm.rank, comm.size
+    rank, size = wire.rank, wire.size
     counts = split_evenly(out.count, size)
     sent = source
-    if wire != source.dtype:
-        sent = make_buffer(out.count, wire)
+    if dtype != source.dtype:
+        sent = make_buffer(out.count, dtype)
         arithmetic.cast(sent, source, prescale)
     elif prescale != 1.0:
-        sent = make_buffer(out.count, wire)
+        sent = make_buffer(out.count, dtype)
         arithmetic.combine(sent, [source], scale=prescale)
     mine = counts[rank]
-    received = make_buffer(mine * size, wire)
-    request = call_mpi(
-        "MPI_Ialltoallv", comm.Ialltoallv, moved_pieces(sent, counts), moved_pieces(received, [mine] * size)
-    )
-    yield from _until("MPI_Ialltoallv", request, free=False)
-    gathered = out if wire == out.dtype else sent
+    received = make_buffer(mine * size, dtype)
+    yield from _until(wire.alltoall(sent, counts, received, [mine] * size), free=False)
+    gathered = out if dtype == out.dtype else sent
     start = sum(counts[:rank])
     combine_pieces(gathered.slice(start, start + mine), received, spec, arithmetic)
-    request = call_mpi("MPI_Iallgatherv", comm.Iallgatherv, load_mpi().IN_PLACE, moved_pieces(gathered, counts))
-    yield from _until("MPI_Iallgatherv", request, free=True)
+    yield from _until(wire.allgather(gathered, counts), free=True)
     if gathered is not out:
         arithmetic.cast(out, gathered)
 
@@ -137,10 +125,10 @@ def _combine_clamped(out: Buffer, sources: Sequence[Buffer], op: Op, scale: floa
     arithmetic.cast(out, total, scale)
 
 
-def _until(what: str, request: MPI.Request, free: bool) -> Iterator[bool]:
+def _until(request: Request, free: bool) -> Iterator[bool]:
     """Yield `free` until the request is done."""
     try:
-        while not call_mpi(what, request.Test):
+        while not request.test():
             yield free
     except BaseException:
         _abandoned.append(request)

@@ -1,0 +1,297 @@
+"""What is Gloo's own: who it notices, whom it waits for, where its ranks are, and what happens where it is missing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numbers_of_ranks import buffer_of, expect, pattern, reduced
+from openers import OPENERS
+from pipe_ranks import PipeTransport, run_piped
+from ranks import run_ranks
+
+from hvdkit.errors import RankLostError, TransportError
+from hvdkit.transport import choose_carrier, choose_transport
+from hvdkit.transport.base import BucketSpec, Buffer, Transport, as_buffer
+from hvdkit.transport.boards import LocalBoard, TransportBoard
+from hvdkit.transport.gloo import GlooTransport, open_gloo
+from hvdkit.transport.shared_memory import SharedMemoryTransport
+from hvdkit.transport.waiting import Waiting
+from hvdkit.world import World
+
+NOTICED_S = 5.0
+
+
+def open_over(group: PipeTransport) -> GlooTransport:
+    return open_gloo(TransportBoard(group), group.rank, group.size, host="here")
+
+
+def small_allreduce(transport: Transport) -> None:
+    transport.allreduce(as_buffer(np.zeros(3, np.float32)))
+
+
+def large_allreduce(transport: Transport) -> None:
+    transport.allreduce(as_buffer(np.zeros(3_000_000, np.float32)))
+
+
+def half_allreduce(transport: Transport) -> None:
+    transport.allreduce(as_buffer(np.zeros(100_000, np.float16)))
+
+
+def allgather(transport: Transport) -> None:
+    transport.allgather(as_buffer(np.zeros(transport.rank, np.int64)), list(range(transport.size)))
+
+
+def barrier(transport: Transport) -> None:
+    transport.barrier()
+
+
+def buckets(transport: Transport) -> None:
+    made = transport.open_buckets([BucketSpec("float32", 100_000), BucketSpec("float16", 1000)])
+    for index in range(2):
+        made.memory[index].array[:] = 0
+        made.start(index)
+    for index in range(2):
+        made.wait(index)
+
+
+def message(transport: Transport) -> None:
+    mail = transport.open_mailbox()
+    for rank in range(transport.size):
+        mail.send(rank, b"here")
+    seen: set[int] = set()
+    waiting = Waiting(transport.check)
+    while len(seen) < transport.size:
+        seen |= {rank for rank, _ in mail.receive()}
+        waiting.pause()
+
+
+Call = Callable[[Transport], None]
+CALLS: list[Call] = [small_allreduce, large_allreduce, half_allreduce, allgather, barrier, buckets, message]
+
+
+def lose_rank_one(group: PipeTransport, call: Call, shared: bool) -> tuple[str, float]:
+    """The error of a rank that waits for rank 1, and after how many seconds it came."""
+    base = open_over(group)
+    transport: Transport = SharedMemoryTransport(base, base, host="here") if shared else base
+    call(transport)
+    transport.barrier()
+    if group.rank == 1:
+        time.sleep(0.3)  # the others are waiting by then
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        call(transport)
+        transport.barrier()
+    except RankLostError as error:
+        return str(error), time.monotonic() - began
+    return "", 0.0
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("shared", [False, True], ids=["gloo", "shared_memory"])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_killed_rank_is_noticed_and_named_by_all_others(call: Call, shared: bool) -> None:
+    answers = run_piped(3, lose_rank_one, call, shared)
+    assert answers[1] is None
+    for rank in (0, 2):
+        said, seconds = answers[rank]
+        assert "Rank 1 on host here has died (killed, crashed or out of memory)" in said
+        assert seconds < NOTICED_S
+
+
+def leave_early(group: PipeTransport) -> str:
+    transport = open_over(group)
+    transport.barrier()
+    said = ""
+    if group.rank == 1:
+        transport.leave()
+    else:
+        try:
+            small_allreduce(transport)
+        except RankLostError as error:
+            said = str(error)
+    group.barrier()  # rank 1's process is there until the others have noticed
+    return said
+
+
+@pytest.mark.ranks
+def test_a_rank_that_has_left_is_told_from_a_dead_one() -> None:
+    for rank, said in enumerate(run_piped(3, leave_early)):
+        left = f"Rank 1 on host here has shut hvdkit down (or reached the end of its script) while rank {rank}"
+        assert said == "" if rank == 1 else left in said
+
+
+def end_after_a_loss(group: PipeTransport) -> float:
+    """Seconds that it takes to give everything back while a collective is under way that nobody will finish."""
+    transport = open_over(group)
+    transport.barrier()
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RankLostError):
+        small_allreduce(transport)
+    began = time.monotonic()
+    with pytest.raises(TransportError):
+        transport.close()
+    transport.close()
+    return time.monotonic() - began
+
+
+@pytest.mark.ranks
+def test_what_is_left_of_a_broken_world_can_be_closed() -> None:
+    first, dead, third = run_piped(3, end_after_a_loss)
+    assert dead is None and max(first, third) < NOTICED_S
+
+
+def wait_for_a_slow_rank(transport: Transport) -> None:
+    if transport.rank == 0:
+        time.sleep(3.0)  # longer than the time that a dead rank is heard to the end
+    for call in CALLS:
+        call(transport)
+
+
+@pytest.mark.ranks
+def test_a_slow_rank_is_waited_for() -> None:
+    run_ranks(3, wait_for_a_slow_rank, transport="gloo")
+
+
+def open_and_close_again_and_again(transport: Transport) -> None:
+    for turn in range(4):
+        other = OPENERS["gloo"]()
+        buffer = buffer_of(pattern(other.rank, 1000), "float32")
+        other.allreduce(buffer)
+        expect(buffer, reduced(other.size, 1000))
+        if turn == transport.rank:
+            time.sleep(0.1)
+        other.close()
+        other.close()
+
+
+@pytest.mark.ranks
+def test_a_world_can_be_left_and_joined_again() -> None:
+    run_ranks(3, open_and_close_again_and_again, transport="gloo")
+
+
+def split(transport: GlooTransport, nodes: list[int] | None) -> tuple[int, int, int, int]:
+    local, cross = transport.split_by_node(None if nodes is None else nodes[transport.rank])
+    place = local.rank, local.size, cross.rank, cross.size
+    local.close()
+    cross.close()
+    return place
+
+
+@pytest.mark.ranks
+def test_ranks_are_split_by_host_and_by_the_nodes_given() -> None:
+    assert run_ranks(3, split, None, transport="gloo") == [(0, 3, 0, 1), (1, 3, 0, 1), (2, 3, 0, 1)]
+    places = run_ranks(4, split, [0, 1, 0, 0], transport="gloo")
+    assert places == [(0, 3, 0, 2), (0, 1, 1, 2), (1, 3, 0, 1), (2, 3, 0, 1)]
+
+
+def overlapping_groups(transport: GlooTransport) -> None:
+    size = transport.size
+    members = [[0, 1], list(range(size)), list(range(size))[::-1]]
+    groups = [transport.subgroup(ranks) for ranks in members]
+    for turn, (group, ranks) in enumerate(zip(groups, members, strict=True)):
+        if group is not None:
+            mail = group.open_mailbox()
+            mail.send((group.rank + 1) % group.size, b"%d" % turn)
+            came: list[tuple[int, bytes]] = []
+            while not came:
+                came = mail.receive()
+            assert came == [((group.rank - 1) % group.size, b"%d" % turn)]
+            mail.close()
+            assert group.ranks == tuple(ranks)
+    for group in groups:
+        if group is not None:
+            group.close()
+
+
+@pytest.mark.ranks
+def test_mailboxes_of_groups_with_common_ranks_do_not_mix() -> None:
+    run_ranks(3, overlapping_groups, transport="gloo")
+
+
+def beside_torchs_own_group(transport: GlooTransport) -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=transport._meeting.store, rank=transport.rank, world_size=transport.size)
+    try:
+        tensor, buffer = torch.ones(1000), buffer_of(np.ones(1000), "float32")
+        for _ in range(20):
+            work = dist.all_reduce(tensor, async_op=True)
+            transport.allreduce(buffer)
+            work.wait()
+            tensor /= transport.size
+            buffer.array[:] /= transport.size
+        expect(buffer, tensor.numpy())
+    finally:
+        dist.destroy_process_group()
+    transport.barrier()
+
+
+@pytest.mark.ranks
+def test_the_scripts_own_group_goes_on_beside_it() -> None:
+    run_ranks(2, beside_torchs_own_group, transport="gloo", fresh=True)
+
+
+def test_one_rank_needs_nobody() -> None:
+    transport = open_gloo(LocalBoard(), 0, 1, host="here")
+    buffer = Buffer(np.arange(5, dtype=np.float32), "float32")
+    transport.allreduce(buffer, scale=0.5)
+    expect(buffer, np.arange(5) / 2)
+    transport.close()
+
+
+def world(launcher: str, size: int) -> World:
+    return World(0, size, 0, size, 0, 1, "here", launcher)
+
+
+@pytest.mark.parametrize(
+    "wish, launcher, size, carrier",
+    [
+        ("auto", "torchrun", 2, "gloo"),
+        ("auto", "horovodrun", 2, "gloo"),
+        ("auto", "torchrun", 1, "none"),
+        ("shared_memory", "torchrun", 2, "gloo"),
+        ("hierarchical", "horovodrun", 4, "gloo"),
+        ("mpi", "torchrun", 2, "mpi"),
+        ("gloo", "openmpi", 2, "gloo"),
+        ("auto", "openmpi", 2, "mpi"),
+        ("hierarchical", "slurm", 4, "mpi"),
+        ("auto", "none", 1, "none"),
+        ("mpi", "none", 1, "mpi"),
+        ("gloo", "none", 1, "gloo"),
+        ("single", "none", 1, "none"),
+    ],
+)
+def test_what_carries_bytes_follows_from_the_wish_and_the_launcher(
+    wish: str, launcher: str, size: int, carrier: str
+) -> None:
+    assert choose_carrier(wish, world(launcher, size), mpi_running=False) == carrier
+
+
+def test_a_program_that_runs_mpi_itself_has_its_ranks() -> None:
+    assert choose_carrier("auto", world("none", 1), mpi_running=True) == "mpi"
+
+
+def test_ranks_of_one_host_share_memory_over_gloo_too() -> None:
+    assert choose_transport("auto", [2, 2], "gloo") == "shared_memory"
+    assert choose_transport("auto", [2, 2, 1], "gloo") == "hierarchical"
+    assert choose_transport("auto", [1, 1], "gloo") == "gloo"
+    assert choose_transport("gloo", [2, 2], "gloo") == "gloo"
+
+
+def test_without_torch_torchrun_and_horovodrun_have_a_cure() -> None:
+    program = "import sys; sys.modules['torch'] = None\nimport hvdkit.engine.runtime as r; r.init()"
+    env = {**os.environ, "HVDKIT_ENGINE": "native", "HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "MissingDependencyError: Ranks that horovodrun has started without MPI talk through" in done.stderr
+    assert "'torch' is not installed. Run: pip install 'hvdkit[torch]'. Or start the script with hvdrun" in done.stderr

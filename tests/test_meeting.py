@@ -1,0 +1,159 @@
+"""How ranks without MPI find each other: what launchers say, word that is out of date, and who has not come."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+from key_value_server import serve_values
+
+from hvdkit.errors import TransportError, WorldError
+from hvdkit.transport import meeting
+from hvdkit.transport.addresses import address_of, address_towards, is_loopback, list_addresses
+from hvdkit.transport.boards import Board, BoardPlace, HttpBoard, LocalBoard, StoreBoard, find_board, read_interface
+from hvdkit.transport.gloo_library import TcpStores
+from hvdkit.transport.meeting import Attendance, Meeting, choose_address, meet
+
+TORCHRUN = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+HOROVODRUN = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711"}
+
+
+@pytest.mark.parametrize(
+    "variables, launcher, place",
+    [
+        ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}, "torchrun", BoardPlace("store", "node1", 29500)),
+        ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}, "torchrun", BoardPlace("store", "node1", 29500, True)),
+        (TORCHRUN, "slurm", BoardPlace("store", "node1", 29500, True)),
+        (HOROVODRUN, "horovodrun", BoardPlace("http", "10.0.0.1", 4711)),
+        ({**HOROVODRUN, **TORCHRUN}, "horovodrun", BoardPlace("http", "10.0.0.1", 4711)),
+        ({"MASTER_ADDR": "node1"}, "openmpi", BoardPlace("mpi")),
+    ],
+)
+def test_the_launcher_says_where_the_ranks_meet(variables: dict[str, str], launcher: str, place: BoardPlace) -> None:
+    assert find_board(variables, launcher) == place
+
+
+@pytest.mark.parametrize(
+    "variables, launcher, named",
+    [
+        ({}, "torchrun", "MASTER_ADDR and MASTER_PORT"),
+        ({**TORCHRUN, "MASTER_PORT": "often"}, "torchrun", "'node1' and 'often'"),
+        ({**HOROVODRUN, "HOROVOD_GLOO_RENDEZVOUS_PORT": "0"}, "horovodrun", "'10.0.0.1' and '0'"),
+        ({}, "horovodrun", "HOROVOD_GLOO_RENDEZVOUS_ADDR"),
+    ],
+)
+def test_a_launcher_that_does_not_say_is_an_error(variables: dict[str, str], launcher: str, named: str) -> None:
+    with pytest.raises(WorldError, match=f"{named}.*hvdrun"):
+        find_board(variables, launcher)
+
+
+def test_torchs_interface_comes_before_horovods() -> None:
+    assert read_interface({}) == ""
+    assert read_interface({"HOROVOD_GLOO_IFACE": "ib0"}) == "ib0"
+    assert read_interface({"GLOO_SOCKET_IFNAME": "eth1,eth2", "HOROVOD_GLOO_IFACE": "ib0"}) == "eth1"
+
+
+def test_addresses_of_this_host() -> None:
+    assert address_of("lo") == "127.0.0.1"
+    assert address_towards("127.0.0.1") == "127.0.0.1"
+    assert address_towards("no.such.host.invalid") == "127.0.0.1"
+    found = list_addresses("127.0.0.1")
+    assert found[-1] == "127.0.0.1" and len(set(found)) == len(found)
+    assert sorted(found, key=is_loopback) == found
+    assert list_addresses("10.1.2.3")[0] == "10.1.2.3"
+    with pytest.raises(TransportError, match=r"'nowhere'.*lo \(127.0.0.1\).*GLOO_SOCKET_IFNAME"):
+        address_of("nowhere")
+
+
+def attendance(machine: str, address: str, reached: str) -> Attendance:
+    return Attendance(machine, machine, address, reached)
+
+
+def test_ranks_of_one_host_use_the_loopback_and_others_what_rank_0_was_reached_by() -> None:
+    here = [attendance("a", "", ""), attendance("a", "10.0.0.1", "10.0.0.1")]
+    assert [choose_address(here, [0, 0], rank) for rank in range(2)] == ["127.0.0.1"] * 2
+    apart = [*here, attendance("b", "10.0.0.2", "192.168.0.1")]
+    assert [choose_address(apart, [0, 0, 1], rank) for rank in range(3)] == ["192.168.0.1", "10.0.0.1", "10.0.0.2"]
+    named = [attendance("a", "172.16.0.1", ""), *apart[1:]]
+    assert choose_address(named, [0, 0, 1], 0) == "172.16.0.1"
+    with pytest.raises(TransportError, match=r"Rank 1 on a is known by 127.0.0.1 only.*GLOO_SOCKET_IFNAME"):
+        choose_address([here[0], attendance("a", "127.0.0.1", "127.0.0.1"), apart[2]], [0, 0, 1], 1)
+
+
+def gather(board: Board, ranks: list[int], size: int, seconds: float = 20.0) -> list[Any]:
+    """What meet() returns or raises on these ranks, which are threads here."""
+    answers: list[Any] = [None] * len(ranks)
+
+    def run(at: int, rank: int) -> None:
+        if rank == 0:
+            time.sleep(0.3)  # the others look for it meanwhile
+        try:
+            answers[at] = meet(
+                board,
+                TcpStores(),
+                rank,
+                size,
+                name="test",
+                host=f"host of {rank}",
+                interface="",
+                towards="127.0.0.1",
+                deadline=time.monotonic() + seconds,
+            )
+        except TransportError as error:
+            answers[at] = error
+
+    threads = [threading.Thread(target=run, args=one) for one in enumerate(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return answers
+
+
+def expect_meeting(answers: list[Any]) -> None:
+    for one in answers:
+        assert isinstance(one, Meeting), one
+        assert one.hosts == tuple(f"host of {rank}" for rank in range(len(answers)))
+        assert (one.nodes, one.address) == ((0,) * len(answers), "127.0.0.1")
+        assert len(one.secret) == 32 and one.secret == answers[0].secret
+
+
+def test_ranks_meet_on_any_board() -> None:
+    expect_meeting(gather(LocalBoard(), [0, 1, 2], 3))
+    with serve_values() as port:
+        expect_meeting(gather(HttpBoard("127.0.0.1", port), [0, 1, 2], 3))
+    expect_meeting(gather(StoreBoard(TcpStores().host), [0, 1, 2], 3))
+
+
+@pytest.mark.parametrize("answering", [False, True])
+def test_word_of_ranks_that_are_no_more_is_not_believed(answering: bool) -> None:
+    board, store = LocalBoard(), TcpStores().host()
+    store.set("mark", "of an older job")
+    port = store.port
+    if not answering:
+        del store
+    board.put("test", json.dumps({"addresses": ["127.0.0.1"], "port": port, "mark": "gone"}).encode())
+    expect_meeting(gather(board, [0, 1], 2))
+
+
+def test_ranks_that_do_not_come_are_named() -> None:
+    for error in gather(LocalBoard(), [0, 2], 4, seconds=2.0):
+        assert "2 of 4 ranks have not come: 1, 3" in str(error)
+    (error,) = gather(LocalBoard(), [1], 2, seconds=1.0)
+    assert "Rank 1 has not found rank 0: it has left no word" in str(error)
+
+
+def test_a_rendezvous_server_that_is_gone_is_told() -> None:
+    with serve_values() as port:
+        board = HttpBoard("127.0.0.1", port)
+        assert board.get("nothing") is None
+    with pytest.raises(TransportError, match=rf"127.0.0.1:{port} cannot be reached"):
+        board.get("nothing")
+
+
+def test_hosts_are_told_apart_by_name_and_boot() -> None:
+    name, _, boot = meeting._machine().partition(" ")
+    assert name and boot

@@ -1,0 +1,173 @@
+"""The connections between all ranks: messages whole and in order, whoever is slow, and news of dead ranks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hvdkit.errors import RankLostError, TransportError
+from hvdkit.transport import mesh as mesh_module
+from hvdkit.transport.connecting import connect_all, listen
+from hvdkit.transport.mesh import Mesh
+from hvdkit.transport.mesh_mailbox import MeshMailbox
+
+ONE, OTHER = b"one".ljust(16), b"other".ljust(16)
+WAIT_S = 10.0
+
+
+def make_meshes(size: int) -> list[Mesh]:
+    """Meshes of `size` ranks, all in this process."""
+    connections: list[dict[int, socket.socket]] = [{} for _ in range(size)]
+    for low, high in itertools.combinations(range(size), 2):
+        connections[low][high], connections[high][low] = socket.socketpair()
+    return [Mesh(rank, connections[rank], [f"node{rank}"] * size) for rank in range(size)]
+
+
+@pytest.fixture
+def meshes() -> Iterator[list[Mesh]]:
+    made = make_meshes(3)
+    yield made
+    for mesh in made:
+        mesh.forget()
+
+
+def test_messages_of_all_sizes_arrive_whole_and_in_order(meshes: list[Mesh]) -> None:
+    sent = [bytes([at % 251]) * length for at, length in enumerate((0, 1, 15, 70_000, 3, 5_000_000, 2, 0))]
+    for message in sent:
+        meshes[0].send(1, ONE, message)  # far more than the system takes before anybody reads
+    received: list[bytes] = []
+    deadline = time.monotonic() + WAIT_S
+    while len(received) < len(sent) and time.monotonic() < deadline:
+        meshes[0].receive(ONE)
+        received += [message for peer, message in meshes[1].receive(ONE) if peer == 0]
+    assert received == sent
+
+
+def test_a_message_waits_for_its_mailbox(meshes: list[Mesh]) -> None:
+    meshes[0].send(2, OTHER, b"for the other")
+    meshes[1].send(2, ONE, b"for the one")
+    meshes[2].send(2, ONE, b"for itself")
+    assert sorted(meshes[2].receive(ONE)) == [(1, b"for the one"), (2, b"for itself")]
+    assert meshes[2].receive(OTHER) == [(0, b"for the other")]
+    assert meshes[2].receive(OTHER) == []
+
+
+def test_a_mailbox_numbers_ranks_as_its_group_does(meshes: list[Mesh]) -> None:
+    ranks = [2, 0]
+    first, second = MeshMailbox(meshes[2], ranks, ONE), MeshMailbox(meshes[0], ranks, ONE)
+    first.send(1, b"hello")
+    assert second.receive() == [(0, b"hello")]
+    second.close()
+    first.send(1, b"too late")
+    meshes[0].receive(OTHER)
+    assert second.receive() == []
+
+
+def close_like_a_dead_process(mesh: Mesh) -> None:
+    mesh.forget()
+
+
+def lost(mesh: Mesh) -> str:
+    """What check() says, within a few seconds; "" for nothing."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            mesh.check(range(3))
+        except RankLostError as error:
+            return str(error)
+        time.sleep(0.01)
+    return ""
+
+
+def test_a_dead_rank_is_named(meshes: list[Mesh]) -> None:
+    meshes[0].check(range(3))
+    close_like_a_dead_process(meshes[1])
+    assert "Rank 1 on host node0 has died" in lost(meshes[0])
+    meshes[0].check([0, 2])  # a group that it is not in goes on
+
+
+def test_what_a_rank_sent_before_it_died_is_received(meshes: list[Mesh]) -> None:
+    meshes[1].send(0, ONE, b"last words")
+    close_like_a_dead_process(meshes[1])
+    assert meshes[0].receive(ONE) == [(1, b"last words")]
+    assert "Rank 1" in lost(meshes[0])
+
+
+def test_the_first_death_is_named_and_not_that_of_a_rank_that_ended_because_of_it(meshes: list[Mesh]) -> None:
+    close_like_a_dead_process(meshes[2])
+    with pytest.raises(RankLostError, match="Rank 2"):
+        meshes[1].check(range(3), at_once=True)
+    close_like_a_dead_process(meshes[1])
+    assert "Rank 2 on host node0 has died" in lost(meshes[0])
+
+
+def test_a_rank_that_leaves_is_told_from_a_dead_one(meshes: list[Mesh], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh_module, "_LEAVING_GRACE_S", 0.1)
+    meshes[1].leave()
+    close_like_a_dead_process(meshes[1])
+    meshes[0].check(range(3))  # what it did before may still be on its way
+    assert "Rank 1 on host node0 has shut hvdkit down" in lost(meshes[0])
+
+
+def test_a_child_of_a_dead_rank_does_not_keep_it_alive(meshes: list[Mesh]) -> None:
+    held, release = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(release)
+        os.read(held, 1)  # a worker that outlives its parent
+        os._exit(0)
+    try:
+        close_like_a_dead_process(meshes[1])
+        assert "Rank 1" in lost(meshes[0])
+    finally:
+        os.write(release, b"x")
+        os.waitpid(child, 0)
+
+
+def connect(size: int, secrets: list[bytes], deadline_s: float) -> list[object]:
+    """What connect_all returns or raises on each of `size` ranks, which are threads here."""
+    listeners = [listen("127.0.0.1", size) for _ in range(size)]
+    places = [("127.0.0.1", one.getsockname()[1]) for one in listeners]
+    answers: list[object] = [None] * size
+
+    def run(rank: int) -> None:
+        try:
+            deadline = time.monotonic() + deadline_s
+            answers[rank] = connect_all(listeners[rank], rank, places, secrets[rank], deadline)
+        except TransportError as error:
+            answers[rank] = error
+
+    stranger = socket.create_connection(places[0])
+    stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" + b"x" * 100)
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    for one in (stranger, *listeners):
+        one.close()
+    return answers
+
+
+def test_all_ranks_are_connected_and_a_stranger_is_not() -> None:
+    answers = connect(4, [b"secret"] * 4, WAIT_S)
+    for rank, connections in enumerate(answers):
+        assert isinstance(connections, dict), connections
+        assert set(connections) == set(range(4)) - {rank}
+    for low, high in itertools.combinations(range(4), 2):
+        ends = answers[low][high], answers[high][low]  # type: ignore[index]
+        assert ends[0].getsockname() == ends[1].getpeername()
+        for end in ends:
+            end.close()
+
+
+def test_a_rank_that_does_not_know_the_secret_is_kept_out() -> None:
+    first, second = connect(2, [b"secret", b"guess"], 1.0)
+    assert "connections from rank(s) 1" in str(first)
+    assert "Rank 1 cannot connect to rank 0 at 127.0.0.1:" in str(second)
