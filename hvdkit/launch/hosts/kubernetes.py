@@ -30,6 +30,11 @@ def _parse_line(content: str) -> list[Host]:
     return [host for part in split_list(content) for host in parse_part(part.strip())]
 
 
+def _could_be(text: str) -> bool:
+    """Only the script is recognised: the rest is like other dialects, and so mixed that it would excuse mistakes."""
+    return any(line.startswith("echo ") for _, line in content_lines(text))
+
+
 KUBERNETES = Dialect(
     name="kubernetes",
     title="Kubernetes",
@@ -37,4 +42,5 @@ KUBERNETES = Dialect(
     write=write,
     unsaid=1,
     rule="a pod without a number runs one rank",
+    could_be=_could_be,
 )

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hvdkit.launch.hosts.dialect import Dialect
 from hvdkit.launch.hosts.host import Host
-from hvdkit.launch.hosts.names import NAME, check_user, is_ipv6, is_slots, parse_hosts, parse_slots
+from hvdkit.launch.hosts.names import NAME, check_name, check_user, is_ipv6, is_slots, parse_hosts, parse_slots
 from hvdkit.launch.hosts.reading import Reading, content_lines, read_lines
 
 # Open MPI's own synonyms.
@@ -24,7 +24,6 @@ _KEYS = {
 }
 _NOT_USED = {
     "port": "Write the port for that host in ~/.ssh/config, as 'Port N'",
-    "rank": "This is a line of a rankfile, which hvdrun does not take. Write: node1 slots=4",
     **dict.fromkeys(
         ("boards", "sockets", "sockets_per_board", "sockets-per-board", "cores", "cores_per_socket"),
         "Leave it out: mpirun finds out by itself what a host is made of",
@@ -49,6 +48,8 @@ def parse_keyed(content: str, keys: dict[str, str]) -> list[Host]:
     keys: word -> slots, max_slots or user.
     """
     name, *words = re.sub(r"\s*=\s*", "=", content).split()
+    if name.startswith("-"):
+        check_name(name)
     if "=" in name:
         raise ValueError(f"{name!r} stands where the host's name should be. Write: node1 slots=4")
     values: dict[str, str] = {}
@@ -73,6 +74,8 @@ def parse_keyed(content: str, keys: dict[str, str]) -> list[Host]:
 
 
 def _parse_line(content: str) -> Iterable[Host]:
+    if re.match(r"rank\s+[0-9]+\s*=", content):
+        raise ValueError(f"{content!r} is a line of a rankfile, which hvdrun does not take. Write: node1 slots=4")
     return parse_keyed(content, _KEYS)
 
 
@@ -88,8 +91,6 @@ def _parse_name(name: str) -> list[Host]:
         raise ValueError(f"{name!r} excludes a host. Leave the line of that host out")
     if name.startswith("+"):
         raise ValueError(f"{name!r} counts along an allocation. Write the host's name")
-    if name == "rank":
-        raise ValueError(f"{name!r}: {_NOT_USED['rank']}")
     return parse_hosts(name)
 
 

@@ -72,6 +72,9 @@ def _expand_range(inside: str, text: str) -> Iterator[str]:
         first, last = found[1], found[2] or found[1]
         if int(last) < int(first):
             raise ValueError(f"the range {item} in {text!r} runs backwards. Write {last}-{first}")
+        if last.startswith("0") and len(last) > len(first):
+            padded = first.zfill(len(last))
+            raise ValueError(f"the range {item} in {text!r} has more zeros at its end. Write {padded}-{last}")
         if int(last) - int(first) >= MOST_HOSTS:
             raise ValueError(f"{text!r} stands for more than {MOST_HOSTS} hosts. Check the numbers in it")
         for number in range(int(first), int(last) + 1):

@@ -20,10 +20,7 @@ def recognise(text: str, slots: int | None = None) -> tuple[Dialect, Reading, st
     readings = [(dialect, dialect.parse(text)) for dialect in DIALECTS.values() if dialect.could_be(text)]
     whole = [(dialect, reading) for dialect, reading in readings if reading.hosts and not reading.problems]
     if not whole:
-        dialect, reading = min(
-            readings, key=lambda candidate: (_count_lines(candidate[1]), candidate[0] is not OPENMPI)
-        )
-        return dialect, reading, ""
+        return *min(readings, key=_misfit), ""
     settled = [(dialect, settle_slots(reading.hosts, slots or dialect.unsaid)) for dialect, reading in whole]
     return *whole[0], _compare(*settled[0], settled[1:])
 

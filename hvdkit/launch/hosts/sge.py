@@ -28,6 +28,12 @@ def _parse_line(content: str) -> list[Host]:
     return [replace(host, slots=parse_slots("slots", words[1])) for host in parse_hosts(words[0])]
 
 
+def _could_be(text: str) -> bool:
+    """A third word is a queue on a host, queue@host; without it these would be LSF's pairs."""
+    lines = [line.split() for _, line in content_lines(text)]
+    return all("@" in words[2] for words in lines if len(words) > 2)
+
+
 SGE = Dialect(
     name="sge",
     title="SGE",
@@ -36,4 +42,5 @@ SGE = Dialect(
     unsaid=1,
     rule="every host has slots",
     carries=frozenset({"slots", "ipv6"}),
+    could_be=_could_be,
 )

@@ -21,14 +21,15 @@ def parse(text: str) -> Reading:
     """Read compact lists, one or more a line, or the variables with their names (as `env | grep SLURM` shows them)."""
     counts: list[tuple[int, str, str]] = []
     lists: list[tuple[int, str]] = []
+    named: set[str] = set()
     for number, line in content_lines(text):
         name, value = parse_assignment(line) or ("", line)
         if not name or name in NODELIST:
-            lists.append((number, value))
+            if not name or value not in named:  # SLURM_NODELIST is the older name of the same list
+                lists.append((number, value))
+            named |= {value} if name else set()
         elif name in ("SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"):
             counts.append((number, name, value))
-    if len({value for _, value in lists}) == 1:
-        lists = lists[:1]  # SLURM_NODELIST is the older name of the same
     reading = read_lines(lists, parse_nodelist)
     if counts and not reading.problems:
         number, name, value = min(counts, key=lambda count: count[1] != "SLURM_TASKS_PER_NODE")
