@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.allocation.file import read_listed
-from hvdkit.launch.hosts.host import FoundHosts, Host, format_hosts
+from hvdkit.launch.hosts.host import FoundHosts, Host
 from hvdkit.launch.hosts.lsf import LSF, parse_pairs, parse_repeats
 from hvdkit.launch.hosts.reading import count_repeats
 
@@ -54,6 +54,6 @@ def _drop_launch_host(
     first, rest = hosts[0], hosts[1:]
     alone = first.slots == 1 and rest and all((host.slots or 1) > 1 for host in rest)
     if alone and ("CSM_ALLOCATION_ID" in environ or _LAUNCH_HOST.search(first.name)):
-        note = f"{source}: {first.name} is left out, as the host of the batch script. To use it: -H {first.name}:1,"
-        return rest, (note + format_hosts(rest, len(rest)).replace(", ", ","),)
+        note = f"{source}: {first.name} is left out, as the host of the batch script. To use it too, list all with -H."
+        return rest, (note,)
     return hosts, ()
