@@ -19,7 +19,10 @@ _SLOTS = re.compile(r"[1-9][0-9]{0,5}", re.ASCII)
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Turn one word into hosts whose slots are not said: a name, user@name, [IPv6], or names folded as nid[001-004]."""
+    """Turn one word into hosts whose slots are not said: a name, user@name, IPv6, or names folded as nid[001-004].
+
+    An IPv6 address may have brackets, and needs them only where a number follows: see `split_slots`.
+    """
     user, at, name = text.rpartition("@")
     if at:
         check_user(user)
@@ -28,7 +31,7 @@ def parse_hosts(text: str) -> list[Host]:
             raise ValueError(f"{name!r} is not an IPv6 address in brackets")
         return [Host(name[1:-1], None, user=user)]
     if is_ipv6(name):
-        raise ValueError(f"{name!r} looks like an IPv6 address; put it in brackets: [{name}]")
+        return [Host(name, None, user=user)]
     return [Host(check_name(each), None, user=user) for each in expand(name)]
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hvdkit.launch.hosts.dialect import Dialect
 from hvdkit.launch.hosts.host import Host
-from hvdkit.launch.hosts.names import NAME, check_name, check_user, is_ipv6, is_slots, parse_hosts, parse_slots
+from hvdkit.launch.hosts.names import NAME, check_name, check_user, is_slots, parse_hosts, parse_slots
 from hvdkit.launch.hosts.reading import Reading, content_lines, read_lines
 
 # Open MPI's own synonyms.
@@ -80,10 +80,6 @@ def _parse_line(content: str) -> Iterable[Host]:
 
 
 def _parse_name(name: str) -> list[Host]:
-    user, at, address = name.rpartition("@")
-    if is_ipv6(address):
-        # No slots stand behind a colon here, so Open MPI has no brackets.
-        return [Host(address, None, user=check_user(user) if at else "")]
     host, colon, slots = name.rpartition(":")
     if colon and NAME.fullmatch(host.rpartition("@")[2]) and is_slots(slots):
         raise ValueError(f"{name!r} is MPICH's way to write it. In Open MPI's dialect it is: {host} slots={slots}")

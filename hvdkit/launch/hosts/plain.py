@@ -27,11 +27,7 @@ def parse(text: str) -> Reading:
 
 def write(hosts: Sequence[Host]) -> str:
     """Write names."""
-    return "".join(f"{f'{host.user}@' if host.user else ''}{_bracket(host.name)}\n" for host in hosts)
-
-
-def _bracket(name: str) -> str:
-    return f"[{name}]" if ":" in name else name
+    return "".join(f"{host.login}\n" for host in hosts)
 
 
 PLAIN = Dialect(
