@@ -97,7 +97,7 @@ def test_a_step_of_one_task_has_the_hosts_of_the_step() -> None:
 def test_hvdrun_under_srun_is_refused_because_each_copy_would_start_all_ranks() -> None:
     step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "hn[1-2]", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
     environ = slurm("hn[1-2]", "2,1", SLURM_STEP_NUM_TASKS="3", **step)
-    with pytest.raises(LaunchError, match=r"srun has started hvdrun 3 times\. Start it once, without srun"):
+    with pytest.raises(LaunchError, match=r"srun has started this 3 times\. Start hvdrun once, without srun"):
         read(environ)
     # With --pty one of them is the shell in which hvdrun was typed.
     assert read({**environ, "SLURM_PTY_PORT": "4242"}).hosts == (Host("hn1", 2), Host("hn2", 1))

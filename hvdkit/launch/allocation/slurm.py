@@ -32,7 +32,11 @@ def read(environ: Mapping[str, str], slots: int | None = None) -> FoundHosts | N
     asked = step or "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
     if slots:
         return FoundHosts(_with_slots(hosts, slots), source, more=_MORE, allocated=True)
-    notes = () if asked else (f"{source} was not asked for a number of tasks, and counts one for each CPU: {_MORE}.",)
+    unasked = (
+        f"{source} was not asked for a number of tasks, and counts one for each CPU. "
+        "Ask for --ntasks-per-node, or say how many here with --slots-per-host."
+    )
+    notes = () if asked else (unasked,)
     return FoundHosts(hosts, source, notes, _count_tasks(environ, hosts, step), _MORE, allocated=True)
 
 
@@ -85,7 +89,7 @@ def _refuse_copies(environ: Mapping[str, str]) -> None:
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1" and "SLURM_PTY_PORT" not in environ:
         raise LaunchError(
-            f"srun has started hvdrun {tasks} times. Start it once, without srun, in the batch script or under salloc; "
+            f"srun has started this {tasks} times. Start hvdrun once, without srun, in the batch script or under salloc; "
             "or start the training script itself with srun."
         )
 

@@ -56,7 +56,7 @@ def _summarize(found: FoundHosts) -> str:
     count = f"{len(found.hosts)} host{'s' * (len(found.hosts) != 1)}"
     known = [host.slots for host in found.hosts if host.slots is not None]
     rest = ", and as many as the others have cores" if known else ", as many slots as they have cores"
-    slots = f", {sum(known)} slots" if known else ""
+    slots = f", {sum(known)} slot{'s' * (sum(known) != 1)}" if known else ""
     asked = f"; {found.ranks} ranks were asked for" if found.ranks and found.ranks != sum(known) else ""
     return count + slots + (rest if len(known) < len(found.hosts) else "") + asked
 
