@@ -89,8 +89,8 @@ def _refuse_copies(environ: Mapping[str, str]) -> None:
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1" and "SLURM_PTY_PORT" not in environ:
         raise LaunchError(
-            f"srun has started this {tasks} times. Start hvdrun once, without srun, in the batch script or under salloc; "
-            "or start the training script itself with srun."
+            f"srun has started this {tasks} times. Start hvdrun once, without srun, in the batch script or under "
+            "salloc; or start the training script itself with srun."
         )
 
 
