@@ -11,6 +11,7 @@ from hvdkit import __version__
 from hvdkit.config import Setting, read_settings
 from hvdkit.errors import HvdkitError
 from hvdkit.tools.build_horovod.command import add_command as add_build_horovod
+from hvdkit.tools.hosts.command import add_command as add_hosts
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -34,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print JSON, for programs")
     doctor.set_defaults(run=_show_settings)
     add_build_horovod(commands)
+    add_hosts(commands)
     return parser
 
 

@@ -109,6 +109,8 @@ _MAY_OMIT_SIZE = frozenset({"pals", "pmix"})
 #: Slurm numbers what are not steps of ranks (batch, extern, interactive) from here.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
+_MOST_SLURM_NODES = 65536
+
 _START_WITH_HVDRUN = "Or start it with hvdrun, which takes the right mpirun."
 _CURES: dict[str, str] = {
     "slurm": "Start it with `srun --mpi={pmi}` (`srun --mpi=list` shows what this site has), or run hvdrun or mpirun "
@@ -166,6 +168,22 @@ def read_world(environ: Mapping[str, str] | None = None) -> World:
 def under_agent(environ: Mapping[str, str] | None = None) -> bool:
     """Whether hvdrun's agent stands above this process and ends the job when it fails."""
     return (os.environ if environ is None else environ).get("HVDKIT_AGENT") == "1"
+
+
+def parse_slurm_counts(text: str) -> list[int]:
+    """Write out Slurm's counts: "2(x3),1" is three nodes with two tasks, then one with one.
+
+    Raises ValueError with what to say after the variable.
+    """
+    counts: list[int] = []
+    for item in filter(None, text.split(",")):
+        match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,5})\))?", item, re.ASCII)
+        if match is None:
+            raise ValueError("cannot be read; something like '2(x3),1' is expected")
+        counts += [int(match[1])] * int(match[2] or 1)
+        if len(counts) > _MOST_SLURM_NODES:
+            raise ValueError(f"counts more than {_MOST_SLURM_NODES} nodes")
+    return counts
 
 
 def complete_world(
@@ -227,10 +245,10 @@ def _is_torchrun(variables: Mapping[str, str]) -> bool:
     return "TORCHELASTIC_RUN_ID" in variables or "GROUP_RANK" in variables
 
 
-def _is_step(variables: Mapping[str, str]) -> bool:
-    """Whether this is a task of a Slurm step; a batch script is not, though it has a SLURM_PROCID."""
+def is_slurm_step(variables: Mapping[str, str]) -> bool:
+    """Tell whether this is a task of a Slurm step; a batch script is not, though it has a SLURM_PROCID."""
     step = variables.get("SLURM_STEP_ID", "")
-    return step != "" and not (step.isdecimal() and int(step) >= _FIRST_SPECIAL_STEP)
+    return step != "" and not (step.isdecimal() and len(step) < 20 and int(step) >= _FIRST_SPECIAL_STEP)
 
 
 def _is_hydra(variables: Mapping[str, str]) -> bool:
@@ -239,7 +257,7 @@ def _is_hydra(variables: Mapping[str, str]) -> bool:
         variables.get("SLURM_PROCID"),
         variables.get("SLURM_STEP_NUM_TASKS", variables.get("SLURM_NTASKS")),
     )
-    return "MPI_LOCALRANKID" in variables or not (same and _is_step(variables))
+    return "MPI_LOCALRANKID" in variables or not (same and is_slurm_step(variables))
 
 
 def _is_pmix(variables: Mapping[str, str]) -> bool:
@@ -250,7 +268,7 @@ _APPLIES: dict[str, Callable[[Mapping[str, str]], bool]] = {
     "torchrun": _is_torchrun,
     "hydra": _is_hydra,
     "pmix": _is_pmix,
-    "slurm": _is_step,
+    "slurm": is_slurm_step,
 }
 
 
@@ -289,14 +307,10 @@ def _check_numbers(
 
 
 def _slurm_local_size(variables: Mapping[str, str], node: int | None) -> int | None:
-    """Tasks on this node, from "2(x3),1": three nodes with two tasks, then one with one."""
-    counts: list[int] = []
+    """Tasks on this node."""
     text = variables.get("SLURM_STEP_TASKS_PER_NODE", "")
-    for item in filter(None, text.split(",")):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item)
-        if match is None:
-            raise WorldError(
-                f"SLURM_STEP_TASKS_PER_NODE={text!r} cannot be read; something like '2(x3),1' is expected."
-            )
-        counts += [int(match[1])] * int(match[2] or 1)
+    try:
+        counts = parse_slurm_counts(text)
+    except ValueError as error:
+        raise WorldError(f"SLURM_STEP_TASKS_PER_NODE={text!r} {error}.") from None
     return counts[node] if node is not None and node < len(counts) else None

@@ -16,7 +16,8 @@ from hvdkit.config import read_settings
 from hvdkit.launch import cli as hvdrun
 
 FLAGS = {
-    "-h", "--help", "-np", "--num-proc", "-H", "--hosts", "--hostfile", "--output-filename", "--dry-run", "--verbose",
+    "-h", "--help", "-np", "--num-proc", "-H", "--hosts", "--hostfile",
+    "--hostfile-format", "--slots-per-host", "--output-filename", "--dry-run", "--verbose",
     "--version",
 }  # fmt: skip
 

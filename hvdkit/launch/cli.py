@@ -15,15 +15,17 @@ from hvdkit.errors import HvdkitError, LaunchError
 from hvdkit.launch import check
 from hvdkit.launch.commands import build_launch
 from hvdkit.launch.environment import clean_environment, find_launcher_variables
-from hvdkit.launch.hosts import Host, parse_host_list, read_hostfile
+from hvdkit.launch.hosts import AUTO, DIALECTS, FoundHosts, format_hosts
 from hvdkit.launch.job import Job, Launch, format_shell_line, plan_ranks
 from hvdkit.launch.mpi import Mpi, find_mpi
+from hvdkit.launch.where import find_hosts
 
 _EXAMPLES = """\
 examples:
   hvdrun -np 2 python train.py                       2 ranks on this machine
   hvdrun -H node1:4,node2:4 python train.py          8 ranks on two hosts, over ssh
   hvdrun -np 6 --hostfile hosts.txt python train.py  6 ranks on the hosts of a file, filled in order
+  hvdrun python train.py                             inside a job of Slurm, PBS, LSF or SGE: its hosts and its tasks
   hvdrun -np 2 --output-filename logs python train.py --lr 0.1
                                                      logs/rank.0.log, logs/rank.1.log beside the usual output
   hvdrun -np 4 --dry-run python train.py             print the command, start nothing
@@ -84,7 +86,18 @@ def build_parser() -> argparse.ArgumentParser:
         "-np", "--num-proc", dest="ranks", type=int, metavar="N", help="ranks; as many as slots if left out"
     )
     parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and how many ranks each may run")
-    parser.add_argument("--hostfile", metavar="FILE", help="the same from a file, a host a line: node1 slots=4")
+    parser.add_argument(
+        "--hostfile", metavar="FILE", help="the same from a file: of Open MPI, MPICH, Intel MPI, PBS, Slurm, ..."
+    )
+    parser.add_argument(
+        "--hostfile-format", default=AUTO, metavar="NAME", help=f"how to read it: {AUTO}, {', '.join(sorted(DIALECTS))}"
+    )
+    parser.add_argument(
+        "--slots-per-host",
+        type=int,
+        metavar="N",
+        help="slots of hosts whose list gives no number, and of those that a scheduler gave",
+    )
     parser.add_argument("--output-filename", metavar="DIR", help="also write all output of each rank to DIR/rank.N.log")
     parser.add_argument("--dry-run", action="store_true", help="print the line that would be run, and end")
     parser.add_argument("--verbose", action="store_true", help="tell which mpirun is used and where each rank runs")
@@ -119,11 +132,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     """Turn the options into a job, or raise LaunchError for what cannot be started."""
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if options.hosts is not None and options.hostfile is not None:
-        raise LaunchError("-H and --hostfile both say where to run. Leave one of them out.")
-    hosts = _read_hosts(options)
+    found = _find_hosts(options, environ)
+    hosts = found.hosts
     here = [host for host in hosts if check.is_local(host)]
-    ranks = plan_ranks(options.ranks, hosts, {host.name: check.count_cores() for host in here})
+    asked = found.ranks if options.ranks is None else options.ranks
+    ranks = plan_ranks(asked, hosts, {host.name: check.count_cores() for host in here}, more=found.more)
     check.check_hosts(hosts)
     local = len(here) == len(hosts)
     environ = clean_environment(environ)
@@ -144,17 +157,25 @@ def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
         variables=variables,
         root=os.geteuid() == 0,
         python=sys.executable,
+        notes=(*found.notes, *([_tell_allocation(found, ranks)] if found.allocated else [])),
     )
 
 
-def _read_hosts(options: argparse.Namespace) -> tuple[Host, ...]:
-    if options.hostfile is not None:
-        return read_hostfile(options.hostfile)
-    return parse_host_list(options.hosts) if options.hosts is not None else ()
+def _find_hosts(options: argparse.Namespace, environ: Mapping[str, str]) -> FoundHosts:
+    found = find_hosts(
+        options.hosts, options.hostfile, environ, format=options.hostfile_format, slots=options.slots_per_host
+    )
+    return found or FoundHosts((), "this machine")
+
+
+def _tell_allocation(found: FoundHosts, ranks: int) -> str:
+    return f"{ranks} rank{'s' * (ranks != 1)} on {format_hosts(found.hosts)}, from {found.source}."
 
 
 def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     job = plan_job(options, environ)
+    for note in job.notes:
+        print(f"hvdrun: {note}", file=sys.stderr)
     mpi = find_mpi(job.environ, sys.prefix)
     if options.dry_run:
         launch = build_launch(job, mpi)

@@ -22,6 +22,7 @@ class Job:
     environ: the variables hvdrun was given, already without another launcher's (`clean_environment`).
     variables: what hvdrun sets for the ranks on top of them.
     python: runs the rank agent; must be at the same path on every host.
+    notes: what the user should be told before it starts.
     """
 
     command: tuple[str, ...]
@@ -33,6 +34,7 @@ class Job:
     root: bool = False
     python: str = "python3"
     agent: str = AGENT
+    notes: tuple[str, ...] = ()
 
     @property
     def agent_command(self) -> list[str]:
@@ -53,10 +55,11 @@ class Launch:
     removed: tuple[str, ...] = ()
 
 
-def plan_ranks(ranks: int | None, hosts: tuple[Host, ...], cores: Mapping[str, int]) -> int:
+def plan_ranks(ranks: int | None, hosts: tuple[Host, ...], cores: Mapping[str, int], more: str = "") -> int:
     """Settle the number of ranks: as asked, or one for each slot.
 
     cores: of the hosts whose cores are known, by name; for hosts without slots.
+    more: how to get more slots than there are, for the message.
     Raises LaunchError if there are more ranks than slots, or no way to tell how many ranks.
     """
     known = [cores.get(host.name) if host.slots is None else host.slots for host in hosts]
@@ -71,7 +74,7 @@ def plan_ranks(ranks: int | None, hosts: tuple[Host, ...], cores: Mapping[str, i
         places = ", ".join(f"{host.name}:{slots}" for host, slots in zip(hosts, known, strict=True))
         raise LaunchError(
             f"-np {ranks} is more than the {room} slots of {places}. "
-            f"Ask for {room} ranks, or give the hosts more slots."
+            f"Ask for {room} ranks, or {more or 'give the hosts more slots'}."
         )
     return ranks
 

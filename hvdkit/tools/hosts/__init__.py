@@ -1,0 +1,1 @@
+"""hvdkit hosts: show a list of hosts, or write it in another dialect."""
