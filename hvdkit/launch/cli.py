@@ -13,11 +13,12 @@ from hvdkit import __version__
 from hvdkit.config import read_config, read_environment, read_settings
 from hvdkit.errors import HvdkitError, LaunchError
 from hvdkit.launch import check
-from hvdkit.launch.commands import build_launch
+from hvdkit.launch.choose import STARTERS, Choice, choose_starter
+from hvdkit.launch.commands import build_choice
 from hvdkit.launch.environment import clean_environment, find_launcher_variables
+from hvdkit.launch.facts import gather_facts
 from hvdkit.launch.hosts import Host, parse_host_list, read_hostfile
 from hvdkit.launch.job import Job, Launch, format_shell_line, plan_ranks
-from hvdkit.launch.mpi import Mpi, find_mpi
 
 _EXAMPLES = """\
 examples:
@@ -86,6 +87,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and how many ranks each may run")
     parser.add_argument("--hostfile", metavar="FILE", help="the same from a file, a host a line: node1 slots=4")
     parser.add_argument("--output-filename", metavar="DIR", help="also write all output of each rank to DIR/rank.N.log")
+    parser.add_argument(
+        "--launcher", choices=STARTERS, help="what starts the ranks; ssh: mpirun, with ssh in place of the scheduler"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the line that would be run, and end")
     parser.add_argument("--verbose", action="store_true", help="tell which mpirun is used and where each rank runs")
     parser.add_argument("--version", action="version", version=f"hvdrun {__version__}")
@@ -155,15 +159,18 @@ def _read_hosts(options: argparse.Namespace) -> tuple[Host, ...]:
 
 def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     job = plan_job(options, environ)
-    mpi = find_mpi(job.environ, sys.prefix)
+    by_hand = options.hosts is not None or options.hostfile is not None
+    facts = gather_facts(job.environ, sys.prefix, local=job.local, by_hand=by_hand, wish=options.launcher or "")
+    choice = choose_starter(facts, options.launcher or "")
     if options.dry_run:
-        launch = build_launch(job, mpi)
+        launch = build_choice(job, choice)
+        print(f"hvdrun: {choice.reason}.", file=sys.stderr)
         print(format_shell_line(replace(launch, removed=find_launcher_variables(environ))))
         return 0
-    return _start(options, job, mpi)
+    return _start(options, job, choice)
 
 
-def _start(options: argparse.Namespace, job: Job, mpi: Mpi) -> int:
+def _start(options: argparse.Namespace, job: Job, choice: Choice) -> int:
     import asyncio  # not needed for --help and --dry-run, and not quick to load
 
     from hvdkit.launch.runner import Runner, describe_launch
@@ -179,7 +186,7 @@ def _start(options: argparse.Namespace, job: Job, mpi: Mpi) -> int:
     addresses = () if job.local else check.find_addresses(job.hosts)
 
     def build(control: Mapping[str, str]) -> Launch:
-        return build_launch(replace(job, variables={**job.variables, **control}), mpi)
+        return build_choice(replace(job, variables={**job.variables, **control}), choice)
 
     runner = Runner(
         build=build,
@@ -190,7 +197,10 @@ def _start(options: argparse.Namespace, job: Job, mpi: Mpi) -> int:
         logs=options.output_filename or "",
     )
     if options.verbose:
-        origin = "found on PATH" if mpi.site else "from this Python environment"
-        runner.output.say(f"{mpi.name} {mpi.version}, {origin}: {mpi.mpirun}")
+        mpi = choice.mpi
+        if mpi is not None:
+            origin = "found on PATH" if mpi.site else "from this Python environment"
+            runner.output.say(f"{mpi.name} {mpi.version}, {origin}: {mpi.mpirun}")
+        runner.output.say(f"{choice.reason}.")
         runner.output.say(describe_launch(build({})))
     return asyncio.run(runner.run())

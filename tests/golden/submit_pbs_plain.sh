@@ -9,7 +9,7 @@
 #PBS -l walltime=02:00:00
 # A lost node ends the job; PBS would start it once more, from the beginning.
 #PBS -r n
-# PBS begins with the environment of a login. -V brings the one of qsub, with the Python that hvdrun is in.
+# PBS begins with the environment of a login; -V brings that of qsub, with the Python that hvdrun is in.
 #PBS -V
 # What PBS itself has to say (time exceeded, for instance) comes here at the end.
 #PBS -j oe

@@ -14,11 +14,12 @@
 #SBATCH --partition=gpu
 # Output and errors together; %x is the job's name and %j its id.
 #SBATCH --output=logs/%x.%j
-# A lost node or a preemption puts the job back into the queue (for 2 minutes at least) and runs this script
-# again, with SLURM_RESTART_COUNT set: the training has to find its own checkpoint. The log is added to.
+# A lost node or a preemption puts the job back into the queue, for 2 minutes at least, and runs this
+# script again with SLURM_RESTART_COUNT set: the training has to find its own checkpoint.
 #SBATCH --requeue
+# The log is added to.
 #SBATCH --open-mode=append
-# B: is for this script alone. Without it Slurm signals its steps too, mpirun's daemons among them, and those
+# B: is for this script alone. Without it Slurm signals steps too, mpirun's daemons among them, and they
 # die of it. It may come up to a minute early.
 #SBATCH --signal=B:USR1@300
 #SBATCH --mail-type=BEGIN,END,FAIL,REQUEUE
@@ -62,7 +63,7 @@ while
     [ -n "$told" ] # a trap ends wait early: then wait again
 do :; done
 
-# 75, by agreement with the training: saved, not finished. Of itself Slurm requeues no job that ends.
+# 75, by agreement with the training: saved, not finished. Slurm requeues none of itself.
 [ "$status" -ne 75 ] || scontrol requeue "$SLURM_JOB_ID" || exit 1
 
 exit "$status"

@@ -159,9 +159,8 @@ def _submit(scheduler: Scheduler, job: BatchJob, script: str, *, follow: bool) -
     job_id = submit_script(scheduler, script)
     path = Path(log.replace("%j", job_id.partition(".")[0])) if log else None
     where = str(path) if path else shlex.join(scheduler.read_log(job_id)) if scheduler.read_log else ""
-    _say(
-        f"{scheduler.title} job {job_id} is submitted; log: {where}; end it with: {shlex.join(scheduler.cancel(job_id))}"
-    )
+    end = shlex.join(scheduler.cancel(job_id))
+    _say(f"{scheduler.title} job {job_id} is submitted; log: {where}; end it with: {end}")
     if not follow:
         return 0
     follower = Follower(

@@ -46,7 +46,7 @@ def _write_head(job: BatchJob) -> list[str]:
         lines += ["# At its beginning, end and abortion.", "#PBS -m abe", f"#PBS -M {job.mail}"]
     if not job.venv and not job.modules:
         lines += [
-            "# PBS begins with the environment of a login. -V brings the one of qsub, with the Python that hvdrun is in.",
+            "# PBS begins with the environment of a login; -V brings that of qsub, with the Python that hvdrun is in.",
             "#PBS -V",
         ]
     lines += ["# What PBS itself has to say (time exceeded, for instance) comes here at the end.", "#PBS -j oe"]

@@ -42,9 +42,10 @@ def _write_head(job: BatchJob) -> list[str]:
     ]
     if job.requeue:
         lines += [
-            "# A lost node or a preemption puts the job back into the queue (for 2 minutes at least) and runs this script",
-            "# again, with SLURM_RESTART_COUNT set: the training has to find its own checkpoint. The log is added to.",
+            "# A lost node or a preemption puts the job back into the queue, for 2 minutes at least, and runs this",
+            "# script again with SLURM_RESTART_COUNT set: the training has to find its own checkpoint.",
             "#SBATCH --requeue",
+            "# The log is added to.",
             "#SBATCH --open-mode=append",
         ]
     else:
@@ -54,7 +55,7 @@ def _write_head(job: BatchJob) -> list[str]:
         ]
     if job.warning:
         lines += [
-            "# B: is for this script alone. Without it Slurm signals its steps too, mpirun's daemons among them, and those",
+            "# B: is for this script alone. Without it Slurm signals steps too, mpirun's daemons among them, and they",
             "# die of it. It may come up to a minute early.",
             f"#SBATCH --signal=B:{job.warning.signal}@{job.warning.seconds}",
         ]
@@ -68,7 +69,7 @@ def _write_run(job: BatchJob) -> list[str]:
     if job.requeue:
         after = [
             "",
-            f"# {TRY_AGAIN}, by agreement with the training: saved, not finished. Of itself Slurm requeues no job that ends.",
+            f"# {TRY_AGAIN}, by agreement with the training: saved, not finished. Slurm requeues none of itself.",
             f'[ "$status" -ne {TRY_AGAIN} ] || scontrol requeue "$SLURM_JOB_ID" || exit 1',
         ]
     return write_run(job, warned_by="Slurm sends it to this script alone", after=after)
