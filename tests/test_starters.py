@@ -50,8 +50,8 @@ def srun(mpi: Mpi | None, pmi: str) -> Choice:
 
 JSRUN = Choice("jsrun", "", "/opt/ibm/jsrun")
 WITH_CORES = {"SLURM_CPUS_PER_TASK": "7"}
-OWN = {
-    "ssh_options": ("-p", "2222", "-i", "/home/me/my key"),
+OWN: dict[str, Any] = {
+    "ssh_options": ("-p", "2222", "-i", "/home/me/key"),
     "starter_arguments": ("--report-bindings",),
     "binding": ("--rankfile", "ranks"),
     "tcp": True,
@@ -62,7 +62,7 @@ LAUNCHES = {
     "srun_pmix_uneven": build_choice(job(hosts=UNEVEN, ranks=5), srun(OPEN_MPI_4, "pmix")),
     "srun_pmi2": build_choice(job(), srun(MPICH, "pmi2")),
     "srun_cray": build_choice(job(), srun(None, "cray_shasta")),
-    "srun_local": build_choice(job(hosts=(), ranks=3), srun(OPEN_MPI_5, "pmix")),
+    "srun_local": build_choice(job(hosts=(), ranks=3, environ={"SLURMD_NODENAME": "node2"}), srun(OPEN_MPI_5, "pmix")),
     "pals": build_choice(job(ranks=7), Choice("mpiexec", "", mpi=PALS)),
     "pals_local": build_choice(job(hosts=(), ranks=4), Choice("mpirun", "", mpi=PALS)),
     "jsrun": build_choice(job(), JSRUN),
@@ -157,6 +157,7 @@ def test_the_choice_and_its_reason(facts: Facts, wish: str, starter: str, reason
         ),
         (replace(SLURM, mpi=MPICH, pmi=()), "srun", "has no PMI", "Leave --launcher out"),
         (replace(SLURM, cray=True), "", "Cray MPICH speaks cray_shasta", "srun --mpi=list"),
+        (replace(SLURM, mpi=INTEL), "srun", "Intel MPI needs Slurm's PMI library", "I_MPI_PMI_LIBRARY"),
         (SLURM, "srun", "it is not known which of them", "SLURM_MPI_TYPE=pmix"),
         (Facts(mpi=MPICH), "jsrun", "there is no jsrun on PATH", "Leave --launcher out"),
         (replace(LSF, scheduler=""), "jsrun", "this is no job of LSF", "bsub"),
@@ -225,10 +226,8 @@ def test_facts_are_gathered_and_srun_is_asked_only_where_it_may_be_needed(tmp_pa
 
 
 def test_crays_mpiexec_is_known_by_what_it_says_or_where_it_lies(tmp_path: Path) -> None:
-    for folder, says in (
-        (tmp_path / "a" / "bin", "PALS version 1.2.12"),
-        (tmp_path / "pals" / "1.3.4" / "bin", "mpiexec version 1.3.4"),
-    ):
+    named, placed = tmp_path / "a" / "bin", tmp_path / "pals" / "1.3.4" / "bin"
+    for folder, says in ((named, "PALS version 1.2.12"), (placed, "mpiexec version 1.3.4")):
         program(folder, "mpiexec", says)
         found = find_mpi({"PATH": f"{folder}:/usr/bin:/bin"}, str(tmp_path))
         assert (found.kind, found.version) == ("pals", says.split()[-1])
