@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +19,8 @@ from hvdkit.launch.choose import STARTERS, Choice, choose_starter
 from hvdkit.launch.commands import build_choice
 from hvdkit.launch.environment import clean_environment, find_launcher_variables
 from hvdkit.launch.facts import gather_facts
+from hvdkit.launch.horovod_config import read_flags
+from hvdkit.launch.horovod_flags import add_flags
 from hvdkit.launch.hosts import Host, parse_host_list, read_hostfile
 from hvdkit.launch.job import Job, Launch, format_shell_line, plan_ranks
 
@@ -85,14 +89,29 @@ def build_parser() -> argparse.ArgumentParser:
         "-np", "--num-proc", dest="ranks", type=int, metavar="N", help="ranks; as many as slots if left out"
     )
     parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and how many ranks each may run")
-    parser.add_argument("--hostfile", metavar="FILE", help="the same from a file, a host a line: node1 slots=4")
+    parser.add_argument(
+        "--hostfile", "-hostfile", metavar="FILE", help="the same from a file, a host a line: node1 slots=4"
+    )
     parser.add_argument("--output-filename", metavar="DIR", help="also write all output of each rank to DIR/rank.N.log")
     parser.add_argument(
         "--launcher", choices=STARTERS, help="what starts the ranks; ssh: mpirun, with ssh in place of the scheduler"
     )
+    parser.add_argument("--jsrun", dest="launcher", action="store_const", const="jsrun", help="as --launcher")
+    parser.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="of ssh on all hosts")
+    parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="the private key for ssh")
+    parser.add_argument(
+        "--mpi-args", metavar="ARGS", help='further arguments of the launcher, like --mpi-args="--report-bindings"'
+    )
+    parser.add_argument(
+        "--binding-args", metavar="ARGS", help="how it binds ranks to cores and places them; unbound if left out"
+    )
+    parser.add_argument("--tcp", action="store_true", help="between hosts nothing but TCP")
+    parser.add_argument(
+        "--config-file", metavar="FILE", help="horovodrun's YAML file of settings; flags go before what it says"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the line that would be run, and end")
     parser.add_argument("--verbose", action="store_true", help="tell which mpirun is used and where each rank runs")
-    parser.add_argument("--version", action="version", version=f"hvdrun {__version__}")
+    parser.add_argument("-v", "--version", action="version", version=f"hvdrun {__version__}")
     settings = parser.add_argument_group("settings", "Each sets the variable that is named, for all ranks.")
     for setting in read_settings({}):
         if setting.flag:
@@ -105,6 +124,7 @@ def build_parser() -> argparse.ArgumentParser:
             )
             assert isinstance(action, _Setting)
             action.variable = setting.variable
+    add_flags(parser, tuple(parser._option_string_actions))
     parser.add_argument("command", nargs=argparse.PARSER, help=argparse.SUPPRESS)
     parser.set_defaults(settings={})
     return parser
@@ -112,12 +132,25 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run hvdrun; returns the exit code."""
-    options = build_parser().parse_args(arguments)
     try:
+        options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
         return _run(options, read_environment())
     except HvdkitError as error:
         print(f"hvdrun: {error}", file=sys.stderr)
         return 2
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse hvdrun's arguments, with those of a --config-file before them, so that what is typed goes before."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.config_file is None:
+        return options
+    flags = read_flags(options.config_file)
+    from_file = build_parser()
+    from_file.prog = f"hvdrun: {options.config_file}"
+    from_file.parse_args([*flags, "true"])
+    return parser.parse_args([*flags, *arguments])
 
 
 def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
@@ -137,6 +170,8 @@ def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     read_config({**environ, **variables})
     if "PYTHONUNBUFFERED" not in environ:
         variables["PYTHONUNBUFFERED"] = "1"  # a rank that is killed has shown all it printed
+    if options.tcp and "NCCL_IB_DISABLE" not in environ:
+        variables["NCCL_IB_DISABLE"] = "1"
     if options.output_filename:
         variables["HVDKIT_OUTPUT_DIRECTORY"] = os.path.abspath(options.output_filename)
     return Job(
@@ -148,7 +183,35 @@ def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
         variables=variables,
         root=os.geteuid() == 0,
         python=sys.executable,
+        ssh_options=_read_ssh(options),
+        starter_arguments=_split("--mpi-args", options.mpi_args) or (),
+        binding=_split("--binding-args", options.binding_args),
+        tcp=options.tcp,
     )
+
+
+def _read_ssh(options: argparse.Namespace) -> tuple[str, ...]:
+    port, file = options.ssh_port, options.ssh_identity_file
+    if port is not None and not 0 < port < 65536:
+        raise LaunchError(f"--ssh-port {port} is not a port; they go from 1 to 65535.")
+    if file is not None and not os.path.isfile(file):
+        raise LaunchError(f"--ssh-identity-file {file}: there is no such file. Check the path.")
+    if file is not None and not re.fullmatch(r"[^\s'\"\\\x00-\x1f]+", file):
+        raise LaunchError(
+            f"--ssh-identity-file {file!r} has a space or a quote in it, which launchers do not hand on whole. "
+            "Put 'IdentityFile PATH' for these hosts in ~/.ssh/config."
+        )
+    return (
+        *(("-p", str(port)) if port is not None else ()),
+        *(("-i", os.path.abspath(file)) if file is not None else ()),
+    )
+
+
+def _split(flag: str, text: str | None) -> tuple[str, ...] | None:
+    try:
+        return None if text is None else tuple(shlex.split(text))
+    except ValueError as error:
+        raise LaunchError(f"{flag} {text!r} cannot be split into words: {error}.") from None
 
 
 def _read_hosts(options: argparse.Namespace) -> tuple[Host, ...]:
