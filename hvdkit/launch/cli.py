@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +13,7 @@ from hvdkit import __version__
 from hvdkit.config import read_config, read_environment, read_settings
 from hvdkit.errors import HvdkitError, LaunchError
 from hvdkit.launch import check
-from hvdkit.launch.choose import STARTERS, Choice, choose_starter
+from hvdkit.launch.choose import Choice, choose_starter
 from hvdkit.launch.commands import build_choice
 from hvdkit.launch.environment import clean_environment, find_launcher_variables
 from hvdkit.launch.facts import gather_facts
@@ -23,6 +21,7 @@ from hvdkit.launch.horovod_config import read_flags
 from hvdkit.launch.horovod_flags import add_flags
 from hvdkit.launch.hosts import Host, parse_host_list, read_hostfile
 from hvdkit.launch.job import Job, Launch, format_shell_line, plan_ranks
+from hvdkit.launch.starter_flags import add_starter_flags, read_ssh_options, split_words
 
 _EXAMPLES = """\
 examples:
@@ -93,19 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--hostfile", "-hostfile", metavar="FILE", help="the same from a file, a host a line: node1 slots=4"
     )
     parser.add_argument("--output-filename", metavar="DIR", help="also write all output of each rank to DIR/rank.N.log")
-    parser.add_argument(
-        "--launcher", choices=STARTERS, help="what starts the ranks; ssh: mpirun, with ssh in place of the scheduler"
-    )
-    parser.add_argument("--jsrun", dest="launcher", action="store_const", const="jsrun", help="as --launcher")
-    parser.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="of ssh on all hosts")
-    parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="the private key for ssh")
-    parser.add_argument(
-        "--mpi-args", metavar="ARGS", help='further arguments of the launcher, like --mpi-args="--report-bindings"'
-    )
-    parser.add_argument(
-        "--binding-args", metavar="ARGS", help="how it binds ranks to cores and places them; unbound if left out"
-    )
-    parser.add_argument("--tcp", action="store_true", help="between hosts nothing but TCP")
+    add_starter_flags(parser)
     parser.add_argument(
         "--config-file", metavar="FILE", help="horovodrun's YAML file of settings; flags go before what it says"
     )
@@ -183,35 +170,11 @@ def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
         variables=variables,
         root=os.geteuid() == 0,
         python=sys.executable,
-        ssh_options=_read_ssh(options),
-        starter_arguments=_split("--mpi-args", options.mpi_args) or (),
-        binding=_split("--binding-args", options.binding_args),
+        ssh_options=read_ssh_options(options),
+        starter_arguments=split_words("--mpi-args", options.mpi_args) or (),
+        binding=split_words("--binding-args", options.binding_args),
         tcp=options.tcp,
     )
-
-
-def _read_ssh(options: argparse.Namespace) -> tuple[str, ...]:
-    port, file = options.ssh_port, options.ssh_identity_file
-    if port is not None and not 0 < port < 65536:
-        raise LaunchError(f"--ssh-port {port} is not a port; they go from 1 to 65535.")
-    if file is not None and not os.path.isfile(file):
-        raise LaunchError(f"--ssh-identity-file {file}: there is no such file. Check the path.")
-    if file is not None and not re.fullmatch(r"[^\s'\"\\\x00-\x1f]+", file):
-        raise LaunchError(
-            f"--ssh-identity-file {file!r} has a space or a quote in it, which launchers do not hand on whole. "
-            "Put 'IdentityFile PATH' for these hosts in ~/.ssh/config."
-        )
-    return (
-        *(("-p", str(port)) if port is not None else ()),
-        *(("-i", os.path.abspath(file)) if file is not None else ()),
-    )
-
-
-def _split(flag: str, text: str | None) -> tuple[str, ...] | None:
-    try:
-        return None if text is None else tuple(shlex.split(text))
-    except ValueError as error:
-        raise LaunchError(f"{flag} {text!r} cannot be split into words: {error}.") from None
 
 
 def _read_hosts(options: argparse.Namespace) -> tuple[Host, ...]:
