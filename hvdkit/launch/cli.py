@@ -191,7 +191,7 @@ def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if options.dry_run:
         launch = build_choice(job, choice)
         print(f"hvdrun: {choice.reason}.", file=sys.stderr)
-        print(format_shell_line(replace(launch, removed=find_launcher_variables(environ))))
+        print(format_shell_line(replace(launch, removed=(*launch.removed, *find_launcher_variables(environ)))))
         return 0
     return _start(options, job, choice)
 

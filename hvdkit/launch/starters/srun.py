@@ -13,6 +13,9 @@ from hvdkit.launch.starters.common import (
     unless_set,
 )
 
+# What the job says of the layout of its steps; this one says all of it itself.
+_LAYOUT = ("SLURM_DISTRIBUTION", "SLURM_HOSTFILE", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+
 
 def build_srun(job: Job, srun: str, pmi: str, mpi: Mpi | None) -> Launch:
     """Build the command line for srun.
@@ -37,7 +40,7 @@ def build_srun(job: Job, srun: str, pmi: str, mpi: Mpi | None) -> Launch:
     if job.tcp:
         tcp = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,uct,openib,usnic", "FI_PROVIDER": "tcp"}
         variables.update(unless_set(tcp, job.environ))
-    return Launch((*argv, *job.starter_arguments, *job.agent_command), variables)
+    return Launch((*argv, *job.starter_arguments, *job.agent_command), variables, _LAYOUT)
 
 
 def _write_places(job: Job) -> list[str]:
