@@ -158,6 +158,7 @@ def test_the_choice_and_its_reason(facts: Facts, wish: str, starter: str, reason
         (replace(SLURM, mpi=MPICH, pmi=()), "srun", "has no PMI", "Leave --launcher out"),
         (replace(SLURM, cray=True), "", "Cray MPICH speaks cray_shasta", "srun --mpi=list"),
         (replace(SLURM, mpi=INTEL), "srun", "Intel MPI needs Slurm's PMI library", "I_MPI_PMI_LIBRARY"),
+        (replace(SLURM, pmi_wish="none"), "srun", "it is not known which of them", "SLURM_MPI_TYPE=pmix"),
         (SLURM, "srun", "it is not known which of them", "SLURM_MPI_TYPE=pmix"),
         (Facts(mpi=MPICH), "jsrun", "there is no jsrun on PATH", "Leave --launcher out"),
         (replace(LSF, scheduler=""), "jsrun", "this is no job of LSF", "bsub"),

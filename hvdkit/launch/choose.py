@@ -148,7 +148,8 @@ def _choose_srun(facts: Facts, why: str) -> Choice:
 
 def _choose_pmi(facts: Facts) -> str:
     """Choose the plugin of srun that the ranks' MPI speaks."""
-    if facts.pmi_wish and (facts.mpi is None or facts.pmi_wish.partition("_v")[0] in _SPOKEN.get(facts.mpi.kind, ())):
+    wished = facts.pmi_wish.partition("_v")[0]
+    if wished not in ("", "none") and (facts.mpi is None or wished in _SPOKEN.get(facts.mpi.kind, ())):
         return facts.pmi_wish
     spoken: tuple[str, ...] = ("cray_shasta",) if facts.cray else ("pmix", "pmi2", "cray_shasta")
     who = "Cray MPICH" if facts.cray else "an MPI"
