@@ -12,6 +12,7 @@ from hvdkit.config import Setting, read_settings
 from hvdkit.errors import HvdkitError
 from hvdkit.tools.build_horovod.command import add_command as add_build_horovod
 from hvdkit.tools.hosts.command import add_command as add_hosts
+from hvdkit.tools.submit.command import add_command as add_submit
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -36,20 +37,20 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.set_defaults(run=_show_settings)
     add_build_horovod(commands)
     add_hosts(commands)
+    add_submit(commands)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the hvdkit command; returns the exit code."""
+    """Run the hvdkit command; returns the exit code, 0 for a command that gives none."""
     options = build_parser().parse_args(arguments)
     try:
-        options.run(options)
+        return options.run(options) or 0
     except HvdkitError as error:
         print(f"hvdkit: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 def _show_settings(options: argparse.Namespace) -> None:

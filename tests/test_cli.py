@@ -14,11 +14,14 @@ import pytest
 from hvdkit import __version__, cli
 from hvdkit.config import read_settings
 from hvdkit.launch import cli as hvdrun
+from hvdkit.launch import horovod_flags
 
 FLAGS = {
     "-h", "--help", "-np", "--num-proc", "-H", "--hosts", "--hostfile",
     "--hostfile-format", "--slots-per-host", "--output-filename", "--dry-run", "--verbose",
     "--version",
+    "-v", "-hostfile", "--launcher", "--jsrun", "-p", "--ssh-port", "-i", "--ssh-identity-file",
+    "--mpi-args", "--binding-args", "--tcp", "--config-file",
 }  # fmt: skip
 
 
@@ -27,7 +30,9 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
 
 
 def test_hvdruns_flags_are_frozen_but_for_the_settings() -> None:
-    assert flags_of(hvdrun.build_parser()) == FLAGS | {setting.flag for setting in read_settings({}) if setting.flag}
+    settings = {setting.flag for setting in read_settings({}) if setting.flag}
+    horovodruns = {name for flag in horovod_flags.FLAGS for name in flag.names}
+    assert flags_of(hvdrun.build_parser()) == FLAGS | settings | horovodruns
 
 
 def test_a_settings_flag_sets_its_variable_and_no_other() -> None:

@@ -13,11 +13,15 @@ from hvdkit import __version__
 from hvdkit.config import read_config, read_environment, read_settings
 from hvdkit.errors import HvdkitError, LaunchError
 from hvdkit.launch import check
-from hvdkit.launch.commands import build_launch
+from hvdkit.launch.choose import Choice, choose_starter
+from hvdkit.launch.commands import build_choice
 from hvdkit.launch.environment import clean_environment, find_launcher_variables
+from hvdkit.launch.facts import gather_facts
+from hvdkit.launch.horovod_config import read_flags
+from hvdkit.launch.horovod_flags import add_flags
 from hvdkit.launch.hosts import AUTO, DIALECTS, FoundHosts, format_hosts
 from hvdkit.launch.job import Job, Launch, format_shell_line, plan_ranks
-from hvdkit.launch.mpi import Mpi, find_mpi
+from hvdkit.launch.starter_flags import add_starter_flags, read_ssh_options, split_words
 from hvdkit.launch.where import find_hosts
 
 _EXAMPLES = """\
@@ -87,7 +91,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and how many ranks each may run")
     parser.add_argument(
-        "--hostfile", metavar="FILE", help="the same from a file: of Open MPI, MPICH, Intel MPI, PBS, Slurm, ..."
+        "--hostfile",
+        "-hostfile",
+        metavar="FILE",
+        help="the same from a file: of Open MPI, MPICH, Intel MPI, PBS, Slurm, ...",
     )
     parser.add_argument(
         "--hostfile-format", default=AUTO, metavar="NAME", help=f"how to read it: {AUTO}, {', '.join(sorted(DIALECTS))}"
@@ -99,9 +106,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="slots of hosts whose list gives no number, and of those that a scheduler gave",
     )
     parser.add_argument("--output-filename", metavar="DIR", help="also write all output of each rank to DIR/rank.N.log")
+    add_starter_flags(parser)
+    parser.add_argument(
+        "--config-file", metavar="FILE", help="horovodrun's YAML file of settings; flags go before what it says"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the line that would be run, and end")
     parser.add_argument("--verbose", action="store_true", help="tell which mpirun is used and where each rank runs")
-    parser.add_argument("--version", action="version", version=f"hvdrun {__version__}")
+    parser.add_argument("-v", "--version", action="version", version=f"hvdrun {__version__}")
     settings = parser.add_argument_group("settings", "Each sets the variable that is named, for all ranks.")
     for setting in read_settings({}):
         if setting.flag:
@@ -114,6 +125,7 @@ def build_parser() -> argparse.ArgumentParser:
             )
             assert isinstance(action, _Setting)
             action.variable = setting.variable
+    add_flags(parser, tuple(parser._option_string_actions))
     parser.add_argument("command", nargs=argparse.PARSER, help=argparse.SUPPRESS)
     parser.set_defaults(settings={})
     return parser
@@ -121,12 +133,25 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run hvdrun; returns the exit code."""
-    options = build_parser().parse_args(arguments)
     try:
+        options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
         return _run(options, read_environment())
     except HvdkitError as error:
         print(f"hvdrun: {error}", file=sys.stderr)
         return 2
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse hvdrun's arguments, with those of a --config-file before them, so that what is typed goes before."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.config_file is None:
+        return options
+    flags = read_flags(options.config_file)
+    from_file = build_parser()
+    from_file.prog = f"hvdrun: {options.config_file}"
+    from_file.parse_args([*flags, "true"])
+    return parser.parse_args([*flags, *arguments])
 
 
 def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
@@ -146,6 +171,8 @@ def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     read_config({**environ, **variables})
     if "PYTHONUNBUFFERED" not in environ:
         variables["PYTHONUNBUFFERED"] = "1"  # a rank that is killed has shown all it printed
+    if options.tcp and "NCCL_IB_DISABLE" not in environ:
+        variables["NCCL_IB_DISABLE"] = "1"
     if options.output_filename:
         variables["HVDKIT_OUTPUT_DIRECTORY"] = os.path.abspath(options.output_filename)
     return Job(
@@ -158,6 +185,10 @@ def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
         root=os.geteuid() == 0,
         python=sys.executable,
         notes=(*found.notes, *([_tell_allocation(found, ranks)] if found.allocated else [])),
+        ssh_options=read_ssh_options(options),
+        starter_arguments=split_words("--mpi-args", options.mpi_args) or (),
+        binding=split_words("--binding-args", options.binding_args),
+        tcp=options.tcp,
     )
 
 
@@ -174,17 +205,20 @@ def _tell_allocation(found: FoundHosts, ranks: int) -> str:
 
 def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     job = plan_job(options, environ)
+    by_hand = options.hosts is not None or options.hostfile is not None
+    facts = gather_facts(job.environ, sys.prefix, local=job.local, by_hand=by_hand, wish=options.launcher or "")
+    choice = choose_starter(facts, options.launcher or "")
     for note in job.notes:
         print(f"hvdrun: {note}", file=sys.stderr)
-    mpi = find_mpi(job.environ, sys.prefix)
     if options.dry_run:
-        launch = build_launch(job, mpi)
-        print(format_shell_line(replace(launch, removed=find_launcher_variables(environ))))
+        launch = build_choice(job, choice)
+        print(f"hvdrun: {choice.reason}.", file=sys.stderr)
+        print(format_shell_line(replace(launch, removed=(*launch.removed, *find_launcher_variables(environ)))))
         return 0
-    return _start(options, job, mpi)
+    return _start(options, job, choice)
 
 
-def _start(options: argparse.Namespace, job: Job, mpi: Mpi) -> int:
+def _start(options: argparse.Namespace, job: Job, choice: Choice) -> int:
     import asyncio  # not needed for --help and --dry-run, and not quick to load
 
     from hvdkit.launch.runner import Runner, describe_launch
@@ -200,7 +234,7 @@ def _start(options: argparse.Namespace, job: Job, mpi: Mpi) -> int:
     addresses = () if job.local else check.find_addresses(job.hosts)
 
     def build(control: Mapping[str, str]) -> Launch:
-        return build_launch(replace(job, variables={**job.variables, **control}), mpi)
+        return build_choice(replace(job, variables={**job.variables, **control}), choice)
 
     runner = Runner(
         build=build,
@@ -211,7 +245,10 @@ def _start(options: argparse.Namespace, job: Job, mpi: Mpi) -> int:
         logs=options.output_filename or "",
     )
     if options.verbose:
-        origin = "found on PATH" if mpi.site else "from this Python environment"
-        runner.output.say(f"{mpi.name} {mpi.version}, {origin}: {mpi.mpirun}")
+        mpi = choice.mpi
+        if mpi is not None:
+            origin = "found on PATH" if mpi.site else "from this Python environment"
+            runner.output.say(f"{mpi.name} {mpi.version}, {origin}: {mpi.mpirun}")
+        runner.output.say(f"{choice.reason}.")
         runner.output.say(describe_launch(build({})))
     return asyncio.run(runner.run())

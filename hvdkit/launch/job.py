@@ -23,6 +23,9 @@ class Job:
     variables: what hvdrun sets for the ranks on top of them.
     python: runs the rank agent; must be at the same path on every host.
     notes: what the user should be told before it starts.
+    ssh_options: the user's own, for ssh. starter_arguments: the user's own, for whatever starts the ranks.
+    binding: how to bind ranks to cores, in the starter's words; None leaves them unbound.
+    tcp: between hosts use nothing but TCP.
     """
 
     command: tuple[str, ...]
@@ -35,6 +38,10 @@ class Job:
     python: str = "python3"
     agent: str = AGENT
     notes: tuple[str, ...] = ()
+    ssh_options: tuple[str, ...] = ()
+    starter_arguments: tuple[str, ...] = ()
+    binding: tuple[str, ...] | None = None
+    tcp: bool = False
 
     @property
     def agent_command(self) -> list[str]:

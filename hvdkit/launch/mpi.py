@@ -25,7 +25,7 @@ _KINDS = (
 class Mpi:
     """An MPI's launcher.
 
-    kind: open_mpi, mpich or intel_mpi.
+    kind: open_mpi, mpich, intel_mpi or pals.
     site: found on PATH outside this Python's prefix; otherwise it came with the Python environment.
     library: the libmpi that belongs to it; "" if it is not beside it.
     """
@@ -81,6 +81,14 @@ def find_library(mpirun: Path) -> str:
     return ""
 
 
+def _know_pals(path: Path, text: str) -> tuple[str, str, str] | None:
+    """Cray's mpiexec does not always say its name, but it is installed under it."""
+    if "PALS" not in text and "pals" not in path.resolve().parts:
+        return None
+    version = re.search(r"\d+(\.\d+)+", text)
+    return "pals", "Cray PALS", version.group() if version else "?"
+
+
 def _is_library(path: Path) -> bool:
     try:
         with path.open("rb") as file:
@@ -114,7 +122,7 @@ def _describe(path: Path, environ: Mapping[str, str], *, site: bool) -> Mpi:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{path} does not answer to --version: {error}. Repair it or take it off PATH.") from None
     text = (answer.stdout + answer.stderr).decode(errors="replace")
-    known = parse_version(text)
+    known = parse_version(text) or _know_pals(path, text)
     if known is None:
         said = next((line for line in text.splitlines() if line.strip()), "nothing")
         raise LaunchError(

@@ -1,0 +1,72 @@
+"""What several starters need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from hvdkit.errors import LaunchError
+from hvdkit.launch.hosts import Host
+from hvdkit.launch.job import Job
+from hvdkit.launch.mpi import Mpi
+
+# Never ask for a password, give up on a silent host, and notice a lost one: mpirun by itself waits for hours.
+SSH_OPTIONS = (
+    *("-o", "BatchMode=yes"),
+    *("-o", "ConnectTimeout=10"),
+    *("-o", "ServerAliveInterval=2"),
+    *("-o", "ServerAliveCountMax=3"),
+)
+
+
+def ssh_options(job: Job) -> tuple[str, ...]:
+    """Make the options that ssh is given, with the user's own."""
+    return (*SSH_OPTIONS, *job.ssh_options)
+
+
+def library_variables(job: Job, mpi: Mpi) -> dict[str, str]:
+    """Make mpi4py load the libmpi of this mpirun: by itself it prefers the wheel's, and each rank would be alone."""
+    chosen = "MPI4PY_LIBMPI" in job.environ or "MPI4PY_MPIABI" in job.environ
+    return {"MPI4PY_LIBMPI": mpi.library} if mpi.site and mpi.library and not chosen else {}
+
+
+def unless_set(variables: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Leave out the variables that the user has set."""
+    return {name: value for name, value in variables.items() if name not in environ}
+
+
+def fill_hosts(job: Job) -> Iterator[tuple[str, int]]:
+    """Fill the hosts in their order: (name, ranks) of each that gets any."""
+    left = job.ranks
+    for host in job.hosts if not job.local else (Host("localhost", job.ranks),):
+        count = min(left, host.slots or left)
+        if count:
+            yield host.name, count
+        left -= count
+
+
+def refuse_ipv6(job: Job, who: str) -> None:
+    """Raise LaunchError for addresses that a starter's list of hosts has no way to write."""
+    addresses = [host.name for host in job.hosts if ":" in host.name]
+    if addresses and not job.local:
+        raise LaunchError(
+            f"{who} cannot take an IPv6 address on its command line: {', '.join(addresses)}. "
+            "Give the host a name in /etc/hosts or in DNS, and use that."
+        )
+
+
+def refuse_users(job: Job, who: str) -> None:
+    """Raise LaunchError for hosts with a user name, where a starter knows only hosts."""
+    logins = [host.login for host in job.hosts if host.user]
+    if logins:
+        raise LaunchError(
+            f"{who} cannot take a user name with a host: {', '.join(logins)}. "
+            "Put 'User NAME' for that host in ~/.ssh/config, and use the host's name alone."
+        )
+
+
+def refuse_ssh_options(job: Job, who: str) -> None:
+    """Raise LaunchError for -p and -i, where there is no ssh."""
+    if job.ssh_options:
+        raise LaunchError(
+            f"{who} does not use ssh, so -p and -i mean nothing to it. Leave them out, or: --launcher ssh."
+        )

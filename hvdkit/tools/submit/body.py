@@ -1,0 +1,89 @@
+"""The part of a batch script that is bash, and the same for every scheduler."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from hvdkit.tools.submit.job import BatchJob
+
+
+def write_output(job: BatchJob, job_id: str) -> str:
+    """Write the log's path as a word of bash.
+
+    job_id: what bash calls the job's id.
+    """
+    parts = job.output.replace("%x", job.name).split("%j")
+    return f'"{job_id}"'.join(shlex.quote(part) if part else "" for part in parts)
+
+
+def write_environment(job: BatchJob) -> list[str]:
+    """Write what the ranks are to find: modules, virtual environment, variables."""
+    lines: list[str] = []
+    if job.modules:
+        lines += [
+            "",
+            "# Modules, as at a login. A node begins without those that were loaded where this was submitted.",
+        ]
+        lines += [f"module load {shlex.quote(module)} || exit 1" for module in job.modules]
+    if job.venv:
+        lines += ["", f"source {shlex.quote(job.venv.rstrip('/') + '/bin/activate')} || exit 1"]
+    if job.environ:
+        lines += ["", "# hvdrun takes these to every rank."]
+        lines += [f"export {name}={shlex.quote(value)}" for name, value in job.environ.items()]
+    return lines
+
+
+def write_run(
+    job: BatchJob,
+    *,
+    warned_by: str,
+    ended_by: Sequence[str] = ("TERM",),
+    before: Sequence[str] = (),
+    after: Sequence[str],
+) -> list[str]:
+    """Write how the ranks are started, told of signals, and waited for.
+
+    warned_by: who sends the warning to whom, for the comment.
+    ended_by: the signals by which the scheduler asks the job to end.
+    before: lines that follow the traps. after: lines that look at $status when all is over.
+    """
+    lines = [
+        "",
+        "command -v hvdrun >/dev/null || {",
+        '    echo "hvdrun is not on PATH on $(hostname): give hvdkit submit --venv DIR, or --module M" >&2',
+        "    exit 127",
+        "}",
+        "",
+        "# bash runs a trap only between commands or during wait: so hvdrun runs beside the script, which waits.",
+        "job='' told=''",
+        "pass_on() {",
+        "    told=yes",
+        '    if [ -n "$job" ]; then kill -s "$1" "$job" 2>/dev/null; elif [ "$1" = TERM ]; then exit 143; fi',
+        "}",
+        "# The end is near (cancelled, preempted, requeued, out of time): hvdrun ends all ranks, on every node.",
+        f"trap 'pass_on TERM' {' '.join(ended_by)}",
+    ]
+    if job.warning:
+        lines += [
+            f"# {warned_by}, about {job.warning.seconds} seconds before the time is up.",
+            "# hvdrun passes it to every rank, which saves and ends. A program without a handler for it dies of it.",
+            f"trap 'pass_on {job.warning.signal}' {job.warning.signal}",
+        ]
+    return [
+        *lines,
+        *before,
+        "",
+        "# Where and how many ranks, hvdrun reads from the allocation.",
+        f"hvdrun {shlex.join(['--', *job.command] if job.command[0].startswith('-') else job.command)} &",
+        "job=$!",
+        "while",
+        "    told=''",
+        '    wait "$job"',
+        "    status=$?",
+        '    [ -n "$told" ] # a trap ends wait early: then wait again',
+        "do :; done",
+        *after,
+        "",
+        'exit "$status"',
+    ]

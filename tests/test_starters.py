@@ -1,0 +1,232 @@
+"""What starts the ranks: how it is chosen, and its command line against recorded ones."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdkit.errors import LaunchError
+from hvdkit.launch.choose import STARTERS, Choice, Facts, choose_starter
+from hvdkit.launch.commands import build_choice
+from hvdkit.launch.facts import find_scheduler, gather_facts, parse_pmi_list
+from hvdkit.launch.hosts import Host
+from hvdkit.launch.job import Job, format_shell_line
+from hvdkit.launch.mpi import Mpi, find_mpi
+
+GOLDEN = Path(__file__).parent / "golden"
+
+OPEN_MPI_5 = Mpi("open_mpi", "Open MPI", "5.0.11", "/venv/bin/mpirun")
+OPEN_MPI_4 = Mpi("open_mpi", "Open MPI", "4.1.6", "/opt/ompi/bin/mpirun", True, "/opt/ompi/lib/libmpi.so")
+MPICH = Mpi("mpich", "MPICH", "5.0.2", "/opt/mpich/bin/mpirun", True, "/opt/mpich/lib/libmpi.so")
+INTEL = Mpi("intel_mpi", "Intel MPI", "2021.14", "/opt/intel/bin/mpirun", True, "/opt/intel/lib/libmpi.so")
+PALS = Mpi("pals", "Cray PALS", "1.3.4", "/opt/cray/pals/bin/mpiexec", True)
+
+EVEN = (Host("node1", 4), Host("node2", 4))
+UNEVEN = (Host("node1", 4), Host("node2", 2))
+ENVIRON = {"PATH": "/usr/bin", "HOME": "/root", "DATA": "/data"}
+
+
+def job(*, hosts: tuple[Host, ...] = EVEN, ranks: int = 8, **more: Any) -> Job:
+    return Job(
+        command=("python", "train.py", "--name", "two words"),
+        ranks=ranks,
+        hosts=hosts,
+        local=not hosts,
+        environ=ENVIRON | more.pop("environ", {}),
+        variables={"PYTHONUNBUFFERED": "1"},
+        python="/venv/bin/python",
+        agent="/venv/hvdkit/launch/agent",
+        **more,
+    )
+
+
+def srun(mpi: Mpi | None, pmi: str) -> Choice:
+    return Choice("srun", "", "/usr/bin/srun", mpi, pmi)
+
+
+JSRUN = Choice("jsrun", "", "/opt/ibm/jsrun")
+WITH_CORES = {"SLURM_CPUS_PER_TASK": "7"}
+OWN: dict[str, Any] = {
+    "ssh_options": ("-p", "2222", "-i", "/home/me/key"),
+    "starter_arguments": ("--report-bindings",),
+    "binding": ("--rankfile", "ranks"),
+    "tcp": True,
+}
+
+LAUNCHES = {
+    "srun_pmix": build_choice(job(environ=WITH_CORES), srun(OPEN_MPI_5, "pmix")),
+    "srun_pmix_uneven": build_choice(job(hosts=UNEVEN, ranks=5), srun(OPEN_MPI_4, "pmix")),
+    "srun_pmi2": build_choice(job(), srun(MPICH, "pmi2")),
+    "srun_cray": build_choice(job(), srun(None, "cray_shasta")),
+    "srun_local": build_choice(job(hosts=(), ranks=3, environ={"SLURMD_NODENAME": "node2"}), srun(OPEN_MPI_5, "pmix")),
+    "pals": build_choice(job(ranks=7), Choice("mpiexec", "", mpi=PALS)),
+    "pals_local": build_choice(job(hosts=(), ranks=4), Choice("mpirun", "", mpi=PALS)),
+    "jsrun": build_choice(job(), JSRUN),
+    "jsrun_own": build_choice(job(**{**OWN, "ssh_options": (), "binding": ("--bind", "packed:7")}), JSRUN),
+    "openmpi5_ssh": build_choice(job(), Choice("ssh", "", mpi=OPEN_MPI_5)),
+    "openmpi4_ssh": build_choice(job(), Choice("ssh", "", mpi=OPEN_MPI_4)),
+    "mpich_ssh": build_choice(job(), Choice("ssh", "", mpi=MPICH)),
+    "intel_ssh": build_choice(job(), Choice("ssh", "", mpi=INTEL)),
+    "mpich_mpiexec": build_choice(job(), Choice("mpiexec", "", "/opt/mpich/bin/mpiexec", MPICH)),
+    "openmpi5_own": build_choice(job(**OWN), Choice("mpirun", "", mpi=OPEN_MPI_5)),
+    "mpich_own": build_choice(job(**OWN), Choice("mpirun", "", mpi=MPICH)),
+    "intel_own": build_choice(job(**OWN), Choice("mpirun", "", mpi=INTEL)),
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_the_command_line_is_the_recorded_one(name: str) -> None:
+    line = format_shell_line(LAUNCHES[name]) + "\n"
+    path = GOLDEN / f"starter_{name}.txt"
+    if os.environ.get("HVDKIT_TEST_RECORD") == "1":
+        path.write_text(line)
+    assert line == path.read_text(), "if this is meant: HVDKIT_TEST_RECORD=1 pytest tests/test_starters.py"
+
+
+def test_what_a_starter_cannot_express_is_refused() -> None:
+    with pytest.raises(LaunchError, match=r"equally many ranks on each host, not node1:2, node2:4"):
+        build_choice(job(hosts=(Host("node1", 2), Host("node2", 4)), ranks=6), Choice("mpiexec", "", mpi=PALS))
+    with pytest.raises(LaunchError, match=r"equally many ranks on each host, not 4, 2\. Ask for 4 ranks"):
+        build_choice(job(hosts=UNEVEN, ranks=6), JSRUN)
+    for choice in (srun(OPEN_MPI_5, "pmix"), JSRUN, Choice("mpiexec", "", mpi=PALS)):
+        with pytest.raises(LaunchError, match="user name"):
+            build_choice(job(hosts=(Host("node1", 8, user="bob"),)), choice)
+        with pytest.raises(LaunchError, match="does not use ssh, so -p and -i"):
+            build_choice(job(ssh_options=("-p", "22")), choice)
+
+
+def test_what_the_user_set_is_not_overridden() -> None:
+    launch = build_choice(
+        job(environ={"PMIX_MCA_psec": "munge", "OMPI_MCA_pml": "ucx"}, tcp=True), srun(OPEN_MPI_5, "pmix")
+    )
+    assert not {"PMIX_MCA_psec", "OMPI_MCA_pml"} & launch.variables.keys()
+
+
+SLURM = Facts(scheduler="slurm", programs={"srun": "/usr/bin/srun"}, no_mpi="no mpirun", pmi=("none", "pmi2", "pmix"))
+LSF = Facts(scheduler="lsf", programs={"jsrun": "/opt/ibm/jsrun"}, mpi=OPEN_MPI_4)
+
+
+@pytest.mark.parametrize(
+    ("facts", "wish", "starter", "reason"),
+    [
+        (Facts(local=True, mpi=OPEN_MPI_5), "", "mpirun", "Open MPI's mpirun: all ranks are on this machine"),
+        (Facts(mpi=MPICH, by_hand=True), "", "mpirun", "MPICH's mpirun, over ssh"),
+        (replace(SLURM, mpi=OPEN_MPI_5), "", "mpirun", "it starts its daemons through srun"),
+        (Facts(scheduler="pbs", mpi=PALS), "", "mpirun", "Cray PALS's mpiexec: it is the launcher of this site"),
+        (
+            replace(SLURM, cray=True, pmi=("pmi2", "cray_shasta")),
+            "",
+            "srun",
+            "there is no mpirun; ranks meet by cray_shasta",
+        ),
+        (replace(SLURM, pmi=("none", "pmi2")), "", "srun", "ranks meet by pmi2"),
+        (replace(SLURM, mpi=OPEN_MPI_5), "srun", "srun", "--launcher srun; ranks meet by pmix"),
+        (replace(SLURM, mpi=MPICH), "srun", "srun", "ranks meet by pmi2"),
+        (replace(SLURM, pmi_wish="pmix_v4"), "", "srun", "ranks meet by pmix_v4"),
+        (replace(SLURM, mpi=OPEN_MPI_5, pmi_wish="pmi2"), "srun", "srun", "ranks meet by pmix"),
+        (replace(SLURM, mpi=OPEN_MPI_5), "ssh", "ssh", "--launcher ssh"),
+        (LSF, "", "jsrun", "this is a job of LSF, and the site has jsrun"),
+        (LSF, "mpirun", "mpirun", "--launcher mpirun"),
+        (replace(LSF, by_hand=True), "", "mpirun", "through LSF"),
+        (Facts(scheduler="pbs", mpi=PALS), "mpiexec", "mpiexec", "--launcher mpiexec"),
+    ],
+)
+def test_the_choice_and_its_reason(facts: Facts, wish: str, starter: str, reason: str) -> None:
+    choice = choose_starter(facts, wish)
+    assert choice.starter == starter
+    assert reason in choice.reason
+    assert not choice.reason.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("facts", "wish", "why", "cure"),
+    [
+        (Facts(no_mpi="no mpirun here"), "", "no mpirun here", ""),
+        (Facts(no_mpi="no mpirun here"), "mpiexec", "no mpirun here", ""),
+        (Facts(mpi=MPICH), "srun", "there is no srun on PATH", "--launcher ssh"),
+        (replace(SLURM, mpi=MPICH, scheduler=""), "srun", "this is no job of Slurm", "hvdkit submit"),
+        (
+            replace(SLURM, mpi=OPEN_MPI_5, pmi=("none", "pmi2")),
+            "srun",
+            "each rank would train alone",
+            "Leave --launcher out",
+        ),
+        (replace(SLURM, mpi=MPICH, pmi=()), "srun", "has no PMI", "Leave --launcher out"),
+        (replace(SLURM, cray=True), "", "Cray MPICH speaks cray_shasta", "srun --mpi=list"),
+        (replace(SLURM, mpi=INTEL), "srun", "Intel MPI needs Slurm's PMI library", "I_MPI_PMI_LIBRARY"),
+        (replace(SLURM, pmi_wish="none"), "srun", "it is not known which of them", "SLURM_MPI_TYPE=pmix"),
+        (SLURM, "srun", "it is not known which of them", "SLURM_MPI_TYPE=pmix"),
+        (Facts(mpi=MPICH), "jsrun", "there is no jsrun on PATH", "Leave --launcher out"),
+        (replace(LSF, scheduler=""), "jsrun", "this is no job of LSF", "bsub"),
+        (Facts(mpi=PALS, scheduler="pbs"), "ssh", "daemons of its own", "first on PATH"),
+        (Facts(mpi=PALS, scheduler="pbs"), "mpirun", "mpiexec of Cray PALS", "--launcher mpiexec"),
+    ],
+)
+def test_an_impossible_wish_is_an_error_with_its_cure(facts: Facts, wish: str, why: str, cure: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        choose_starter(facts, wish)
+    assert why in str(caught.value)
+    assert cure in str(caught.value)
+
+
+def test_every_wish_works_somewhere() -> None:
+    everything = replace(SLURM, mpi=MPICH, programs={name: f"/bin/{name}" for name in STARTERS})
+    for wish in STARTERS:
+        facts = replace(everything, scheduler="lsf") if wish == "jsrun" else everything
+        assert choose_starter(facts, wish).starter == wish
+
+
+LISTS = {
+    "srun: MPI types are...\nsrun: none\nsrun: pmi2\nsrun: openmpi\n": ("none", "pmi2", "openmpi"),
+    "MPI plugin types are...\n\tcray_shasta\n\tnone\n\tpmi2\n\tpmix\nspecific pmix versions available: pmix_v4": (
+        *("cray_shasta", "none", "pmi2", "pmix", "pmix_v4"),
+    ),
+    "srun: fatal: Could not establish a configuration source": (),
+}
+
+
+def test_the_list_of_srun_is_read() -> None:
+    assert {text: parse_pmi_list(text) for text in LISTS} == LISTS
+
+
+def test_a_job_is_known_by_its_schedulers_own_variable() -> None:
+    assert find_scheduler({"SLURM_JOB_ID": "1"}) == "slurm"
+    assert find_scheduler({"SLURM_JOB_ID": "", "PBS_JOBID": "1.x"}) == "pbs"
+    assert find_scheduler({"LSB_JOBID": "1", "SLURM_CONF": "/etc"}) == "lsf"
+    assert find_scheduler({"SLURM_CONF": "/etc"}) == ""
+
+
+def program(folder: Path, name: str, says: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\ncat <<'END'\n{says}\nEND\n")
+    (folder / name).chmod(0o755)
+    return folder
+
+
+def test_facts_are_gathered_and_srun_is_asked_only_where_it_may_be_needed(tmp_path: Path) -> None:
+    program(tmp_path / "bin", "mpirun", "mpirun (Open MPI) 4.1.4")
+    program(tmp_path / "bin", "mpiexec", "mpiexec (OpenRTE) 4.1.4")
+    program(tmp_path / "bin", "srun", "MPI plugin types are...\n\tnone\n\tpmix")
+    environ = {"PATH": f"{tmp_path}/bin:/bin", "SLURM_JOB_ID": "7", "CRAY_MPICH_DIR": "/opt"}
+    facts = gather_facts(environ, str(tmp_path / "venv"), local=False, by_hand=False)
+    assert facts.mpi is not None
+    assert (facts.mpi.version, facts.scheduler, facts.pmi, facts.cray) == ("4.1.4", "slurm", (), True)
+    assert facts.programs["mpiexec"] == str(tmp_path / "bin" / "mpiexec")
+    assert gather_facts(environ, str(tmp_path), local=False, by_hand=False, wish="srun").pmi == ("none", "pmix")
+    (tmp_path / "bin" / "mpirun").unlink()
+    program(tmp_path / "bin", "mpiexec", "Megaflop Runner 3")
+    facts = gather_facts(environ, str(tmp_path / "venv"), local=False, by_hand=False)
+    assert (facts.mpi, facts.pmi) == (None, ("none", "pmix"))
+    assert "Megaflop Runner 3" in facts.no_mpi
+
+
+def test_crays_mpiexec_is_known_by_what_it_says_or_where_it_lies(tmp_path: Path) -> None:
+    named, placed = tmp_path / "a" / "bin", tmp_path / "pals" / "1.3.4" / "bin"
+    for folder, says in ((named, "PALS version 1.2.12"), (placed, "mpiexec version 1.3.4")):
+        program(folder, "mpiexec", says)
+        found = find_mpi({"PATH": f"{folder}:/usr/bin:/bin"}, str(tmp_path))
+        assert (found.kind, found.version) == ("pals", says.split()[-1])

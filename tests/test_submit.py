@@ -1,0 +1,370 @@
+"""Batch scripts: against recorded ones, with hostile input, and what a shell makes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdkit import cli
+from hvdkit.errors import SubmitError
+from hvdkit.tools.submit.job import BatchJob, Warning, parse_variable, parse_warning
+from hvdkit.tools.submit.scheduler import (
+    State,
+    find_defaults,
+    read_lsf_state,
+    read_mpijob_state,
+    read_pbs_state,
+    read_slurm_state,
+)
+from hvdkit.tools.submit.table import SCHEDULERS
+from hvdkit.tools.submit.times import format_clock, format_minutes, parse_time
+
+GOLDEN = Path(__file__).parent / "golden"
+DIRECTIVES = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB"}
+
+PLAIN = BatchJob(command=("python", "train.py"), nodes=4, tasks_per_node=8, seconds=7200)
+FULL = BatchJob(
+    command=("python", "train.py", "--name", "two words"),
+    nodes=2,
+    tasks_per_node=4,
+    seconds=129600,
+    name="digits",
+    gpus=4,
+    cpus=7,
+    memory="64GB",
+    account="lab",
+    queue="gpu",
+    output="logs/%x.%j",
+    requeue=True,
+    warning=Warning("USR1", 300),
+    environ={"NCCL_DEBUG": "INFO", "TITLE": "it's $HOME"},
+    modules=("gcc/12", "cuda"),
+    venv="/home/me/my venv",
+    mail="me@site.org",
+)
+KUBERNETES = replace(
+    FULL, output=BatchJob.output, warning=None, modules=(), venv="", mail="", account="", image="site/x:1"
+)
+
+
+def jobs() -> dict[str, tuple[str, BatchJob]]:
+    found = {}
+    for name, directive in DIRECTIVES.items():
+        found[f"submit_{name}_plain.sh"] = (name, PLAIN)
+        found[f"submit_{name}_full.sh"] = (name, replace(FULL, extra=(f"{directive} -x y",)))
+    found["submit_k8s_plain.yaml"] = ("k8s", replace(PLAIN, image="site/x:1"))
+    found["submit_k8s_full.yaml"] = ("k8s", KUBERNETES)
+    return found
+
+
+@pytest.mark.parametrize("name", jobs())
+def test_the_script_is_the_recorded_one(name: str) -> None:
+    scheduler, job = jobs()[name]
+    script = SCHEDULERS[scheduler].write(job)
+    path = GOLDEN / name
+    if os.environ.get("HVDKIT_TEST_RECORD") == "1":
+        path.write_text(script)
+    assert script == path.read_text(), "if this is meant: HVDKIT_TEST_RECORD=1 pytest tests/test_submit.py"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.glob("submit_*.sh")))
+def test_a_shell_finds_no_fault_with_the_script(name: str) -> None:
+    check_syntax((GOLDEN / name).read_text())
+    shellcheck = shutil.which("shellcheck")
+    if shellcheck:  # an aid where it is installed; bash itself has read the script above
+        done = subprocess.run(
+            [shellcheck, "-S", "warning", "-e", "SC1091", GOLDEN / name], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout
+
+
+def check_syntax(script: str) -> None:
+    done = subprocess.run(["bash", "-n"], input=os.fsencode(script), capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.glob("submit_*.yaml")))
+def test_the_manifest_is_yaml_with_the_fields_of_an_mpijob(name: str) -> None:
+    yaml = pytest.importorskip("yaml")
+    job = yaml.safe_load((GOLDEN / name).read_text())
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
+    replicas = job["spec"]["mpiReplicaSpecs"]
+    assert replicas["Launcher"]["template"]["spec"]["containers"][0]["command"][:3] == [
+        "hvdrun",
+        "--hostfile",
+        "/etc/mpi/hostfile",
+    ]
+    assert replicas["Worker"]["replicas"] in (2, 4)
+    assert job["spec"]["slotsPerWorker"] in (4, 8)
+
+
+HOSTILE = [
+    "a;b",
+    "$(touch x)",
+    "`id`",
+    "a b",
+    "a\nb",
+    "-x",
+    "a'b",
+    'a"b',
+    "a&b",
+    "a|b",
+    "a>b",
+    "a\\b",
+    "a#b",
+    "ä",
+    "a*",
+    "\x00",
+]
+WORDS = ("name", "account", "queue", "output", "mail", "memory", "image")
+
+
+@pytest.mark.parametrize("scheduler", DIRECTIVES)
+@pytest.mark.parametrize("field", WORDS)
+def test_what_goes_into_directives_is_refused_unless_harmless(scheduler: str, field: str) -> None:
+    for text in HOSTILE:
+        with pytest.raises(SubmitError, match="is not usable here"):
+            SCHEDULERS[scheduler].write(replace(PLAIN, **{field: text}))  # type: ignore[arg-type]
+    for text in HOSTILE:
+        with pytest.raises(SubmitError, match="--module"):
+            SCHEDULERS[scheduler].write(replace(PLAIN, modules=(text,)))
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_control_characters_are_refused_everywhere(scheduler: str) -> None:
+    job = replace(PLAIN, image="x")
+    for text in ("a\nb", "a\n#BSUB -q other", "\x1b[2J", "a\rb", "\x85"):
+        for field in ({"command": ("python", text)}, {"environ": {"A": text}}, {"venv": text}, {"extra": (text,)}):
+            with pytest.raises(SubmitError, match="control character"):
+                SCHEDULERS[scheduler].write(replace(job, **field))
+
+
+@pytest.mark.parametrize("scheduler", DIRECTIVES)
+@given(
+    words=st.lists(st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Zl", "Zp"))), min_size=1, max_size=3)
+)
+def test_the_command_and_variables_reach_the_shell_as_they_are(scheduler: str, words: list[str]) -> None:
+    """bash reads each line as the words that went in; no letter of theirs means anything to it."""
+    script = SCHEDULERS[scheduler].write(replace(PLAIN, command=("run", *words), environ={"A": words[0]}, venv="/v"))
+    lines = script.splitlines() if len(script.splitlines()) == script.count("\n") else script.split("\n")
+    run = next(line for line in lines if line.startswith("hvdrun run"))
+    assert shlex.split(run.removesuffix(" &")) == ["hvdrun", "run", *words]
+    assert shlex.split(next(line for line in lines if line.startswith("export A="))) == ["export", f"A={words[0]}"]
+
+
+@pytest.mark.parametrize("scheduler", DIRECTIVES)
+def test_a_shell_agrees_that_quoted_words_are_inert(scheduler: str, tmp_path: Path) -> None:
+    words = [
+        "$(touch pwned)",
+        "`touch pwned`",
+        "; touch pwned",
+        "& touch pwned",
+        "' ; touch pwned ; '",
+        "\\",
+        "*",
+        "!x",
+        "~",
+    ]
+    job = replace(PLAIN, command=("show", *words), environ={"A": words[0], "B": words[4]}, output="log")
+    script = SCHEDULERS[scheduler].write(job)
+    hvdrun = tmp_path / "bin" / "hvdrun"
+    hvdrun.parent.mkdir()
+    hvdrun.write_text('#!/bin/sh\nprintf "%s\\n" "$@" "$A" "$B" > seen\n')
+    hvdrun.chmod(0o755)
+    environ = {
+        "PATH": f"{hvdrun.parent}:/usr/bin:/bin",
+        "PBS_O_WORKDIR": str(tmp_path),
+        "LSB_JOBID": "1",
+        "PBS_JOBID": "1",
+    }
+    subprocess.run(["bash"], input=os.fsencode(script), env=environ, cwd=tmp_path, timeout=20, check=True)
+    assert (tmp_path / "seen").read_text().splitlines() == ["show", *words, words[0], words[4]]
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_kubernetes_does_not_expand_a_dollar_either() -> None:
+    yaml = pytest.importorskip("yaml")
+    job = replace(PLAIN, command=("python", "$(HOME)", "a: b # c", "'\"{}"), environ={"A": "$$(B)"}, image="x")
+    launcher = yaml.safe_load(SCHEDULERS["k8s"].write(job))["spec"]["mpiReplicaSpecs"]["Launcher"]
+    container = launcher["template"]["spec"]["containers"][0]
+    assert container["command"][3:] == ["python", "$$(HOME)", "a: b # c", "'\"{}"]
+    assert container["env"] == [{"name": "A", "value": "$$$$(B)"}]
+
+
+def test_all_problems_of_a_job_are_told_together() -> None:
+    job = replace(PLAIN, nodes=0, name="a b", output="%u.log", memory="64", extra=("#PBS -q x",), environ={"1": ""})
+    with pytest.raises(SubmitError) as caught:
+        SCHEDULERS["slurm"].write(job)
+    for part in (
+        "--nodes 0",
+        "--job-name 'a b'",
+        "%u is unknown",
+        "--memory '64'",
+        "begin with '#SBATCH'",
+        "--env '1'",
+    ):
+        assert part in str(caught.value)
+
+
+def test_kubernetes_names_what_to_do_about_each_flag_it_has_no_use_for() -> None:
+    with pytest.raises(SubmitError) as caught:
+        SCHEDULERS["k8s"].write(replace(FULL, name="Digits_1"))
+    for part in ("--image", "--job-name", "--module", "--venv", "--account", "--signal", "--mail", "--output"):
+        assert part in str(caught.value)
+
+
+TIMES = {"2h": 7200, "90m": 5400, "1d12h": 129600, "02:00:00": 7200, "1-00:00:00": 86400, "30s": 30, "1h30m": 5400}
+
+
+def test_times_are_read_and_written() -> None:
+    assert {text: parse_time(text) for text in TIMES} == TIMES
+    for text in (
+        "",
+        "2",
+        "120",
+        "0",
+        "0h",
+        "2 h",
+        "h",
+        "2h2h",
+        "-2h",
+        "1:00",
+        "2:60:00",
+        "2.5h",
+        "two",
+        "٢h",
+        "1m1h",
+        "9" * 40 + "h",
+    ):
+        with pytest.raises(ValueError, match="Write it like 2h, 90m, 1d12h or 02:00:00"):
+            parse_time(text)
+    assert [format_clock(seconds) for seconds in (5, 7200, 129600)] == ["00:00:05", "02:00:00", "36:00:00"]
+    assert format_clock(129600, days=True) == "1-12:00:00"
+    assert [format_minutes(seconds) for seconds in (1, 60, 5400, 129600)] == ["00:01", "00:01", "01:30", "36:00"]
+
+
+@given(st.text(max_size=20))
+def test_no_text_is_more_than_a_value_error(text: str) -> None:
+    for parse in (parse_time, parse_warning, parse_variable):
+        with contextlib.suppress(ValueError):
+            parse(text)
+
+
+def test_warnings_are_read() -> None:
+    assert parse_warning("USR1@120") == Warning("USR1", 120)
+    assert parse_warning("SIGUSR2@5m") == Warning("USR2", 300)
+    assert parse_warning("USR1") == Warning("USR1", 60)
+    for text in ("TERM@60", "USR1@", "USR1@0", "B:USR1@60", "USR3@1", "USR1@60;x"):
+        with pytest.raises(ValueError):
+            parse_warning(text)
+
+
+def test_states_are_read() -> None:
+    slurm = "JobId=7 JobName=x JobState={} Reason={} ExitCode={} Comment=(null)"
+    assert read_slurm_state(slurm.format("PENDING", "Priority", "0:0")) == State("waiting", "pending (Priority)")
+    assert read_slurm_state(slurm.format("RUNNING", "None", "0:0")) == State("running", "running")
+    assert read_slurm_state(slurm.format("COMPLETED", "None", "0:0")) == State("ended", "completed", 0)
+    assert read_slurm_state(slurm.format("FAILED", "NonZeroExitCode", "3:0")) == State("ended", "failed", 3)
+    assert read_slurm_state(slurm.format("CANCELLED", "None", "0:15")) == State("ended", "cancelled", 143)
+    assert read_slurm_state(slurm.format("TIMEOUT", "None", "0:0")) == State("ended", "timeout", 1)
+    pbs = "Job Id: 7.head\n    Job_Name = x\n    job_state = {}\n{}"
+    assert read_pbs_state(pbs.format("Q", "")) == State("waiting", "queued")
+    assert read_pbs_state(pbs.format("R", "")) == State("running", "running")
+    for status, code in ((0, 0), (3, 3), (271, 143), (-29, 1)):
+        assert read_pbs_state(pbs.format("F", f"    Exit_status = {status}\n")) == State("ended", "finished", code)
+    assert read_lsf_state("PEND -\n") == State("waiting", "pend")
+    assert read_lsf_state("RUN -\n") == State("running", "run")
+    assert read_lsf_state("DONE -\n") == State("ended", "done", 0)
+    assert read_lsf_state("EXIT 3\n") == State("ended", "exit", 3)
+    kubernetes = (
+        '{{"status": {{"conditions": [{{"type": "Created", "status": "True"}}, {{"type": "{}", "status": "True"}}]}}}}'
+    )
+    assert read_mpijob_state(kubernetes.format("Running")) == State("running", "running")
+    assert read_mpijob_state(kubernetes.format("Failed")) == State("ended", "failed", 1)
+    for read in (read_slurm_state, read_pbs_state, read_lsf_state, read_mpijob_state):
+        assert read("") is None
+        assert read("error: nobody knows\n") is None
+
+
+def test_ids_are_read() -> None:
+    assert SCHEDULERS["slurm"].read_id("123;cluster\n") == "123"
+    assert SCHEDULERS["slurm"].read_id("note: something\n123\n") == "123"
+    assert SCHEDULERS["pbs"].read_id("123.head-1.site.org\n") == "123.head-1.site.org"
+    assert SCHEDULERS["lsf"].read_id("Job <123> is submitted to default queue <normal>.\n") == "123"
+    assert SCHEDULERS["k8s"].read_id("mpijob.kubeflow.org/train\n") == "train"
+    assert not SCHEDULERS["slurm"].read_id("no")
+
+
+def test_the_scheduler_is_the_one_whose_command_is_there() -> None:
+    assert find_defaults({"sbatch"}.__contains__, {}) == ["slurm"]
+    assert find_defaults({"qsub", "bsub"}.__contains__, {}) == ["pbs", "lsf"]
+    assert find_defaults({"qsub"}.__contains__, {"SGE_ROOT": "/opt/sge"}) == []
+    assert find_defaults({"kubectl"}.__contains__, {}) == []
+
+
+COMMON = ["submit", "--nodes", "4", "--tasks-per-node", "8", "--time", "2h"]
+
+
+def test_dry_run_prints_the_script_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    for name, directive in DIRECTIVES.items():
+        assert cli.main([*COMMON, "--scheduler", name, "--dry-run", "--", "python", "train.py"]) == 0
+        out, err = capsys.readouterr()
+        assert out == (GOLDEN / f"submit_{name}_plain.sh").read_text()
+        assert err == ""
+        assert re.match(rf"(#.*\n)+{directive} ", out)
+
+
+BAD = {
+    "has no unit. Write it like 2h": ["--time", "120"],
+    "is not SIGNAL@TIME with USR1 or USR2": ["--signal", "TERM@60"],
+    "would come at its start": ["--signal", "USR1@2h"],
+    "is not NAME=VALUE": ["--env", "A"],
+    "There is no sbatch on PATH": [],
+    "no bin/activate": ["--venv", "missing"],
+    "there is no folder 'logs'": ["--output", "logs/x"],
+}
+
+
+@pytest.mark.parametrize("sentence", BAD)
+def test_what_is_wrong_is_said_before_anything_is_queued(
+    sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "train.py").touch()
+    arguments = [*COMMON, "--scheduler", "slurm", *BAD[sentence], "--", "python", "train.py"]
+    try:
+        code = cli.main(arguments)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert sentence in err
+
+
+def test_a_missing_script_or_scheduler_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli.main([*COMMON, "--scheduler", "slurm", "--", "python", "train.py"]) == 2
+    assert "there is no script 'train.py'" in capsys.readouterr().err
+    assert cli.main([*COMMON, "--", "python", "train.py"]) == 2
+    assert "None of sbatch, qsub (PBS) and bsub is on PATH" in capsys.readouterr().err
+    without = ["submit", "--nodes", "4", "--time", "2h", "--scheduler", "slurm", "--", "true"]
+    assert cli.main(without) == 2
+    assert "How many ranks on a node?" in capsys.readouterr().err
