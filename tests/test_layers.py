@@ -43,12 +43,16 @@ FORBIDDEN = {
 
 # Files that stand out of this, each for what the design says of it.
 EXCEPTIONS = {
-    "engine.horovod": FRAMEWORKS,
+    # Horovod's bindings, each loaded by the file that is named for it when it is the engine.
+    "engine.horovod.opening": {"horovod"},
+    "engine.horovod.torch_binding": {"horovod", "torch"},
+    "engine.horovod.tensorflow_binding": {"horovod", "tensorflow"},
     "transport.gloo_library": {"torch"},  # torch.distributed carries Gloo; loaded when a transport is opened
 }
 
-MAY_READ_ENVIRONMENT = ("config.py", "world.py", "launch/agent/", "common/util.py")
-MAY_WRITE_ENVIRONMENT = "common/util.py"  # it has a function of Horovod's that does just that
+MAY_READ_ENVIRONMENT = ("config.py", "world.py", "launch/agent/", "common/util.py", "engine/horovod/environment.py")
+#: The first has a function of Horovod's that does just that, the second tells Horovod's core, which reads nothing else.
+MAY_WRITE_ENVIRONMENT = ("common/util.py", "engine/horovod/environment.py")
 MAY_PRINT = ("launch/", "tools/", "cli.py")
 
 
@@ -139,7 +143,7 @@ def test_only_the_readers_touch_the_environment_and_nobody_writes_it(path: Path)
     allowed = name.startswith(MAY_READ_ENVIRONMENT)
     for line, changes in environment_uses(ast.parse(path.read_text())):
         assert allowed, f"{path}:{line} reads the environment; take a mapping or a Config"
-        assert not changes or name == MAY_WRITE_ENVIRONMENT, (
+        assert not changes or name in MAY_WRITE_ENVIRONMENT, (
             f"{path}:{line} may change the environment; pass what is needed on"
         )
 

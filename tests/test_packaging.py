@@ -49,7 +49,8 @@ def test_every_import_is_a_dependency() -> None:
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imported.add(node.module.partition(".")[0])
-    assert imported - set(sys.stdlib_module_names) - {"hvdkit"} <= asked
+    built = {"horovod"}  # by `hvdkit build-horovod`
+    assert imported - set(sys.stdlib_module_names) - {"hvdkit"} - built <= asked
 
 
 def test_every_folder_with_code_is_a_package() -> None:

@@ -94,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--hostfile",
         "-hostfile",
         metavar="FILE",
-        help="the same from a file: of Open MPI, MPICH, Intel MPI, PBS, Slurm, ...",
+        help="the same from a file: of Open MPI, MPICH, PBS, Slurm, ...",
     )
     parser.add_argument(
         "--hostfile-format", default=AUTO, metavar="NAME", help=f"how to read it: {AUTO}, {', '.join(sorted(DIALECTS))}"

@@ -59,8 +59,8 @@ def _refuse(*names: str, instead: str) -> Flag:
 
 _TUNE = "hvdkit does not tune itself: --fusion-bytes sets a bucket. With --engine horovod set HOROVOD_AUTOTUNE."
 _ELASTIC = (
-    "A job keeps its ranks. Save checkpoints, and let the scheduler start it again (hvdkit submit --requeue), or start it "
-    "with horovodrun, which carries elastic worlds on Horovod's core."
+    "A job keeps its ranks. Save checkpoints, and let the scheduler start it again (hvdkit submit --requeue), or start "
+    "it with horovodrun, which carries elastic worlds on Horovod's core."
 )
 _CYCLES = "hvdkit has no cycles: leave it out. With --engine horovod set HOROVOD_CYCLE_TIME, _TIMELINE_MARK_CYCLES."
 _CLOCK = "Lines have no time. Leave it out; for times: hvdrun ... 2>&1 | ts."
