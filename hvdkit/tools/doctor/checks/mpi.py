@@ -1,0 +1,90 @@
+"""The MPI library and the launchers: is there one of each, and are they of the same MPI?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hvdkit.tools.doctor.abilities import GET_MPI, judge_transports
+from hvdkit.tools.doctor.facts import KIND_NAMES, Facts, Launcher
+from hvdkit.tools.doctor.finding import Finding
+
+#: Kinds that speak the same language between launcher and ranks (PMIx, or PMI).
+_FAMILIES = {
+    "open_mpi": "Open MPI",
+    "mpich": "MPICH",
+    "intel_mpi": "MPICH",
+    "cray_mpich": "MPICH",
+    "mvapich": "MPICH",
+}
+
+
+def check_mpi(facts: Facts) -> Iterator[Finding]:
+    """Judge library and launchers."""
+    abilities = {ability.name: ability for ability in judge_transports(facts)}
+    mpi = abilities["mpi"]
+    if not mpi.works:
+        away = abilities["gloo"].works
+        rest = "What is left is torchrun with Gloo." if away else "Only jobs of one process can run."
+        yield Finding("warning" if away else "error", "mpi-missing", f"MPI cannot be used: {mpi.why}. {rest}", mpi.cure)
+        return
+    if facts.mpi.threads == "MPI_THREAD_SERIALIZED":
+        yield Finding(
+            "note",
+            "mpi-threads",
+            f"{facts.mpi.path or facts.mpi.library} lets one thread at a time call it: hvdkit's threads take turns.",
+            "Nothing has to be done; a library with MPI_THREAD_MULTIPLE overlaps more.",
+        )
+    if facts.hvdrun.error:
+        yield Finding(
+            "error", "mpirun-missing", f"hvdrun has nothing to start ranks with: {facts.hvdrun.error}", GET_MPI
+        )
+    else:
+        yield from _check_families(facts)
+    for launcher in facts.launchers:
+        if launcher.error:
+            idle = launcher.name in ("srun", "jsrun") and not facts.environ.keys() & {"SLURM_JOB_ID", "LSB_JOBID"}
+            yield Finding(
+                "note" if idle else "warning",
+                "launcher-broken",
+                f"{launcher.path} does not work: {launcher.error}",
+                "Nothing has to be done if this host is not of that scheduler's cluster."
+                if idle
+                else "Repair it, load the module that it belongs to, or take its folder off PATH.",
+            )
+
+
+def _check_families(facts: Facts) -> Iterator[Finding]:
+    """Find launchers that would start N processes which each think to be alone."""
+    library, hvdrun = facts.mpi, facts.hvdrun
+    name = library.library.partition(",")[0]
+    family = _FAMILIES.get(library.kind)
+    if family is None:
+        return
+    # hvdrun has its ranks load the library that belongs to its mpirun, where it finds that.
+    if _FAMILIES.get(hvdrun.kind, family) != family and not hvdrun.library:
+        yield Finding(
+            "error",
+            "launcher-of-other-mpi",
+            f"hvdrun takes {hvdrun.mpirun} ({hvdrun.name} {hvdrun.version}), and mpi4py loads {name} "
+            f"({library.path}): every rank would be alone, in a world of size 1.",
+            f"Set MPI4PY_LIBMPI to the libmpi of {hvdrun.name}, or take that mpirun off PATH.",
+        )
+        return
+    for launcher in _first_of_kind(facts):
+        if _FAMILIES.get(launcher.kind, family) != family:
+            yield Finding(
+                "warning",
+                "launcher-of-other-mpi",
+                f"{launcher.name} on PATH is {KIND_NAMES[launcher.kind]} {launcher.version} ({launcher.path}), and "
+                f"mpi4py loads {name} ({library.path}): started by it every rank is alone, in a world of size 1.",
+                "Start with hvdrun, which takes the right library; or make them one MPI: load the module or activate "
+                "the environment of one of them, or set MPI4PY_LIBMPI to the libmpi that belongs to the launcher.",
+            )
+
+
+def _first_of_kind(facts: Facts) -> Iterator[Launcher]:
+    seen = set()
+    for launcher in facts.launchers:
+        if launcher.name in ("mpirun", "mpiexec") and launcher.kind not in seen:
+            seen.add(launcher.kind)
+            yield launcher

@@ -1,0 +1,89 @@
+"""See all facts of this host."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import hvdkit
+from hvdkit.config import read_settings
+from hvdkit.errors import ConfigError
+from hvdkit.tools.doctor.accelerators import read_accelerators
+from hvdkit.tools.doctor.facts import Facts
+from hvdkit.tools.doctor.horovod import read_horovod
+from hvdkit.tools.doctor.mpi import read_hvdrun_mpi, read_launchers, read_library
+from hvdkit.tools.doctor.packages import read_keras_backend, read_packages
+
+_TRANSPORTS = ("single", "mpi", "shared_memory", "hierarchical", "gloo")
+# What may be shown, sent and compared. Anything else could be a secret.
+_SHOWN = re.compile(
+    r"HVDKIT_(?!CONTROL).*|HOROVOD_.*|(OMPI|PRTE|PMIX|OPAL)_.*|PMI_.*|MPI_LOCAL.*|I_MPI_.*|MPI4PY_.*|MPICH_.*|MV2_.*|PALS_.*"
+    r"|JSM_.*|SLURM_(?!JWT).*|SLURMD_.*|SRUN_.*|PBS_(?!COOKIE).*|LSB_.*|LS_JOBPID|SGE_.*|PE_HOSTFILE|NSLOTS|NHOSTS"
+    r"|CUDA_.*|ROCR_.*|HIP_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|NCCL_.*|RCCL_.*|FI_.*|UCX_.*|GLOO_.*|TP_SOCKET_IFNAME"
+    r"|TORCH_NCCL_.*|TORCHELASTIC_(RUN_ID|RESTART_COUNT)|MASTER_(ADDR|PORT)|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE"
+    r"|GROUP_RANK|GROUP_WORLD_SIZE|OMP_.*|MKL_NUM_THREADS|KERAS_.*|PATH|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH"
+    r"|VIRTUAL_ENV|CONDA_PREFIX|LOADEDMODULES"
+)
+
+
+def collect(environ: Mapping[str, str]) -> Facts:
+    """Look at everything; what takes long goes on at the same time."""
+    with ThreadPoolExecutor() as pool:
+        mpi = pool.submit(read_library, environ)
+        horovod = pool.submit(read_horovod, environ)
+        launchers = pool.submit(read_launchers, environ)
+        hvdrun = pool.submit(read_hvdrun_mpi, environ)
+        accelerators = pool.submit(read_accelerators, environ)
+        settings, settings_error = _read_settings(environ)
+        backend, origin = read_keras_backend(environ)
+        shared_bytes, shared_free_bytes = _measure(settings.get("shared_directory", "/dev/shm"))
+        return Facts(
+            host=socket.gethostname(),
+            python=platform.python_version(),
+            executable=sys.executable,
+            prefix=sys.prefix,
+            system=f"{platform.system()} {platform.release()} {platform.machine()}",
+            hvdkit=hvdkit.__version__,
+            hvdkit_folder=os.path.dirname(hvdkit.__file__),
+            packages=read_packages(),
+            keras_backend=backend,
+            keras_backend_origin=origin,
+            mpi=mpi.result(),
+            launchers=launchers.result(),
+            hvdrun=hvdrun.result(),
+            horovod=horovod.result(),
+            accelerators=accelerators.result(),
+            settings=settings,
+            settings_error=settings_error,
+            engines=("native", *(("horovod",) if _has("engine.horovod") else ())),
+            transports=tuple(name for name in _TRANSPORTS if _has(f"transport.{name}")),
+            shared_bytes=shared_bytes,
+            shared_free_bytes=shared_free_bytes,
+            environ={name: value for name, value in environ.items() if _SHOWN.fullmatch(name)},
+        )
+
+
+def _read_settings(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    try:
+        return {setting.name: str(setting.value) for setting in read_settings(environ)}, ""
+    except ConfigError as error:
+        return {}, str(error)
+
+
+def _measure(folder: str) -> tuple[int, int]:
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return -1, -1
+    return usage.total, usage.free
+
+
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(f"hvdkit.{module}") is not None
