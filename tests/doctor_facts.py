@@ -6,8 +6,36 @@ from dataclasses import replace
 from typing import Any
 
 from hvdkit.tools.doctor.facts import Accelerators, Facts, Gpu, Horovod, HvdrunMpi, Launcher, MpiLibrary
+from hvdkit.tools.doctor.machine import (
+    UNLIMITED,
+    Clock,
+    Cpu,
+    Interface,
+    Limits,
+    Machine,
+    Network,
+    SharedMemory,
+    Trial,
+)
 
 GPUS = tuple(Gpu(index, f"GPU-{index}aa", "NVIDIA H100", 80 * 2**30) for index in range(4))
+MACHINE = Machine(
+    network=Network(
+        ("10.77.0.11",),
+        ("127.0.0.1",),
+        (
+            Interface("lo", "127.0.0.1", 8, loopback=True),
+            Interface("eth0", "10.77.0.11", 24, mbit=10000),
+            Interface("docker0", "172.17.0.1", 16, bridge=True),
+        ),
+    ),
+    limits=Limits(UNLIMITED, 65536, 100000),
+    cpu=Cpu(16, tuple(range(16))),
+    shared=SharedMemory("/dev/shm", 64 * 10**9, 60 * 10**9, "tmpfs"),
+    clock=Clock(2e9, 1.9e9),
+    trial=Trial("/env/bin/mpirun", (2, 2)),
+    prefix_filesystem="ext4",
+)
 HEALTHY = Facts(
     host="node1",
     python="3.11.7",
@@ -58,8 +86,7 @@ HEALTHY = Facts(
     settings={"engine": "native", "transport": "auto", "shared_directory": "/dev/shm"},
     engines=("native", "horovod"),
     transports=("single", "mpi", "shared_memory", "hierarchical", "gloo"),
-    shared_bytes=64 * 10**9,
-    shared_free_bytes=60 * 10**9,
+    machine=MACHINE,
 )
 
 
@@ -67,6 +94,10 @@ def facts_with(**changes: Any) -> Facts:
     """The healthy host with some facts changed; part__name=value changes a fact of a part."""
     facts = HEALTHY
     for name, value in changes.items():
-        part, _, inner = name.partition("__")
-        facts = replace(facts, **{part: replace(getattr(facts, part), **{inner: value}) if inner else value})
+        facts = _change(facts, name.split("__"), value)
     return facts
+
+
+def _change(whole: Any, path: list[str], value: Any) -> Any:
+    inner = _change(getattr(whole, path[0]), path[1:], value) if path[1:] else value
+    return replace(whole, **{path[0]: inner})

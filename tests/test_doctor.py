@@ -14,12 +14,12 @@ import pytest
 from doctor_facts import GPUS, HEALTHY, facts_with
 
 from hvdkit.tools.doctor.abilities import judge_engines, judge_transports, list_choices
-from hvdkit.tools.doctor.accelerators import parse_gpus
 from hvdkit.tools.doctor.checks import check_host
 from hvdkit.tools.doctor.facts import Accelerators, Horovod, HvdrunMpi, Launcher, MpiLibrary
 from hvdkit.tools.doctor.finding import Finding, exit_code, sort_findings
-from hvdkit.tools.doctor.mpi import library_kind
-from hvdkit.tools.doctor.packages import read_keras_backend
+from hvdkit.tools.doctor.look.accelerators import parse_gpus
+from hvdkit.tools.doctor.look.mpi import library_kind
+from hvdkit.tools.doctor.look.packages import read_keras_backend
 from hvdkit.tools.doctor.probe import run_probe, run_program
 
 MPICH_ON_PATH = (Launcher("mpirun", "/usr/bin/mpirun", "mpich", "4.0"),)

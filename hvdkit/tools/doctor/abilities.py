@@ -134,14 +134,14 @@ def _judge_mpi(facts: Facts) -> Ability:
 
 
 def _judge_shared(facts: Facts, mpi: Ability) -> Ability:
-    folder = facts.settings.get("shared_directory", "/dev/shm")
     if not mpi.works:
         return Ability("shared_memory", False, mpi.why, mpi.cure)
-    if facts.shared_bytes < 0:
+    shared = facts.machine.shared
+    if shared.total_bytes < 0:
         return Ability(
-            "shared_memory", False, f"there is no {folder}", "Set HVDKIT_SHARED_DIRECTORY to a memory folder."
+            "shared_memory", False, f"there is no {shared.folder}", "Set HVDKIT_SHARED_DIRECTORY to a memory folder."
         )
-    return Ability("shared_memory", True, f"MPI, and {folder} with {facts.shared_free_bytes / 1e9:.2f} GB free")
+    return Ability("shared_memory", True, f"MPI, and {shared.folder} with {shared.free_bytes / 1e9:.2f} GB free")
 
 
 def _judge_gloo(facts: Facts) -> Ability:

@@ -36,15 +36,15 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run(options: argparse.Namespace) -> int:
     """Carry out the command; returns the exit code."""
     if options.settings:
-        from hvdkit.tools.doctor.settings import show_settings
+        from hvdkit.tools.doctor.show.settings import show_settings
 
         show_settings(as_json=options.json)
         return 0
     # What these need would slow down every other command.
     from hvdkit.tools.doctor.checks import check_host
-    from hvdkit.tools.doctor.collect import collect
-    from hvdkit.tools.doctor.document import build_document
     from hvdkit.tools.doctor.finding import exit_code
+    from hvdkit.tools.doctor.look.collect import collect
+    from hvdkit.tools.doctor.show.document import build_document
 
     facts = collect(read_environment())
     findings = check_host(facts)
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         from rich.console import Console
 
-        from hvdkit.tools.doctor.table import print_report
+        from hvdkit.tools.doctor.show.table import print_report
 
         print_report(facts, findings, Console())
     return exit_code(findings)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hvdkit.tools.doctor.machine import Machine
+
 #: Kinds of MPI, and of what else starts ranks, as people call them.
 KIND_NAMES = {
     "open_mpi": "Open MPI",
@@ -117,7 +119,7 @@ class Facts:
     packages: name -> version of what matters here, without those that are missing.
     keras_backend, keras_backend_origin: the backend that Keras would take, and what says so.
     settings: of hvdkit, name -> value; settings_error: why they cannot be read. engines, transports: those that this
-    hvdkit has. shared_bytes, shared_free_bytes: of the folder for node-shared memory, -1 if it is not there.
+    hvdkit has. environ: the variables that matter here.
     """
 
     host: str = ""
@@ -139,6 +141,5 @@ class Facts:
     settings_error: str = ""
     engines: tuple[str, ...] = ()
     transports: tuple[str, ...] = ()
-    shared_bytes: int = -1
-    shared_free_bytes: int = -1
+    machine: Machine = field(default_factory=Machine)
     environ: Mapping[str, str] = field(default_factory=dict)

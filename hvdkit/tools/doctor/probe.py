@@ -21,9 +21,7 @@ def run_probe(name: str, environ: Mapping[str, str], timeout_s: float, *argument
 
     What it printed before it crashed or hung counts too; then "error" says how it ended.
     """
-    status, out, err = run_program(
-        [sys.executable, str(_PROBES / f"{name}.py"), *arguments], environ=environ, timeout_s=timeout_s
-    )
+    status, out, err = run_program([sys.executable, find_probe(name), *arguments], environ=environ, timeout_s=timeout_s)
     answer: dict[str, Any] = {}
     for line in out.splitlines():
         if line.startswith("{"):
@@ -33,6 +31,11 @@ def run_probe(name: str, environ: Mapping[str, str], timeout_s: float, *argument
     elif status:
         answer.setdefault(_ERROR, f"{describe_status(status)}{_last_line(err)}")
     return answer
+
+
+def find_probe(name: str) -> str:
+    """Tell the path of a file of probes/."""
+    return str(_PROBES / f"{name}.py")
 
 
 def run_program(

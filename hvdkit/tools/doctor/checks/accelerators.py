@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from hvdkit.tools.doctor.facts import Accelerators, Facts
 from hvdkit.tools.doctor.finding import Finding
+from hvdkit.tools.doctor.job import Job
 
 
-def check_accelerators(facts: Facts) -> Iterator[Finding]:
+def check_accelerators(facts: Facts, job: Job) -> Iterator[Finding]:
     """Judge GPUs and the variables that show them."""
     found = facts.accelerators
     if found.error:

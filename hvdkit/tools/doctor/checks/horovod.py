@@ -8,10 +8,11 @@ from hvdkit.tools.build_horovod.release import HOROVOD
 from hvdkit.tools.doctor.abilities import GET_HOROVOD, judge_engines
 from hvdkit.tools.doctor.facts import Facts
 from hvdkit.tools.doctor.finding import Finding, Severity
-from hvdkit.tools.doctor.packages import framework_versions
+from hvdkit.tools.doctor.job import Job
+from hvdkit.tools.doctor.look.packages import framework_versions
 
 
-def check_horovod(facts: Facts) -> Iterator[Finding]:
+def check_horovod(facts: Facts, job: Job) -> Iterator[Finding]:
     """Judge Horovod. It need not be there; then it is an error only if it is asked for."""
     horovod = facts.horovod
     wanted = facts.settings.get("engine") == "horovod"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from hvdkit.tools.doctor.abilities import GET_MPI, judge_transports
 from hvdkit.tools.doctor.facts import KIND_NAMES, Facts, Launcher
 from hvdkit.tools.doctor.finding import Finding
+from hvdkit.tools.doctor.job import Job
 
 #: Kinds that speak the same language between launcher and ranks (PMIx, or PMI).
 _FAMILIES = {
@@ -17,8 +18,14 @@ _FAMILIES = {
     "mvapich": "MPICH",
 }
 
+_ONE_MPI = (
+    "Start with hvdrun, which takes the right library; or make them one MPI: load the module or activate the "
+    "environment "
+    "of one of them, or set MPI4PY_LIBMPI to the libmpi that belongs to the launcher."
+)
 
-def check_mpi(facts: Facts) -> Iterator[Finding]:
+
+def check_mpi(facts: Facts, job: Job) -> Iterator[Finding]:
     """Judge library and launchers."""
     abilities = {ability.name: ability for ability in judge_transports(facts)}
     mpi = abilities["mpi"]
@@ -70,16 +77,33 @@ def _check_families(facts: Facts) -> Iterator[Finding]:
             f"Set MPI4PY_LIBMPI to the libmpi of {hvdrun.name}, or take that mpirun off PATH.",
         )
         return
+    trial = facts.machine.trial
     for launcher in _first_of_kind(facts):
         if _FAMILIES.get(launcher.kind, family) != family:
+            tried = "as two ranks did when tried" if set(trial.sizes) == {1} else "in a world of size 1"
             yield Finding(
                 "warning",
                 "launcher-of-other-mpi",
                 f"{launcher.name} on PATH is {KIND_NAMES[launcher.kind]} {launcher.version} ({launcher.path}), and "
-                f"mpi4py loads {name} ({library.path}): started by it every rank is alone, in a world of size 1.",
-                "Start with hvdrun, which takes the right library; or make them one MPI: load the module or activate "
-                "the environment of one of them, or set MPI4PY_LIBMPI to the libmpi that belongs to the launcher.",
+                f"mpi4py loads {name} ({library.path}): every rank that it starts is alone, {tried}.",
+                _ONE_MPI,
             )
+            return
+    if set(trial.sizes) == {1}:
+        yield Finding(
+            "warning",
+            "singletons",
+            f"{trial.mpirun} -n 2 started two ranks that each think to be alone, though launcher and library are both "
+            f"{name}: two installations of it, or one without PMI.",
+            _ONE_MPI,
+        )
+    elif trial.error:
+        yield Finding(
+            "warning",
+            "mpirun-fails",
+            f"{trial.mpirun} -n 2 does not start two ranks: {trial.error}",
+            "hvdrun may do better; else repair this MPI or take another one.",
+        )
 
 
 def _first_of_kind(facts: Facts) -> Iterator[Launcher]:

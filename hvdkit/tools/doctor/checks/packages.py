@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from hvdkit.tools.build_horovod.versions import PACKAGES_OF, parse_numbers
 from hvdkit.tools.doctor.facts import Facts
 from hvdkit.tools.doctor.finding import Finding
-from hvdkit.tools.doctor.packages import framework_versions
+from hvdkit.tools.doctor.job import Job
+from hvdkit.tools.doctor.look.packages import framework_versions
 
 _KERAS_LEAST = (3, 5)
 _BACKENDS = {"tensorflow": "hvdkit[tensorflow]", "torch": "hvdkit[torch]", "jax": "hvdkit[jax]"}
 
 
-def check_packages(facts: Facts) -> Iterator[Finding]:
+def check_packages(facts: Facts, job: Job) -> Iterator[Finding]:
     """Judge what is installed."""
     if facts.settings_error:
         yield Finding("error", "settings", facts.settings_error, "Correct or unset the variable; init() would fail.")

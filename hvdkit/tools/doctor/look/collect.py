@@ -6,20 +6,25 @@ import importlib.util
 import os
 import platform
 import re
-import shutil
 import socket
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import hvdkit
 from hvdkit.config import read_settings
 from hvdkit.errors import ConfigError
-from hvdkit.tools.doctor.accelerators import read_accelerators
 from hvdkit.tools.doctor.facts import Facts
-from hvdkit.tools.doctor.horovod import read_horovod
-from hvdkit.tools.doctor.mpi import read_hvdrun_mpi, read_launchers, read_library
-from hvdkit.tools.doctor.packages import read_keras_backend, read_packages
+from hvdkit.tools.doctor.look.accelerators import read_accelerators
+from hvdkit.tools.doctor.look.horovod import read_horovod
+from hvdkit.tools.doctor.look.mpi import read_hvdrun_mpi, read_launchers, read_library
+from hvdkit.tools.doctor.look.network import read_network, read_port
+from hvdkit.tools.doctor.look.packages import read_keras_backend, read_packages
+from hvdkit.tools.doctor.look.shared_memory import read_shared_memory
+from hvdkit.tools.doctor.look.system import find_filesystem, read_clock, read_cpu, read_fabrics, read_limits
+from hvdkit.tools.doctor.look.trial import try_two_ranks
+from hvdkit.tools.doctor.machine import Machine
 
 _TRANSPORTS = ("single", "mpi", "shared_memory", "hierarchical", "gloo")
 # What may be shown, sent and compared. Anything else could be a secret.
@@ -42,8 +47,10 @@ def collect(environ: Mapping[str, str]) -> Facts:
         hvdrun = pool.submit(read_hvdrun_mpi, environ)
         accelerators = pool.submit(read_accelerators, environ)
         settings, settings_error = _read_settings(environ)
+        folder = settings.get("shared_directory", "/dev/shm")
+        trial = pool.submit(try_two_ranks, environ)
+        machine = pool.submit(read_machine, environ, folder)
         backend, origin = read_keras_backend(environ)
-        shared_bytes, shared_free_bytes = _measure(settings.get("shared_directory", "/dev/shm"))
         return Facts(
             host=socket.gethostname(),
             python=platform.python_version(),
@@ -64,10 +71,23 @@ def collect(environ: Mapping[str, str]) -> Facts:
             settings_error=settings_error,
             engines=("native", *(("horovod",) if _has("engine.horovod") else ())),
             transports=tuple(name for name in _TRANSPORTS if _has(f"transport.{name}")),
-            shared_bytes=shared_bytes,
-            shared_free_bytes=shared_free_bytes,
+            machine=replace(machine.result(), trial=trial.result()),
             environ={name: value for name, value in environ.items() if _SHOWN.fullmatch(name)},
         )
+
+
+def read_machine(environ: Mapping[str, str], folder: str) -> Machine:
+    """See what is quickly seen of the machine. folder: for node-shared memory."""
+    return Machine(
+        network=read_network(),
+        limits=read_limits(),
+        cpu=read_cpu(),
+        shared=read_shared_memory(folder),
+        clock=read_clock(),
+        fabrics=read_fabrics(environ),
+        port=read_port(environ.get("MASTER_PORT", "")),
+        prefix_filesystem=find_filesystem(sys.prefix),
+    )
 
 
 def _read_settings(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
@@ -75,14 +95,6 @@ def _read_settings(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
         return {setting.name: str(setting.value) for setting in read_settings(environ)}, ""
     except ConfigError as error:
         return {}, str(error)
-
-
-def _measure(folder: str) -> tuple[int, int]:
-    try:
-        usage = shutil.disk_usage(folder)
-    except OSError:
-        return -1, -1
-    return usage.total, usage.free
 
 
 def _has(module: str) -> bool:

@@ -12,7 +12,7 @@ from rich.table import Table
 from hvdkit.tools.doctor.abilities import Ability, judge_engines, judge_transports, list_choices
 from hvdkit.tools.doctor.facts import Facts
 from hvdkit.tools.doctor.finding import SEVERITIES, Finding
-from hvdkit.tools.doctor.rows import list_parts
+from hvdkit.tools.doctor.show.rows import list_parts
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 

@@ -15,6 +15,10 @@ from hvdkit.tools.build_horovod.versions import find_version
 from hvdkit.tools.doctor.facts import HvdrunMpi, Launcher, MpiLibrary
 from hvdkit.tools.doctor.probe import describe_status, run_probe, run_program
 
+#: As hvdrun's ranks on one host have it: looking for the network's libraries takes a second.
+QUICK = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,uct", "OMPI_MCA_osc": "^ucx"}
+# A single rank of Open MPI 5 leaves its file in /dev/shm behind, unless it makes none.
+_ALONE = {**QUICK, "OMPI_MCA_btl": "self"}
 _LOAD_TIMEOUT_S = 15.0
 _VERSION_TIMEOUT_S = 5.0
 # By what MPI_Get_library_version says. Those built on MPICH name it too, so they stand before it.
@@ -34,9 +38,7 @@ def read_library(environ: Mapping[str, str]) -> MpiLibrary:
     mpi4py = find_version("mpi4py")
     if not mpi4py:
         return MpiLibrary()
-    # As hvdrun's ranks on one host have it: looking for the network's libraries takes a second.
-    quick = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,uct", "OMPI_MCA_osc": "^ucx"}
-    answer = run_probe("load_mpi", {**quick, **clean_environment(environ)}, _LOAD_TIMEOUT_S)
+    answer = run_probe("load_mpi", {**_ALONE, **clean_environment(environ)}, _LOAD_TIMEOUT_S)
     words = {name: str(answer.get(name, "")) for name in ("library", "path", "standard", "threads", "error")}
     return MpiLibrary(mpi4py=mpi4py, kind=library_kind(words["library"]), **words)
 
@@ -60,6 +62,13 @@ def read_hvdrun_mpi(environ: Mapping[str, str]) -> HvdrunMpi:
     except LaunchError as error:
         return HvdrunMpi(error=str(error))
     return HvdrunMpi(mpi.mpirun, mpi.kind, mpi.name, mpi.version, mpi.site, mpi.library)
+
+
+def read_version(mpirun: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Ask an mpirun for its kind and version; "" if it is none that is known here."""
+    _, out, err = run_program([mpirun, "--version"], environ=environ, timeout_s=_VERSION_TIMEOUT_S)
+    known = parse_version(out + err)
+    return (known[0], known[2]) if known is not None else ("", "")
 
 
 def _read_launcher(name: str, path: str, environ: Mapping[str, str]) -> Launcher:

@@ -1,0 +1,54 @@
+"""Two ranks, started as somebody would who has never heard of hvdrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+
+from hvdkit.launch.environment import clean_environment
+from hvdkit.tools.doctor.look.mpi import QUICK, read_version
+from hvdkit.tools.doctor.machine import Trial
+from hvdkit.tools.doctor.probe import describe_status, find_probe, run_program
+
+_TIMEOUT_S = 20.0
+#: An allocation's hosts are not what is tried here.
+_SCHEDULERS = re.compile(r"(SLURM|SLURMD|SRUN|PBS|LSB|LS|SGE|PE)_.*")
+
+
+def try_two_ranks(environ: Mapping[str, str]) -> Trial:
+    """Start two ranks on this host with the mpirun that is first on PATH; nothing is tried without one."""
+    path = environ.get("PATH", os.defpath)
+    found = shutil.which("mpirun", path=path) or shutil.which("mpiexec", path=path)
+    if not found:
+        return Trial()
+    mpirun = os.path.abspath(found)
+    kind, version = read_version(mpirun, environ)
+    if not kind:
+        return Trial()
+    variables = {k: v for k, v in clean_environment(environ).items() if not _SCHEDULERS.fullmatch(k)}
+    argv = [mpirun, *_options(kind, version), "-n", "2", sys.executable, find_probe("count_ranks")]
+    status, out, err = run_program(argv, environ={**QUICK, **variables}, timeout_s=_TIMEOUT_S)
+    sizes = tuple(json.loads(line)["size"] for line in out.splitlines() if line.startswith('{"size"'))
+    if len(sizes) >= 2:
+        return Trial(mpirun, sizes)
+    if status is None:
+        return Trial(mpirun, sizes, f"two ranks did not end within {_TIMEOUT_S:.0f} s")
+    return Trial(mpirun, sizes, f"{describe_status(status or 0)}: {_first_line(err + out)}")
+
+
+def _options(kind: str, version: str) -> list[str]:
+    if kind != "open_mpi":
+        return []
+    # More ranks than cores are no fault here, and binding two ranks is not what is asked about.
+    options = ["--bind-to", "none", "--oversubscribe"]
+    return ["--allow-run-as-root", *options] if os.geteuid() == 0 else options
+
+
+def _first_line(text: str) -> str:
+    """The first line that says something: Open MPI draws frames around its messages."""
+    lines = (line.strip() for line in text.splitlines())
+    return next((line for line in lines if line.strip("-=*")), "it said nothing")
