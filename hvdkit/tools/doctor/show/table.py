@@ -19,11 +19,11 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 def print_report(facts: Facts, findings: Sequence[Finding], console: Console) -> None:
     """Print parts, abilities, choices, then findings: what matters most stands last, where it is seen."""
-    console.print(_build(f"what is here: {facts.host}", ("part", "what", "where"), list_parts(facts)))
+    console.print(build_table(f"what is here: {facts.host}", ("part", "what", "where"), list_parts(facts)))
     abilities = [*_list_abilities("engine", judge_engines(facts)), *_list_abilities("", judge_transports(facts))]
-    console.print(_build("what works here", ("", "name", "works", "why"), abilities))
+    console.print(build_table("what works here", ("", "name", "works", "why"), abilities))
     choices = [(choice.start, choice.engine, choice.transport, choice.why) for choice in list_choices(facts)]
-    console.print(_build("what would be taken", ("start", "engine", "transport", "why"), choices))
+    console.print(build_table("what would be taken", ("start", "engine", "transport", "why"), choices))
     print_findings(findings, console)
 
 
@@ -45,7 +45,8 @@ def _list_abilities(kind: str, abilities: Iterable[Ability]) -> Iterable[tuple[s
         yield (kind or "transport") if not number else "", ability.name, "yes" if ability.works else "no", why
 
 
-def _build(title: str, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def build_table(title: str, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Build a table of plain text."""
     table = Table(title=title, title_justify="left", box=SIMPLE)
     for name in titles:
         table.add_column(name, overflow="fold")

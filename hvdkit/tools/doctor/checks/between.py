@@ -1,0 +1,236 @@
+"""Names, addresses and connections between hosts."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import defaultdict
+from collections.abc import Iterator
+
+from hvdkit.tools.doctor.checks.names import are_loopback
+from hvdkit.tools.doctor.facts import Facts
+from hvdkit.tools.doctor.finding import Finding
+from hvdkit.tools.doctor.hosts.networks import common_networks, describe_network, network_of
+from hvdkit.tools.doctor.hosts.seen import Reach, Survey
+from hvdkit.tools.doctor.hosts.start import explain
+
+#: One way is called slow if another is this many times faster.
+_FASTER = 3.0
+
+
+def check_answers(survey: Survey) -> Iterator[Finding]:
+    """Tell which hosts have no agent, and why; and where hosts cannot log in to one another."""
+    for host in survey.hosts:
+        if host.failure is not None:
+            yield explain(host.name, host.failure, survey.via)
+    silent = {host.name for host in survey.hosts if host.failure is not None}
+    failing = [login for login in survey.logins if login.failure is not None and login.target not in silent]
+    causes: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for login in failing:
+        assert login.failure is not None
+        causes[explain(login.target, login.failure, "ssh").name].append((login.source, login.target))
+    for cause, pairs in causes.items():
+        shown = ", ".join(f"{source} to {target}" for source, target in pairs[:4])
+        more = f" and {len(pairs) - 4} more" if len(pairs) > 4 else ""
+        yield Finding(
+            "note" if survey.via == "srun" else "warning",
+            "ssh-between",
+            f"ssh does not work without a question from {shown}{more} ({cause}).",
+            "Nothing has to be done if jobs are started from this host, or by the scheduler; else give every host "
+            "the key "
+            "and the others' host keys.",
+            tuple(dict.fromkeys(source for source, _ in pairs)),
+        )
+
+
+def check_hostnames(survey: Survey) -> Iterator[Finding]:
+    """Find hosts that are one, or call themselves the same."""
+    known: dict[str, list[str]] = defaultdict(list)
+    for name, facts in survey.answering:
+        known[facts.host].append(name)
+    addresses = {
+        name: {each.address for each in facts.machine.network.interfaces if not each.loopback and not each.bridge}
+        for name, facts in survey.answering
+    }
+    for hostname, names in known.items():
+        if len(names) < 2:
+            continue
+        if all(addresses[name] == addresses[names[0]] for name in names):
+            yield Finding(
+                "error",
+                "host-twice",
+                f"{' and '.join(names)} are the same host, {hostname}.",
+                "Leave one of them out, and give the other their slots together.",
+                tuple(names),
+            )
+        else:
+            yield Finding(
+                "error",
+                "hostname-twice",
+                f"{' and '.join(names)} both call themselves {hostname}: MPI and NCCL take their ranks for those of "
+                "one "
+                "host, and look for shared memory that is not there.",
+                "Give each host a name of its own (hostnamectl set-hostname), or each container (--hostname).",
+                tuple(names),
+            )
+
+
+def check_lookups(survey: Survey) -> Iterator[Finding]:
+    """Judge what each host's name leads to on the others."""
+    answering = dict(survey.answering)
+    for target in answering:
+        name = target.rpartition("@")[2]
+        found = {each.source: each.addresses for each in survey.lookups if each.name == name and each.source != target}
+        unknown = [source for source, addresses in found.items() if not addresses]
+        if unknown:
+            yield Finding(
+                "error",
+                "name-unknown",
+                f"The name {name} leads to no address on {', '.join(unknown)}.",
+                f"Put {name} into DNS, or the same /etc/hosts on every host.",
+                tuple(unknown),
+            )
+        looped = [source for source, addresses in found.items() if addresses and are_loopback(addresses)]
+        if looped:
+            yield Finding(
+                "error",
+                "name-loopback",
+                f"The name {name} leads to {found[looped[0]][0]} on {', '.join(looped)}, which is that host itself.",
+                f"Correct {name} in /etc/hosts of {', '.join(looped)}.",
+                tuple(looped),
+            )
+    yield from _check_master(survey)
+
+
+def check_reach(survey: Survey) -> Iterator[Finding]:
+    """Judge the connections to what the names lead to: nobody there, somebody else, no way."""
+    for target, facts in survey.answering:
+        tried: dict[str, list[Reach]] = defaultdict(list)
+        for each in survey.reaches:
+            if each.target == target and each.named and not are_loopback([each.address]):
+                tried[each.source].append(each)
+        failing = {source: reaches for source, reaches in tried.items() if all(each.problem for each in reaches)}
+        groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for source, reaches in failing.items():
+            groups[(reaches[0].address, reaches[0].problem)].append(source)
+        for (address, problem), sources in groups.items():
+            yield _explain_reach(survey, target, address, problem, sources, address in _addresses(facts))
+
+
+def check_speed(survey: Survey) -> Iterator[Finding]:
+    """Find a network that all hosts share and that is much faster than the one which their names lead to."""
+    named = [each.mbit for each in survey.reaches if each.named and each.mbit]
+    if not named:
+        return
+    slowest = min(named)
+    rates = {
+        network: min(rates)
+        for network, rates in _rates(survey).items()
+        if len(rates) == len({each.source for each in survey.reaches if each.mbit})
+    }
+    best = max(rates, key=lambda network: rates[network], default=None)
+    if best is not None and rates[best] > _FASTER * slowest:
+        yield Finding(
+            "warning",
+            "slow-network",
+            f"The hosts' names lead to a network with {slowest:.0f} Mbit/s, and on {describe_network(survey, best)} "
+            "they have "
+            f"{rates[best]:.0f}.",
+            _use(str(best)),
+        )
+
+
+def _explain_reach(survey: Survey, target: str, address: str, problem: str, sources: list[str], own: bool) -> Finding:
+    where = f"{target} ({address})"
+    others = common_networks(survey)
+    way = f" All hosts reach one another on {describe_network(survey, others[0])}." if others else ""
+    hosts = tuple(sources)
+    if problem == "other" or not own:
+        return Finding(
+            "error",
+            "name-other-host",
+            f"On {', '.join(sources)} the name {target} leads to {address}, which is not an address of {target}.",
+            f"Correct {target} in DNS, or in /etc/hosts of {', '.join(sources)}.{way}",
+            hosts,
+        )
+    facts = dict(survey.answering)
+    network = network_of(facts[target], address)
+    apart = [source for source in sources if network is not None and not _has_network(survey, source, str(network))]
+    if apart:
+        return Finding(
+            "error",
+            "wrong-subnet",
+            f"{', '.join(apart)} cannot reach {where}: that is in {network}, in which {', '.join(apart)} has no "
+            "address "
+            f"({problem}).",
+            f"Let {target} lead to an address in a network that all hosts share.{way}",
+            hosts,
+        )
+    cause = {"timeout": "what is sent there is dropped", "refused": "it is refused"}.get(problem, problem)
+    return Finding(
+        "error",
+        "port-unreachable",
+        f"{', '.join(sources)} cannot connect to a port of {where}: {cause}. Names and ssh work.",
+        "Have the firewall between the hosts opened for all ports (MPI, NCCL and Gloo take any that is free), or "
+        "keep them "
+        f"within a range that is open.{way}",
+        hosts,
+    )
+
+
+def _check_master(survey: Survey) -> Iterator[Finding]:
+    name = survey.here.environ.get("MASTER_ADDR", "")
+    answering = dict(survey.answering)
+    if not name or len(answering) < 2:
+        return
+    for each in survey.lookups:
+        if each.name != name or each.source not in answering:
+            continue
+        if not each.addresses:
+            yield Finding(
+                "error",
+                "master-address",
+                f"MASTER_ADDR={name} leads to no address on {each.source}.",
+                "Set it to the name of the job's first host, as the others know it.",
+                (each.source,),
+            )
+            return
+        if not are_loopback(each.addresses) and not any(
+            address in _addresses(facts) for facts in answering.values() for address in each.addresses
+        ):
+            yield Finding(
+                "error",
+                "master-address",
+                f"MASTER_ADDR={name} leads to {each.addresses[0]}, which is none of the job's hosts: the login host, "
+                "perhaps "
+                "(SLURM_LAUNCH_NODE_IPADDR).",
+                "Set it to the name of the job's first host.",
+                (each.source,),
+            )
+            return
+
+
+def _rates(survey: Survey) -> dict[ipaddress.IPv4Network, list[float]]:
+    facts = dict(survey.answering)
+    found: dict[ipaddress.IPv4Network, dict[str, float]] = defaultdict(dict)
+    for each in survey.reaches:
+        network = network_of(facts[each.target], each.address) if each.target in facts else None
+        if each.mbit and network is not None:
+            found[network][each.source] = max(found[network].get(each.source, 0.0), each.mbit)
+    return {network: list(rates.values()) for network, rates in found.items()}
+
+
+def _has_network(survey: Survey, source: str, network: str) -> bool:
+    facts = dict(survey.answering)[source]
+    return any(str(network_of(facts, address)) == network for address in _addresses(facts))
+
+
+def _addresses(facts: Facts) -> set[str]:
+    return {each.address for each in facts.machine.network.interfaces}
+
+
+def _use(network: str) -> str:
+    return (
+        f"Let the names lead there; or for Open MPI set OMPI_MCA_btl_tcp_if_include={network}, and "
+        "NCCL_SOCKET_IFNAME and "
+        "GLOO_SOCKET_IFNAME to its interfaces."
+    )
