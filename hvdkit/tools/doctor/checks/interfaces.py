@@ -63,7 +63,7 @@ def check_interfaces(facts: Facts, job: Job) -> Iterator[Finding]:
                 f"{variable}={value} is {', '.join(f'{each.name} ({each.address})' for each in chosen)}, which leads "
                 "to no "
                 "other host.",
-                f"Name the interface between the hosts ({have}), or unset {variable}.",
+                f"Name the interface between the hosts, or unset {variable}.",
             )
 
 
