@@ -83,7 +83,7 @@ HEALTHY = Facts(
         nccl_path="its wheel",
         torch_cuda="13.0",
     ),
-    settings={"engine": "native", "transport": "auto", "shared_directory": "/dev/shm"},
+    settings={"engine": "auto", "transport": "auto", "shared_directory": "/dev/shm"},
     engines=("native", "horovod"),
     transports=("single", "mpi", "shared_memory", "hierarchical", "gloo"),
     machine=MACHINE,

@@ -50,11 +50,6 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
         "launcher-broken",
         "warning",
     ),
-    "Slurm without a cluster": (
-        {"launchers": (*HEALTHY.launchers, Launcher("srun", "/usr/bin/srun", error="no ctld"))},
-        "launcher-broken",
-        "note",
-    ),
     "another Horovod": ({"horovod__version": "0.27.0"}, "horovod-version", "warning"),
     "Horovod for another torch": (
         {"horovod__built_for": {"torch": "2.12.0"}, "horovod__errors": {"torch": "undefined symbol"}},
@@ -89,6 +84,7 @@ def test_a_fault_is_found_and_nothing_else(fault: str) -> None:
     [
         {},
         {"horovod": Horovod()},
+        {"launchers": (*HEALTHY.launchers, Launcher("srun", "/usr/bin/srun", error="no controller"))},
         {"accelerators": Accelerators()},
         {"accelerators__visible": "0,1"},
         {"accelerators__visible": GPUS[2].uuid},

@@ -23,6 +23,7 @@ from hvdkit.tools.doctor.hosts.networks import common_networks
 from hvdkit.tools.doctor.hosts.remote import Gone, Remote
 from hvdkit.tools.doctor.hosts.seen import Allreduce, Failure, Login, Lookup, Rank, Reach, Survey
 from hvdkit.tools.doctor.hosts.start import agent_command, explain, srun_argv, ssh_argv
+from hvdkit.tools.doctor.hosts.survey import list_peers
 from hvdkit.tools.doctor.hosts.wire import Listener, greet, measure
 from hvdkit.tools.doctor.job import Job
 from hvdkit.tools.doctor.show.document import build_survey_document
@@ -147,6 +148,7 @@ BROKEN: dict[str, tuple[Survey, str, str, tuple[str, ...]]] = {
     ),
     "a host twice": (TWICE, "host-twice", "error", ("node2", "node3")),
     "a hostname twice": (renamed("node3", "node2"), "hostname-twice", "error", ("node2", "node3")),
+    "9 another name": (renamed("node3", "ip-10-0-0-3"), "hostname-differs", "note", ("node3",)),
     "a clock ahead": (AHEAD, "clock-differs", "warning", ("node2",)),
     "14 no ssh back": (NO_WAY_BACK, "ssh-between", "warning", ("node2",)),
     "14 no ssh": (
@@ -206,6 +208,13 @@ def test_what_is_wrong_everywhere_is_told_once() -> None:
 def test_networks_that_all_share_are_found_the_fastest_first() -> None:
     assert [str(network) for network in common_networks(HEALTHY_SURVEY)] == ["10.77.0.0/24", "10.78.0.0/24"]
     assert [str(network) for network in common_networks(blocked("node1", "node2"))] == []
+
+
+def test_many_hosts_try_some_of_the_others_only() -> None:
+    names = [f"n{number}" for number in range(100)]
+    assert list_peers("n1", names[:3], 8) == ["n2", "n0"]
+    assert list_peers("n98", names, 8) == ["n99", "n0", "n1", "n2"]
+    assert list_peers("x", names, 8) == []
 
 
 def test_a_ring_needs_each_byte_nearly_twice() -> None:

@@ -115,6 +115,18 @@ BROKEN: dict[str, tuple[dict[str, Any], Job, str, str]] = {
         "mpirun-fails",
         "warning",
     ),
+    "12 srun without PMI": (
+        environ() | {"machine__srun": Trial("/usr/bin/srun", (1, 1), kinds=("none", "pmi2", "pmix_v4"))},
+        Job(),
+        "srun-singletons",
+        "warning",
+    ),
+    "12 srun that fails": (
+        environ() | {"machine__srun": Trial("/usr/bin/srun", (), "it ended with status 1: boo")},
+        Job(),
+        "srun-fails",
+        "warning",
+    ),
     "13 torch's mpi on Cray": (
         {"mpi__kind": "cray_mpich", "mpi__library": "CRAY MPICH version 8.1", "launchers": ()}
         | {"hvdrun__kind": "mpich", "hvdrun__library": "/m/libmpi.so"},
@@ -182,7 +194,7 @@ def test_a_fault_is_found_and_nothing_else(fault: str) -> None:
     changes, job, name, severity = BROKEN[fault]
     findings = check_host(facts_with(**changes), job)
     assert [(finding.name, finding.severity) for finding in findings] == [(name, severity)]
-    assert findings[0].seen[-1] in ".?" or name in ("mpirun-fails", "localhost")
+    assert findings[0].seen[-1] in ".?" or name in ("mpirun-fails", "srun-fails", "localhost")
     assert findings[0].cure
 
 

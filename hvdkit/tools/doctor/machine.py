@@ -87,11 +87,15 @@ class Fabrics:
 
 @dataclass(frozen=True)
 class Trial:
-    """Two ranks of the mpirun on PATH. sizes: of the world, as each rank saw it; error: why there are less than two."""
+    """Two ranks, tried. mpirun: what started them. sizes: of the world, as each saw it; error: why there are not two.
+
+    kinds: of srun, what it offers for --mpi.
+    """
 
     mpirun: str = ""
     sizes: tuple[int, ...] = ()
     error: str = ""
+    kinds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Machine:
-    """All of them. prefix_filesystem: on which the Python environment lies."""
+    """All of them. trial: of the mpirun on PATH; srun: of that, in an allocation. prefix_filesystem: Python's."""
 
     network: Network = Network()
     limits: Limits = Limits()
@@ -113,5 +117,6 @@ class Machine:
     clock: Clock = Clock()
     fabrics: Fabrics = Fabrics()
     trial: Trial = Trial()
+    srun: Trial = Trial()
     port: Port = Port()
     prefix_filesystem: str = ""

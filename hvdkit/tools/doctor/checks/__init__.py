@@ -9,7 +9,7 @@ from hvdkit.tools.doctor.checks.fabric import check_fabric
 from hvdkit.tools.doctor.checks.horovod import check_horovod
 from hvdkit.tools.doctor.checks.interfaces import check_interfaces
 from hvdkit.tools.doctor.checks.machine import check_machine
-from hvdkit.tools.doctor.checks.mpi import check_mpi
+from hvdkit.tools.doctor.checks.mpi import check_mpi, check_srun
 from hvdkit.tools.doctor.checks.names import check_names
 from hvdkit.tools.doctor.checks.packages import check_packages
 from hvdkit.tools.doctor.checks.scheduler import check_scheduler
@@ -33,7 +33,7 @@ HOST_CHECKS: tuple[Check, ...] = (
     check_interfaces,
 )
 #: Of the job, on the host that it is started from.
-JOB_CHECKS: tuple[Check, ...] = (check_scheduler, check_variables, check_script)
+JOB_CHECKS: tuple[Check, ...] = (check_scheduler, check_srun, check_variables, check_script)
 
 
 def check_host(facts: Facts, job: Job | None = None) -> list[Finding]:

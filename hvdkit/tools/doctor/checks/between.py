@@ -51,6 +51,19 @@ def check_hostnames(survey: Survey) -> Iterator[Finding]:
         name: {each.address for each in facts.machine.network.interfaces if not each.loopback and not each.bridge}
         for name, facts in survey.answering
     }
+    for name, facts in survey.answering:
+        listed = name.rpartition("@")[2]
+        alone = len(known[facts.host]) == 1  # else there is a worse finding
+        if alone and listed != "localhost" and not _is_address(listed) and _short(facts.host) != _short(listed):
+            yield Finding(
+                "note",
+                "hostname-differs",
+                f"{listed} calls itself {facts.host}: what compares names (torchrun's rendezvous, Slurm) takes them "
+                "for two "
+                "hosts.",
+                "List it by the name that hostname prints there.",
+                (name,),
+            )
     for hostname, names in known.items():
         if len(names) < 2:
             continue
@@ -226,6 +239,18 @@ def _has_network(survey: Survey, source: str, network: str) -> bool:
 
 def _addresses(facts: Facts) -> set[str]:
     return {each.address for each in facts.machine.network.interfaces}
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _short(name: str) -> str:
+    return name.partition(".")[0].lower()
 
 
 def _use(network: str) -> str:

@@ -48,15 +48,14 @@ def check_mpi(facts: Facts, job: Job) -> Iterator[Finding]:
     else:
         yield from _check_families(facts)
     for launcher in facts.launchers:
-        if launcher.error:
-            idle = launcher.name in ("srun", "jsrun") and not facts.environ.keys() & {"SLURM_JOB_ID", "LSB_JOBID"}
+        # A scheduler's commands on a host that is not of its cluster (any more) do no harm.
+        idle = launcher.name in ("srun", "jsrun") and not facts.environ.keys() & {"SLURM_JOB_ID", "LSB_JOBID"}
+        if launcher.error and not idle:
             yield Finding(
-                "note" if idle else "warning",
+                "warning",
                 "launcher-broken",
                 f"{launcher.path} does not work: {launcher.error}",
-                "Nothing has to be done if this host is not of that scheduler's cluster."
-                if idle
-                else "Repair it, load the module that it belongs to, or take its folder off PATH.",
+                "Repair it, load the module that it belongs to, or take its folder off PATH.",
             )
 
 
@@ -104,6 +103,25 @@ def _check_families(facts: Facts) -> Iterator[Finding]:
             f"{trial.mpirun} -n 2 does not start two ranks: {trial.error}",
             "hvdrun may do better; else repair this MPI or take another one.",
         )
+
+
+def check_srun(facts: Facts, job: Job) -> Iterator[Finding]:
+    """Judge what srun did with two ranks, where there is an allocation to try it in."""
+    trial = facts.machine.srun
+    pmix = facts.mpi.kind == "open_mpi"
+    best = next((kind for kind in trial.kinds if kind.startswith("pmix" if pmix else "pmi2")), "")
+    option = f"srun --mpi={best}" if best else "srun of a Slurm built with PMIx" if pmix else "srun --mpi=pmi2"
+    cure = f"Start with {option}; or with hvdrun or mpirun in place of srun, which find the allocation by themselves."
+    if len(trial.sizes) > 1 and set(trial.sizes) == {1}:
+        yield Finding(
+            "warning",
+            "srun-singletons",
+            f"srun started two ranks that each think to be alone: as it is set here it does not speak the language of "
+            f"{facts.mpi.library.partition(',')[0]}.",
+            cure,
+        )
+    elif trial.error:
+        yield Finding("warning", "srun-fails", f"srun -n 2 does not start two ranks of MPI: {trial.error}", cure)
 
 
 def _first_of_kind(facts: Facts) -> Iterator[Launcher]:

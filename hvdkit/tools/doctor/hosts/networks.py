@@ -19,7 +19,7 @@ def network_of(facts: Facts, address: str) -> Network | None:
 
 
 def common_networks(survey: Survey) -> list[Network]:
-    """List the networks in which every host reached every other one, the fastest first."""
+    """List the networks in which every host reached every other one that it tried, the fastest first."""
     hosts = dict(survey.answering)
     reached: dict[Network, set[tuple[str, str]]] = {}
     speed: dict[Network, float] = {}
@@ -28,7 +28,7 @@ def common_networks(survey: Survey) -> list[Network]:
         if network is not None and not each.problem:
             reached.setdefault(network, set()).add((each.source, each.target))
             speed[network] = max(speed.get(network, 0.0), each.mbit)
-    pairs = {(source, target) for source in hosts for target in hosts if source != target}
+    pairs = {(each.source, each.target) for each in survey.reaches if {each.source, each.target} <= hosts.keys()}
     return sorted(
         (network for network, found in reached.items() if pairs <= found), key=lambda network: -speed[network]
     )

@@ -21,7 +21,17 @@ from hvdkit.tools.doctor.hosts.start import agent_command, srun_argv, ssh_argv
 from hvdkit.tools.doctor.look.collect import collect
 
 _HELLO_S, _COLLECT_S, _ASK_S = 15.0, 40.0, 15.0
+# With more hosts than these each tries some of the others only; sshd drops logins that come ten at a time.
+_ALL_REACHED, _ALL_LOGINS = 32, 8
 Answer = TypeVar("Answer")
+
+
+def list_peers(source: str, names: Sequence[str], most: int) -> list[str]:
+    """Which of the others a host tries: all, or where there are more than `most` hosts, the next ones in a ring."""
+    if source not in names:
+        return []
+    start = names.index(source) + 1
+    return [*names[start:], *names[: start - 1]][: len(names) if len(names) <= most else most // 2]
 
 
 class Surveyor:
@@ -132,9 +142,7 @@ class Surveyor:
         """Which addresses a host is to try: what names lead to, and every interface of the others."""
         names = {host.login: host.name for host in self._hosts}
         plan = []
-        for target in self._facts:
-            if target == source:
-                continue
+        for target in list_peers(source, list(self._facts), _ALL_REACHED):
             found = [each for each in lookups if each.source == source and each.name == names[target]]
             plan += [Reach(source, target, address, True) for each in found for address in each.addresses]
             interfaces = self._facts[target].machine.network.interfaces
@@ -176,7 +184,7 @@ class Surveyor:
         logins = [host.login for host in self._hosts]
 
         def ask(source: str) -> list[Login]:
-            targets = [login for login in logins if login != source]
+            targets = list_peers(source, logins, _ALL_LOGINS)
             answers = self._agents[source].ask("login", _ASK_S, logins=targets)
             return [
                 Login(source, target, Failure(answer["status"], answer["said"]) if answer else None)

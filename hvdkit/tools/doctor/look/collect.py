@@ -23,7 +23,7 @@ from hvdkit.tools.doctor.look.network import read_network, read_port
 from hvdkit.tools.doctor.look.packages import read_keras_backend, read_packages
 from hvdkit.tools.doctor.look.shared_memory import read_shared_memory
 from hvdkit.tools.doctor.look.system import find_filesystem, read_clock, read_cpu, read_fabrics, read_limits
-from hvdkit.tools.doctor.look.trial import try_two_ranks
+from hvdkit.tools.doctor.look.trial import try_srun, try_two_ranks
 from hvdkit.tools.doctor.machine import Machine
 
 _TRANSPORTS = ("single", "mpi", "shared_memory", "hierarchical", "gloo")
@@ -49,6 +49,7 @@ def collect(environ: Mapping[str, str]) -> Facts:
         settings, settings_error = _read_settings(environ)
         folder = settings.get("shared_directory", "/dev/shm")
         trial = pool.submit(try_two_ranks, environ)
+        srun = pool.submit(try_srun, environ)
         machine = pool.submit(read_machine, environ, folder)
         backend, origin = read_keras_backend(environ)
         return Facts(
@@ -71,7 +72,7 @@ def collect(environ: Mapping[str, str]) -> Facts:
             settings_error=settings_error,
             engines=("native", *(("horovod",) if _has("engine.horovod") else ())),
             transports=tuple(name for name in _TRANSPORTS if _has(f"transport.{name}")),
-            machine=replace(machine.result(), trial=trial.result()),
+            machine=replace(machine.result(), trial=trial.result(), srun=srun.result()),
             environ={name: value for name, value in environ.items() if _SHOWN.fullmatch(name)},
         )
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hvdkit.launch.environment import clean_environment
 from hvdkit.tools.doctor.look.mpi import QUICK, read_version
@@ -15,6 +16,7 @@ from hvdkit.tools.doctor.machine import Trial
 from hvdkit.tools.doctor.probe import describe_status, find_probe, run_program
 
 _TIMEOUT_S = 20.0
+_KIND = re.compile(r"pmi\w*|none|cray_\w+")
 #: An allocation's hosts are not what is tried here.
 _SCHEDULERS = re.compile(r"(SLURM|SLURMD|SRUN|PBS|LSB|LS|SGE|PE)_.*")
 
@@ -30,14 +32,29 @@ def try_two_ranks(environ: Mapping[str, str]) -> Trial:
     if not kind:
         return Trial()
     variables = {k: v for k, v in clean_environment(environ).items() if not _SCHEDULERS.fullmatch(k)}
-    argv = [mpirun, *_options(kind, version), "-n", "2", sys.executable, find_probe("count_ranks")]
-    status, out, err = run_program(argv, environ={**QUICK, **variables}, timeout_s=_TIMEOUT_S)
+    return _try(mpirun, _options(kind, version), {**QUICK, **variables})
+
+
+def try_srun(environ: Mapping[str, str]) -> Trial:
+    """Start two ranks with srun as it is set here, where this process is in an allocation of Slurm and not in a "
+    "step."""
+    srun = shutil.which("srun", path=environ.get("PATH", os.defpath))
+    if not srun or "SLURM_JOB_ID" not in environ or "SLURM_STEP_ID" in environ:
+        return Trial()
+    _, _, offered = run_program([srun, "--mpi=list"], environ=environ, timeout_s=_TIMEOUT_S)
+    found = _try(srun, ["--overlap", "--nodes=1", "--cpu-bind=none"], {**QUICK, **environ})
+    return replace(found, kinds=tuple(word for word in re.split(r"[\s,:]+", offered) if _KIND.fullmatch(word)))
+
+
+def _try(program: str, options: list[str], environ: Mapping[str, str]) -> Trial:
+    argv = [program, *options, "-n", "2", sys.executable, find_probe("count_ranks")]
+    status, out, err = run_program(argv, environ=environ, timeout_s=_TIMEOUT_S)
     sizes = tuple(json.loads(line)["size"] for line in out.splitlines() if line.startswith('{"size"'))
     if len(sizes) >= 2:
-        return Trial(mpirun, sizes)
+        return Trial(program, sizes)
     if status is None:
-        return Trial(mpirun, sizes, f"two ranks did not end within {_TIMEOUT_S:.0f} s")
-    return Trial(mpirun, sizes, f"{describe_status(status or 0)}: {_first_line(err + out)}")
+        return Trial(program, sizes, f"two ranks did not end within {_TIMEOUT_S:.0f} s")
+    return Trial(program, sizes, f"{describe_status(status or 0)}: {_first_line(err + out)}")
 
 
 def _options(kind: str, version: str) -> list[str]:
