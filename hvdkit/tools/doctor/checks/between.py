@@ -23,7 +23,15 @@ def check_answers(survey: Survey) -> Iterator[Finding]:
         if host.failure is not None:
             yield explain(host.name, host.failure, survey.via)
     silent = {host.name for host in survey.hosts if host.failure is not None}
-    failing = [login for login in survey.logins if login.failure is not None and login.target not in silent]
+    lost = {(each.source, each.target) for each in survey.reaches if each.named and each.problem}
+    lost -= {(each.source, each.target) for each in survey.reaches if each.named and not each.problem}
+    lost |= {(each.source, each.name) for each in survey.lookups if not each.addresses or are_loopback(each.addresses)}
+    failing = [
+        login
+        for login in survey.logins
+        # Where the name or the way is wrong there is another finding, and ssh cannot work.
+        if login.failure is not None and login.target not in silent and (login.source, login.target) not in lost
+    ]
     causes: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for login in failing:
         assert login.failure is not None
