@@ -22,7 +22,7 @@ from hvdkit.tools.doctor.hosts.judge import judge
 from hvdkit.tools.doctor.hosts.networks import common_networks
 from hvdkit.tools.doctor.hosts.remote import Gone, Remote
 from hvdkit.tools.doctor.hosts.seen import Allreduce, Failure, Login, Lookup, Rank, Reach, Survey
-from hvdkit.tools.doctor.hosts.start import agent_command, explain, srun_argv, ssh_argv
+from hvdkit.tools.doctor.hosts.start import agent_command, explain, srun_argv, ssh_argv, with_own_folder
 from hvdkit.tools.doctor.hosts.survey import list_peers
 from hvdkit.tools.doctor.hosts.wire import Listener, greet, measure
 from hvdkit.tools.doctor.job import Job
@@ -251,6 +251,13 @@ def test_the_command_lines_that_start_agents_are_quoted() -> None:
     assert argv[-3:-1] == ["--", "me@node1"] and "'PATH=/a b:/c'" in argv[-1] and "'/my env/python'" in argv[-1]
     assert "BatchMode=yes" in argv
     assert srun_argv("node1", command)[-len(command) :] == command
+
+
+def test_a_checkout_that_is_not_installed_reaches_the_other_hosts() -> None:
+    assert with_own_folder({"A": "b"}, "/src", "/env") == {"A": "b", "PYTHONPATH": "/src"}
+    assert with_own_folder({"PYTHONPATH": "/x"}, "/src", "/env") == {"PYTHONPATH": "/src:/x"}
+    assert with_own_folder({"PYTHONPATH": "/x:/src"}, "/src", "/env") == {"PYTHONPATH": "/x:/src"}
+    assert with_own_folder({}, "/env/lib/site-packages", "/env") == {}
 
 
 def test_a_remote_that_answers_and_one_that_does_not() -> None:

@@ -18,6 +18,7 @@ from hvdkit.tools.doctor.finding import Finding, exit_code
 from hvdkit.tools.doctor.hosts.allreduce import time_allreduce
 from hvdkit.tools.doctor.hosts.find import find_hosts
 from hvdkit.tools.doctor.hosts.judge import judge
+from hvdkit.tools.doctor.hosts.start import with_own_folder
 from hvdkit.tools.doctor.hosts.survey import Surveyor
 from hvdkit.tools.doctor.job import Job
 from hvdkit.tools.doctor.look.collect import collect
@@ -53,6 +54,7 @@ def _look_here(options: argparse.Namespace, job: Job, environ: Mapping[str, str]
 def _look_at_hosts(
     options: argparse.Namespace, hosts: Sequence[Host], origin: str, job: Job, environ: Mapping[str, str]
 ) -> int:
+    environ = with_own_folder(environ)
     via = options.via
     if via == "auto":
         via = "srun" if origin == "Slurm" else "ssh"

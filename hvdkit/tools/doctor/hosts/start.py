@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import hvdkit
 from hvdkit.tools.doctor.finding import Finding
 from hvdkit.tools.doctor.hosts.seen import Failure
 
@@ -37,6 +40,15 @@ def agent_command(environ: Mapping[str, str], python: str = "") -> list[str]:
     """Build the agent's own line, for this Python on another host."""
     first = [f"{name}={environ[name]}" for name in _FIRST if environ.get(name)]
     return ["env", *first, python or sys.executable, "-m", "hvdkit.tools.doctor.agent"]
+
+
+def with_own_folder(environ: Mapping[str, str], folder: str = "", prefix: str = "") -> dict[str, str]:
+    """Make this very hvdkit importable for what is started, where it is run from a checkout and not installed."""
+    folder = folder or str(Path(hvdkit.__file__).parents[1])
+    path = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    if folder in path or Path(folder).is_relative_to(prefix or sys.prefix):
+        return dict(environ)
+    return {**environ, "PYTHONPATH": os.pathsep.join([folder, *path])}
 
 
 def explain(host: str, failure: Failure, via: str) -> Finding:
