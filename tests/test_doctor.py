@@ -130,19 +130,21 @@ def test_what_works_and_what_would_be_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "kind"),
+    ("says", "kind", "name"),
     [
-        ("Open MPI v5.0.11, package: Open MPI user@host", "open_mpi"),
-        ("IBM Spectrum MPI v10.3", "open_mpi"),
-        ("MPICH Version: 5.0.2 MPICH Release date: unreleased", "mpich"),
-        ("MPI VERSION : CRAY MPICH version 8.1.28.15 (ANL base 3.4a2)", "cray_mpich"),
-        ("Intel(R) MPI Library 2021.13 for Linux* OS", "intel_mpi"),
-        ("MVAPICH Version : 3.0 MPICH", "mvapich"),
-        ("Somebody's MPI", ""),
+        ("Open MPI v5.0.11, package: Open MPI user@host", "open_mpi", "Open MPI 5.0.11"),
+        ("IBM Spectrum MPI v10.3", "open_mpi", "Open MPI 10.3"),
+        ("MPICH Version: 5.0.2 MPICH Release date: unreleased", "mpich", "MPICH 5.0.2"),
+        ("MPI VERSION : CRAY MPICH version 8.1.28.15 (ANL base 3.4a2)", "cray_mpich", "Cray MPICH 8.1.28.15"),
+        ("Intel(R) MPI Library 2021.13 for Linux* OS", "intel_mpi", "Intel MPI 2021.13"),
+        ("MVAPICH Version : 3.0 MPICH", "mvapich", "MVAPICH 3.0"),
+        ("Somebody's MPI, v1", "", "Somebody's MPI"),
+        ("", "", ""),
     ],
 )
-def test_the_kind_of_a_library(says: str, kind: str) -> None:
+def test_the_kind_of_a_library(says: str, kind: str, name: str) -> None:
     assert library_kind(says) == kind
+    assert MpiLibrary(library=says, kind=kind).name == name
 
 
 def test_nvidia_smi_is_read() -> None:

@@ -233,6 +233,7 @@ def test_a_ring_needs_each_byte_nearly_twice() -> None:
         ("ssh: connect to host node2 port 22: No route to host", "host-unreachable"),
         ("/env/bin/python: Error while finding (ModuleNotFoundError: No module named 'hvdkit')", "hvdkit-missing"),
         ("env: '/env/bin/python': No such file or directory", "python-missing"),
+        ("env: '/env/bin/python': Permission denied", "python-missing"),
         ("/env/bin/python: error while loading shared libraries: libpython3.so", "python-missing"),
         ("Boo!", "ssh-fails"),
         ("", "ssh-fails"),

@@ -149,7 +149,7 @@ def _judge_mpi(facts: Facts) -> Ability:
     if mpi.threads not in _ENOUGH_THREADS:
         cure = "hvdkit calls MPI from several threads: take an MPI library that was built for that."
         return Ability("mpi", False, f"the library starts with {mpi.threads} only", cure)
-    return Ability("mpi", True, mpi.library.partition(",")[0])
+    return Ability("mpi", True, mpi.name)
 
 
 def _judge_shared(facts: Facts, carriers: Sequence[Ability]) -> Ability:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +19,8 @@ KIND_NAMES = {
     "horovodrun": "Horovod",
     "torchrun": "torch",
 }
+
+_VERSION = re.compile(r"(?:version\s*:?\s*|library\s+|\bv)(\d[\w.]*)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,14 @@ class MpiLibrary:
     standard: str = ""
     threads: str = ""
     error: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it is called, with its version: "MPICH 5.0.2"; "" if none was loaded."""
+        version = _VERSION.search(self.library)
+        if self.kind not in KIND_NAMES or version is None:
+            return self.library.partition(",")[0][:60]
+        return f"{KIND_NAMES[self.kind]} {version[1]}"
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def _list_versions(facts: Facts) -> dict[str, str]:
     found = {"Python": facts.python, "hvdkit": facts.hvdkit, **framework_versions(facts.packages)}
     for subject in ("mpi4py", "numpy"):
         found[subject] = facts.packages.get(subject, _MISSING)
-    found["MPI"] = facts.mpi.library.partition(",")[0] or _MISSING
+    found["MPI"] = facts.mpi.name or _MISSING
     found["NCCL"] = facts.accelerators.nccl or _MISSING
     found["Horovod"] = facts.horovod.version or _MISSING
     found["the GPUs' driver"] = facts.accelerators.driver or _MISSING

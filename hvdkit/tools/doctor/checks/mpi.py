@@ -62,7 +62,7 @@ def check_mpi(facts: Facts, job: Job) -> Iterator[Finding]:
 def _check_families(facts: Facts) -> Iterator[Finding]:
     """Find launchers that would start N processes which each think to be alone."""
     library, hvdrun = facts.mpi, facts.hvdrun
-    name = library.library.partition(",")[0]
+    name = library.name
     family = _FAMILIES.get(library.kind)
     if family is None:
         return
@@ -117,7 +117,7 @@ def check_srun(facts: Facts, job: Job) -> Iterator[Finding]:
             "warning",
             "srun-singletons",
             f"srun started two ranks that each think to be alone: as it is set here it does not speak the language of "
-            f"{facts.mpi.library.partition(',')[0]}.",
+            f"{facts.mpi.name}.",
             cure,
         )
     elif trial.error:

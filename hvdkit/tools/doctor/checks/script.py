@@ -55,7 +55,7 @@ def check_script(facts: Facts, job: Job) -> Iterator[Finding]:
             "error",
             "backend-mpi",
             f"{script.path}:{script.backend_mpi} asks torch for the backend mpi with "
-            f"{facts.mpi.library.partition(',')[0]}: "
+            f"{facts.mpi.name}: "
             "torch sends GPU tensors only through an Open MPI that is built for CUDA.",
             "Take the backend nccl, or import hvdkit.torch in place of torch.distributed.",
         )

@@ -75,6 +75,13 @@ def _fill(text: str, words: Mapping[str, str]) -> str:
     return text
 
 
+# Before "permission denied" of ssh itself.
+_NO_PYTHON = (
+    r"(python\S*|env):.*(no such file|permission denied|cannot execute)|command not found",
+    "python-missing",
+    "There is no {python} on {host}.",
+    "Put the environment where every host sees it at the same path, or make one there.",
+)
 #: What is found in the messages, the finding's name, what is seen, the cure.
 _CAUSES = (
     (
@@ -89,6 +96,7 @@ _CAUSES = (
         "ssh does not know the key of {host}, or another one, and would ask.",
         "Run once by hand: ssh {host} true; or have the site put the key into /etc/ssh/ssh_known_hosts.",
     ),
+    _NO_PYTHON,
     (
         r"permission denied|no supported authentication",
         "ssh-login",
@@ -120,12 +128,6 @@ _CAUSES = (
         "hvdkit-missing",
         "{python} on {host} lacks packages that hvdkit needs.",
         "Install hvdkit there with pip, which brings them; over ssh no module or environment is loaded.",
-    ),
-    (
-        r"(python\S*|env):?.*no such file|command not found|permission denied.*python|cannot execute",
-        "python-missing",
-        "There is no {python} on {host}.",
-        "Put the environment where every host sees it at the same path, or make one there.",
     ),
     (
         r"error while loading shared libraries",

@@ -60,7 +60,7 @@ def _list_hosts(survey: Survey) -> Iterator[tuple[str, ...]]:
             str(len(facts.accelerators.gpus) or "-"),
             facts.python,
             frameworks or "-",
-            facts.mpi.library.partition(",")[0] or "-",
+            facts.mpi.name or "-",
             f"{machine.shared.free_bytes / 1e9:.1f} GB",
             f"{host.offset_s:+.3f} s",
         )

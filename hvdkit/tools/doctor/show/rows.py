@@ -29,7 +29,7 @@ def list_parts(facts: Facts) -> Iterator[Row]:
 def _list_mpi(facts: Facts) -> Iterator[Row]:
     mpi, hvdrun = facts.mpi, facts.hvdrun
     yield "mpi4py", mpi.mpi4py or "-", ""
-    yield "MPI library", mpi.library.partition(",")[0] or "-", mpi.path or mpi.error
+    yield "MPI library", mpi.name or "-", mpi.path or mpi.error
     if mpi.library:
         yield "", f"MPI {mpi.standard}, {mpi.threads or 'does not start'}", "" if mpi.threads else mpi.error
     for launcher in facts.launchers:
