@@ -41,9 +41,14 @@ def try_srun(environ: Mapping[str, str]) -> Trial:
     srun = shutil.which("srun", path=environ.get("PATH", os.defpath))
     if not srun or "SLURM_JOB_ID" not in environ or "SLURM_STEP_ID" in environ:
         return Trial()
-    _, _, offered = run_program([srun, "--mpi=list"], environ=environ, timeout_s=_TIMEOUT_S)
+    _, out, err = run_program([srun, "--mpi=list"], environ=environ, timeout_s=_TIMEOUT_S)
     found = _try(srun, ["--overlap", "--nodes=1", "--cpu-bind=none"], {**QUICK, **environ})
-    return replace(found, kinds=tuple(word for word in re.split(r"[\s,:]+", offered) if _KIND.fullmatch(word)))
+    return replace(found, kinds=parse_kinds(out + err))
+
+
+def parse_kinds(text: str) -> tuple[str, ...]:
+    """Read what `srun --mpi=list` prints, on either stream and in either of its forms."""
+    return tuple(dict.fromkeys(word for word in re.split(r"[\s,:]+", text) if _KIND.fullmatch(word)))
 
 
 def _try(program: str, options: list[str], environ: Mapping[str, str]) -> Trial:
