@@ -7,14 +7,9 @@ from dataclasses import replace
 
 from hvdkit.tools.doctor.checks import HOST_CHECKS, JOB_CHECKS, find
 from hvdkit.tools.doctor.checks.alike import check_alike, check_clocks
-from hvdkit.tools.doctor.checks.between import (
-    check_answers,
-    check_hostnames,
-    check_lookups,
-    check_reach,
-    check_speed,
-)
+from hvdkit.tools.doctor.checks.between import check_answers, check_reach, check_speed
 from hvdkit.tools.doctor.checks.between_interfaces import check_chosen_interfaces
+from hvdkit.tools.doctor.checks.between_names import check_hostnames, check_lookups
 from hvdkit.tools.doctor.checks.small_job import check_small_job
 from hvdkit.tools.doctor.finding import Finding, sort_findings
 from hvdkit.tools.doctor.hosts.seen import Survey

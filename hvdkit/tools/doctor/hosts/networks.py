@@ -10,6 +10,11 @@ from hvdkit.tools.doctor.hosts.seen import Survey
 Network = ipaddress.IPv4Network
 
 
+def addresses_of(facts: Facts) -> set[str]:
+    """List a host's own addresses."""
+    return {each.address for each in facts.machine.network.interfaces}
+
+
 def network_of(facts: Facts, address: str) -> Network | None:
     """Tell the network of one of a host's addresses; None if it is not one of them."""
     for each in facts.machine.network.interfaces:
