@@ -55,7 +55,7 @@ HEALTHY_SURVEY = Survey(
     ),
     reaches=list_reaches(),
     logins=tuple(Login(source, target) for source, target in permutations(NAMES, 2) if source != "node1"),
-    allreduce=Allreduce(1 << 24, 0.05, 0.04, "Hierarchical", tuple(Rank(n, NAMES[n // 2], 6, 16) for n in range(6))),
+    allreduce=Allreduce(1 << 24, 0.05, 0.04, "hierarchical", tuple(Rank(n, NAMES[n // 2], 6, 16) for n in range(6))),
     seconds=3.0,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import statistics
 import sys
@@ -33,8 +34,13 @@ def main(count: int) -> None:
         transport.allreduce(buffer, "sum")
         seconds.append(time.perf_counter() - began)
     if world.rank == 0:
-        _tell(seconds=statistics.median(seconds[1:]), transport=type(transport).__name__.removesuffix("Transport"))
+        _tell(seconds=statistics.median(seconds[1:]), transport=_name(transport))
     transport.close()
+
+
+def _name(transport: object) -> str:
+    """The setting's word for it: "shared_memory" of SharedMemoryTransport."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(transport).__name__.removesuffix("Transport")).lower()
 
 
 def _tell(**facts: Any) -> None:
