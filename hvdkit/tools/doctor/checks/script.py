@@ -1,0 +1,74 @@
+"""What a script forgets, in the place where it is to run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hvdkit.tools.doctor.facts import Facts
+from hvdkit.tools.doctor.finding import Finding
+from hvdkit.tools.doctor.job import Job
+
+_ALLOCATIONS = {"SLURM_JOB_ID": "Slurm", "PBS_JOBID": "PBS", "LSB_JOBID": "LSF"}
+
+
+def check_script(facts: Facts, job: Job) -> Iterator[Finding]:
+    """Judge the script, if there is one."""
+    script = job.script
+    if script is None:
+        return
+    if script.problem:
+        yield Finding(
+            "error", "script", f"{script.path} cannot be read: {script.problem}.", "Correct the path or the script."
+        )
+        return
+    gpus = len(facts.accelerators.gpus)
+    tasks = max(job.ranks, job.slots, int(_number(facts.environ.get("SLURM_NTASKS", ""))))
+    if not script.distributed and (tasks > 1 or job.hosts > 1 or gpus > 1):
+        many = f"{tasks} ranks" if tasks > 1 else f"{gpus} GPUs" if gpus > 1 else f"{job.hosts} hosts"
+        yield Finding(
+            "warning",
+            "script-not-distributed",
+            f"{script.path} has nothing that lets processes work together: with {many} it trains the same as with one, "
+            "once or several times.",
+            "Add hvdkit: import it, call hvd.init() and wrap the optimizer; or ask for one GPU.",
+        )
+    if script.visible_late:
+        yield Finding(
+            "error",
+            "visible-devices-late",
+            f"{script.path}:{script.visible_late} sets CUDA_VISIBLE_DEVICES after MPI or CUDA was started: it has no "
+            "effect.",
+            "Set it before, in the job's script; or leave it alone and choose the device by hvd.local_rank().",
+        )
+    if script.device_by_rank and (facts.accelerators.visible or "").count(",") == 0 and facts.accelerators.visible:
+        yield Finding(
+            "error",
+            "device-by-rank",
+            f"{script.path}:{script.device_by_rank} takes the local rank for the device's number, and a rank sees "
+            "one GPU "
+            f"here (CUDA_VISIBLE_DEVICES={facts.accelerators.visible}): all but rank 0 fail with 'invalid device "
+            "ordinal'.",
+            "Use device local_rank % torch.cuda.device_count(), or let every task see all GPUs of its host.",
+        )
+    if script.backend_mpi and facts.mpi.kind not in ("open_mpi", "") and gpus:
+        yield Finding(
+            "error",
+            "backend-mpi",
+            f"{script.path}:{script.backend_mpi} asks torch for the backend mpi with "
+            f"{facts.mpi.name}: "
+            "torch sends GPU tensors only through an Open MPI that is built for CUDA.",
+            "Take the backend nccl, or import hvdkit.torch in place of torch.distributed.",
+        )
+    scheduler = next((name for variable, name in _ALLOCATIONS.items() if variable in facts.environ), "")
+    if scheduler and not script.saves:
+        yield Finding(
+            "warning",
+            "no-checkpoint",
+            f"{script.path} saves nothing as far as it shows: when {scheduler} ends the job at its time limit, the "
+            "work is lost.",
+            "Save a checkpoint every few minutes, on rank 0, and load it at the start.",
+        )
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0

@@ -1,0 +1,45 @@
+"""hvdkit doctor --settings: every setting, its value, and where that comes from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from hvdkit.config import Setting, read_settings
+
+
+def show_settings(*, as_json: bool) -> None:
+    """Print all settings. Raises ConfigError for variables that cannot be understood."""
+    settings = read_settings()
+    if as_json:
+        print(json.dumps([_describe(setting) for setting in settings], indent=2))
+    else:
+        _print_table(settings)
+
+
+def _describe(setting: Setting) -> dict[str, object]:
+    return {
+        "name": setting.name,
+        "value": setting.value,
+        "origin": setting.origin,
+        "default": setting.default,
+        "variable": setting.variable,
+        "horovod": setting.horovod or None,
+        "flag": setting.flag or None,
+        "help": setting.help,
+    }
+
+
+def _print_table(settings: Sequence[Setting]) -> None:
+    from rich.box import SIMPLE  # rich takes longer to load than --version takes to answer
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="hvdkit settings", box=SIMPLE)
+    for title, wrap in (("variable", False), ("value", False), ("from", False), ("meaning", True)):
+        table.add_column(title, no_wrap=not wrap, overflow="fold")
+    for setting in settings:
+        origin = "environment" if setting.origin == setting.variable else setting.origin
+        style = "" if setting.origin == "default" else "bold"
+        table.add_row(setting.variable, str(setting.value), origin, setting.help, style=style)
+    Console().print(table)

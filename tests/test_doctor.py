@@ -1,0 +1,235 @@
+"""hvdkit doctor on one host: what it concludes from facts, and what it says of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doctor_facts import GPUS, HEALTHY, facts_with
+
+from hvdkit.tools.doctor.abilities import judge_engines, judge_transports, list_choices
+from hvdkit.tools.doctor.checks import check_host
+from hvdkit.tools.doctor.facts import Accelerators, Horovod, HvdrunMpi, Launcher, MpiLibrary
+from hvdkit.tools.doctor.finding import Finding, exit_code, sort_findings
+from hvdkit.tools.doctor.look.accelerators import parse_gpus
+from hvdkit.tools.doctor.look.mpi import library_kind
+from hvdkit.tools.doctor.look.packages import read_keras_backend
+from hvdkit.tools.doctor.look.trial import parse_kinds
+from hvdkit.tools.doctor.probe import run_probe, run_program
+
+MPICH_ON_PATH = (Launcher("mpirun", "/usr/bin/mpirun", "mpich", "4.0"),)
+
+# One thing broken -> the name of the one finding, and its severity.
+BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
+    "no framework": ({"packages": {"mpi4py": "4.1.2"}, "horovod": Horovod()}, "framework-missing", "warning"),
+    "two tensorflows": ({"packages": {**HEALTHY.packages, "tensorflow-cpu": "2.21.0"}}, "tensorflow-twice", "error"),
+    "old Keras": ({"packages": {**HEALTHY.packages, "keras": "2.15.0"}}, "keras-old", "warning"),
+    "Keras on a backend that is missing": ({"keras_backend": "jax"}, "keras-backend", "error"),
+    "Keras on no backend at all": ({"keras_backend": "theano"}, "keras-backend", "error"),
+    "settings": ({"settings": {}, "settings_error": "HVDKIT_FUSION_BYTES='x'"}, "settings", "error"),
+    "no mpi4py": ({"mpi": MpiLibrary()}, "mpi-missing", "warning"),
+    "no MPI library": ({"mpi": MpiLibrary("4.1.2", error="cannot load MPI library")}, "mpi-missing", "warning"),
+    "no MPI and no Gloo": ({"mpi": MpiLibrary(), "transports": ("single", "mpi")}, "mpi-missing", "error"),
+    "MPI that does not start": ({"mpi__threads": "", "mpi__error": "no end within 15 s"}, "mpi-missing", "warning"),
+    "MPI for the main thread": ({"mpi__threads": "MPI_THREAD_FUNNELED"}, "mpi-missing", "warning"),
+    "MPI for one thread at a time": ({"mpi__threads": "MPI_THREAD_SERIALIZED"}, "mpi-threads", "note"),
+    "no mpirun": ({"hvdrun": HvdrunMpi(error="There is no mpirun."), "launchers": ()}, "mpirun-missing", "error"),
+    "mpirun of another MPI": ({"launchers": MPICH_ON_PATH}, "launcher-of-other-mpi", "warning"),
+    "hvdrun with another MPI": (
+        {"launchers": MPICH_ON_PATH, "hvdrun": HvdrunMpi("/usr/bin/mpirun", "mpich", "MPICH", "4.0", True)},
+        "launcher-of-other-mpi",
+        "error",
+    ),
+    "a launcher that breaks": (
+        {"launchers": (*HEALTHY.launchers, Launcher("jsrun", "/x/jsrun", error="boo")), "environ": {"LSB_JOBID": "1"}},
+        "launcher-broken",
+        "warning",
+    ),
+    "another Horovod": ({"horovod__version": "0.27.0"}, "horovod-version", "warning"),
+    "Horovod for another torch": (
+        {"horovod__built_for": {"torch": "2.12.0"}, "horovod__errors": {"torch": "undefined symbol"}},
+        "horovod-built-for-other",
+        "warning",
+    ),
+    "Horovod that breaks": ({"horovod__errors": {"torch": "undefined symbol"}}, "horovod-broken", "warning"),
+    "Horovod wanted, not there": (
+        {"horovod": Horovod(), "settings": {"engine": "horovod"}},
+        "engine-missing",
+        "error",
+    ),
+    "torch for CPUs": ({"accelerators__torch_cuda": ""}, "gpu-unused", "warning"),
+    "no driver": ({"accelerators": Accelerators(error="boo", torch_cuda="13.0")}, "gpu-driver", "warning"),
+    "no GPU visible": ({"accelerators__visible": ""}, "gpu-hidden", "warning"),
+    "a GPU that is not there": ({"accelerators__visible": "0,4"}, "gpu-not-there", "error"),
+    "a GPU twice": ({"accelerators__visible": "1,1"}, "gpu-twice", "error"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_fault_is_found_and_nothing_else(fault: str) -> None:
+    changes, name, severity = BROKEN[fault]
+    findings = check_host(facts_with(**changes))
+    assert [(finding.name, finding.severity) for finding in findings] == [(name, severity)]
+    assert findings[0].seen
+    assert findings[0].cure
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"horovod": Horovod()},
+        {"launchers": (*HEALTHY.launchers, Launcher("srun", "/usr/bin/srun", error="no controller"))},
+        {"accelerators": Accelerators()},
+        {"accelerators__visible": "0,1"},
+        {"accelerators__visible": GPUS[2].uuid},
+        {"packages": {"torch": "2.13.0+cpu"}, "accelerators": Accelerators(), "horovod": Horovod()},
+        {"launchers": MPICH_ON_PATH, "hvdrun": HvdrunMpi("/m", "mpich", "MPICH", "4.0", True, "/m/libmpi.so")}
+        | {"mpi__library": "MPICH Version: 4.0", "mpi__kind": "mpich"},
+    ],
+)
+def test_a_healthy_host_has_no_findings(changes: dict[str, Any]) -> None:
+    assert check_host(facts_with(**changes)) == []
+
+
+def test_the_exit_code_follows_the_worst_finding() -> None:
+    note, warning, error = (Finding(severity, "x", "seen", "cure") for severity in ("note", "warning", "error"))
+    assert [exit_code(findings) for findings in ([], [note], [note, warning], [warning, error])] == [0, 0, 1, 2]
+    assert sort_findings([note, error, warning]) == [error, warning, note]
+
+
+def test_what_works_and_what_would_be_taken() -> None:
+    assert all(ability.works for ability in [*judge_engines(HEALTHY), *judge_transports(HEALTHY)])
+    assert [choice.transport for choice in list_choices(HEALTHY)] == [
+        "single",
+        "shared_memory",
+        "mpi",
+        "hierarchical",
+        "shared_memory",
+    ]
+    bare = facts_with(mpi=MpiLibrary(), packages={}, horovod=Horovod())
+    assert [ability.works for ability in judge_transports(bare)] == [True, False, False, False, False]
+    assert [ability.works for ability in judge_engines(bare)] == [True, False]
+    assert all(ability.cure for ability in judge_transports(bare) if not ability.works)
+    assert [choice.transport for choice in list_choices(bare)] == ["single", *["none"] * 4]
+    horovod = facts_with(settings={"engine": "horovod"})
+    assert {choice.transport for choice in list_choices(horovod)} == {"Horovod's own"}
+    under = facts_with(launchers=(Launcher("horovodrun", "/env/bin/horovodrun"),))
+    assert [(choice.engine, choice.transport) for choice in list_choices(under)][-1] == ("horovod", "Horovod's own")
+    older = facts_with(transports=("single", "mpi", "shared_memory", "hierarchical"))
+    assert [choice.transport for choice in list_choices(older)][-1] == "none"
+    shared = facts_with(settings={"transport": "shared_memory"})
+    assert [choice.transport for choice in list_choices(shared)][2:4] == ["none", "none"]
+    rank = facts_with(environ={"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"})
+    assert next(list_choices(rank)).start == "this process (openmpi, 4 ranks)"
+
+
+@pytest.mark.parametrize(
+    ("says", "kind", "name"),
+    [
+        ("Open MPI v5.0.11, package: Open MPI user@host", "open_mpi", "Open MPI 5.0.11"),
+        ("IBM Spectrum MPI v10.3", "open_mpi", "Open MPI 10.3"),
+        ("MPICH Version: 5.0.2 MPICH Release date: unreleased", "mpich", "MPICH 5.0.2"),
+        ("MPI VERSION : CRAY MPICH version 8.1.28.15 (ANL base 3.4a2)", "cray_mpich", "Cray MPICH 8.1.28.15"),
+        ("Intel(R) MPI Library 2021.13 for Linux* OS", "intel_mpi", "Intel MPI 2021.13"),
+        ("MVAPICH Version : 3.0 MPICH", "mvapich", "MVAPICH 3.0"),
+        ("Somebody's MPI, v1", "", "Somebody's MPI"),
+        ("", "", ""),
+    ],
+)
+def test_the_kind_of_a_library(says: str, kind: str, name: str) -> None:
+    assert library_kind(says) == kind
+    assert MpiLibrary(library=says, kind=kind).name == name
+
+
+def test_what_srun_offers_is_read() -> None:
+    newer = "MPI plugin types are...\n\tnone\n\tpmi2\n\tpmix\nspecific pmix plugin versions available: pmix_v4\n"
+    assert parse_kinds(newer) == ("none", "pmi2", "pmix", "pmix_v4")
+    assert parse_kinds("srun: MPI types are...\nsrun: none\nsrun: cray_shasta\n") == ("none", "cray_shasta")
+
+
+def test_nvidia_smi_is_read() -> None:
+    gpus, driver = parse_gpus("0, GPU-5f, NVIDIA A100, 40960 MiB, 535.1\n1, GPU-6f, NVIDIA A100, [N/A], 535.1\nnoise\n")
+    assert [(gpu.index, gpu.uuid, gpu.memory_bytes) for gpu in gpus] == [(0, "GPU-5f", 40960 * 2**20), (1, "GPU-6f", 0)]
+    assert driver == "535.1"
+
+
+def test_kerass_backend_is_what_keras_would_take(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path)}
+    assert read_keras_backend(home) == ("tensorflow", "Keras's default")
+    (tmp_path / ".keras").mkdir()
+    path = tmp_path / ".keras" / "keras.json"
+    path.write_text("[1]")
+    assert read_keras_backend(home)[0] == "tensorflow"
+    path.write_text('{"backend": "jax"}')
+    assert read_keras_backend(home) == ("jax", str(path))
+    assert read_keras_backend({**home, "KERAS_BACKEND": "torch"}) == ("torch", "KERAS_BACKEND")
+
+
+def test_a_program_that_hangs_is_ended_with_all_that_it_started() -> None:
+    start = time.monotonic()
+    status, out, _ = run_program(["sh", "-c", "echo first; sleep 60 & sleep 60"], environ={}, timeout_s=0.5)
+    assert (status, out) == (None, "first\n")
+    assert time.monotonic() - start < 10
+
+
+def test_a_probe_that_dies_says_how(tmp_path: Path) -> None:
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("import os; os.abort()")
+    answer = run_probe("load_mpi", {"PYTHONPATH": str(tmp_path)}, 20)
+    assert answer["error"].startswith("it was killed by SIGABRT")
+    (tmp_path / "mpi4py" / "__init__.py").write_text("raise RuntimeError('cannot load MPI library')")
+    assert run_probe("load_mpi", {"PYTHONPATH": str(tmp_path)}, 20) == {"error": "cannot load MPI library"}
+
+
+def doctor(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hvdkit", "doctor", *arguments],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_this_machine_as_json() -> None:
+    answer = doctor("--json")
+    told = json.loads(answer.stdout)
+    assert answer.returncode == told["exit_code"] == exit_code([Finding(**finding) for finding in told["findings"]])
+    assert told["facts"]["python"] == sys.version.split()[0]
+    assert told["facts"]["mpi"]["library"].startswith(("Open MPI", "MPICH", "Intel"))
+    assert {entry["name"] for entry in told["transports"] if entry["works"]} >= {"single", "mpi", "shared_memory"}
+    assert [entry["transport"] for entry in told["choices"]][:2] == ["single", "shared_memory"]
+    assert told["counts"]["error"] == 0
+    assert not any("PASSWORD" in name for name in told["facts"]["environ"])
+
+
+def test_this_machine_as_a_table() -> None:
+    answer = doctor(COLUMNS="200")
+    assert answer.stderr == ""
+    for word in ("MPI library", "mpi4py", "hierarchical", "build-horovod", "hvdrun -np 2"):
+        assert word in answer.stdout
+    assert answer.returncode in (0, 1)
+
+
+def test_what_is_wrong_is_an_error_with_its_cure() -> None:
+    answer = doctor(HVDKIT_FUSION_BYTES="many", COLUMNS="200")
+    assert answer.returncode == 2
+    assert "HVDKIT_FUSION_BYTES='many'" in answer.stdout
+    assert "1 error" in answer.stdout
+
+
+def test_an_mpirun_of_another_mpi_on_path_is_found(tmp_path: Path) -> None:
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\necho 'HYDRA build details:'\necho '    Version:    4.1.2'\n")
+    mpirun.chmod(0o755)
+    answer = doctor("--json", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    found = {finding["name"]: finding for finding in json.loads(answer.stdout)["findings"]}
+    assert "MPICH 4.1.2" in found["launcher-of-other-mpi"]["seen"]
+    assert answer.returncode == 2  # hvdrun would take it too, and finds no libmpi beside it

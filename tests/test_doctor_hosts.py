@@ -1,0 +1,354 @@
+"""hvdkit doctor on several hosts: what it concludes from what they saw of one another."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+from doctor_survey import HEALTHY_SURVEY, NAMES, host_facts, with_environ, with_facts
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from hvdkit.errors import LaunchError
+from hvdkit.tools.doctor.codec import decode, encode
+from hvdkit.tools.doctor.facts import Facts
+from hvdkit.tools.doctor.hosts.allreduce import expect_seconds
+from hvdkit.tools.doctor.hosts.find import find_hosts
+from hvdkit.tools.doctor.hosts.judge import judge
+from hvdkit.tools.doctor.hosts.networks import common_networks
+from hvdkit.tools.doctor.hosts.remote import Gone, Remote
+from hvdkit.tools.doctor.hosts.seen import Allreduce, Failure, Login, Lookup, Rank, Reach, Survey
+from hvdkit.tools.doctor.hosts.start import agent_command, explain, srun_argv, ssh_argv, with_own_folder
+from hvdkit.tools.doctor.hosts.survey import list_peers
+from hvdkit.tools.doctor.hosts.wire import Listener, greet, measure
+from hvdkit.tools.doctor.job import Job
+from hvdkit.tools.doctor.show.document import build_survey_document
+from hvdkit.tools.doctor.show.hosts import print_survey
+
+JOB = Job(hosts=3, slots=6)
+
+
+def without(survey: Survey, name: str, failure: Failure) -> Survey:
+    """A host whose agent did not come."""
+    hosts = tuple(replace(host, facts=None, failure=failure) if host.name == name else host for host in survey.hosts)
+    return replace(
+        survey,
+        hosts=hosts,
+        lookups=tuple(each for each in survey.lookups if each.source != name),
+        reaches=tuple(each for each in survey.reaches if name not in (each.source, each.target)),
+        logins=tuple(each for each in survey.logins if each.source != name),
+        allreduce=None,
+    )
+
+
+def looked_up(source: str, name: str, *addresses: str) -> Survey:
+    """A name that leads elsewhere on a host, and so does what is tried by it."""
+    lookups = [
+        Lookup(source, name, addresses) if (each.source, each.name) == (source, name) else each
+        for each in HEALTHY_SURVEY.lookups
+    ]
+    reaches = [
+        each for each in HEALTHY_SURVEY.reaches if (each.source, each.target, each.named) != (source, name, True)
+    ]
+    by_address = {each.address: each for each in HEALTHY_SURVEY.reaches if (each.source, each.target) == (source, name)}
+    for address in addresses:
+        known = by_address.get(address, Reach(source, name, address, True, "refused"))
+        reaches.append(replace(known, named=True))
+    return replace(HEALTHY_SURVEY, lookups=tuple(lookups), reaches=tuple(reaches))
+
+
+def blocked(source: str, target: str) -> Survey:
+    """A firewall."""
+    reaches = tuple(
+        replace(each, problem="timeout", mbit=0.0) if (each.source, each.target) == (source, target) else each
+        for each in HEALTHY_SURVEY.reaches
+    )
+    return replace(HEALTHY_SURVEY, reaches=reaches)
+
+
+def slow_names() -> Survey:
+    """Names that lead to the slow network."""
+    reaches = [each for each in HEALTHY_SURVEY.reaches if not each.named]
+    reaches += [replace(each, named=True) for each in reaches if each.address.startswith("10.78.")]
+    return replace(HEALTHY_SURVEY, reaches=tuple(reaches))
+
+
+def changed(name: str, **changes: object) -> Survey:
+    facts = dict(HEALTHY_SURVEY.answering)[name]
+    return with_facts(HEALTHY_SURVEY, name, replace(facts, **changes))  # type: ignore[arg-type]
+
+
+def with_job(**changes: object) -> Survey:
+    assert HEALTHY_SURVEY.allreduce is not None
+    return replace(HEALTHY_SURVEY, allreduce=replace(HEALTHY_SURVEY.allreduce, **changes))  # type: ignore[arg-type]
+
+
+def renamed(name: str, host: str) -> Survey:
+    return changed(name, host=host)
+
+
+TWICE = with_facts(HEALTHY_SURVEY, "node3", host_facts(2))
+AHEAD = replace(
+    HEALTHY_SURVEY, hosts=tuple(replace(host, offset_s=40.0 * (host.name == "node2")) for host in HEALTHY_SURVEY.hosts)
+)
+NO_WAY_BACK = replace(
+    HEALTHY_SURVEY,
+    logins=(Login("node2", "node1", Failure(255, "Permission denied (publickey).")), Login("node3", "node1")),
+)
+BOUND = tuple(Rank(n, NAMES[n // 2], 6, 1 if n == 2 else 16) for n in range(6))
+ALONE = tuple(Rank(0, NAMES[n // 2], 1, 16) for n in range(6))
+ONE_GPU = tuple(Rank(n, NAMES[n // 2], 6, 16, "0" if n < 2 else "01"[n % 2]) for n in range(6))
+PACKAGES = dict(HEALTHY_SURVEY.here.packages)
+
+# Fault -> the survey, the finding's name and severity, hosts that it names.
+BROKEN: dict[str, tuple[Survey, str, str, tuple[str, ...]]] = {
+    "9 a name that one host does not know": (looked_up("node2", "node3"), "name-unknown", "error", ("node2",)),
+    "9 a name that is loopback": (looked_up("node1", "node3", "127.0.1.1"), "name-loopback", "error", ("node1",)),
+    "9 a name of somebody else": (looked_up("node1", "node3", "10.9.9.9"), "name-other-host", "error", ("node1",)),
+    "9 a master that is no host of the job": (
+        replace(
+            with_environ(HEALTHY_SURVEY, MASTER_ADDR="login1"),
+            lookups=(*HEALTHY_SURVEY.lookups, *(Lookup(name, "login1", ("10.1.1.1",)) for name in NAMES)),
+        ),
+        "master-address",
+        "error",
+        ("node1",),
+    ),
+    "9 a master that nobody knows": (
+        replace(
+            with_environ(HEALTHY_SURVEY, MASTER_ADDR="node7"),
+            lookups=(*HEALTHY_SURVEY.lookups, *(Lookup(name, "node7", ()) for name in NAMES)),
+        ),
+        "master-address",
+        "error",
+        ("node1",),
+    ),
+    "a wrong subnet": (looked_up("node2", "node3", "192.168.103.10"), "wrong-subnet", "error", ("node2",)),
+    "a firewall": (blocked("node2", "node3"), "port-unreachable", "error", ("node2",)),
+    "10 the slow network": (slow_names(), "slow-network", "warning", ()),
+    "10 an interface that leads nowhere": (
+        with_environ(HEALTHY_SURVEY, NCCL_SOCKET_IFNAME="eth1"),
+        "interface-apart",
+        "error",
+        NAMES,
+    ),
+    "another Keras": (changed("node2", packages={**PACKAGES, "keras": "3.14.0"}), "versions", "error", ("node2",)),
+    "another Python": (changed("node3", python="3.12.1"), "versions", "error", ("node3",)),
+    "nearly the same Python": (changed("node3", python="3.11.9"), "versions", "warning", ("node3",)),
+    "another hvdkit": (changed("node3", hvdkit="0.2.0"), "versions", "error", ("node3",)),
+    "12 another MPI": (
+        changed("node2", mpi=replace(HEALTHY_SURVEY.here.mpi, library="Open MPI v4.1.6, x")),
+        "versions",
+        "error",
+        ("node2",),
+    ),
+    "a host twice": (TWICE, "host-twice", "error", ("node2", "node3")),
+    "a hostname twice": (renamed("node3", "node2"), "hostname-twice", "error", ("node2", "node3")),
+    "9 another name": (renamed("node3", "ip-10-0-0-3"), "hostname-differs", "note", ("node3",)),
+    "a clock ahead": (AHEAD, "clock-differs", "warning", ("node2",)),
+    "14 no ssh back": (NO_WAY_BACK, "ssh-between", "warning", ("node2",)),
+    "14 no ssh": (
+        without(HEALTHY_SURVEY, "node2", Failure(255, "root@node2: Permission denied (publickey).")),
+        "ssh-login",
+        "error",
+        ("node2",),
+    ),
+    "14 no environment": (
+        without(HEALTHY_SURVEY, "node2", Failure(1, "/env/bin/python: No module named hvdkit")),
+        "hvdkit-missing",
+        "error",
+        ("node2",),
+    ),
+    "a host that is down": (
+        without(HEALTHY_SURVEY, "node2", Failure(255, "ssh: connect to host node2 port 22: Connection timed out")),
+        "host-unreachable",
+        "error",
+        ("node2",),
+    ),
+    "12 ranks that are alone": (with_job(ranks=ALONE), "singletons", "error", ()),
+    "4 a rank on one core": (with_job(ranks=BOUND), "rank-one-core", "warning", ("node2",)),
+    "7 a GPU for two ranks": (with_job(ranks=ONE_GPU), "gpu-for-two-ranks", "error", ("node1",)),
+    "a job that fails": (with_job(error="it ended with status 1: boo"), "job-fails", "error", ()),
+    "a slow job": (with_job(seconds=2.0), "allreduce-slow", "warning", ()),
+    "17 more ranks than slots": (HEALTHY_SURVEY, "slots", "error", ()),
+    "fault of one host": (
+        with_facts(HEALTHY_SURVEY, "node3", replace(host_facts(3), settings_error="HVDKIT_X='y'")),
+        "settings",
+        "error",
+        ("node3",),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_fault_is_found_and_nothing_else(fault: str) -> None:
+    survey, name, severity, hosts = BROKEN[fault]
+    job = replace(JOB, ranks=8) if fault.startswith("17") else JOB
+    findings = judge(survey, job)
+    assert [(finding.name, finding.severity, finding.hosts) for finding in findings] == [(name, severity, hosts)]
+    assert findings[0].cure
+
+
+def test_healthy_hosts_have_no_findings() -> None:
+    assert judge(HEALTHY_SURVEY, JOB) == []
+    assert judge(with_environ(HEALTHY_SURVEY, OMPI_MCA_btl_tcp_if_include="10.77.0.0/24"), JOB) == []
+    assert judge(replace(HEALTHY_SURVEY, allreduce=None), JOB) == []
+
+
+def test_what_is_wrong_everywhere_is_told_once() -> None:
+    findings = judge(with_environ(HEALTHY_SURVEY, GLOO_SOCKET_IFNAME="lo"), JOB)
+    assert [finding.name for finding in findings] == ["interface-inside"]
+    assert findings[0].hosts == NAMES
+
+
+def test_networks_that_all_share_are_found_the_fastest_first() -> None:
+    assert [str(network) for network in common_networks(HEALTHY_SURVEY)] == ["10.77.0.0/24", "10.78.0.0/24"]
+    assert [str(network) for network in common_networks(blocked("node1", "node2"))] == []
+
+
+def test_many_hosts_try_some_of_the_others_only() -> None:
+    names = [f"n{number}" for number in range(100)]
+    assert list_peers("n1", names[:3], 8) == ["n2", "n0"]
+    assert list_peers("n98", names, 8) == ["n99", "n0", "n1", "n2"]
+    assert list_peers("x", names, 8) == []
+
+
+def test_a_ring_needs_each_byte_nearly_twice() -> None:
+    assert expect_seconds(10**9 // 8, 2, 1000.0) == pytest.approx(1.0)
+    assert expect_seconds(10**9 // 8, 4, 1000.0) == pytest.approx(1.5)
+    assert expect_seconds(1000, 1, 1000.0) == expect_seconds(1000, 4, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("ssh: Could not resolve hostname node9: Name or service not known", "name-unknown"),
+        ("Host key verification failed.", "ssh-host-key"),
+        ("root@node2: Permission denied (publickey,password).", "ssh-login"),
+        ("ssh: connect to host node2 port 22: Connection refused", "ssh-refused"),
+        ("ssh: connect to host node2 port 22: No route to host", "host-unreachable"),
+        ("/env/bin/python: Error while finding (ModuleNotFoundError: No module named 'hvdkit')", "hvdkit-missing"),
+        ("env: '/env/bin/python': No such file or directory", "python-missing"),
+        ("env: '/env/bin/python': Permission denied", "python-missing"),
+        ("/env/bin/python: error while loading shared libraries: libpython3.so", "python-missing"),
+        ("Boo!", "ssh-fails"),
+        ("", "ssh-fails"),
+    ],
+)
+def test_why_there_is_no_agent(said: str, name: str) -> None:
+    finding = explain("node2", Failure(255, said), "ssh")
+    assert finding.name == name
+    assert "{" not in finding.seen + finding.cure
+
+
+def test_the_command_lines_that_start_agents_are_quoted() -> None:
+    command = agent_command({"PATH": "/a b:/c", "SECRET": "x", "PYTHONPATH": "/it's"}, "/my env/python")
+    assert command[0] == "env" and "x" not in " ".join(command)
+    argv = ssh_argv("me@node1", command)
+    assert argv[-3:-1] == ["--", "me@node1"] and "'PATH=/a b:/c'" in argv[-1] and "'/my env/python'" in argv[-1]
+    assert "BatchMode=yes" in argv
+    assert srun_argv("node1", command)[-len(command) :] == command
+
+
+def test_a_checkout_that_is_not_installed_reaches_the_other_hosts() -> None:
+    assert with_own_folder({"A": "b"}, "/src", "/env") == {"A": "b", "PYTHONPATH": "/src"}
+    assert with_own_folder({"PYTHONPATH": "/x"}, "/src", "/env") == {"PYTHONPATH": "/src:/x"}
+    assert with_own_folder({"PYTHONPATH": "/x:/src"}, "/src", "/env") == {"PYTHONPATH": "/x:/src"}
+    assert with_own_folder({}, "/env/lib/site-packages", "/env") == {}
+
+
+def test_a_remote_that_answers_and_one_that_does_not() -> None:
+    agent = Remote([sys.executable, "-m", "hvdkit.tools.doctor.agent"], agent_environ())
+    try:
+        agent.greet(20)
+        assert agent.ask("clock", 10) > 1e9
+        assert agent.ask("lookup", 10, names=["localhost", "nowhere.invalid"])[1] == []
+        with pytest.raises(Gone, match="could not clock: TypeError"):
+            agent.ask("clock", 10, colour="red")
+        port = agent.ask("listen", 10, greeting="it is me")
+        assert greet("127.0.0.1", port, "it is me") == ""
+        assert greet("127.0.0.1", port, "it is you") == "other"
+        assert agent.ask("reach", 10, targets=[("127.0.0.1", port, "it is me")]) == [""]
+        facts = decode(Facts, agent.ask("collect", 60, variables={"NCCL_DEBUG": "INFO"}))
+        assert facts.environ["NCCL_DEBUG"] == "INFO" and facts.python
+    finally:
+        agent.close()
+    with pytest.raises(Gone) as gone:
+        Remote(["sh", "-c", "echo Permission denied >&2; sleep 0.1; echo motd; exit 3"], {}).greet(10)
+    assert gone.value.failure == Failure(3, "Permission denied\nmotd\n")
+    with pytest.raises(Gone) as gone:
+        Remote(["/no/such/ssh"], {}).greet(10)
+    assert gone.value.failure.status == 127
+    with pytest.raises(Gone) as gone:
+        Remote(["sleep", "60"], {"PATH": "/bin:/usr/bin"}).greet(0.3)
+    assert gone.value.failure.status is None
+
+
+def agent_environ() -> dict[str, str]:
+    from hvdkit.config import read_environment
+
+    return read_environment()
+
+
+def test_a_listener_is_found_and_measured() -> None:
+    listener = Listener("me")
+    assert greet("localhost", listener.port, "me") == ""
+    assert measure("127.0.0.1", listener.port, "me") > 10
+    assert measure("127.0.0.1", listener.port, "you") == 0.0
+    assert greet("127.0.0.1", 1, "me") == "refused"
+
+
+def test_facts_travel() -> None:
+    there = json.loads(json.dumps(encode(HEALTHY_SURVEY.here)))
+    assert decode(Facts, there) == HEALTHY_SURVEY.here
+    assert decode(Facts, {"host": "x", "colour": "red"}) == Facts(host="x")
+    assert decode(Survey, json.loads(json.dumps(encode(HEALTHY_SURVEY)))) == HEALTHY_SURVEY
+
+
+def test_hosts_of_an_allocation(tmp_path: object) -> None:
+    assert find_hosts(None, None, {}) == ((), "")
+    hosts, origin = find_hosts("a:2,b", None, {"PBS_NODEFILE": "/nowhere"})
+    assert ([(host.name, host.slots) for host in hosts], origin) == ([("a", 2), ("b", 1)], "options")
+    with pytest.raises(LaunchError, match="both name hosts"):
+        find_hosts("a", "b", {})
+    with pytest.raises(LaunchError, match="cannot be read"):
+        find_hosts(None, None, {"PBS_NODEFILE": "/nowhere"})
+    with pytest.raises(LaunchError, match="scontrol does not tell"):
+        find_hosts(None, None, {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a[1-2]", "PATH": "/nowhere"})
+
+
+@pytest.mark.parametrize("fault", [None, *BROKEN])
+def test_every_survey_can_be_shown(fault: str | None) -> None:
+    survey = BROKEN[fault][0] if fault else HEALTHY_SURVEY
+    findings = judge(survey, JOB)
+    console = Console(record=True, width=150)
+    print_survey(survey, findings, console)
+    shown = console.export_text()
+    assert all(name in shown for name in NAMES)
+    document = json.loads(json.dumps(build_survey_document(survey, findings)))
+    assert len(document["findings"]) == len(findings)
+    assert {host["name"] for host in document["hosts"]} == set(NAMES)
+
+
+@given(st.data())
+def test_no_loss_of_answers_is_a_traceback(data: st.DataObject) -> None:
+    """Whatever did not come, of whatever host."""
+    survey = HEALTHY_SURVEY
+    for name in NAMES:
+        if data.draw(st.booleans()):
+            survey = without(survey, name, Failure(data.draw(st.sampled_from([None, 1, 255])), data.draw(st.text())))
+    kept = data.draw(st.integers(0, len(survey.reaches)))
+    survey = replace(survey, reaches=survey.reaches[:kept], lookups=survey.lookups[: data.draw(st.integers(0, 9))])
+    findings = judge(survey, JOB)
+    print_survey(survey, findings, Console(width=100, file=io.StringIO()))
+    assert {host.name for host in survey.hosts if host.failure} <= {name for each in findings for name in each.hosts}
+
+
+def test_a_job_that_is_no_slower_than_the_network_is_not_slow() -> None:
+    assert not Allreduce(1 << 24, 0.35, 0.1).slow
+    assert Allreduce(1 << 24, 0.45, 0.1).slow
+    assert not Allreduce(1 << 24, 10.0, 0.0).slow
