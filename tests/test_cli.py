@@ -17,7 +17,7 @@ from hvdkit.launch import cli as hvdrun
 
 FLAGS = {
     "-h", "--help", "-np", "--num-proc", "-H", "--hosts", "--hostfile", "--output-filename", "--dry-run", "--verbose",
-    "--version",
+    "--version", "--network-interfaces", "--network-interface", "--start-timeout",
 }  # fmt: skip
 
 

@@ -16,8 +16,9 @@ from hvdkit.launch import check
 from hvdkit.launch.commands import build_launch
 from hvdkit.launch.environment import clean_environment, find_launcher_variables
 from hvdkit.launch.hosts import Host, parse_host_list, read_hostfile
-from hvdkit.launch.job import Job, Launch, format_shell_line, plan_ranks
+from hvdkit.launch.job import Job, Launch, format_shell_line, plan_places, plan_ranks
 from hvdkit.launch.mpi import Mpi, find_mpi
+from hvdkit.launch.network import parse_wish
 
 _EXAMPLES = """\
 examples:
@@ -85,6 +86,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and how many ranks each may run")
     parser.add_argument("--hostfile", metavar="FILE", help="the same from a file, a host a line: node1 slots=4")
+    parser.add_argument(
+        "--network-interfaces",
+        "--network-interface",
+        metavar="NAME|SUBNET,...",
+        help="what ranks on different hosts talk over; if left out, the subnet that all hosts share",
+    )
+    parser.add_argument(
+        "--start-timeout", type=float, default=60.0, metavar="SECONDS", help="how long all ranks may take to be there"
+    )
     parser.add_argument("--output-filename", metavar="DIR", help="also write all output of each rank to DIR/rank.N.log")
     parser.add_argument("--dry-run", action="store_true", help="print the line that would be run, and end")
     parser.add_argument("--verbose", action="store_true", help="tell which mpirun is used and where each rank runs")
@@ -129,7 +139,10 @@ def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     environ = clean_environment(environ)
     if local:
         check.check_command(command, environ.get("PATH", os.defpath))
+    networks = parse_wish(options.network_interfaces) if options.network_interfaces is not None else ()
     variables = dict(options.settings)
+    if not local:
+        variables.update(check.plan_daemon_variables(hosts, networks, environ))
     read_config({**environ, **variables})
     if "PYTHONUNBUFFERED" not in environ:
         variables["PYTHONUNBUFFERED"] = "1"  # a rank that is killed has shown all it printed
@@ -186,6 +199,9 @@ def _start(options: argparse.Namespace, job: Job, mpi: Mpi) -> int:
         size=job.ranks,
         environ=job.environ,
         addresses=addresses,
+        planned=plan_places(job.ranks, job.hosts) if all(host.slots for host in job.hosts) else (),
+        networks=parse_wish(options.network_interfaces) if options.network_interfaces is not None else (),
+        start_timeout_s=options.start_timeout,
         verbose=options.verbose,
         logs=options.output_filename or "",
     )
