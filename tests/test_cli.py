@@ -22,6 +22,7 @@ FLAGS = {
     "--version",
     "-v", "-hostfile", "--launcher", "--jsrun", "-p", "--ssh-port", "-i", "--ssh-identity-file",
     "--mpi-args", "--binding-args", "--tcp", "--config-file",
+    "--network-interfaces", "--network-interface", "--start-timeout",
 }  # fmt: skip
 
 

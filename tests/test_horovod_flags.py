@@ -60,7 +60,6 @@ REFUSED = {
     *("--reset-limit", "--blacklist-cooldown-range", "--host-discovery-script"),
     *("--mpi-threads-disable", "--num-nccl-streams", "--thread-affinity", "--gloo-timeout-seconds"),
     *("--log-with-timestamp", "--no-log-hide-timestamp", "-prefix-timestamp", "--prefix-output-with-timestamp"),
-    *("--start-timeout", "--network-interfaces", "--network-interface"),
 }
 ENDS = {"-h", "--help", "-v", "--version"}
 

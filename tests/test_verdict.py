@@ -96,3 +96,44 @@ def test_an_interrupted_job_has_the_signals_code() -> None:
     ranks = job(End(143, 15, told="x"), End(1))
     assert judge(ranks, 0, interrupted=signal.SIGINT).code == 130
     assert judge(ranks, 0, interrupted=signal.SIGTERM).lines == ("SIGTERM: ended 2 ranks.",)
+
+
+def test_ranks_that_a_host_took_with_it_are_told_by_host() -> None:
+    told = End(143, 15, told="the launcher sent SIGTERM")
+    ranks = job(told, told, None, hosts=("a", "a", "b"))
+    assert judge(ranks, 0).lines == ("rank 2 on b was lost: its agent, its host or the way there is gone.",)
+    ranks = job(told, None, told, None, hosts=("a", "b"))
+    assert judge(ranks, 0).code == 1
+    assert judge(ranks, 0).lines == ("ranks 1, 3 on b were lost: their agents, the host or the way there are gone.",)
+
+
+def test_what_the_launcher_killed_after_a_host_was_lost_is_not_blamed() -> None:
+    ranks = job(None, None, hosts=("a", "b", "c"))
+    ranks.size = 3
+    ranks.hosts[2], ranks.silent = "c", [2]
+    assert judge(ranks, 255).lines == ("rank 2 on c was lost: its agent, its host or the way there is gone.",)
+
+
+def test_ranks_that_say_nothing_more_are_the_cause_before_those_that_noticed() -> None:
+    noticed = End(14, tail=("[a:00000] *** An error occurred in Socket closed",))
+    ranks = job(noticed, End(143, 15, told="x"), hosts=("a", "b"))
+    ranks.size = 3
+    ranks.hosts[2] = "c"
+    ranks.silent = [2]
+    assert judge(ranks, 255).lines == ("rank 2 on c was lost: its agent, its host or the way there is gone.",)
+    assert judge(ranks, 255).show_launcher
+
+
+def test_a_rank_that_failed_by_itself_is_the_cause_before_a_silent_one() -> None:
+    ranks = job(End(3), hosts=("a", "b"))
+    ranks.size = 2
+    ranks.hosts[1], ranks.silent = "b", [1]
+    assert judge(ranks, 3).code == 3
+
+
+def test_a_job_that_was_not_let_start_has_code_2() -> None:
+    assert judge(job(None), 1, refused="why").lines == ("why",)
+    assert judge(job(None), 1, refused="why").code == 2
+    late = Ranks(3, hosts={0: "a"})
+    assert judge(late, -9, late_s=60).lines == ("ranks 1, 2 of 3 had not started after 60 s; hosts with ranks: a.",)
+    assert judge(late, -9, late_s=60).code == 2

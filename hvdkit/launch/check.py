@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hvdkit.errors import LaunchError
+from hvdkit.launch.agent.interfaces import read_interfaces
 from hvdkit.launch.hosts import Host
+from hvdkit.launch.network import is_inside, matches, parse_interfaces
 
 _SSH_TIMEOUT_S = 5.0
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
@@ -113,6 +115,23 @@ def find_addresses(hosts: Iterable[Host]) -> tuple[str, ...]:
             "Give it one in /etc/hosts or in DNS."
         )
     return own_addresses
+
+
+def plan_daemon_variables(hosts: Iterable[Host], wish: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Tell Open MPI's daemons which of this machine's subnets lead to the other hosts, if all of them are in it.
+
+    By themselves they try every address, a container engine's too, which is another machine's on each host.
+    wish: see choose_network. environ: what the user has set goes before.
+    """
+    targets = [address for host in hosts if not is_local(host) for address in resolve(host.name)[:1] or ("",)]
+    own = [each for each in parse_interfaces(read_interfaces()) if ":" not in each.subnet]
+    wished = [each for each in own if wish and matches(each, wish)]
+    subnets = [each.subnet for each in wished] or [
+        each.subnet for each in own if all(is_inside(target, each.subnet) for target in targets)
+    ]
+    names = ("PRTE_MCA_prte_if_include", "OMPI_MCA_oob_tcp_if_include")
+    taken = [name for name in environ if re.fullmatch(r"(PRTE|OMPI)_MCA_(prte|oob_tcp)_if_(in|ex)clude", name)]
+    return dict.fromkeys(names, ",".join(dict.fromkeys(subnets))) if subnets and not taken else {}
 
 
 def _is_own(address: str) -> bool:

@@ -20,7 +20,8 @@ from hvdkit.launch.facts import gather_facts
 from hvdkit.launch.horovod_config import read_flags
 from hvdkit.launch.horovod_flags import add_flags
 from hvdkit.launch.hosts import AUTO, DIALECTS, FoundHosts, format_hosts
-from hvdkit.launch.job import Job, Launch, format_shell_line, plan_ranks
+from hvdkit.launch.job import Job, Launch, format_shell_line, plan_places, plan_ranks
+from hvdkit.launch.network import parse_wish
 from hvdkit.launch.starter_flags import add_starter_flags, read_ssh_options, split_words
 from hvdkit.launch.where import find_hosts
 
@@ -105,6 +106,15 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="slots of hosts whose list gives no number, and of those that a scheduler gave",
     )
+    parser.add_argument(
+        "--network-interfaces",
+        "--network-interface",
+        metavar="NAME|SUBNET,...",
+        help="what ranks on different hosts talk over; if left out, the subnet that all hosts share",
+    )
+    parser.add_argument(
+        "--start-timeout", type=float, default=60.0, metavar="SECONDS", help="how long all ranks may take to be there"
+    )
     parser.add_argument("--output-filename", metavar="DIR", help="also write all output of each rank to DIR/rank.N.log")
     add_starter_flags(parser)
     parser.add_argument(
@@ -167,7 +177,10 @@ def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     environ = clean_environment(environ)
     if local:
         check.check_command(command, environ.get("PATH", os.defpath))
+    networks = parse_wish(options.network_interfaces) if options.network_interfaces is not None else ()
     variables = dict(options.settings)
+    if not local:
+        variables.update(check.plan_daemon_variables(hosts, networks, environ))
     read_config({**environ, **variables})
     if "PYTHONUNBUFFERED" not in environ:
         variables["PYTHONUNBUFFERED"] = "1"  # a rank that is killed has shown all it printed
@@ -236,11 +249,16 @@ def _start(options: argparse.Namespace, job: Job, choice: Choice) -> int:
     def build(control: Mapping[str, str]) -> Launch:
         return build_choice(replace(job, variables={**job.variables, **control}), choice)
 
+    # Where the user's own words go to the starter, ranks may be placed otherwise than hvdrun would.
+    as_planned = all(host.slots for host in job.hosts) and job.binding is None and not job.starter_arguments
     runner = Runner(
         build=build,
         size=job.ranks,
         environ=job.environ,
         addresses=addresses,
+        planned=plan_places(job.ranks, job.hosts) if as_planned else (),
+        networks=parse_wish(options.network_interfaces) if options.network_interfaces is not None else (),
+        start_timeout_s=options.start_timeout,
         verbose=options.verbose,
         logs=options.output_filename or "",
     )

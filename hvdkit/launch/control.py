@@ -7,6 +7,7 @@ import contextlib
 import hmac
 import json
 import os
+import resource
 import secrets
 import shutil
 import socket
@@ -17,10 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdkit.launch.agent import wire
+from hvdkit.launch.arrivals import Arrival, check_arrival, parse_arrival
 from hvdkit.launch.verdict import End, Ranks, Start
 
 _HANDSHAKE_S = 20.0
 _LARGEST_FRAME = 64 << 20
+_OTHER_FILES = 128  # beside two connections of each rank
 
 
 @dataclass
@@ -31,16 +34,18 @@ class Control:
     secret of this job that they belong to it; output is not encrypted.
 
     write: takes (rank, is it stderr, data).
-    changed: called after every start, end or loss.
-    window: (rows, columns, is stderr a terminal too) for the rank that gets a terminal; None for none.
+    changed: called after every arrival, start, end or loss.
+    arrivals: what each agent has said of itself; it waits for `release`.
+    problem: why an agent was turned away, as a sentence; "" if none was.
     """
 
     ranks: Ranks
     write: Callable[[int, bool, bytes], None]
     changed: Callable[[], None]
-    window: tuple[int, int, bool] | None = None
     variables: dict[str, str] = field(default_factory=dict)
     connected: dict[int, asyncio.StreamWriter] = field(default_factory=dict)
+    arrivals: dict[int, Arrival] = field(default_factory=dict)
+    problem: str = ""
     _ending: bool = False
     _secret: str = ""
     _folder: str = ""
@@ -61,6 +66,7 @@ class Control:
             self._server = await asyncio.start_unix_server(self._serve, path)
             self.variables = {"HVDKIT_CONTROL": f"unix:{path}"}
             return
+        _make_room(2 * self.ranks.size + _OTHER_FILES)
         self._secret = secrets.token_hex(32)
         self._server = await asyncio.start_server(self._serve, sock=_listen())
         port = self._server.sockets[0].getsockname()[1]
@@ -79,6 +85,11 @@ class Control:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def release(self, orders: Mapping[int, Mapping[str, Any]]) -> None:
+        """Let the ranks start their commands. orders: by rank."""
+        for rank, each in orders.items():
+            self.send(rank, wire.GO, json.dumps(each).encode())
 
     def stop(self) -> None:
         """Tell every agent to end its rank, and any that comes later to go away."""
@@ -108,7 +119,11 @@ class Control:
             async with _time_limit(_HANDSHAKE_S):
                 if self._secret and not await self._shake_hands(reader, writer):
                     return
-                rank = self._greet(*await _read_frame(reader), writer)
+                kind, payload = await _read_frame(reader)
+            if kind == wire.PULSE:
+                await self._feel(int(payload), reader)
+                return
+            rank = self._greet(kind, payload, writer)
             while rank is not None:
                 self._take(rank, *await _read_frame(reader))
         except (OSError, EOFError, ValueError, KeyError, struct.error, asyncio.TimeoutError, asyncio.CancelledError):
@@ -131,15 +146,31 @@ class Control:
         writer.write(wire.sign(self._secret, b"hvdrun", theirs, mine))
         return True
 
+    async def _feel(self, rank: int, reader: asyncio.StreamReader) -> None:
+        """Drop a rank whose host has fallen silent; an agent that merely ends is left to say so itself."""
+        try:
+            await reader.read()
+        except OSError as error:
+            if not isinstance(error, ConnectionError):
+                self.ranks.fall_silent(rank)
+            writer = self.connected.get(rank)
+            if writer is not None:
+                writer.transport.abort()
+
     def _greet(self, kind: bytes, payload: bytes, writer: asyncio.StreamWriter) -> int | None:
-        hello = json.loads(payload)
-        rank = int(hello["rank"])
-        if kind != wire.HELLO or self._ending or rank in self.connected or not self.ranks.expects(rank):
+        if kind != wire.HELLO or self._ending:
             return None
-        self.connected[rank] = writer
-        self.ranks.hosts[rank] = str(hello["host"])
-        self.send(rank, wire.GO, json.dumps({"window": self.window if rank == 0 else None}).encode())
-        return rank
+        arrival = parse_arrival(json.loads(payload))
+        problem = check_arrival(arrival, self.ranks.size, self.ranks.hosts)
+        if problem:
+            self.problem = self.problem or problem
+            self.changed()
+            return None
+        self.connected[arrival.rank] = writer
+        self.arrivals[arrival.rank] = arrival
+        self.ranks.hosts[arrival.rank] = arrival.host
+        self.changed()
+        return arrival.rank
 
     def _take(self, rank: int, kind: bytes, payload: bytes) -> None:
         if kind in (wire.STDOUT, wire.STDERR):
@@ -147,6 +178,9 @@ class Control:
         elif kind == wire.START:
             fields: Mapping[str, Any] = json.loads(payload)
             self.ranks.start(rank, Start(int(fields["pid"]), str(fields["threads"])))
+            self.changed()
+        elif kind == wire.PAUSE:
+            self.ranks.pause(rank, int(payload))
             self.changed()
         elif kind == wire.END:
             fields = json.loads(payload)
@@ -161,6 +195,14 @@ async def _read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     if length > _LARGEST_FRAME:
         raise ValueError("not a frame")
     return kind, await reader.readexactly(length)
+
+
+def _make_room(files: int) -> None:
+    """Let this process have so many files open, as far as the system's administrator does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != soft < files:
+        wanted = files if hard == resource.RLIM_INFINITY else min(files, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _listen() -> socket.socket:

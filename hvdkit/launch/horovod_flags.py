@@ -121,12 +121,6 @@ FLAGS = (
     _refuse("--gloo-timeout-seconds", instead="To end a job in which a rank is missing: --stall-shutdown-s."),
     _refuse("--log-with-timestamp", "--no-log-hide-timestamp", instead=_CLOCK),
     _refuse("-prefix-timestamp", "--prefix-output-with-timestamp", instead=_CLOCK),
-    _refuse("--start-timeout", instead="hvdrun waits until ranks are there, or a host is lost. Leave it out."),
-    _refuse(
-        "--network-interfaces",
-        "--network-interface",
-        instead="For Open MPI: --mpi-args='--mca btl_tcp_if_include eth0'; for MPICH: --mpi-args='-iface eth0'.",
-    ),
 )
 
 

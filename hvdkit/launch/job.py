@@ -86,6 +86,20 @@ def plan_ranks(ranks: int | None, hosts: tuple[Host, ...], cores: Mapping[str, i
     return ranks
 
 
+def plan_places(ranks: int, hosts: tuple[Host, ...]) -> tuple[tuple[str, int], ...]:
+    """Fill the hosts in their order; returns (host, ranks on it), without hosts that get none.
+
+    A host that does not say how many slots it has takes all that are left.
+    """
+    places = []
+    for host in hosts:
+        count = min(ranks, host.slots or ranks)
+        if count:
+            places.append((host.name, count))
+        ranks -= count
+    return tuple(places)
+
+
 def format_shell_line(launch: Launch) -> str:
     """Write a launch as one line that can be pasted into a shell."""
     words = [word for name in launch.removed for word in ("-u", name)]

@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from hvdkit.errors import LaunchError
 from hvdkit.launch.agent import wire
-from hvdkit.launch.agent.rank import die_with_parent
+from hvdkit.launch.agent.guard import Guard, end_session
+from hvdkit.launch.arrivals import check_layout, plan_orders
 from hvdkit.launch.control import Control
 from hvdkit.launch.job import Launch, format_shell_line
 from hvdkit.launch.output import Output
@@ -24,6 +27,8 @@ _MPIRUN_ENDS_S, _MPIRUN_FINISHES_S = 0.5, 10.0
 # Open MPI 5 does not always end at SIGTERM, but always at the second SIGINT.
 _ESCALATION = ((signal.SIGTERM, 0.5), (signal.SIGINT, 0.1), (signal.SIGINT, 0.4), (signal.SIGKILL, 1.0))
 _TALK_HELD_S = 1.0
+# Of a busy machine, where the ssh that mpirun has started was faster than mpirun.
+_HARMLESS = re.compile(rb"^\[\S+\] plm:ssh: Warning: setpgid\(.*\n", re.MULTILINE)
 
 
 @dataclass
@@ -33,6 +38,9 @@ class Runner:
     build: makes the launch; is given the variables that lead the agents to hvdrun.
     addresses: see Control.open.
     verbose: tell about every start, and show what mpirun says at once.
+    planned: (host, ranks) as they are to be placed; () if the user says by other means how they are.
+    networks: names of interfaces or subnets for what ranks on different hosts say to each other; () to choose.
+    start_timeout_s: how long all ranks may take until they are there.
     """
 
     build: Callable[[Mapping[str, str]], Launch]
@@ -41,27 +49,42 @@ class Runner:
     addresses: tuple[str, ...] = ()
     verbose: bool = False
     logs: str = ""
+    planned: tuple[tuple[str, int], ...] = ()
+    networks: tuple[str, ...] = ()
+    start_timeout_s: float = 60.0
     output: Output = field(default_factory=Output)
     ranks: Ranks = field(init=False)
     _interrupted: int = 0
     _ending: bool = False
     _talk: bytearray = field(default_factory=bytearray)
     _announced: set[int] = field(default_factory=set)
+    _paused: set[int] = field(default_factory=set)
+    _released: bool = False
+    _refused: str = ""
+    _late: bool = False
 
     async def run(self) -> int:
         """Run the job and tell how it ended; returns the exit code."""
         self.ranks = Ranks(self.size)
         self._news = asyncio.Event()
-        self._control = Control(self.ranks, self._write, self._notice, self.output.window)
+        self._control = Control(self.ranks, self._write, self._notice)
         await self._control.open(self.addresses)
         try:
             with self._signals():
                 status = await self._run_mpirun(self.build(self._control.variables))
+                self.ranks.fall_silent(*self._control.connected)
         finally:
             await self._control.close()
         if self.output.broken and not self.ranks.failures:
             return 128 + signal.SIGPIPE
-        verdict = judge(self.ranks, status, interrupted=self._interrupted, logs=self.logs)
+        verdict = judge(
+            self.ranks,
+            status,
+            interrupted=self._interrupted,
+            refused=self._refused,
+            late_s=self.start_timeout_s if self._late else 0.0,
+            logs=self.logs,
+        )
         if verdict.show_launcher or (verdict.code == 0 and not self._interrupted):
             self._show_talk()
         for line in verdict.lines:
@@ -74,6 +97,7 @@ class Runner:
         environ = {**self.environ, **launch.variables}
         for name in launch.removed:
             environ.pop(name, None)
+        guard = Guard(_ESCALATION)
         process = await asyncio.create_subprocess_exec(
             *launch.argv,
             env=environ,
@@ -81,8 +105,8 @@ class Runner:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=die_with_parent(os.getpid(), signal.SIGTERM),
         )
+        guard.watch(process.pid)
         assert process.stdout is not None
         listening = asyncio.create_task(self._listen(process.stdout))
         ended = asyncio.create_task(process.wait())
@@ -90,20 +114,26 @@ class Runner:
             await self._watch(ended)
             await self._end(process, ended)
         finally:
-            if not ended.done():
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+            end_session(process.pid)  # with mpirun killed, its ssh would stay
             status = await ended
+            guard.dismiss()
             await asyncio.wait([listening], timeout=0.5)
             listening.cancel()
         return status
 
     async def _watch(self, ended: asyncio.Task[int]) -> None:
         """Return when the job is over, one way or another."""
+        start_by = asyncio.get_running_loop().time() + self.start_timeout_s
         while not ended.done():
             self._announce()
             if self._interrupted or self.output.broken:
                 return
+            left = None if self._released else start_by - asyncio.get_running_loop().time()
+            if not self._released:
+                self._release()
+                self._late = left is not None and left <= 0 and not self._released
+                if self._refused or self._late:
+                    return
             if self.ranks.failures:
                 await asyncio.sleep(_SETTLE_S)
                 if not self.ranks.cause_is_sure:
@@ -113,12 +143,30 @@ class Runner:
                 await asyncio.wait([ended], timeout=_MPIRUN_FINISHES_S)
                 return
             news = asyncio.create_task(self._news.wait())
-            await asyncio.wait([ended, news], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([ended, news], timeout=left, return_when=asyncio.FIRST_COMPLETED)
             news.cancel()
             self._news.clear()
         # The agents' last words may still be on their way.
         await self._wait_until(lambda: not self._control.connected, 0.3)
         self._announce()
+
+    def _release(self) -> None:
+        """Let the ranks start, if all of them are there and where they should be."""
+        self._refused = self._control.problem
+        if self._refused or len(self._control.arrivals) < self.size:
+            return
+        self._refused = check_layout(self.planned, self.ranks.hosts)
+        if self._refused:
+            return
+        try:
+            orders = plan_orders(self._control.arrivals, self.environ, self.networks, self.output.window)
+        except LaunchError as error:
+            self._refused = str(error)
+            return
+        if self.verbose and orders.why:
+            self.output.say(f"{orders.why}.")
+        self._control.release(orders.told)
+        self._released = True
 
     async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
         """End whatever is left: the ranks through their agents, then mpirun."""
@@ -133,15 +181,6 @@ class Runner:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             await asyncio.wait([ended], timeout=pause)
-        if not self.addresses:
-            self._end_orphans()
-
-    def _end_orphans(self) -> None:
-        """End the ranks of this host whose agent was killed: the system ended the command, but not what it started."""
-        for rank in self.ranks.lost:
-            if rank in self.ranks.started:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.ranks.started[rank].pid, signal.SIGKILL)
 
     async def _wait_until(self, true: Callable[[], bool], seconds: float) -> None:
         deadline = asyncio.get_running_loop().time() + seconds
@@ -164,7 +203,7 @@ class Runner:
             self._show_talk()
 
     def _show_talk(self) -> None:
-        self.output.repeat(bytes(self._talk))
+        self.output.repeat(_HARMLESS.sub(b"", self._talk))
         self._talk.clear()
 
     def _write(self, rank: int, is_stderr: bool, data: bytes) -> None:
@@ -181,6 +220,14 @@ class Runner:
             threads = f", OMP_NUM_THREADS={start.threads}" if start.threads else ""
             self.output.say(f"rank {rank} on {self.ranks.hosts[rank]}: pid {start.pid}{threads}")
             self._announced.add(rank)
+        for rank in sorted(self.ranks.paused.keys() ^ self._paused):
+            place = f"rank {rank} on {self.ranks.hosts[rank]}"
+            if rank in self.ranks.paused:
+                name, pid = signal.Signals(self.ranks.paused[rank]).name, self.ranks.started[rank].pid
+                self.output.say(f"{place} was stopped by {name}; to have it go on: kill -CONT {pid}")
+            else:
+                self.output.say(f"{place} goes on.")
+        self._paused = set(self.ranks.paused)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 # A rank that only lost its peer ends with this error; whoever failed otherwise is the cause.
-_AFTERMATH = ("RankLostError",)
+_AFTERMATH = ("RankLostError", "*** An error occurred in Socket closed")
+# Open MPI's own end of a rank that has lost a connection; it does not always say so on the rank's stderr.
+_AFTERMATH_CODE = 14
 _SAME_MOMENT_S = 0.3
 _HINTS = {
     signal.SIGKILL: ", often the system being out of memory",
@@ -53,27 +55,36 @@ class End:
     @property
     def aftermath(self) -> bool:
         """It ended because another rank had gone."""
-        return any(word in line for line in self.tail for word in _AFTERMATH)
+        return self.code == _AFTERMATH_CODE or any(word in line for line in self.tail for word in _AFTERMATH)
 
 
 @dataclass
 class Ranks:
-    """What the agents have reported so far. A rank whose agent went away without a report is lost."""
+    """What the agents have reported so far. A rank whose agent went away without a report is lost.
+
+    paused: the signal that has stopped a rank's command, until it goes on.
+    silent: those of which nothing more is heard.
+    """
 
     size: int
     hosts: dict[int, str] = field(default_factory=dict)
     started: dict[int, Start] = field(default_factory=dict)
     ended: dict[int, End] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
+    paused: dict[int, int] = field(default_factory=dict)
+    silent: list[int] = field(default_factory=list)
     _arrival: dict[int, float] = field(default_factory=dict)
-
-    def expects(self, rank: int) -> bool:
-        """Tell whether this rank is one of the job's, and has not been here before."""
-        return 0 <= rank < self.size and rank not in self.hosts
 
     def start(self, rank: int, start: Start) -> None:
         """Note that a rank's command runs."""
         self.started[rank] = start
+
+    def pause(self, rank: int, number: int) -> None:
+        """Note that a signal has stopped a rank's command, or (0) that it goes on."""
+        if number:
+            self.paused[rank] = number
+        else:
+            self.paused.pop(rank, None)
 
     def end(self, rank: int, end: End) -> None:
         """Note how a rank's command ended."""
@@ -86,6 +97,10 @@ class Ranks:
             self.lost.append(rank)
             self._arrival[rank] = time.monotonic()
 
+    def fall_silent(self, *ranks: int) -> None:
+        """Note ranks of which nothing more is heard, though their connection has not been closed."""
+        self.silent = sorted({*self.silent, *ranks} - self.ended.keys())
+
     @property
     def all_well(self) -> bool:
         """Every rank has reported its end, with exit code 0."""
@@ -96,6 +111,16 @@ class Ranks:
         """The ranks that failed by themselves or were lost, the likeliest cause first."""
         failed = [rank for rank, end in self.ended.items() if end.failed] + self.lost
         return sorted(failed, key=self._order)
+
+    @property
+    def cut_off(self) -> list[int]:
+        """The ranks that were lost or fell silent, if that is a matter of their hosts and nothing came before it."""
+        first = min((self._arrival[rank] for rank in self.lost), default=0.0)
+        # What was lost later was killed by the launcher, which ended the others.
+        gone = self.silent or sorted(rank for rank in self.lost if self._arrival[rank] < first + _SAME_MOMENT_S)
+        elsewhere = set(self.hosts.values()) - {self.hosts[rank] for rank in gone}
+        by_itself = any(end.failed and not end.aftermath for end in self.ended.values())
+        return gone if elsewhere and not by_itself else []
 
     @property
     def cause_is_sure(self) -> bool:
@@ -134,11 +159,15 @@ class Verdict:
     show_launcher: bool = False
 
 
-def judge(ranks: Ranks, status: int, *, interrupted: int = 0, logs: str = "") -> Verdict:
+def judge(
+    ranks: Ranks, status: int, *, interrupted: int = 0, refused: str = "", late_s: float = 0.0, logs: str = ""
+) -> Verdict:
     """Draw the conclusion from the agents' reports and mpirun's exit status.
 
     status: negative for a signal, as subprocess has it.
     interrupted: the signal that hvdrun itself got; 0 for none.
+    refused: why the job was not let start; "" if it was.
+    late_s: how long was waited for ranks that did not come; 0 if all came.
     logs: the folder with a log for each rank; "" for none.
     """
     code = 128 - status if status < 0 else status
@@ -146,6 +175,14 @@ def judge(ranks: Ranks, status: int, *, interrupted: int = 0, logs: str = "") ->
         name = "Ctrl-C" if interrupted == signal.SIGINT else signal.Signals(interrupted).name
         return Verdict(128 + interrupted, (f"{name}: ended {_count(len(ranks.hosts))}.",))
     missing = sorted(set(range(ranks.size)) - set(ranks.hosts))
+    if refused:
+        return Verdict(2, (refused,))
+    if late_s and missing:
+        there = ", ".join(dict.fromkeys(ranks.hosts[rank] for rank in sorted(ranks.hosts))) or "none"
+        what = f"{_name(missing)} of {ranks.size} had not started after {late_s:g} s; hosts with ranks: {there}."
+        return Verdict(2, (what,), show_launcher=True)
+    if ranks.cut_off and not missing:
+        return Verdict(code or 1, (_tell_cut_off(ranks, logs),), show_launcher=True)
     only_lost = bool(ranks.lost) and not any(end.failed for end in ranks.ended.values())
     if only_lost and len(ranks.lost) > 1 and len(ranks.lost) + len(ranks.ended) == ranks.size:
         return Verdict(code or 1, (f"mpirun ended all ranks, with status {code}.",), show_launcher=True)
@@ -186,7 +223,16 @@ def _blame(ranks: Ranks, code: int, logs: str) -> Verdict:
     if end.tail:
         lines.append("its last lines:")
         lines += [f"    {line.rstrip()}" for line in end.tail]
-    return Verdict(end.code, (*lines, *_also(ranks, others)))
+    return Verdict(end.code, (*lines, *_also(ranks, others)), show_launcher=end.aftermath)
+
+
+def _tell_cut_off(ranks: Ranks, logs: str) -> str:
+    gone = ranks.cut_off
+    hosts = ", ".join(dict.fromkeys(ranks.hosts[rank] for rank in gone))
+    log = f" Log: {logs}/rank.{gone[0]}.log" if logs else ""
+    if len(gone) == 1:
+        return f"rank {gone[0]} on {hosts} was lost: its agent, its host or the way there is gone.{log}"
+    return f"{_name(gone)} on {hosts} were lost: their agents, the host or the way there are gone.{log}"
 
 
 def _also(ranks: Ranks, others: Sequence[int]) -> list[str]:

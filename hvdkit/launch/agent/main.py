@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from .place import read_place
+from .daemon import end_daemon
+from .place import Place, read_place
 from .rank import Agent
 from .stream import open_log
 from .wire import Gone, open_control
@@ -15,13 +16,26 @@ def main(arguments: list[str]) -> int:
     """Run the command after `--` as a rank."""
     command = arguments[arguments.index("--") + 1 :]
     place = read_place(os.environ)
+    code, deserted = 1, False
     try:
-        where = os.environ.get("HVDKIT_CONTROL", "")
-        control = open_control(where, os.environ.get("HVDKIT_CONTROL_SECRET", "")) if where else None
-        log = open_log(os.environ.get("HVDKIT_OUTPUT_DIRECTORY", ""), place[0])
-        return Agent(place, control, log).run(command, os.environ)
-    except Gone as error:
-        print(f"hvdkit: rank {place[0]} on {place[3]} has lost hvdrun, or cannot reach it: {error}", file=sys.stderr)
+        log = open_log(os.environ.get("HVDKIT_OUTPUT_DIRECTORY", ""), place.rank)
     except OSError as error:
-        print(f"hvdkit: rank {place[0]} on {place[3]} cannot write its log: {error}", file=sys.stderr)
-    return 1
+        _say(place, f"cannot write its log: {error}")
+        return 1
+    try:
+        where, secret = os.environ.get("HVDKIT_CONTROL", ""), os.environ.get("HVDKIT_CONTROL_SECRET", "")
+        control = open_control(where, secret, place.rank) if where else None
+        agent = Agent(place, control, log)
+        try:
+            code = agent.run(command, os.environ)
+        finally:
+            deserted = agent.deserted
+    except Gone as error:
+        _say(place, f"has lost hvdrun, or cannot reach it: {error}")
+    if deserted:
+        end_daemon()
+    return code
+
+
+def _say(place: Place, what: str) -> None:
+    print(f"hvdkit: rank {place.rank} on {place.host} {what}", file=sys.stderr)

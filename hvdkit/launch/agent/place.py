@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
+# (rank, size, ranks of this host) of what hvdrun starts agents through. The first whose rank is set counts: under an
+# mpirun inside a Slurm job, Slurm's variables are those of mpirun's daemon. hvdkit.world has the same order.
 _RANKS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PALS_RANKID", "PMI_SIZE", "PMI_LOCAL_SIZE"),
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
     ("PMIX_RANK", "", ""),
 )
@@ -25,18 +31,51 @@ class Place(NamedTuple):
 def read_place(environ: Mapping[str, str]) -> Place:
     """Tell the rank from the launcher's variables; alone if there are none."""
     host = environ.get("PMIX_HOSTNAME") or environ.get("PMI_HOSTNAME") or socket.gethostname()
+    slurm_rank, slurm_size, slurm_local_size = _read_slurm(environ)
     for rank, size, local_size in _RANKS:
         if environ.get(rank, "").isdigit():
-            return Place(int(environ[rank]), int(environ.get(size, 0)), int(environ.get(local_size, 0)), host)
+            return Place(
+                int(environ[rank]),
+                int(environ.get(size, 0)) or (slurm_size if int(environ[rank]) == slurm_rank else 0),
+                int(environ.get(local_size, 0)) or (slurm_local_size if int(environ[rank]) == slurm_rank else 0),
+                host,
+            )
+    if slurm_rank >= 0:
+        return Place(slurm_rank, slurm_size, slurm_local_size, host)
     return Place(0, 1, 1, host)
 
 
-def adapt_environment(environ: Mapping[str, str], local_size: int, cores: int) -> dict[str, str]:
-    """Build the command's environment: what depends on the host is settled here, where the host can be seen."""
+def _read_slurm(environ: Mapping[str, str]) -> tuple[int, int, int]:
+    """Tell (rank, size, ranks of this host) of a task of a Slurm step; (-1, 0, 0) of anything else."""
+    step = environ.get("SLURM_STEP_ID", "")
+    size = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", ""))
+    if not step.isdigit() or not environ.get("SLURM_PROCID", "").isdigit() or not size.isdigit():
+        return -1, 0, 0
+    counts: list[int] = []  # "2(x3),1": three nodes with two tasks, then one with one
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")):
+        counts += [int(count)] * int(times or 1)
+    node = int(environ.get("SLURM_NODEID", 0))
+    return int(environ["SLURM_PROCID"]), int(size), counts[node] if node < len(counts) else 0
+
+
+def adapt_environment(
+    environ: Mapping[str, str], orders: Mapping[str, str], local_size: int, cores: int
+) -> dict[str, str]:
+    """Build the command's environment: what depends on the host is settled here, where the host can be seen.
+
+    orders: what hvdrun says on top; for a variable that the user has set, that stays.
+    """
     variables = {k: v for k, v in environ.items() if not k.startswith("HVDKIT_CONTROL")}
     variables["HVDKIT_AGENT"] = "1"
+    for name, value in orders.items():
+        variables.setdefault(name, value)
     if local_size:
         variables.setdefault("OMP_NUM_THREADS", str(max(1, cores // local_size)))
     if local_size >= cores:  # ranks that poll without yielding would take the cores from those that compute
         variables.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     return variables
+
+
+def count_cores() -> int:
+    """Count the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

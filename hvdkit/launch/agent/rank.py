@@ -12,11 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from .place import Place, adapt_environment
+from .guard import Guard
+from .interfaces import has_fabric, read_interfaces
+from .place import Place, adapt_environment, count_cores
 from .prefix import Prefixer
 from .stream import HOLD_S, Stream, open_terminal, set_window, write_all
-from .wire import BYE, END, GO, HELLO, SIGNAL, START, STDERR, STDOUT, STOP, WINDOW, Control, Gone
+from .wire import BYE, END, GO, HELLO, PAUSE, SIGNAL, START, STDERR, STDOUT, STOP, WINDOW, Control, Gone
 
 KILL_AFTER_S = 2.0  # after SIGTERM
 DRAIN_S = 0.5  # output may come this long after the command's end, from processes that it left
@@ -43,8 +46,8 @@ class Agent:
     def __init__(self, place: Place, control: Control | None, log: int | None) -> None:
         self.place = place
         self.control, self.log = control, log
-        one_host = place.local_size in (0, place.size)
-        self.prefix = (f"[{place.rank}] " if one_host else f"[{place.rank} {place.host}] ").encode()
+        self.prefix = b""
+        self.deserted = False  # hvdrun has gone without a word
         self.told = ""  # why the rank is to end, if not by itself
         self.kill_at = 0.0
         self.child: subprocess.Popen[bytes] | None = None
@@ -61,28 +64,43 @@ class Agent:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(name, self._on_signal)
-        window = self._await_go()
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        variables = adapt_environment(environ, self.place.local_size, cores)
-        problem = self._start(command, variables, window)
+        orders = self._await_go()
+        local_size = int(orders.get("local_size", self.place.local_size))
+        one_host = orders.get("one_host", local_size in (0, self.place.size))
+        self.prefix = (f"[{self.place.rank}] " if one_host else f"[{self.place.rank} {self.place.host}] ").encode()
+        guard = Guard()  # launchers kill agents, and cannot know what the agents have started
+        variables = adapt_environment(environ, orders.get("variables", {}), local_size, count_cores())
+        problem = self._start(command, variables, orders.get("window"))
         if problem is not None:
             return self._finish(*problem)
         assert self.child is not None
+        guard.watch(self.child.pid)
         threads = variables.get("OMP_NUM_THREADS", "")
         self._send(START, json.dumps({"pid": self.child.pid, "threads": threads}).encode())
         self._relay(wake)
-        return self._finish(*self._reap())
+        self._signal_group(signal.SIGKILL)  # what the command has left behind
+        guard.dismiss()
+        status = self.child.wait()
+        return self._finish(status if status >= 0 else 128 - status, "")
 
-    def _await_go(self) -> list[int] | None:
+    def _await_go(self) -> dict[str, Any]:
+        """Say who and where this is, and wait until hvdrun has heard it from all ranks; returns its orders."""
         if self.control is None:
-            return None
-        hello = {"rank": self.place.rank, "size": self.place.size, "host": self.place.host}
+            return {}
+        hello: dict[str, Any] = {"rank": self.place.rank, "size": self.place.size, "host": self.place.host}
+        if self.control.address:
+            hello.update(address=self.control.address, interfaces=read_interfaces(), fabric=has_fabric())
         self.control.send(HELLO, json.dumps(hello).encode())
         while True:
-            for kind, payload in self.control.receive():
+            try:
+                frames = self.control.receive()
+            except Gone:
+                self.deserted = True
+                raise
+            for kind, payload in frames:
                 if kind == GO:
-                    window: list[int] | None = json.loads(payload)["window"]
-                    return window
+                    orders: dict[str, Any] = json.loads(payload)
+                    return orders
                 raise Gone("hvdrun is ending the job")
 
     def _start(self, command: list[str], variables: dict[str, str], window: list[int] | None) -> tuple[int, str] | None:
@@ -131,14 +149,22 @@ class Agent:
         sources = {stream.source: stream for stream in self.streams}
         for source in sources:
             poll.register(source, select.POLLIN)
-        if self.control is not None:
-            poll.register(self.control.socket, select.POLLIN)
+        controls = self.control.sources if self.control is not None else []
+        for control in controls:
+            poll.register(control, select.POLLIN)
         drain_until = 0.0
         while True:
             busy = drain_until or self.kill_at or any(stream.held_since for stream in sources.values())
             ready = [fd for fd, _ in poll.poll(50 if busy else 1000)]
             if wake in ready:
                 os.read(wake, 4096)
+                self._report_pause()
+            if self.control is None:
+                for control in controls:
+                    poll.unregister(control)
+                controls = []
+            elif set(controls) & set(ready):
+                self._obey()
             for fd in ready:
                 if fd in sources:
                     data = sources[fd].read()
@@ -146,8 +172,6 @@ class Agent:
                         poll.unregister(fd)
                         data = sources.pop(fd).finish()
                     self._emit_from(fd, data)
-                elif self.control is not None and fd == self.control.socket.fileno():
-                    self._obey(poll)
             now = time.monotonic()
             for stream in sources.values():
                 if stream.held_since and now - stream.held_since > HOLD_S:
@@ -166,12 +190,19 @@ class Agent:
     def _emit_from(self, fd: int, data: bytes) -> None:
         self._emit(next(stream.kind for stream in self.streams if stream.source == fd), data)
 
-    def _obey(self, poll: select.poll) -> None:
+    def _report_pause(self) -> None:
+        """Tell hvdrun if the command has been stopped, or goes on."""
+        assert self.child is not None
+        with contextlib.suppress(ChildProcessError):  # it has ended
+            news = os.waitid(os.P_PID, self.child.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+            if news is not None:
+                self._send(PAUSE, str(news.si_status if news.si_code != os.CLD_CONTINUED else 0).encode())
+
+    def _obey(self) -> None:
         assert self.control is not None
         try:
             frames = self.control.receive()
         except Gone:
-            poll.unregister(self.control.socket)
             self._lose_control()
             return
         for kind, payload in frames:
@@ -187,7 +218,7 @@ class Agent:
         if self.control is not None:
             self.control.clean_up()
         self.control = None
-        self.unread = True
+        self.deserted = self.unread = True
         self._end_rank("hvdrun is gone")
 
     def _end_rank(self, why: str) -> None:
@@ -227,13 +258,6 @@ class Agent:
             except Gone:
                 self._lose_control()
 
-    def _reap(self) -> tuple[int, str]:
-        """End what the command left behind, and tell how it ended itself."""
-        assert self.child is not None
-        self._signal_group(signal.SIGKILL)
-        status = self.child.wait()
-        return (status, "") if status >= 0 else (128 - status, "")
-
     def _finish(self, code: int, problem: str) -> int:
         for stream in self.streams:
             os.close(stream.source)
@@ -260,7 +284,8 @@ class Agent:
         assert self.control is not None
         deadline = time.monotonic() + BYE_AFTER_S
         poll = select.poll()
-        poll.register(self.control.socket, select.POLLIN)
+        for source in self.control.sources:
+            poll.register(source, select.POLLIN)
         try:
             while time.monotonic() < deadline:
                 if poll.poll(200) and any(kind in (BYE, STOP) for kind, _ in self.control.receive()):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 
 HEADER = struct.Struct(">cI")  # type, length of the payload
-HELLO, START, STDOUT, STDERR, END = b"H", b"S", b"O", b"E", b"X"  # from an agent
+HELLO, START, STDOUT, STDERR, PAUSE, END = b"H", b"S", b"O", b"E", b"Z", b"X"  # from an agent
+PULSE = b"P"  # from an agent, on a second connection, as the only frame there
 GO, STOP, BYE, SIGNAL, WINDOW = b"G", b"T", b"B", b"K", b"W"  # from hvdrun
 NONCE_BYTES = 32
 CONNECT_S = 10.0
+# A host that answers nothing for this long is lost: 4 s of quiet, then 3 questions 2 s apart.
+_QUIET_S, _ASK_S, _QUESTIONS = 4, 2, 3
 
 
 class Gone(Exception):
@@ -19,18 +23,33 @@ class Gone(Exception):
 
 
 class Control:
-    """The connection to hvdrun."""
+    """The connection to hvdrun.
 
-    def __init__(self, connection: socket.socket, path: str = "") -> None:
-        self.socket, self._path = connection, path
+    address: this host's, as hvdrun sees it; "" on one host.
+    pulse: a second connection over which nothing is sent, so that the system can ask whether the other side's host is
+    there. On the first it does not ask while output waits there, because nobody reads it or because the host is gone.
+    """
+
+    def __init__(self, connection: socket.socket, path: str = "", pulse: socket.socket | None = None) -> None:
+        self.socket, self.pulse, self._path = connection, pulse, path
+        self.address = str(connection.getsockname()[0]) if pulse is not None else ""
         self._received = b""
+
+    @property
+    def sources(self) -> list[int]:
+        """The descriptors on which `receive` may have news."""
+        return [self.socket.fileno(), *([self.pulse.fileno()] if self.pulse is not None else [])]
 
     def send(self, kind: bytes, payload: bytes = b"") -> None:
         """Send one frame; raises Gone if hvdrun is not there."""
-        try:
-            self.socket.sendall(HEADER.pack(kind, len(payload)) + payload)
-        except OSError:
-            raise Gone from None
+        view = memoryview(HEADER.pack(kind, len(payload)) + payload)
+        poll = select.poll()
+        poll.register(self.socket, select.POLLOUT)
+        if self.pulse is not None:
+            poll.register(self.pulse, select.POLLIN)
+        while view:
+            self._check(dict(poll.poll()))
+            view = view[self._send_some(view) :]
 
     def clean_up(self) -> None:
         """Remove the Unix socket and its folder, which a killed hvdrun could not."""
@@ -42,6 +61,10 @@ class Control:
 
     def receive(self) -> list[tuple[bytes, bytes]]:
         """Wait for some bytes and return the frames that are complete; raises Gone if hvdrun is not there."""
+        poll = select.poll()
+        for source in self.sources:
+            poll.register(source, select.POLLIN)
+        self._check(dict(poll.poll()))
         try:
             data = self.socket.recv(1 << 16)
         except OSError:
@@ -58,6 +81,19 @@ class Control:
             self._received = self._received[HEADER.size + length :]
         return frames
 
+    def _send_some(self, view: memoryview) -> int:
+        try:
+            return self.socket.send(view, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            raise Gone from None
+
+    def _check(self, ready: dict[int, int]) -> None:
+        # Nothing is ever sent over the pulse: what happens there is its end.
+        if self.pulse is not None and self.pulse.fileno() in ready and self.socket.fileno() not in ready:
+            raise Gone
+
 
 def sign(secret: str, who: bytes, first: bytes, second: bytes) -> bytes:
     """Prove that one knows the job's secret, in answer to the other side's nonce."""
@@ -66,7 +102,7 @@ def sign(secret: str, who: bytes, first: bytes, second: bytes) -> bytes:
     return hmac.digest(secret.encode(), who + first + second, "sha256")
 
 
-def open_control(place: str, secret: str) -> Control:
+def open_control(place: str, secret: str, rank: int) -> Control:
     """Connect to hvdrun.
 
     place: "unix:PATH", or "tcp:PORT:ADDRESS,ADDRESS,..." of which the first that answers rightly is taken.
@@ -81,31 +117,37 @@ def open_control(place: str, secret: str) -> Control:
             raise Gone(f"{rest}: {error.strerror}") from None
         return Control(connection, rest)
     port, _, addresses = rest.partition(":")
-    answers = (_try_address(address, int(port), secret) for address in addresses.split(","))
     problems = []
-    for answer in answers:
+    for address in addresses.split(","):
+        answer = _try_address(address, int(port), secret, str(rank).encode())
         if isinstance(answer, Control):
             return answer
         problems.append(answer)
     raise Gone("; ".join(problems))
 
 
-def _try_address(address: str, port: int, secret: str) -> Control | str:
+def _try_address(address: str, port: int, secret: str, rank: bytes) -> Control | str:
     try:
-        connection = socket.create_connection((address, port), timeout=CONNECT_S)
-        _shake_hands(connection, secret)
-        connection.settimeout(None)
-        keep_alive(connection)
+        connection, pulse = (_connect(address, port, secret) for _ in range(2))
+        pulse.sendall(HEADER.pack(PULSE, len(rank)) + rank)
     except OSError as error:
         return f"{address} port {port}: {error}"
-    return Control(connection)
+    return Control(connection, pulse=pulse)
+
+
+def _connect(address: str, port: int, secret: str) -> socket.socket:
+    connection = socket.create_connection((address, port), timeout=CONNECT_S)
+    _shake_hands(connection, secret)
+    connection.settimeout(None)
+    keep_alive(connection)
+    return connection
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Have a TCP connection fail within half a minute when the other host falls silent; by itself it takes hours."""
+    """Have a quiet TCP connection fail within ten seconds when the other host falls silent, not after hours."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 30_000)):
+    for name, value in (("TCP_KEEPIDLE", _QUIET_S), ("TCP_KEEPINTVL", _ASK_S), ("TCP_KEEPCNT", _QUESTIONS)):
         if hasattr(socket, name):  # not on every system
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.hosts import Host
-from hvdkit.launch.job import Job
+from hvdkit.launch.job import Job, plan_places
 from hvdkit.launch.mpi import Mpi
 
 # Never ask for a password, give up on a silent host, and notice a lost one: mpirun by itself waits for hours.
@@ -34,14 +34,9 @@ def unless_set(variables: Mapping[str, str], environ: Mapping[str, str]) -> dict
     return {name: value for name, value in variables.items() if name not in environ}
 
 
-def fill_hosts(job: Job) -> Iterator[tuple[str, int]]:
+def fill_hosts(job: Job) -> tuple[tuple[str, int], ...]:
     """Fill the hosts in their order: (name, ranks) of each that gets any."""
-    left = job.ranks
-    for host in job.hosts if not job.local else (Host("localhost", job.ranks),):
-        count = min(left, host.slots or left)
-        if count:
-            yield host.name, count
-        left -= count
+    return plan_places(job.ranks, job.hosts if not job.local else (Host("localhost", job.ranks),))
 
 
 def refuse_ipv6(job: Job, who: str) -> None:

@@ -1,0 +1,51 @@
+"""The launcher's own daemon on this host, once hvdrun and mpirun cannot be reached any more.
+
+mpirun's daemons notice a cut connection after many minutes, or never, and would stay behind on a host that was cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+# As /proc/PID/comm has them, with room for 15 letters.
+_NAMES = ("prted", "orted", "hydra_pmi_proxy", "pmi_proxy")
+_OTHERS_S, _TERM_S = 5.0, 1.0
+
+
+def end_daemon() -> None:
+    """End the daemon that started this process, after the other ranks that it started have ended."""
+    daemon = os.getppid()
+    if _read_name(daemon) not in _NAMES:
+        return
+    for number, patience in ((None, _OTHERS_S), (signal.SIGTERM, _TERM_S), (signal.SIGKILL, 0.0)):
+        if number is not None:
+            with contextlib.suppress(OSError):
+                os.kill(daemon, number)
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline:
+            if os.getppid() != daemon:
+                return
+            if number is None and not _read_children(daemon) - {os.getpid()}:
+                break
+            time.sleep(0.05)
+
+
+def _read_name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _read_children(pid: int) -> set[int]:
+    """List a process's children, those of all its threads."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                found.update(map(int, file.read().split()))
+    return found

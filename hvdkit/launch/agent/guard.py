@@ -1,0 +1,95 @@
+"""Ends a session of processes when the one that started it is killed and cannot do that itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+Steps = Sequence[tuple[signal.Signals, float]]
+
+_DONE = b"done"
+
+
+class Guard:
+    """A small process beside this one, which outlives it if need be.
+
+    steps: see end_session.
+    """
+
+    def __init__(self, steps: Steps = ()) -> None:
+        source, self._target = os.pipe()  # not open in what is started later
+        self._pid = os.fork()
+        if self._pid == 0:
+            _guard(source, steps)
+        os.close(source)
+
+    def watch(self, session: int) -> None:
+        """Say which session to end: its leader's number."""
+        os.write(self._target, f"{session}\n".encode())
+
+    def dismiss(self) -> None:
+        """Say that nothing is left to do; to be called before the session's leader is reaped."""
+        with contextlib.suppress(OSError):
+            os.write(self._target, _DONE)
+        os.close(self._target)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+
+def end_session(session: int, steps: Steps = ()) -> None:
+    """End all processes of a session.
+
+    steps: signals for its leader and the leader's group, each with the seconds that it then has to end; whatever is
+    left after them is killed.
+    """
+    for number, patience in steps:
+        if not _find_members(session):
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(session, number)
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline and _find_members(session):
+            time.sleep(0.02)
+    for pid in _find_members(session):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _guard(source: int, steps: Steps) -> None:
+    """What the guard does, from its first breath to its last."""
+    try:
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
+        signal.set_wakeup_fd(-1)
+        # Whoever reads what this process has open would otherwise wait for its end too.
+        os.dup2(source, 0)
+        for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else map(str, range(256)):
+            with contextlib.suppress(OSError):
+                os.close(int(name) or -1)
+        told = b""
+        while data := os.read(0, 4096):
+            told += data
+        session = told.partition(b"\n")[0]
+        if session.isdigit() and not told.endswith(_DONE):
+            end_session(int(session), steps)
+    finally:
+        os._exit(0)
+
+
+def _find_members(session: int) -> list[int]:
+    """List the processes of a session that have not ended; where there is no /proc, its leader's group as a whole."""
+    if not os.path.isdir("/proc/self"):
+        return [-session]
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{name}/stat") as file:
+                    state, _, _, its_session = file.read().rpartition(")")[2].split()[:4]
+                if int(its_session) == session and state not in "ZX":
+                    found.append(int(name))
+    return found

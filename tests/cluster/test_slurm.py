@@ -1,0 +1,94 @@
+"""A real Slurm: hvdrun and mpirun in a batch script, srun with and without the right PMI."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from cluster.jobs import MEET
+from cluster.lab import environment
+from cluster.slurm import Slurm
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(90)]
+
+HVDRUN = f"{sys.executable} -m hvdkit.launch"
+RANK = f"{sys.executable} {MEET}"
+TWO_BY_TWO = ("--nodes=2", "--ntasks-per-node=2")
+#: What makes several ranks of Open MPI on few cores fast, where hvdrun is not there to say it.
+OPEN_MPI = environment(
+    OMPI_ALLOW_RUN_AS_ROOT="1",
+    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+    OMPI_MCA_pml="ob1",
+    OMPI_MCA_btl="^ofi,uct",
+    OMPI_MCA_osc="^ucx",
+    OMPI_MCA_btl_tcp_if_include="10.77.0.0/24",
+    OMPI_MCA_mpi_yield_when_idle="1",
+    PRTE_MCA_hwloc_default_binding_policy="none",
+    PRTE_MCA_prte_if_include="10.77.0.0/24",
+    PMIX_MCA_psec="native",
+)
+
+
+def said(output: str) -> list[str]:
+    """What the ranks said of themselves, in their order."""
+    return sorted(re.findall(r"rank \d of .*", output))
+
+
+FOUR = [
+    "rank 0 of 4 on node1, 0 of 2 there",
+    "rank 1 of 4 on node1, 1 of 2 there",
+    "rank 2 of 4 on node2, 0 of 2 there",
+    "rank 3 of 4 on node2, 1 of 2 there",
+]
+
+
+def test_hvdrun_in_a_batch_script(slurm: Slurm, tmp_path: Path) -> None:
+    code, output = slurm.batch(tmp_path, f"{HVDRUN} -np 4 -H node1:2,node2:2 {RANK}", *TWO_BY_TWO)
+    assert (code, said(output)) == (0, FOUR), output
+
+
+def test_a_rank_that_fails_fails_the_job(slurm: Slurm, tmp_path: Path) -> None:
+    script = f"{HVDRUN} -np 4 -H node1:2,node2:2 sh -c 'sleep 1; [ $OMPI_COMM_WORLD_RANK != 3 ] || exit 3; sleep 60'"
+    code, output = slurm.batch(tmp_path, script, *TWO_BY_TWO)
+    assert code == 3, output
+    assert "rank 3 on node2 failed with exit code 3; stopped the other 3." in output
+
+
+def test_mpirun_in_a_batch_script(slurm: Slurm, tmp_path: Path) -> None:
+    # Its ranks also see Slurm's variables of the daemon that has started them: rank 0 of 1, all of them.
+    code, output = slurm.batch(tmp_path, f"{sys.prefix}/bin/mpirun {RANK}", *TWO_BY_TWO, env=OPEN_MPI)
+    assert (code, said(output)) == (0, FOUR), output
+
+
+def test_srun_with_pmix(slurm: Slurm, tmp_path: Path) -> None:
+    code, output = slurm.batch(tmp_path, f"srun --mpi=pmix {RANK}", *TWO_BY_TWO, env=OPEN_MPI)
+    assert (code, said(output)) == (0, FOUR), output
+
+
+@pytest.mark.parametrize("pmi", ["none", "pmi2"])
+def test_srun_with_a_pmi_that_the_library_lacks_is_an_error_on_every_rank(
+    slurm: Slurm, tmp_path: Path, pmi: str
+) -> None:
+    code, output = slurm.batch(tmp_path, f"srun --mpi={pmi} {RANK}", *TWO_BY_TWO, env=OPEN_MPI)
+    assert code != 0
+    assert said(output) == []
+    for rank in range(4):
+        assert f"slurm started 4 tasks, this one as rank {rank} on" in output
+    assert output.count("Each rank would train alone. Start it with `srun --mpi=pmix`") == 4
+
+
+def test_a_batch_script_by_itself_is_no_rank(slurm: Slurm, tmp_path: Path) -> None:
+    code, output = slurm.batch(tmp_path, RANK, *TWO_BY_TWO)
+    assert (code, said(output)) == (0, ["rank 0 of 1 on node1, 0 of 1 there"]), output
+
+
+def test_what_scancel_ends_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    inner = "sh -c \"trap '' TERM; echo up; sleep 300 & sleep 301\""
+    script.write_text(f"#!/bin/bash\n{HVDRUN} -np 4 -H node1:2,node2:2 {inner} >{tmp_path}/out\n")
+    number = slurm.run("sbatch", "--parsable", "--output=/dev/null", *TWO_BY_TWO, script).stdout.strip()
+    slurm.wait_for(lambda: (tmp_path / "out").exists() and (tmp_path / "out").read_text().count("up\n") == 4)
+    slurm.run("scancel", number)
+    slurm.wait_for(lambda: not slurm.lab.strays())
