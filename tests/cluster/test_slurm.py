@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cluster.jobs import MEET
-from cluster.lab import environment
+from cluster.lab import ROOT, environment
 from cluster.slurm import Slurm
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(90)]
@@ -92,3 +92,28 @@ def test_what_scancel_ends_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
     slurm.wait_for(lambda: (tmp_path / "out").exists() and (tmp_path / "out").read_text().count("up\n") == 4)
     slurm.run("scancel", number)
     slurm.wait_for(lambda: not slurm.lab.strays())
+
+
+@pytest.mark.parametrize("options", ["", "--launcher srun", "--launcher ssh"])
+def test_hvdrun_needs_neither_hosts_nor_number_in_an_allocation(slurm: Slurm, tmp_path: Path, options: str) -> None:
+    code, output = slurm.batch(tmp_path, f"{HVDRUN} {options} {RANK}", *TWO_BY_TWO)
+    assert (code, said(output)) == (0, FOUR), output
+
+
+def test_the_script_that_submit_shows_trains(slurm: Slurm, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    shim = tmp_path / "bin" / "hvdrun"  # the checkout need not be installed
+    shim.parent.mkdir()
+    shim.write_text(f'#!/bin/sh\nexec {HVDRUN} "$@"\n')
+    shim.chmod(0o755)
+    where = environment()
+    where["PATH"] = f"{shim.parent}:{where['PATH']}"
+    digits = ROOT / "examples" / "pytorch_digits.py"
+    submit = [sys.executable, "-m", "hvdkit", "submit", "--dry-run", "--scheduler", "slurm", "--nodes", "2"]
+    submit += ["--tasks-per-node", "2", "--time", "10m", "--", "python", str(digits)]
+    shown = slurm.run(*submit, "--epochs", "6", "--min-accuracy", "0.8", env=where, cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    body = shown.stdout.removeprefix("#!/bin/bash\n")
+    code, output = slurm.batch(tmp_path, body, env=where, timeout=80)
+    assert code == 0, output
+    assert "4 ranks on 2 hosts (node1: 2, node2: 2)" in output
