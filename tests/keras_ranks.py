@@ -16,12 +16,14 @@ PACKAGES = {"tensorflow": "tensorflow", "torch": "torch", "jax": "jax"}
 each_backend = pytest.mark.parametrize("backend", sorted(PACKAGES), scope="session")
 
 
-def run_check(size: int, backend: str, check: str, *args: Any, timeout: float = 100, **kwargs: Any) -> list[Any]:
+def run_check(
+    size: int, backend: str, check: str, *args: Any, timeout: float = 100, fresh: bool = False, **kwargs: Any
+) -> list[Any]:
     """Call `check`, "file:function", on ranks. This process itself does not import Keras, which has one backend."""
     for package in ("keras", PACKAGES[backend]):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    return run_ranks(size, _call, check, args, kwargs, backend=backend, timeout=timeout)
+    return run_ranks(size, _call, check, args, kwargs, backend=backend, timeout=timeout, fresh=fresh)
 
 
 def _call(check: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -28,17 +29,19 @@ def every_kind_of_reduction(mode: str) -> None:
         ranks = np.arange(size) + 1
         ops = (hvd.Sum, hvd.Min, hvd.Max, hvd.Product, hvd.Average)
         reduce = in_mode(mode, lambda x: [hvd.allreduce(x, op=op) for op in ops])
-        for dtype in (*FLOATS, *WHOLE):
+        some = os.environ.get("HVDKIT_ENGINE") == "horovod"  # whose core does not add every dtype
+        for dtype in ("float16", "float32", "float64", "int32", "int64") if some else (*FLOATS, *WHOLE):
             mine = tf.cast(tf.fill([3, 2], rank + 1), dtype)
             mean = ranks.mean() if dtype in FLOATS else ranks.sum() // size
             for made, expected in zip(reduce(mine), (ranks.sum(), 1, size, ranks.prod(), mean), strict=True):
                 assert made.dtype == mine.dtype
                 equal(made, np.full((3, 2), expected), 1e-2 if dtype == "bfloat16" else 1e-3)
-        either = in_mode(mode, lambda x: hvd.allreduce(x, op=hvd.Max))(tf.constant([rank == 0, False]))
-        assert either.numpy().tolist() == [True, False]
+        if not some:
+            either = in_mode(mode, lambda x: hvd.allreduce(x, op=hvd.Max))(tf.constant([rank == 0, False]))
+            assert either.numpy().tolist() == [True, False]
         scaled = in_mode(mode, lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5))
         equal(scaled(tf.fill([70000], float(rank + 1))), np.full(70000, ranks.sum()))
-        kinds = (hvd.Compression.fp16, hvd.Compression.bf16)
+        kinds = (hvd.Compression.fp16,) if some else (hvd.Compression.fp16, hvd.Compression.bf16)
         compressed = in_mode(mode, lambda x: [hvd.allreduce(x, compression=one) for one in kinds])
         for small in compressed(tf.fill([4], float(rank))):
             assert small.dtype == tf.float32

@@ -35,10 +35,13 @@ def test_process_sets_and_objects(mode: str) -> None:
     run_check(3, "tensorflow", "tensorflow_collectives:sets", mode)
 
 
+@pytest.mark.native("Horovod names neither ranks nor hosts")
 def test_errors_name_what_and_who() -> None:
     run_check(3, "tensorflow", "tensorflow_collectives:errors")
 
 
 @each_mode
 def test_join(mode: str) -> None:
-    assert run_check(3, "tensorflow", "tensorflow_collectives:uneven_batches", mode) == [[3], [3, 2], [3, 2, 1]]
+    # Horovod's core answers a join in the second world of a process too early.
+    found = run_check(3, "tensorflow", "tensorflow_collectives:uneven_batches", mode, fresh=True)
+    assert found == [[3], [3, 2], [3, 2, 1]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from keras_ranks import run_check
 
@@ -16,10 +18,15 @@ def test_ranks_train_as_one_process(size: int, mode: str) -> None:
     run_check(size, "tensorflow", "tensorflow_training:as_one_process", mode, ["SGD", "Adam", "AdamW"])
 
 
+BFLOAT16 = pytest.param(
+    {"compression": "bf16", "gradient_predivide_factor": 2.0}, marks=pytest.mark.native("Horovod adds no bfloat16")
+)
+
+
 @each_mode
-def test_compression_between_hosts_costs_little(mode: str) -> None:
-    for options in ({"compression": "fp16"}, {"compression": "bf16", "gradient_predivide_factor": 2.0}):
-        run_check(3, "tensorflow", "tensorflow_training:as_one_process", mode, ["SGD"], "hierarchical_uneven", options)
+@pytest.mark.parametrize("options", [{"compression": "fp16"}, BFLOAT16], ids=["fp16", "bf16"])
+def test_compression_between_hosts_costs_little(mode: str, options: dict[str, Any]) -> None:
+    run_check(3, "tensorflow", "tensorflow_training:as_one_process", mode, ["SGD"], "hierarchical_uneven", options)
 
 
 @each_mode
@@ -37,6 +44,7 @@ def test_in_particular(check: str, mode: str) -> None:
     run_check(3, "tensorflow", f"tensorflow_training:{check}", mode)
 
 
+@pytest.mark.native("Horovod's join is of the set of all ranks, and of allreduces")
 @each_mode
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_joined_rank_counts_as_zeros(mode: str, sparse: bool) -> None:

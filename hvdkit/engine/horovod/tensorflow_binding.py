@@ -121,7 +121,14 @@ def _result(future: Future[Any]) -> Any:
     try:
         return future.result()
     except tf.errors.OpError as error:
-        raise HorovodInternalError(f"Horovod: {error.message}") from None
+        raise HorovodInternalError(f"Horovod: {plain_message(error.message)}") from None
+
+
+def plain_message(message: str) -> str:
+    """What Horovod said, without what TensorFlow puts around it."""
+    around = ("Graph execution error", "Detected at node", "<stack traces unavailable>", "[[")
+    said = [line.strip() for line in message.splitlines()]
+    return " ".join(line for line in said if line and not line.startswith(around)) or message
 
 
 def graph_name(name: str) -> str:
