@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import signal
@@ -186,17 +185,3 @@ def test_a_lost_rank_is_named_where_nobody_ends_the_others(tmp_path: Path, trans
             assert ranks[rank].returncode == 1
             assert "RankLostError: Rank 1 on host localhost has died" in errors
         assert time.monotonic() - killed < NOTICED_S
-
-
-HOROVODRUN = Path(sys.prefix, "bin", "horovodrun")
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None or not HOROVODRUN.exists(),
-    reason="no Horovod here; what it sets in the environment is tested above",
-)
-def test_the_digits_are_learned_under_horovodrun(tmp_path: Path) -> None:
-    command = [str(HOROVODRUN), "--gloo", "-np", "2", sys.executable, DIGITS, "--min-accuracy", "0.97"]
-    done = run(command, tmp_path, HVDKIT_ENGINE="native")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 ranks on 1 host (localhost: 2), shared_memory transport" in done.stdout

@@ -43,8 +43,12 @@ def _carrier(call: str) -> str:
 
 
 def nccl_built() -> int:
-    """The version of NCCL that hvdkit reduces with, 22203 for 2.22.3; 0 for none, which is what it is for now."""
-    return 0
+    """The version of NCCL that is reduced with, 22203 for 2.22.3; 0 for none.
+
+    After init() on Horovod's core it is what that was built with; hvdkit's own engine has none for now.
+    """
+    horovod = engine.runtime("nccl_built()").horovod if engine.is_initialized() else None
+    return int(horovod.basics.nccl_built()) if horovod is not None else 0
 
 
 def ddl_built() -> bool:

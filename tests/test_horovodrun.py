@@ -1,0 +1,72 @@
+"""Scripts on Horovod's core, started by hvdrun and by horovodrun: they train to their accuracy, and outlive a rank."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from engines import require_horovod
+
+pytestmark = pytest.mark.ranks
+
+ROOT = Path(__file__).parents[1]
+PYTORCH, KERAS = (str(ROOT / "examples" / f"{name}_digits.py") for name in ("pytorch", "keras"))
+#: Open MPI 5 does not understand the options that horovodrun --mpi gives it for binding; these take their place.
+UNBOUND = "--binding-args=--bind-to none --map-by slot"
+
+
+def _run(command: list[str], cwd: Path, timeout: float = 110, **env: str) -> subprocess.CompletedProcess[str]:
+    require_horovod()
+    path = f"{Path(sys.prefix, 'bin')}{os.pathsep}{os.environ['PATH']}"
+    small = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    variables = {**os.environ, **small, "PATH": path, "PYTHONPATH": str(ROOT), **env}
+    return subprocess.run(
+        command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL
+    )
+
+
+def _learned(done: subprocess.CompletedProcess[str], where: str) -> None:
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert where in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("script", [PYTORCH, KERAS], ids=["pytorch", "keras"])
+def test_the_digits_are_learned_with_hvdrun(script: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hvdkit.launch", "--engine", "horovod", "-np", "2", sys.executable, script]
+    _learned(_run([*command, "--min-accuracy", "0.97"], tmp_path), "horovod (MPI) transport")
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "where"),
+    [
+        (["--gloo"], {}, "horovod (Gloo) transport"),
+        (["--gloo"], {"HVDKIT_ENGINE": "native"}, "shared_memory transport"),
+        (["--mpi", UNBOUND], {"HVDKIT_ENGINE": "horovod"}, "horovod (MPI) transport"),
+        (["--mpi", UNBOUND], {}, "shared_memory transport"),
+    ],
+    ids=["gloo", "gloo-native", "mpi", "mpi-native"],
+)
+def test_the_digits_are_learned_with_horovodrun(
+    options: list[str], env: dict[str, str], where: str, tmp_path: Path
+) -> None:
+    command = ["horovodrun", "-np", "2", *options, sys.executable, PYTORCH, "--min-accuracy", "0.97"]
+    _learned(_run(command, tmp_path, **env), where)
+
+
+def test_under_elastic_horovodrun_the_others_go_on_without_a_rank_that_died(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts.sh"
+    hosts.write_text("#!/bin/sh\necho localhost:2\necho 127.0.0.1:1\n")
+    hosts.chmod(0o700)
+    elastic = ["-np", "3", "--min-np", "2", "--max-np", "3", "--host-discovery-script", str(hosts)]
+    # One machine has no second host to find a common interface with; a lost peer is given up after 5 s, not 30.
+    elastic += ["--network-interfaces", "lo", "--gloo-timeout-seconds", "5"]
+    script = [sys.executable, str(ROOT / "tests" / "elastic_script.py"), str(tmp_path / "killed")]
+    done = _run(["horovodrun", "--gloo", *elastic, *script], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = [line.partition(":")[2] for line in done.stdout.splitlines()]
+    assert said.count("begins at 0 with 3 ranks") == 3
+    assert said.count("begins at 10 with 2 ranks") == 2
+    assert said.count("ends at 40 with 2 ranks, alike: True, learned: True") == 2
