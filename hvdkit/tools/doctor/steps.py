@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from hvdkit.config import read_environment
+from hvdkit.launch.facts import find_scheduler
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.where import find_hosts
 from hvdkit.tools.doctor.checks import check_host
@@ -59,7 +60,7 @@ def _look_at_hosts(options: argparse.Namespace, hosts: Sequence[Host], job: Job,
     via = options.via
     if via == "auto":
         named = options.hosts is not None or options.hostfile is not None
-        via = "srun" if "SLURM_JOB_ID" in environ and not named else "ssh"
+        via = "srun" if find_scheduler(environ) == "slurm" and not named else "ssh"
     survey = Surveyor(hosts, environ, via).run()
     if not options.no_allreduce and all(host.facts is not None for host in survey.hosts):
         survey = replace(survey, allreduce=time_allreduce(hosts, environ, survey))
