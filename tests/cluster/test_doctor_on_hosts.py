@@ -159,11 +159,12 @@ def test_a_host_under_two_names_and_ranks_without_slots(lab: Lab) -> None:
 
 
 def test_in_an_allocation_of_slurm_hosts_are_found_and_reached_by_srun(slurm: Slurm, tmp_path: Path) -> None:
-    body = f"{' '.join(DOCTOR)} --no-allreduce >doctor.json"
+    body = f"{' '.join(DOCTOR)} >doctor.json"
     code, output = slurm.batch(tmp_path, body, "--nodes=3", "--ntasks-per-node=2", "--exclusive")
     told = json.loads((tmp_path / "doctor.json").read_text())
     assert (code, told["via"]) == (told["exit_code"], "srun"), output
     assert [(host["name"], host["slots"]) for host in told["hosts"]] == [("node1", 2), ("node2", 2), ("node3", 2)]
+    assert len(told["allreduce"]["ranks"]) == 6
     # Here srun speaks no PMI unless it is told to.
     assert [name for name, _ in names(told)] == ["srun-singletons"]
     assert "--mpi=pmix" in told["findings"][0]["cure"]
