@@ -20,7 +20,6 @@ from hvdkit.tools.doctor.finding import Finding, exit_code, sort_findings
 from hvdkit.tools.doctor.look.accelerators import parse_gpus
 from hvdkit.tools.doctor.look.mpi import library_kind
 from hvdkit.tools.doctor.look.packages import read_keras_backend
-from hvdkit.tools.doctor.look.trial import parse_kinds
 from hvdkit.tools.doctor.probe import run_probe, run_program
 
 MPICH_ON_PATH = (Launcher("mpirun", "/usr/bin/mpirun", "mpich", "4.0"),)
@@ -146,12 +145,6 @@ def test_what_works_and_what_would_be_taken() -> None:
 def test_the_kind_of_a_library(says: str, kind: str, name: str) -> None:
     assert library_kind(says) == kind
     assert MpiLibrary(library=says, kind=kind).name == name
-
-
-def test_what_srun_offers_is_read() -> None:
-    newer = "MPI plugin types are...\n\tnone\n\tpmi2\n\tpmix\nspecific pmix plugin versions available: pmix_v4\n"
-    assert parse_kinds(newer) == ("none", "pmi2", "pmix", "pmix_v4")
-    assert parse_kinds("srun: MPI types are...\nsrun: none\nsrun: cray_shasta\n") == ("none", "cray_shasta")
 
 
 def test_nvidia_smi_is_read() -> None:

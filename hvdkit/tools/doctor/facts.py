@@ -15,6 +15,7 @@ KIND_NAMES = {
     "intel_mpi": "Intel MPI",
     "cray_mpich": "Cray MPICH",
     "mvapich": "MVAPICH",
+    "pals": "Cray PALS",
     "slurm": "Slurm",
     "horovodrun": "Horovod",
     "torchrun": "torch",

@@ -16,6 +16,7 @@ _FAMILIES = {
     "intel_mpi": "MPICH",
     "cray_mpich": "MPICH",
     "mvapich": "MPICH",
+    "pals": "MPICH",
 }
 
 _ONE_MPI = (

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hvdkit.launch.facts import find_scheduler
 from hvdkit.tools.doctor.facts import Facts
 from hvdkit.tools.doctor.finding import Finding
 from hvdkit.tools.doctor.job import Job
 
-_ALLOCATIONS = {"SLURM_JOB_ID": "Slurm", "PBS_JOBID": "PBS", "LSB_JOBID": "LSF"}
+_NAMES = {"slurm": "Slurm", "pbs": "PBS", "lsf": "LSF", "sge": "SGE"}
 
 
 def check_script(facts: Facts, job: Job) -> Iterator[Finding]:
@@ -59,12 +60,13 @@ def check_script(facts: Facts, job: Job) -> Iterator[Finding]:
             "torch sends GPU tensors only through an Open MPI that is built for CUDA.",
             "Take the backend nccl, or import hvdkit.torch in place of torch.distributed.",
         )
-    scheduler = next((name for variable, name in _ALLOCATIONS.items() if variable in facts.environ), "")
+    scheduler = find_scheduler(facts.environ)
     if scheduler and not script.saves:
         yield Finding(
             "warning",
             "no-checkpoint",
-            f"{script.path} saves nothing as far as it shows: when {scheduler} ends the job at its time limit, the "
+            f"{script.path} saves nothing as far as it shows: when {_NAMES[scheduler]} ends the job at its time "
+            "limit, the "
             "work is lost.",
             "Save a checkpoint every few minutes, on rank 0, and load it at the start.",
         )

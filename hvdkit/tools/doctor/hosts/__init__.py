@@ -1,5 +1,5 @@
 """Several hosts: an agent on each, and what they see of one another.
 
-find says which hosts; start and remote run agents there; survey asks them; seen is what they answered, as data, which
-the functions of checks/ judge.
+start and remote run agents there; survey asks them; seen is what they answered, as data, which the functions of checks/
+judge.
 """

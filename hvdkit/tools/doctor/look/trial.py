@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hvdkit.launch.environment import clean_environment
+from hvdkit.launch.facts import parse_pmi_list
 from hvdkit.tools.doctor.look.mpi import QUICK, read_version
 from hvdkit.tools.doctor.machine import Trial
 from hvdkit.tools.doctor.probe import describe_status, find_probe, run_program
 
 _TIMEOUT_S = 20.0
-_KIND = re.compile(r"pmi\w*|none|cray_\w+")
 #: An allocation's hosts are not what is tried here.
 _SCHEDULERS = re.compile(r"(SLURM|SLURMD|SRUN|PBS|LSB|LS|SGE|PE)_.*")
 
@@ -43,12 +43,7 @@ def try_srun(environ: Mapping[str, str]) -> Trial:
         return Trial()
     _, out, err = run_program([srun, "--mpi=list"], environ=environ, timeout_s=_TIMEOUT_S)
     found = _try(srun, ["--overlap", "--nodes=1", "--cpu-bind=none"], {**QUICK, **environ})
-    return replace(found, kinds=parse_kinds(out + err))
-
-
-def parse_kinds(text: str) -> tuple[str, ...]:
-    """Read what `srun --mpi=list` prints, on either stream and in either of its forms."""
-    return tuple(dict.fromkeys(word for word in re.split(r"[\s,:]+", text) if _KIND.fullmatch(word)))
+    return replace(found, kinds=parse_pmi_list(out + err))
 
 
 def _try(program: str, options: list[str], environ: Mapping[str, str]) -> Trial:
