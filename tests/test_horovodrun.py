@@ -18,13 +18,13 @@ PYTORCH, KERAS = (str(ROOT / "examples" / f"{name}_digits.py") for name in ("pyt
 UNBOUND = "--binding-args=--bind-to none --map-by slot"
 
 
-def _run(command: list[str], cwd: Path, timeout: float = 110, **env: str) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     require_horovod()
     path = f"{Path(sys.prefix, 'bin')}{os.pathsep}{os.environ['PATH']}"
     small = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     variables = {**os.environ, **small, "PATH": path, "PYTHONPATH": str(ROOT), **env}
     return subprocess.run(
-        command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL
+        command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=110, stdin=subprocess.DEVNULL
     )
 
 

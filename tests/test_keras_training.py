@@ -95,12 +95,14 @@ def test_a_process_set_trains_by_itself(backend: str) -> None:
     run_check(3, backend, "keras_training:process_set")
 
 
+@pytest.mark.native("buckets and transports are hvdkit's own")
 @each_backend
 @pytest.mark.parametrize("settings", [{"fusion_bytes": 64, "buckets_in_flight": 1}, {"transport": "mpi"}], ids=str)
 def test_settings_change_speed_and_not_results(backend: str, settings: dict[str, Any]) -> None:
     run_check(3, backend, "keras_training:train", SPECS["Adam"], settings=settings)
 
 
+@pytest.mark.native("Horovod adds no bfloat16")
 @each_backend
 def test_compression_inside_a_host_costs_nothing(backend: str) -> None:
     run_check(2, backend, "keras_training:train", SPECS["SGD"], compression="bf16", gradient_predivide_factor=2.0)

@@ -26,7 +26,6 @@ class HorovodEngine:
     to; Horovod writes its own.
     """
 
-    takes_tensors = True
     #: Horovod itself reports what stalls.
     watched = False
 
@@ -36,6 +35,7 @@ class HorovodEngine:
         assert isinstance(transport, HorovodTransport)
         self.transport, self.binding = transport, binding
         self.timeline, self.joining = timeline, Joining()
+        self.takes_tensors = binding.framework == "torch"
         self.notice_s = float("inf")
         self._hosts, self._ranks = hosts, list(ranks)
         self._running: dict[str, Running] = {}
