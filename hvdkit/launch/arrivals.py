@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hvdkit.launch.network import Connection, choose_network, parse_interfaces, plan_network_variables
+from hvdkit.launch.preflight import Machine, parse_machine
 
 # With TCP alone between hosts nothing else is worth looking for, and that takes Open MPI a second at each start.
 _PLAIN_TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,uct", "OMPI_MCA_osc": "^ucx"}
@@ -18,7 +19,7 @@ class Arrival:
     """What an agent says of itself before its command starts.
 
     size: of the job, as the launcher told it; 0 if it told nothing.
-    fabric: its host has something faster than TCP.
+    fabric: its host has something faster than TCP. machine: the rest of its host.
     """
 
     rank: int
@@ -26,6 +27,7 @@ class Arrival:
     host: str
     connection: Connection
     fabric: bool = False
+    machine: Machine = field(default_factory=Machine)
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,9 @@ class Orders:
 def parse_arrival(hello: Mapping[str, Any]) -> Arrival:
     """Take what an agent has sent; raises ValueError or KeyError for what no agent sends."""
     connection = Connection(parse_interfaces(hello.get("interfaces", ())), str(hello.get("address", "")))
-    return Arrival(int(hello["rank"]), int(hello["size"]), str(hello["host"]), connection, bool(hello.get("fabric")))
+    machine = parse_machine(hello.get("machine", {}))
+    fabric = bool(hello.get("fabric"))
+    return Arrival(int(hello["rank"]), int(hello["size"]), str(hello["host"]), connection, fabric, machine)
 
 
 def check_arrival(arrival: Arrival, size: int, hosts: Mapping[int, str]) -> str:

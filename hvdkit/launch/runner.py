@@ -18,6 +18,7 @@ from hvdkit.launch.arrivals import check_layout, plan_orders
 from hvdkit.launch.control import Control
 from hvdkit.launch.job import Launch, format_shell_line
 from hvdkit.launch.output import Output
+from hvdkit.launch.preflight import find_troubles
 from hvdkit.launch.verdict import Ranks, judge
 
 # A failed rank and those that notice it report within milliseconds; one that only noticed leaves the cause a second.
@@ -163,6 +164,8 @@ class Runner:
         except LaunchError as error:
             self._refused = str(error)
             return
+        for trouble in find_troubles((one.host, one.machine) for one in self._control.arrivals.values()):
+            self.output.say(trouble)
         if self.verbose and orders.why:
             self.output.say(f"{orders.why}.")
         self._control.release(orders.told)

@@ -16,6 +16,7 @@ from typing import Any
 
 from .guard import Guard
 from .interfaces import has_fabric, read_interfaces
+from .machine import look_around
 from .place import Place, adapt_environment, count_cores
 from .prefix import Prefixer
 from .stream import HOLD_S, Stream, open_terminal, set_window, write_all
@@ -64,7 +65,7 @@ class Agent:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(name, self._on_signal)
-        orders = self._await_go()
+        orders = self._await_go(environ)
         local_size = int(orders.get("local_size", self.place.local_size))
         one_host = orders.get("one_host", local_size in (0, self.place.size))
         self.prefix = (f"[{self.place.rank}] " if one_host else f"[{self.place.rank} {self.place.host}] ").encode()
@@ -83,11 +84,12 @@ class Agent:
         status = self.child.wait()
         return self._finish(status if status >= 0 else 128 - status, "")
 
-    def _await_go(self) -> dict[str, Any]:
+    def _await_go(self, environ: Mapping[str, str]) -> dict[str, Any]:
         """Say who and where this is, and wait until hvdrun has heard it from all ranks; returns its orders."""
         if self.control is None:
             return {}
         hello: dict[str, Any] = {"rank": self.place.rank, "size": self.place.size, "host": self.place.host}
+        hello["machine"] = look_around(environ)
         if self.control.address:
             hello.update(address=self.control.address, interfaces=read_interfaces(), fabric=has_fabric())
         self.control.send(HELLO, json.dumps(hello).encode())
