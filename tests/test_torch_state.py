@@ -465,3 +465,17 @@ def send_objects(transport: str) -> None:
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 def test_objects_of_any_kind_reach_every_rank(transport: str, size: int) -> None:
     run_ranks(size, send_objects, transport)
+
+
+@pytest.mark.parametrize(("seen", "places"), [(1, [0, 0, 0]), (2, [0, 1, 0]), (3, [0, 1, 2]), (8, [0, 1, 2])])
+def test_a_rank_takes_one_of_the_gpus_that_it_sees(
+    seen: int, places: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hvdkit.torch import basics  # a GPU cannot be had for real here
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+    for local_rank, place in enumerate(places):
+        monkeypatch.setattr(basics, "local_rank", lambda local_rank=local_rank: local_rank)
+        assert hvd.local_device() == torch.device("cuda", place)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert hvd.local_device() == torch.device("cpu")

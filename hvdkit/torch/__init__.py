@@ -41,7 +41,7 @@ from hvdkit.torch.asynchronous import (
     reducescatter_async,
     sparse_allreduce_async,
 )
-from hvdkit.torch.basics import describe, init
+from hvdkit.torch.basics import describe, init, local_device
 from hvdkit.torch.built import (
     ccl_built,
     cuda_built,
@@ -132,6 +132,7 @@ __all__ = [
     "is_initialized",
     "join",
     "learning_rate",
+    "local_device",
     "local_rank",
     "local_size",
     "metrics",

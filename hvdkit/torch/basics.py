@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hvdkit.engine.basics import describe_world, join_world
+from hvdkit.engine.basics import describe_world, join_world, local_rank
 from hvdkit.engine.process_sets import ProcessSet
 from hvdkit.torch.tensors import TorchArithmetic
 
@@ -27,6 +27,17 @@ def init(
     for process sets that cannot be made.
     """
     join_world(comm, process_sets, TorchArithmetic(), "torch", **settings)
+
+
+def local_device() -> torch.device:
+    """The device of this rank: a GPU that is its own as far as there are enough, or the CPU where torch sees none.
+
+    Right where the launcher shows each rank one GPU, some of its own, or all GPUs of the host: it is number
+    `local_rank() % torch.cuda.device_count()` of those that this process sees. NotInitializedError before init().
+    """
+    place = local_rank()
+    seen = torch.cuda.device_count()
+    return torch.device("cuda", place % seen) if seen else torch.device("cpu")
 
 
 def describe() -> str:
