@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 
 from hvdkit.tools.doctor.facts import Facts
 from hvdkit.tools.doctor.finding import Finding
 from hvdkit.tools.doctor.job import Job
+from hvdkit.world import parse_slurm_counts
 
 
 def check_scheduler(facts: Facts, job: Job) -> Iterator[Finding]:
@@ -94,13 +94,10 @@ def _check_slurm(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 def parse_counts(text: str) -> list[int]:
     """Turn "2(x3),1" into [2, 2, 2, 1]; [] for what is not like that."""
-    counts: list[int] = []
-    for item in filter(None, text.split(",")):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item)
-        if match is None:
-            return []
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
+    try:
+        return parse_slurm_counts(text)
+    except ValueError:
+        return []
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
