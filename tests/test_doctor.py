@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -206,8 +207,9 @@ def test_this_machine_as_json() -> None:
 def test_this_machine_as_a_table() -> None:
     answer = doctor(COLUMNS="200")
     assert answer.stderr == ""
-    for word in ("MPI library", "mpi4py", "hierarchical", "build-horovod", "hvdrun -np 2"):
+    for word in ("MPI library", "mpi4py", "hierarchical", "hvdrun -np 2"):
         assert word in answer.stdout
+    assert ("build-horovod" in answer.stdout) == (importlib.util.find_spec("horovod") is None)
     assert answer.returncode in (0, 1)
 
 
