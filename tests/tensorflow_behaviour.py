@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -267,8 +268,9 @@ def both_frameworks() -> None:
         assert_alike(model, reference)
         assert set(weights.detach().tolist()) == {1 - 3 * (hvd.size() - 1) / 2}
         assert hvdkit.torch.allreduce(torch.ones(2), op=hvdkit.torch.Sum).tolist() == [hvd.size()] * 2
-        half = torch.ones(9000, dtype=torch.bfloat16)
-        assert set(hvdkit.torch.allreduce(half, op=hvdkit.torch.Sum).tolist()) == {hvd.size()}
+        if os.environ.get("HVDKIT_ENGINE") != "horovod":  # whose core does not add it
+            half = torch.ones(9000, dtype=torch.bfloat16)
+            assert set(hvdkit.torch.allreduce(half, op=hvdkit.torch.Sum).tolist()) == {hvd.size()}
     assert not hvdkit.torch.is_initialized()
 
 

@@ -12,25 +12,44 @@ from ranks import RanksFailedError
 pytestmark = pytest.mark.ranks
 
 
+OWN_WORDS = pytest.mark.native("Horovod says it in its own words")
+TRACED_ALIKE = pytest.mark.native("on Horovod's core all ranks trace the same gradients")
+
+
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize(
-    "check", ["missing_gradients", "different_models", "adasum", "batch_normalization", "joined_too_early"]
+    "check",
+    [
+        pytest.param("missing_gradients", marks=TRACED_ALIKE),
+        "different_models",
+        pytest.param("adasum", marks=pytest.mark.native("Horovod's Adasum is for powers of two")),
+        "batch_normalization",
+        pytest.param("joined_too_early", marks=OWN_WORDS),
+    ],
 )
 def test_in_either_mode(check: str, mode: str) -> None:
     run_check(3, "tensorflow", f"tensorflow_behaviour:{check}", mode, timeout=60)
 
 
-@pytest.mark.parametrize("check", ["another_gradient_later", "refusals", "state", "both_frameworks", "docstrings"])
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param("another_gradient_later", marks=TRACED_ALIKE),
+        *("refusals", "state", "both_frameworks", "docstrings"),
+    ],
+)
 def test_in_particular(check: str) -> None:
     run_check(2, "tensorflow", f"tensorflow_behaviour:{check}", timeout=60)
 
 
+@OWN_WORDS
 def test_a_step_that_fails_in_the_middle_ends_the_job_with_a_word() -> None:
     with pytest.raises(RanksFailedError) as caught:
         run_check(2, "tensorflow", "tensorflow_behaviour:interrupted", timeout=60)
     assert "Let the exception end the job" in caught.value.tracebacks[0]
 
 
+@pytest.mark.native("Horovod imports what looks for other frameworks")
 @pytest.mark.parametrize(
     ("adapter", "other"), [("torch", "tensorflow"), ("tensorflow", "torch"), ("tensorflow", "tensorflow")]
 )

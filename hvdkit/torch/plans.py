@@ -49,9 +49,10 @@ def open_plan(
 ) -> Plan:
     """The plan of these parameters' gradients, in buckets or, on Horovod's core, one by one; see GradientPlan.
 
-    groups: Horovod's core fuses what is ready together, and needs none.
+    groups: Horovod's core fuses what is ready together, and needs none. Where that was opened for another framework
+    its allreduces take buckets in the host's memory.
     """
-    if made.horovod is not None:
+    if made.horovod is not None and made.horovod.framework == "torch":
         from hvdkit.torch.direct_gradients import DirectGradients
 
         return DirectGradients(

@@ -126,7 +126,7 @@ def _result(future: Future[Any]) -> Any:
 
 def plain_message(message: str) -> str:
     """What Horovod said, without what TensorFlow puts around it."""
-    around = ("Graph execution error", "Detected at node", "<stack traces unavailable>", "[[")
+    around = ("Graph execution error", "Detected at node", "<stack traces unavailable>", "[[", 'File "')
     said = [line.strip() for line in message.splitlines()]
     return " ".join(line for line in said if line and not line.startswith(around)) or message
 
