@@ -289,6 +289,7 @@ def _looks_at_the_sky() -> None:
     time.sleep(2.5)
 
 
+@pytest.mark.native("Horovod reports what stalls itself, in its own words")
 @pytest.mark.parametrize("shutdown", [0.0, 1.5])
 def test_a_stall_names_the_operation_the_missing_rank_and_what_it_does(shutdown: float) -> None:
     told = _on(2, _stall, shutdown, stall_check_s=1.0, stall_shutdown_s=shutdown)[0]

@@ -226,6 +226,7 @@ def compress_everything(transport: str) -> None:
         expect(hvd.allreduce(exact, op=hvd.Max, compression=hvd.Compression.none), exact)
 
 
+@pytest.mark.native("Horovod adds no bfloat16")
 @SIZES
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 def test_compression_rounds_and_clamps_and_keeps_inf_and_nan(transport: str, size: int) -> None:

@@ -38,6 +38,7 @@ def run(func: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concate
         try:
             while True:
                 try:
+                    engine.begin_generation()
                     if not synchronized:
                         state.sync()
                     return func(state, *args, **kwargs)

@@ -84,7 +84,8 @@ def init(
     timeline = Timeline()
     if horovod is None and config.timeline not in ("", "DYNAMIC") and world.rank == 0:
         timeline.start(config.timeline)  # DYNAMIC is Horovod's word for "start_timeline() will say"
-    hosts = allgather_object(transport, world.host)
+    # Horovod's core gathers nothing yet: TensorFlow can be told which GPU to use until it has done an operation.
+    hosts = allgather_object(transport, world.host) if horovod is None else [""] * world.size
 
     def open_engine(group: Transport, ranks: Sequence[int]) -> Engine:
         options: dict[str, Any] = {"hosts": [hosts[rank] for rank in ranks], "ranks": ranks, "timeline": timeline}
@@ -128,6 +129,15 @@ def shutdown() -> None:
     runtime.transport.close()
     if runtime.horovod is not None:
         runtime.horovod.shutdown()
+
+
+def begin_generation() -> None:
+    """Agree with ranks that have come, or outlived others, on which world this is; collective. For Horovod's core."""
+    made = runtime("elastic.run")
+    if made.horovod is not None:
+        from hvdkit.engine.horovod.opening import begin_generation
+
+        begin_generation(made.transport, made.horovod)
 
 
 def is_initialized() -> bool:

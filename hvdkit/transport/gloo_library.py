@@ -6,9 +6,11 @@ hvdkit's own: torch's default group stays the script's to make.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -101,6 +103,7 @@ class Group:
             self._group = gloo(distributed.PrefixStore(name, store), rank, size, options)
         except RuntimeError as error:
             raise explain("connecting of the ranks", error) from error
+        _groups.add(self)
 
     def allreduce(self, source: Buffer, out: Buffer, op: Op) -> GlooRequest:
         """See Wire.allreduce; of dtypes that Gloo can add up."""
@@ -151,6 +154,17 @@ class Group:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
         self._group = None
         self._open = []
+
+
+#: Those that are open.
+_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_groups() -> None:
+    """End Gloo's threads while Python is there: one that asks for it later ends the process with SIGABRT."""
+    for group in list(_groups):
+        group.close()
 
 
 class GlooRequest:

@@ -12,7 +12,7 @@ import pytest
 from cluster.lab import ROOT, Lab, wait_until
 from cluster.slurm import Slurm
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 
 def test_every_host_reaches_every_other_by_ssh_without_a_question(lab: Lab) -> None:
@@ -24,11 +24,11 @@ def test_every_host_reaches_every_other_by_ssh_without_a_question(lab: Lab) -> N
 
 def test_a_command_ends_as_it_would_anywhere(lab: Lab) -> None:
     assert lab.run("node1", ["sh", "-c", "exit 7"]).returncode == 7
-    process = lab.start("node2", ["sh", "-c", "trap 'exit 9' TERM; echo up; sleep 20 & wait"])
+    process = lab.start("node2", ["sh", "-c", "trap 'exit 9' TERM; echo up; sleep 100 & wait"])
     assert process.stdout is not None and process.stdout.readline() == "up\n"
     process.terminate()
     assert process.wait(10) == 9
-    assert [line for lines in lab.restore().values() for line in lines] == ["sleep 20 [S]"]
+    assert [line for lines in lab.restore().values() for line in lines] == ["sleep 100 [S]"]
 
 
 def test_only_the_wire_has_the_same_subnet_and_is_fast(lab: Lab) -> None:

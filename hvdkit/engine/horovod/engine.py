@@ -22,8 +22,8 @@ from hvdkit.transport.waiting import Waiting
 class HorovodEngine:
     """Named operations among the ranks of a process set of Horovod's; opened and closed by all of them together.
 
-    transport: of that set. hosts: of each rank, and ranks: its number in the world, for messages. timeline: not written
-    to; Horovod writes its own.
+    transport: of that set. hosts: of each rank, "" where that is not known, and ranks: its number in the world, for
+    messages. timeline: not written to; Horovod writes its own.
     """
 
     #: Horovod itself reports what stalls.
@@ -45,7 +45,8 @@ class HorovodEngine:
 
     def who(self, rank: int) -> str:
         """Name a rank of this engine for a message."""
-        return f"rank {self._ranks[rank]} (host {self._hosts[rank]})"
+        host = self._hosts[rank]
+        return f"rank {self._ranks[rank]}" + (f" (host {host})" if host else "")
 
     def make_name(self, kind: str) -> str:
         """A name for an operation without one: the n-th of its kind here and so on every rank."""
@@ -94,6 +95,9 @@ class HorovodEngine:
             return operation
         self._check_open()
         operation = Operation(name, asked, buffers)
+        if asked.kind in _OF_HOROVOD:
+            operation.done = True
+            return operation
         with self.transport.within(name):
             self._agree(name, asked)
             if action is not None:
@@ -177,6 +181,8 @@ class _Join(Running):
 
 
 _COLLECTIVES = frozenset({"allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier"})
+#: Steps in which Horovod itself has all ranks meet.
+_OF_HOROVOD = frozenset({"add_process_set"})
 
 
 def _nothing() -> None:

@@ -12,7 +12,7 @@ from hvdkit.engine.horovod.transport import HorovodTransport, describe
 from hvdkit.errors import WorldError
 from hvdkit.hook import install_exception_hook
 from hvdkit.transport import Abort, mpi_library
-from hvdkit.transport.base import Buffer
+from hvdkit.transport.base import Buffer, Transport
 from hvdkit.world import World, check_world, complete_world, read_world, under_agent
 
 
@@ -48,15 +48,13 @@ def open_horovod(config: Config, framework: str) -> tuple[World, HorovodTranspor
         cross_size=basics.cross_size(),
         homogeneous=basics.is_homogeneous(),
     )
-    transport = _open_transport(binding, world)
-    _begin_generation(transport)
-    return world, transport, abort, binding
+    return world, _open_transport(binding, world), abort, binding
 
 
 _worlds = 0  # that this process, or one that it has met, has been in
 
 
-def _begin_generation(transport: HorovodTransport) -> None:
+def begin_generation(transport: Transport, binding: Binding) -> None:
     """Give operations other names than in earlier worlds; collective.
 
     Where a world ended with an error Horovod may hold some of its operations still, and take none of the same name.
@@ -65,7 +63,7 @@ def _begin_generation(transport: HorovodTransport) -> None:
     count = Buffer(np.array([_worlds], np.int32), "int32")
     transport.allreduce(count, "max")
     earlier = int(count.array[0])
-    transport.binding.prefix = f"world{earlier}." if earlier else ""
+    binding.prefix = f"world{earlier}." if earlier else ""
     _worlds = earlier + 1
 
 
