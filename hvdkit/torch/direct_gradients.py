@@ -71,6 +71,7 @@ class DirectGradients:
         self._plain = [parameter.is_contiguous() for parameter in self._parameters]
         self._touched, self._statistics = touched, statistics
         self._sent: dict[int, _Sent] = {}
+        self._presence: tuple[torch.Tensor, Pending] | None = None
         self._sparse: set[int] = set()  # parameters whose gradient was made dense for this round
         self._lock = threading.RLock()  # gradients of several devices arrive from several threads
         self._began_s = 0.0
@@ -78,7 +79,15 @@ class DirectGradients:
     def arrived(self, index: int) -> None:
         """See GradientPlan."""
         with self._lock:
+            last = len(self._sent) == len(self._parameters) - 1
+            if last and len(self._touched) == len(self._parameters):
+                self._tell_presence()  # before it, so that both go in one cycle of Horovod's
             self._send(index)
+
+    def _tell_presence(self) -> None:
+        there = torch.zeros(len(self._parameters), device=self._parameters[0].device)
+        there[list(self._touched)] = 1.0
+        self._presence = there, self._tell(there)
 
     def started(self, index: int) -> bool:
         """See GradientPlan."""
@@ -129,9 +138,12 @@ class DirectGradients:
             for index in range(len(self._parameters)):
                 if index not in self._sent:
                     self._send(index)
-            there = torch.zeros(len(self._parameters), device=self._parameters[0].device)
-            there[list(self._touched)] = 1.0
-            wait(self._tell(there))
+            if self._presence is None:
+                self._tell_presence()
+            assert self._presence is not None
+            there, told = self._presence
+            self._presence = None
+            wait(told)
             present: list[float] = there.tolist()
             for index, sent in self._sent.items():
                 wait(sent.pending)
