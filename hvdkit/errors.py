@@ -17,7 +17,7 @@ class HorovodInternalError(HvdkitError, RuntimeError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of the job have changed. Horovod's name; nothing raises it as long as worlds keep their size.
+    """The hosts of the job have changed. Horovod's name; raised where worlds change, see elastic.run.
 
     skip_sync: is the state the same on all ranks already?
     """

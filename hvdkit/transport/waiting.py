@@ -14,10 +14,10 @@ _CHECK_S = 0.1  # how often the peers are looked after
 class Waiting:
     """Paces a polling loop and looks after the peers meanwhile; one object for one wait.
 
-    check: called every 0.1 s; raises if the wait is hopeless.
+    check: called every 0.1 s; raises if the wait is hopeless. None where somebody else looks after the peers.
     """
 
-    def __init__(self, check: Callable[[], None]) -> None:
+    def __init__(self, check: Callable[[], None] | None = None) -> None:
         self._check = check
         self._turns = 0
         self._next_check = 0.0
@@ -30,7 +30,7 @@ class Waiting:
             return
         now = time.monotonic()
         if now >= self._next_check:
-            if self._next_check:
+            if self._next_check and self._check is not None:
                 self._check()
             self._next_check = now + _CHECK_S
         time.sleep(_SLEEP_S)

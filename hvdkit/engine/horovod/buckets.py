@@ -66,14 +66,10 @@ class HorovodBuckets:
 
     def wait(self, index: int, watch: Callable[[], None] | None = None) -> None:
         """See Buckets; Horovod's own report tells who is missing."""
-        waiting = Waiting(watch or _nothing)
+        waiting = Waiting(watch)
         while not self.finished(index):
             waiting.pause()
 
     def close(self) -> None:
         """See Buckets."""
         self.memory = []
-
-
-def _nothing() -> None:
-    """There is nobody to tell."""

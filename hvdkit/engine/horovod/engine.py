@@ -76,12 +76,8 @@ class HorovodEngine:
                     f"{name} is still under way on {self.who(self.transport.rank)}. Give operations that run at the "
                     f"same time different names, or synchronize() the first one before."
                 )
+            start_operation(self.binding, self.transport.process_set, self._ranks, operation)
             self._running[name] = operation
-            try:
-                start_operation(self.binding, self.transport.process_set, self._ranks, operation)
-            except Exception:
-                del self._running[name]
-                raise
         return operation
 
     def do(self, name: str, asked: Announcement, buffers: Sequence[Any], *, action: Action | None = None) -> Operation:
@@ -115,7 +111,7 @@ class HorovodEngine:
 
     def wait(self, operation: Operation) -> None:
         """Return when the operation is done; raises what it failed with."""
-        waiting = Waiting(_nothing)
+        waiting = Waiting()
         while not operation.done:
             if not self._take(operation):
                 waiting.pause()
@@ -183,7 +179,3 @@ class _Join(Running):
 _COLLECTIVES = frozenset({"allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier"})
 #: Steps in which Horovod itself has all ranks meet.
 _OF_HOROVOD = frozenset({"add_process_set"})
-
-
-def _nothing() -> None:
-    """Horovod looks after the ranks."""

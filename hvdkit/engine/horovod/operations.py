@@ -51,6 +51,14 @@ def numbers_of(buffer: Buffer, shape: Sequence[int]) -> Any:
     return array.reshape(tuple(shape))
 
 
+def flat_of(array: Any, dtype: str) -> Any:
+    """What Horovod gave for numbers_of(), as (n,) of the storage of this dtype, sharing memory."""
+    flat = array.reshape(-1)
+    if isinstance(flat, np.ndarray) and dtype in ("bfloat16", "bool"):
+        flat = flat.view(np.uint16 if dtype == "bfloat16" else np.bool_)
+    return flat
+
+
 def start_operation(binding: Binding, process_set: Any, ranks: Sequence[int], operation: Running) -> None:
     """Ask Horovod for an operation. ranks: of the set, in the world."""
     asked = operation.asked
@@ -137,10 +145,7 @@ def collect(binding: Binding, operation: Running, size: int) -> None:
 
 
 def _results(operation: Running, arrays: Sequence[Any]) -> list[Buffer]:
-    made = []
-    for (dtype, _), array, given in zip(operation.asked.tensors, arrays, operation.buffers, strict=True):
-        flat = array.reshape(-1)
-        if isinstance(flat, np.ndarray) and dtype in ("bfloat16", "bool"):
-            flat = flat.view(np.uint16 if dtype == "bfloat16" else np.bool_)
-        made.append(type(given)(flat, dtype))
-    return made
+    return [
+        type(given)(flat_of(array, dtype), dtype)
+        for (dtype, _), array, given in zip(operation.asked.tensors, arrays, operation.buffers, strict=True)
+    ]

@@ -102,7 +102,7 @@ class TorchBinding:
         def take_part() -> None:
             try:
                 found.append(int(horovod.join()))
-            except Exception as error:
+            except Exception as error:  # of this thread, for whoever asks for the answer
                 found.append(HorovodInternalError(f"Horovod: {error}"))
 
         threading.Thread(target=take_part, name="hvdkit-join", daemon=True).start()

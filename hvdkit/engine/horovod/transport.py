@@ -10,7 +10,7 @@ import numpy as np
 
 from hvdkit.engine.horovod.binding import Binding, Move, Pending
 from hvdkit.engine.horovod.buckets import HorovodBuckets
-from hvdkit.engine.horovod.operations import numbers_of
+from hvdkit.engine.horovod.operations import flat_of, numbers_of
 from hvdkit.engine.horovod.sets import Sets
 from hvdkit.errors import TransportError
 from hvdkit.transport.arithmetic import NumpyArithmetic
@@ -80,7 +80,8 @@ class HorovodTransport:
 
     def allgather(self, buffer: Buffer, counts: Sequence[int]) -> Buffer:
         """See Transport."""
-        return _as_buffer(self._do("allgather", numbers_of(buffer, (buffer.count,)))[0], buffer.dtype)
+        gathered = self._do("allgather", numbers_of(buffer, (buffer.count,)))[0]
+        return Buffer(flat_of(gathered, buffer.dtype), buffer.dtype)
 
     def broadcast(self, buffer: Buffer, root: int) -> None:
         """See Transport."""
@@ -90,7 +91,7 @@ class HorovodTransport:
     def alltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Buffer:
         """See Transport."""
         received = self._do("alltoall", numbers_of(buffer, (buffer.count,)), splits=list(send_counts))[0]
-        return _as_buffer(received, buffer.dtype)
+        return Buffer(flat_of(received, buffer.dtype), buffer.dtype)
 
     def barrier(self) -> None:
         """See Transport."""
@@ -142,7 +143,7 @@ class HorovodTransport:
 def wait(pending: Pending) -> list[Any]:
     """Wait for an operation and return its results; can be interrupted, which Horovod's own waiting cannot."""
     if not pending.done():
-        waiting = Waiting(_nothing)
+        waiting = Waiting()
         while not pending.done():
             waiting.pause()
     return pending.wait()
@@ -160,14 +161,3 @@ def describe(basics: Any) -> str:
     """What moves bytes in Horovod."""
     parts = ["MPI"] * bool(basics.mpi_enabled()) + ["Gloo"] * bool(basics.gloo_enabled())
     return " and ".join(parts + ["NCCL"] * bool(basics.nccl_built())) or "alone"
-
-
-def _as_buffer(array: Any, dtype: str) -> Buffer:
-    flat = array.reshape(-1)
-    if dtype in ("bfloat16", "bool"):
-        flat = flat.view(np.uint16 if dtype == "bfloat16" else np.bool_)
-    return Buffer(flat, dtype)
-
-
-def _nothing() -> None:
-    """Horovod looks after the ranks."""
