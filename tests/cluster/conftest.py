@@ -43,6 +43,7 @@ def daemons(hosts: Lab) -> Iterator[Slurm]:
 
 @pytest.fixture
 def slurm(lab: Lab, daemons: Slurm) -> Iterator[Slurm]:
-    """Slurm with idle hosts and no job."""
+    """Slurm with idle hosts and no job, on the hosts too that an earlier test halted or cut off."""
+    daemons.ready()
     yield daemons
     daemons.cancel_all()

@@ -88,7 +88,7 @@ class Slurm:
             script: list[str | Path] = ["bash", "-c", _HOST_UP, "bash", self.folder, name, self.head, str(pmix or "")]
             done = self.lab.run(name, script)
             assert done.returncode == 0, done.stdout + done.stderr + self._logs()
-        if not wait_until(self._all_idle, 20):
+        if not wait_until(self._all_idle, 40):
             raise RuntimeError(f"Slurm's hosts did not become idle:\n{self._logs()}")
         self.lab.settle()
 
@@ -129,6 +129,10 @@ class Slurm:
         """End all jobs and wait until the hosts are idle again."""
         if self.run("squeue", "--noheader").stdout.strip():
             self.run("scancel", "--state=RUNNING", "--state=PENDING", "--state=SUSPENDED")
+        self.ready()
+
+    def ready(self) -> None:
+        """Bring back the hosts on which Slurm is not running, or which it holds for down."""
         if not self._all_idle():
             self.up()
 

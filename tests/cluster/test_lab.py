@@ -24,7 +24,7 @@ def test_every_host_reaches_every_other_by_ssh_without_a_question(lab: Lab) -> N
 
 def test_a_command_ends_as_it_would_anywhere(lab: Lab) -> None:
     assert lab.run("node1", ["sh", "-c", "exit 7"]).returncode == 7
-    process = lab.start("node2", ["sh", "-c", "trap 'exit 9' TERM; echo up; sleep 100 & wait"])
+    process = lab.start("node2", ["sh", "-c", "trap 'exit 9' TERM; sleep 100 & echo up; wait"])
     assert process.stdout is not None and process.stdout.readline() == "up\n"
     process.terminate()
     assert process.wait(10) == 9
