@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numbers_of_ranks import DTYPES, FLOATS, OPS, buffer_of, expect, lengths, pattern, reduced, values_of
 
 from hvdkit.transport.base import Buckets, BucketSpec, Buffer, Transport
+from hvdkit.transport.coding.power_sgd import PowerSGD
+from hvdkit.transport.coding.sign import Sign
+from hvdkit.transport.coding.top_k import TopK
 
 Wire = Literal["none", "float16", "bfloat16"]
 WIRES: tuple[Wire, ...] = get_args(Wire)
@@ -176,7 +179,7 @@ def narrow_wires_are_near(transport: Transport) -> None:
     largest = np.abs(np.stack(everyone)).mean(axis=0)
     for index, spec in enumerate(specs):
         result = take(buckets, index)
-        unit = rounding[spec.dtype] + (rounding[spec.wire] if spec.wire != "none" else 0)
+        unit = rounding[spec.dtype] + (rounding[spec.narrow] if spec.narrow != "none" else 0)
         error = np.abs(values_of(result) - np.mean(everyone, axis=0))
         assert (error <= 4 * unit * largest + 1e-7).all(), f"{spec}: {error.max()}"
     buckets.close()
@@ -200,6 +203,7 @@ def numbers_too_large_for_the_wire_are_clamped(transport: Transport) -> None:
 def all_ranks_get_the_same_bits(transport: Transport) -> None:
     generator = np.random.default_rng(transport.rank)
     specs = [BucketSpec(dtype, 10_007, postscale=1 / 3, wire=wire) for dtype in FLOATS for wire in WIRES]
+    specs += [BucketSpec("float32", 10_007, postscale=1 / 3, wire=coding, exact=5) for coding in CODINGS]
     buckets = transport.open_buckets(specs)
     for index in range(len(specs)):
         fill(buckets, index, generator.standard_normal(10_007))
@@ -210,6 +214,49 @@ def all_ranks_get_the_same_bits(transport: Transport) -> None:
         rows = transport.allgather(data, [data.count] * transport.size).array.reshape(transport.size, -1)
         assert (rows == rows[0]).all(), str(spec)
     buckets.close()
+
+
+CODINGS = (TopK(0.1), TopK(1.0), Sign(), PowerSGD(2))
+
+
+def coded_sums_arrive_in_time(transport: Transport) -> None:
+    """What a round leaves out comes later: the results of many rounds add up to what was to be sent in them."""
+    size, exact, rounds, count = transport.size, 3, 100, 4003
+    numbers = [np.random.default_rng(rank).standard_normal(count) for rank in range(size)]
+    mean = np.mean(numbers, axis=0)
+    specs = [
+        BucketSpec(dtype, count, "sum", 0.5, 2 / size, coding, exact)
+        for coding in CODINGS
+        for dtype in ("float32", "float64")
+    ]
+    buckets = transport.open_buckets(specs)
+    totals = np.zeros((len(specs), count))
+    for _ in range(rounds):
+        for index in range(len(specs)):
+            fill(buckets, index, numbers[transport.rank])
+        reduce_all(buckets)
+        for index in range(len(specs)):
+            totals[index] += values_of(take(buckets, index))
+    for spec, total in zip(specs, totals, strict=True):
+        error = np.abs(total / rounds - mean)
+        assert error[-exact:].max() < 1e-5, f"{spec}: what is not to be coded is off by {error[-exact:].max()}"
+        assert np.linalg.norm(error) < 0.3 * np.linalg.norm(mean), f"{spec}: {np.linalg.norm(error)}"
+        if spec.wire == TopK(1.0):
+            assert error.max() < 1e-5, f"all numbers were to be sent, and one is off by {error.max()}"
+    buckets.close()
+
+
+def codings_send_less(transport: Transport) -> None:
+    def sent(wire: Any) -> int:
+        buckets = transport.open_buckets([BucketSpec("float32", 100_000, wire=wire, exact=1)])
+        nbytes = buckets.sent_bytes
+        buckets.close()
+        return nbytes
+
+    plain = sent("none")
+    assert sent("float16") == plain // 2
+    for coding, part in ((TopK(0.01), 1 / 40), (Sign(), 1 / 30), (PowerSGD(2), 1 / 25)):
+        assert sent(coding) <= plain * part + 8, f"{coding}: {sent(coding)} of {plain}"
 
 
 def halves_are_summed_in_float32(transport: Transport) -> None:
@@ -240,5 +287,7 @@ BUCKET_CHECKS: dict[str, Callable[[Transport], None]] = {
         numbers_too_large_for_the_wire_are_clamped,
         all_ranks_get_the_same_bits,
         halves_are_summed_in_float32,
+        coded_sums_arrive_in_time,
+        codings_send_less,
     )
 }

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hvdkit.engine.compression import Wire
 from hvdkit.transport.base import STORAGE
 
 _ALIGN = 64  # bytes; each tensor begins at a cache line
@@ -73,12 +74,14 @@ class Bucket:
     says in the same way whether this rank trains or has joined.
 
     needs: the tensors that must be there before it is sent: its own, and the others of their group.
+    wire: what goes between hosts for its tensors.
     """
 
     dtype: str
     slots: tuple[Slot, ...]
     data_count: int
     needs: frozenset[int]
+    wire: Wire = "none"
 
     @property
     def count(self) -> int:
@@ -86,29 +89,37 @@ class Bucket:
         return self.data_count + len(self.slots) + 1
 
 
-def plan_buckets(tensors: Sequence[TensorSpec], limit_bytes: int) -> tuple[Bucket, ...]:
+#: What the tensors of a bucket have in common: dtype, place, group and wire.
+_Kind = tuple[str, int, int | None, Wire]
+
+
+def plan_buckets(
+    tensors: Sequence[TensorSpec], limit_bytes: int, wires: Sequence[Wire] | None = None
+) -> tuple[Bucket, ...]:
     """Lay tensors, last one first (backward makes gradients in about that order), into buckets of `limit_bytes`.
 
-    A tensor that does not fit into what is left of a bucket goes on in the next one. Each dtype and place fills buckets
-    of its own, and so does each group; a bucket's turn comes with the last tensor that it needs, so it never waits for
-    a later one. A limit of 0 begins a bucket with every tensor, and cuts those above 4 MiB.
+    A tensor that does not fit into what is left of a bucket goes on in the next one. Each dtype, place and wire fills
+    buckets of its own, and so does each group; a bucket's turn comes with the last tensor that it needs, so it never
+    waits for a later one. A limit of 0 begins a bucket with every tensor, and cuts those above 4 MiB.
+    wires: of each tensor; those of one bucket share it.
     """
+    wires = wires or ["none"] * len(tensors)
     groups: dict[int, set[int]] = {}
     for index, tensor in enumerate(tensors):
         if tensor.group is not None:
             groups.setdefault(tensor.group, set()).add(index)
     pieces = limit_bytes or _WHOLE_BYTES
-    filling: dict[tuple[str, int, int | None], list[Slot]] = {}
+    filling: dict[_Kind, list[Slot]] = {}
     buckets: list[Bucket] = []
 
-    def close(kind: tuple[str, int, int | None]) -> None:
+    def close(kind: _Kind) -> None:
         slots = filling.pop(kind)
         needs = groups[kind[2]] if kind[2] is not None else {slot.tensor for slot in slots}
-        buckets.append(Bucket(kind[0], tuple(slots), slots[-1].stop, frozenset(needs)))
+        buckets.append(Bucket(kind[0], tuple(slots), slots[-1].stop, frozenset(needs), kind[3]))
 
     for index in reversed(range(len(tensors))):
         tensor = tensors[index]
-        kind = (tensor.dtype, tensor.place, tensor.group)
+        kind = (tensor.dtype, tensor.place, tensor.group, wires[index])
         itemsize = STORAGE[tensor.dtype].itemsize
         step = _ALIGN // itemsize
         room = max(step, pieces // itemsize)

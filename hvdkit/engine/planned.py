@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 class Statistics:
     """What a planned reduction has done so far, on this rank.
 
-    reduced_bytes: of buckets. busy_s: from the first bucket's start to the last one's end, summed over generations.
+    reduced_bytes: of buckets. sent_bytes: what this rank gave to the network; 0 where ranks share memory.
+    busy_s: from the first bucket's start to the last one's end, summed over generations.
     exposed_s: the part of it in which training stood still.
     """
 
     generations: int = 0
     reduced_bytes: int = 0
+    sent_bytes: int = 0
     busy_s: float = 0.0
     exposed_s: float = 0.0
 
@@ -92,15 +94,24 @@ class PlannedReduction:
         engine: Engine | None = None,
         name: str = "",
     ) -> None:
+        wires = [options.wire_for(tensor.name, tensor.dtype) for tensor in tensors]
         check_agreement(transport, describe_plan(tensors, limit_bytes, f"{depth} in flight, {options}"))
-        self.buckets: tuple[Bucket, ...] = plan_buckets(tensors, limit_bytes)
+        self.buckets: tuple[Bucket, ...] = plan_buckets(tensors, limit_bytes, wires)
         self.statistics = statistics
         self._tensors, self._gradients = tensors, gradients
         self._arithmetic: Arithmetic = transport.arithmetic
         prescale, postscale = options.factors(transport.size, transport.local_ranks)
         self._moving = transport.open_buckets(
             [
-                BucketSpec(bucket.dtype, bucket.count, "sum", prescale, postscale, options.wire_for(bucket.dtype))
+                BucketSpec(
+                    bucket.dtype,
+                    bucket.count,
+                    "sum",
+                    prescale,
+                    postscale,
+                    bucket.wire,
+                    bucket.count - bucket.data_count,
+                )
                 for bucket in self.buckets
             ],
             depth,
@@ -264,6 +275,7 @@ class PlannedReduction:
         ended = time.perf_counter()
         self.statistics.generations += 1
         self.statistics.reduced_bytes += sum(memory.nbytes for memory in self._data)
+        self.statistics.sent_bytes += self._moving.sent_bytes
         self.statistics.busy_s += ended - self._began_s
         self.statistics.exposed_s += ended - began
 

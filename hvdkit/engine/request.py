@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from hvdkit.engine.compression import Policy, Wire, wire_of, wire_of_gradients
 from hvdkit.engine.reduce_op import Average, Sum
 
-Wire = Literal["none", "float16", "bfloat16"]
+__all__ = ["ReduceOptions", "Wire", "gradient_options", "wire_of"]
 
 
 @dataclass(frozen=True)
@@ -16,12 +17,12 @@ class ReduceOptions:
 
     average: divide the sum by the number of ranks. predivide: the part of that division (1.0 or above) that is done
     before the sum crosses between hosts, against overflow of narrow wire types; 0 leaves the choice to the engine.
-    wire: dtype between hosts.
+    wire: dtype or coding between hosts, for all tensors or by their names.
     """
 
     average: bool = True
     predivide: float = 0.0
-    wire: Wire = "none"
+    wire: Wire | Policy = "none"
 
     def factors(self, size: int, local_ranks: int) -> tuple[float, float]:
         """Prescale and postscale for `size` ranks; their product is 1/size for an average and 1 for a sum.
@@ -34,24 +35,15 @@ class ReduceOptions:
         before = self.predivide or float(local_ranks)
         return 1.0 / before, before / size
 
-    def wire_for(self, dtype: str) -> Wire:
-        """The wire's dtype for a bucket of this dtype: only wider floats are narrowed."""
-        return self.wire if dtype in ("float32", "float64") else "none"
+    def wire_for(self, name: str, dtype: str) -> Wire:
+        """What goes over the wire for a tensor of this name and dtype: only wider floats are compressed."""
+        if dtype not in ("float32", "float64"):
+            return "none"
+        return self.wire.wire_for(name) if isinstance(self.wire, Policy) else self.wire
 
     def __str__(self) -> str:
         what = "average" if self.average else "sum"
         return f"{what}, predivided by {self.predivide:g}, {self.wire} on the wire"
-
-
-def wire_of(compression: Any) -> Wire:
-    """The wire dtype of a compressor; TypeError for something else, such as a Horovod compressor of the user's own."""
-    wire = getattr(compression, "wire", None)
-    if wire not in ("none", "float16", "bfloat16"):
-        raise TypeError(
-            f"compression is {compression!r}; use hvd.Compression.none, hvd.Compression.fp16 or hvd.Compression.bf16. "
-            f"Compressors written for Horovod are not called by hvdkit, which casts on the wire itself."
-        )
-    return wire  # type: ignore[no-any-return]
 
 
 def gradient_options(op: Any, predivide: float, compression: Any) -> ReduceOptions:
@@ -66,5 +58,7 @@ def gradient_options(op: Any, predivide: float, compression: Any) -> ReduceOptio
     if predivide <= 0:
         raise ValueError(f"gradient_predivide_factor is {predivide}; it must be above 0.")
     return ReduceOptions(
-        average=op is Average, predivide=0.0 if predivide == 1.0 else float(predivide), wire=wire_of(compression)
+        average=op is Average,
+        predivide=0.0 if predivide == 1.0 else float(predivide),
+        wire=wire_of_gradients(compression),
     )

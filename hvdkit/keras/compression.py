@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 import keras
 
-from hvdkit.engine.request import Wire
+from hvdkit.engine.compression import Codings
+from hvdkit.transport.base import Narrow
 
 
 class Compressor:
@@ -15,7 +16,7 @@ class Compressor:
     wire: the dtype that the engine sends. compress and decompress do the same to a tensor by hand, as in Horovod.
     """
 
-    wire: ClassVar[Wire] = "none"
+    wire: ClassVar[Narrow] = "none"
     largest: ClassVar[float] = 0.0
 
     @classmethod
@@ -51,8 +52,8 @@ class BF16Compressor(Compressor):
     largest = float.fromhex("0x1.fep127")
 
 
-class Compression:
-    """The compressors: `none`, `fp16`, and `bf16`, which Horovod does not have.
+class Compression(Codings):
+    """The compressors: `none`, `fp16`, and what Horovod does not have: `bf16`, and codings (see there).
 
     Only what crosses between hosts is compressed: memory inside a host is faster than any cast.
     """

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from hvdkit.engine.request import Wire
+from hvdkit.engine.compression import Codings
+from hvdkit.transport.base import Narrow
 
 
 class Compressor:
@@ -15,7 +16,7 @@ class Compressor:
     wire: the dtype that the engine sends. compress and decompress do the same to a tensor by hand, as in Horovod.
     """
 
-    wire: ClassVar[Wire] = "none"
+    wire: ClassVar[Narrow] = "none"
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
@@ -52,8 +53,8 @@ class BF16Compressor(Compressor):
     wire = "bfloat16"
 
 
-class Compression:
-    """The compressors: `none`, `fp16`, and `bf16`, which Horovod does not have.
+class Compression(Codings):
+    """The compressors: `none`, `fp16`, and what Horovod does not have: `bf16`, and codings (see there).
 
     Only what crosses between hosts is compressed: memory inside a host is faster than any cast.
     """

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvdkit.engine.buckets import TensorSpec
 from hvdkit.engine.horovod.binding import GraphBinding
-from hvdkit.engine.horovod.gradients import agree_on, gradient_move
+from hvdkit.engine.horovod.gradients import agree_on, gradient_move, narrow_wire
 from hvdkit.engine.horovod.transport import HorovodTransport
 from hvdkit.engine.process_sets import MemberGroup
 from hvdkit.engine.request import ReduceOptions
@@ -54,7 +54,7 @@ class DirectGradients:
         return [one if flag > 0 else None for one, flag in zip(reduced, present.numpy(), strict=True)]
 
     def _reduce_all(self, gradients: list[Any], there: Any) -> tuple[list[Any], Any]:
-        move, _ = gradient_move(f"{self._name}.presence", self._set, "float32", self._options, self._size)
+        move, _ = gradient_move(f"{self._name}.presence", self._set, "float32", self._options, self._size, "none")
         reduced = [self._reduce(at, one) for at, one in enumerate(gradients)]
         return reduced, self._binding.operation(move, there)
 
@@ -69,7 +69,8 @@ class DirectGradients:
     def _reduce(self, at: int, gradient: Any) -> Any:
         spec = self._specs[at]
         name = f"{self._name}.{at}.{spec.name}"
-        move, narrow = gradient_move(name, self._set, spec.dtype, self._options, self._size)
+        wire = narrow_wire(spec.name, spec.dtype, self._options)
+        move, narrow = gradient_move(name, self._set, spec.dtype, self._options, self._size, wire)
         if not narrow:
             return self._binding.operation(move, gradient)
         half = tf.cast(clamp(gradient * tf.cast(narrow, gradient.dtype), tf.float16.max), tf.float16)

@@ -15,7 +15,7 @@ import torch
 
 from hvdkit.engine.buckets import TensorSpec
 from hvdkit.engine.horovod.binding import Binding, Pending
-from hvdkit.engine.horovod.gradients import agree_on, gradient_move
+from hvdkit.engine.horovod.gradients import agree_on, gradient_move, narrow_wire
 from hvdkit.engine.horovod.transport import HorovodTransport, wait
 from hvdkit.engine.planned import Statistics
 from hvdkit.engine.process_sets import MemberGroup
@@ -59,13 +59,17 @@ class DirectGradients:
         agree_on(group.transport, specs, options)
         process_set, size = group.transport.process_set, group.transport.size
 
+        told = torch.empty(1, device=named[0][1].device)
+
         def prepare(word: str, like: torch.Tensor) -> tuple[Callable[[torch.Tensor], Pending], float]:
-            move, factor = gradient_move(f"{name}.{word}", process_set, dtype_name(like), options, size)
+            dtype = dtype_name(like)
+            wire = "none" if like is told else narrow_wire(word, dtype, options)
+            move, factor = gradient_move(f"{name}.{word}", process_set, dtype, options, size, wire)
             sent = torch.empty(1, dtype=torch.float16 if factor else like.dtype, device=like.device)
             return binding.prepare(move, sent), factor
 
         self._starts = [prepare(word, parameter) for word, parameter in named]
-        self._tell, _ = prepare("presence", torch.empty(1, device=named[0][1].device))
+        self._tell, _ = prepare("presence", told)
         self._parameters = [parameter for _, parameter in named]
         self._strides = [strides_of(parameter) for parameter in self._parameters]
         self._plain = [parameter.is_contiguous() for parameter in self._parameters]

@@ -14,10 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from hvdkit.transport.coding import Coder, Coding
     from hvdkit.transport.lane import Lane
     from hvdkit.transport.mailbox import Mailbox
 
 Op = Literal["sum", "min", "max", "product"]
+
+#: A dtype between hosts; "none" for the numbers' own.
+Narrow = Literal["none", "float16", "bfloat16"]
 
 Array = NDArray[Any]
 
@@ -103,7 +107,8 @@ class BucketSpec:
     """One bucket of an agreed plan, the same on all ranks.
 
     count: elements. prescale: factor on each node's sum, before the wire. postscale: factor on the result.
-    wire: dtype between hosts; "none" for the bucket's own.
+    wire: dtype between hosts, "none" for the bucket's own; or a coding, which leaves the last `exact` elements as they
+    are.
     """
 
     dtype: str
@@ -111,7 +116,13 @@ class BucketSpec:
     op: Op = "sum"
     prescale: float = 1.0
     postscale: float = 1.0
-    wire: Literal["none", "float16", "bfloat16"] = "none"
+    wire: Narrow | Coding = "none"
+    exact: int = 0
+
+    @property
+    def narrow(self) -> Narrow:
+        """The dtype between hosts of what is not coded."""
+        return self.wire if isinstance(self.wire, str) else "none"
 
 
 def see_as(memory: NDArray[np.uint8], spec: BucketSpec) -> Buffer:
@@ -129,9 +140,11 @@ class Buckets(Protocol):
 
     own: of each bucket the elements, as (start, stop), that only this rank reads: they need not be filled where start()
     is given the numbers that stand for them. An empty range where there are none.
+    sent_bytes: how many bytes this rank gives to the network when all buckets are reduced once.
     """
 
     depth: int
+    sent_bytes: int
     memory: Sequence[Buffer]
     own: Sequence[tuple[int, int]]
 
@@ -244,8 +257,11 @@ class Transport(Protocol):
 class Crossing(Protocol):
     """Reduces between hosts, beside a transport's own collectives."""
 
-    def __call__(self, source: Buffer, out: Buffer, spec: BucketSpec) -> Iterator[bool]:
-        """Reduce `source`, already prescaled, into `out`, postscaled; steps as in SteppedBuckets."""
+    def __call__(self, source: Buffer, out: Buffer, spec: BucketSpec, *, coder: Coder | None = None) -> Iterator[bool]:
+        """Reduce `source`, already prescaled, into `out`, postscaled; steps as in SteppedBuckets.
+
+        coder: of spec.wire, for this source, where it is coded.
+        """
 
     def close(self, *, idle: bool = True) -> None:
         """Give it back; collective. idle: False if a reduction was cut short."""

@@ -21,6 +21,7 @@ class SteppedBuckets(ABC):
     """
 
     depth: int
+    sent_bytes: int = 0
     memory: Sequence[Buffer]
     own: Sequence[tuple[int, int]]
 

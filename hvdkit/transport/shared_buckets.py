@@ -41,6 +41,7 @@ from hvdkit.transport.base import (
     whole,
 )
 from hvdkit.transport.buckets import SteppedBuckets
+from hvdkit.transport.coding import Coder, open_coder, sent_bytes
 from hvdkit.transport.flags import Flags, flag_bytes
 from hvdkit.transport.segment import open_segment
 
@@ -70,7 +71,7 @@ class _Layout:
     """What a bucket holds.
 
     views: of every rank's memory. own: this rank's shard. partial: the host's sum of it, where that still has to cross
-    to other hosts.
+    to other hosts. coder: what takes it there, where it is coded.
     """
 
     spec: BucketSpec
@@ -78,6 +79,7 @@ class _Layout:
     own: tuple[int, int]
     chunks: tuple[_Chunk, ...]
     partial: Buffer | None
+    coder: Coder | None
 
 
 class SharedBuckets(SteppedBuckets):
@@ -120,6 +122,9 @@ class SharedBuckets(SteppedBuckets):
             [memory[at + turn * size : at + (turn + 1) * size] for at in areas] for turn in range(self.depth)
         ]
         self._layouts = [self._lay_out(index, spec) for index, spec in enumerate(specs)]
+        self.sent_bytes = sum(
+            sent_bytes(one.spec, one.coder, one.partial) for one in self._layouts if one.partial is not None
+        )
         self._show_layouts()
 
     def _lay_out(self, index: int, spec: BucketSpec) -> _Layout:
@@ -127,7 +132,8 @@ class SharedBuckets(SteppedBuckets):
         own = ranges[self._rank] if self._rank < self._shards else (0, 0)
         views = tuple(see_as(raw, spec) for raw in self._raw[index % self.depth])
         partial = make_buffer(own[1] - own[0], spec.dtype) if self._crossing and own[1] > own[0] else None
-        return _Layout(spec, views, own, self._cut(views, own, ()), partial)
+        coder = None if partial is None else open_coder(spec, own)
+        return _Layout(spec, views, own, self._cut(views, own, ()), partial, coder)
 
     def _cut(
         self, views: Sequence[Buffer], own: tuple[int, int], elsewhere: Sequence[tuple[int, Buffer]]
@@ -179,7 +185,7 @@ class SharedBuckets(SteppedBuckets):
                 target = partial.slice(at, at + chunk.own.count)
                 self._arithmetic.combine(target, chunk.sources, spec.op, spec.prescale)
                 at += target.count
-            yield from self._crossing(partial, partial, spec)
+            yield from self._crossing(partial, partial, spec, coder=layout.coder)
             at = 0
             for chunk in chunks:
                 self._arithmetic.copy(chunk.own, partial.slice(at, at + chunk.own.count))

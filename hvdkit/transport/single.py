@@ -99,6 +99,7 @@ class SingleBuckets:
     """Buckets that are only scaled. Nothing crosses between hosts, so the wire's dtype plays no part."""
 
     busy = False
+    sent_bytes = 0
 
     def __init__(self, transport: SingleTransport, specs: Sequence[BucketSpec]) -> None:
         self._transport = transport

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hvdkit.errors import TransportError
+from hvdkit.transport.arithmetic import NumpyArithmetic
 from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, Op, make_buffer
 from hvdkit.transport.wire import Request, Wire
 
@@ -45,8 +46,8 @@ def reduce_steps(
     Yields False while a collective is still to be posted, True when the last one has been. With a wire dtype what
     is too large for it is clamped, before and after the sum; a bucket that is 16 bits wide itself goes to inf.
     """
-    dtype = spec.dtype if spec.wire == "none" else spec.wire
-    if spec.wire != "none" and spec.dtype not in (*HALF, "float32", "float64"):
+    dtype = spec.dtype if spec.narrow == "none" else spec.narrow
+    if spec.narrow != "none" and spec.dtype not in (*HALF, "float32", "float64"):
         raise TransportError(f"a {spec.dtype} bucket cannot travel as {dtype}; use compression none for it")
     # Less the number of ranks, since what one rank receives is rounded up to a whole piece from each.
     largest = wire.largest_count - wire.size
@@ -62,13 +63,23 @@ def reduce_steps(
             yield free and stop == out.count
 
 
+def sum_steps(wire: Wire, buffer: Buffer, *, free: bool) -> Iterator[bool]:
+    """Sum `buffer` (n,) over the ranks in place, with the same bits on all of them; yields False until the last step.
+
+    free: what is yielded in the last step.
+    """
+    spec = BucketSpec(buffer.dtype, buffer.count)
+    for last in _through_pieces(wire, buffer, buffer, spec, buffer.dtype, NumpyArithmetic(), 1.0):
+        yield last and free
+
+
 def _at_once(
     wire: Wire, source: Buffer, out: Buffer, spec: BucketSpec, arithmetic: Arithmetic, prescale: float
 ) -> Iterator[bool]:
     if prescale != 1.0:
         arithmetic.combine(out, [source], scale=prescale)
         source = out
-    yield from _until(wire.allreduce(source, out, spec.op), free=True)
+    yield from until_done(wire.allreduce(source, out, spec.op), free=True)
     if spec.postscale != 1.0:
         arithmetic.combine(out, [out], scale=spec.postscale)
 
@@ -93,11 +104,11 @@ def _through_pieces(
         arithmetic.combine(sent, [source], scale=prescale)
     mine = counts[rank]
     received = make_buffer(mine * size, dtype)
-    yield from _until(wire.alltoall(sent, counts, received, [mine] * size), free=False)
+    yield from until_done(wire.alltoall(sent, counts, received, [mine] * size), free=False)
     gathered = out if dtype == out.dtype else sent
     start = sum(counts[:rank])
     combine_pieces(gathered.slice(start, start + mine), received, spec, arithmetic)
-    yield from _until(wire.allgather(gathered, counts), free=True)
+    yield from until_done(wire.allgather(gathered, counts), free=True)
     if gathered is not out:
         arithmetic.cast(out, gathered)
 
@@ -107,7 +118,7 @@ def combine_pieces(out: Buffer, received: Buffer, spec: BucketSpec, arithmetic: 
     if not out.count:
         return
     pieces = [received.slice(at, at + out.count) for at in range(0, received.count, out.count)]
-    if spec.wire == "none":
+    if spec.narrow == "none":
         arithmetic.combine(out, pieces, spec.op, spec.postscale)
         return
     for start in range(0, out.count, _BLOCK):
@@ -125,8 +136,8 @@ def _combine_clamped(out: Buffer, sources: Sequence[Buffer], op: Op, scale: floa
     arithmetic.cast(out, total, scale)
 
 
-def _until(request: Request, free: bool) -> Iterator[bool]:
-    """Yield `free` until the request is done."""
+def until_done(request: Request, free: bool) -> Iterator[bool]:
+    """Steps that yield `free` until the request is done."""
     try:
         while not request.test():
             yield free

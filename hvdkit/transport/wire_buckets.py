@@ -8,6 +8,7 @@ import numpy as np
 
 from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, plan_depth, see_as
 from hvdkit.transport.buckets import SteppedBuckets
+from hvdkit.transport.coding import Coder, open_coder, sent_bytes
 from hvdkit.transport.steps import reduce_steps
 from hvdkit.transport.wire import Wire
 
@@ -22,9 +23,25 @@ class WireCrossing:
     def __init__(self, wire: Wire, arithmetic: Arithmetic) -> None:
         self._wire, self._arithmetic = wire, arithmetic
 
-    def __call__(self, source: Buffer, out: Buffer, spec: BucketSpec, prescale: float = 1.0) -> Iterator[bool]:
+    def __call__(
+        self,
+        source: Buffer,
+        out: Buffer,
+        spec: BucketSpec,
+        prescale: float = 1.0,
+        *,
+        coder: Coder | None = None,
+    ) -> Iterator[bool]:
         """Reduce `source` into `out`; see reduce_steps. spec.prescale has been applied, or is passed as `prescale`."""
-        return reduce_steps(self._wire, source, out, spec, arithmetic=self._arithmetic, prescale=prescale)
+        if coder is None:
+            yield from reduce_steps(self._wire, source, out, spec, arithmetic=self._arithmetic, prescale=prescale)
+            return
+        if prescale != 1.0:
+            self._arithmetic.combine(out, [source], scale=prescale)
+            source = out
+        yield from coder.steps(self._wire, source, out)
+        if spec.postscale != 1.0:
+            self._arithmetic.combine(out, [out], scale=spec.postscale)
 
     def close(self, *, idle: bool = True) -> None:
         """Close the wire; collective. idle: False if a reduction has failed half-way."""
@@ -47,11 +64,13 @@ class WireBuckets(SteppedBuckets):
         pieces = [np.empty(nbytes, np.uint8) for _ in range(self.depth)]
         self.memory = [see_as(pieces[at % self.depth], spec) for at, spec in enumerate(specs)]
         self.own = [(0, 0)] * len(specs)
+        self._coders = [open_coder(spec, (0, spec.count)) for spec in specs]
+        self.sent_bytes = sum(map(sent_bytes, specs, self._coders, self.memory))
 
     def steps(self, index: int, elsewhere: Sequence[tuple[int, Buffer]]) -> Iterator[bool]:
         """See SteppedBuckets."""
         spec, memory = self._specs[index], self.memory[index]
-        return self._crossing(memory, memory, spec, spec.prescale)
+        return self._crossing(memory, memory, spec, spec.prescale, coder=self._coders[index])
 
     def close(self) -> None:
         """See Buckets.close."""

@@ -31,7 +31,10 @@ class HorovodBuckets:
         self.memory: Sequence[Buffer] = [see_as(pieces[at % self.depth], spec) for at, spec in enumerate(specs)]
         self.own: Sequence[tuple[int, int]] = [(0, 0)] * len(specs)
         self._specs, self._start, self._arithmetic = specs, start, arithmetic
-        self._narrow = {at: make_buffer(spec.count, spec.wire) for at, spec in enumerate(specs) if spec.wire != "none"}
+        self.sent_bytes = sum(memory.nbytes for memory in self.memory)
+        self._narrow = {
+            at: make_buffer(spec.count, spec.narrow) for at, spec in enumerate(specs) if spec.narrow != "none"
+        }
         self._pending: dict[int, Pending] = {}
 
     def start(self, index: int, elsewhere: Sequence[tuple[int, Buffer]] = ()) -> None:
@@ -39,7 +42,7 @@ class HorovodBuckets:
         spec, buffer = self._specs[index], self.memory[index]
         if index in self._narrow:
             self._arithmetic.cast(self._narrow[index], buffer, spec.prescale * spec.postscale)
-            spec, buffer = BucketSpec(spec.wire, spec.count, spec.op), self._narrow[index]
+            spec, buffer = BucketSpec(spec.narrow, spec.count, spec.op), self._narrow[index]
         self._pending[index] = self._start(index, buffer.array, spec)
 
     def advance(self) -> bool:

@@ -7,9 +7,9 @@ from typing import Any
 from hvdkit.engine.agreement import check_agreement
 from hvdkit.engine.buckets import TensorSpec, describe_plan
 from hvdkit.engine.horovod.binding import Move
-from hvdkit.engine.horovod.transport import refuse_bfloat16
+from hvdkit.engine.horovod.transport import refuse_bfloat16, refuse_coding
 from hvdkit.engine.request import ReduceOptions
-from hvdkit.transport.base import Transport
+from hvdkit.transport.base import Narrow, Transport
 
 
 def agree_on(transport: Transport, specs: list[TensorSpec], options: ReduceOptions) -> None:
@@ -18,19 +18,29 @@ def agree_on(transport: Transport, specs: list[TensorSpec], options: ReduceOptio
     Raises TypeError for a dtype, or one on the wire, that Horovod does not add, PlanMismatchError where ranks differ.
     """
     for spec in specs:
-        if "bfloat16" in (spec.dtype, options.wire_for(spec.dtype)):
+        if "bfloat16" in (spec.dtype, narrow_wire(spec.name, spec.dtype, options)):
             refuse_bfloat16(f"the gradient of {spec.name}")
     check_agreement(transport, describe_plan(specs, 0, str(options)))
 
 
-def gradient_move(name: str, process_set: Any, dtype: str, options: ReduceOptions, size: int) -> tuple[Move, float]:
+def narrow_wire(name: str, dtype: str, options: ReduceOptions) -> Narrow:
+    """The dtype in which a gradient is sent; TypeError for one that is to be coded."""
+    wire = options.wire_for(name, dtype)
+    if not isinstance(wire, str):
+        refuse_coding(wire)
+    return wire
+
+
+def gradient_move(
+    name: str, process_set: Any, dtype: str, options: ReduceOptions, size: int, wire: Narrow
+) -> tuple[Move, float]:
     """The reduction of a gradient, and the factor to make it float16 with before, 0 where it is sent as it is.
 
     Horovod's averages divide at the end, when a sum of float16 may be too large; there all factors come before.
-    size: number of ranks.
+    size: number of ranks. wire: see narrow_wire.
     """
     prescale, postscale = options.factors(size, 1)
-    if options.wire_for(dtype) == "float16":
+    if wire == "float16":
         return Move("allreduce", name, process_set), prescale * postscale
     if dtype == "float16":
         return Move("allreduce", name, process_set, prescale=prescale * postscale), 0.0

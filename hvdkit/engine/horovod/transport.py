@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from hvdkit.engine.horovod.sets import Sets
 from hvdkit.errors import TransportError
 from hvdkit.transport.arithmetic import NumpyArithmetic
 from hvdkit.transport.base import Arithmetic, Buckets, BucketSpec, Buffer, Op, Transport, make_buffer
+from hvdkit.transport.coding import Coding
 from hvdkit.transport.waiting import Waiting
 
 
@@ -120,6 +121,8 @@ class HorovodTransport:
         """See Transport."""
         for spec in specs:
             self._check_reduced(spec.dtype)
+            if not isinstance(spec.wire, str):
+                refuse_coding(spec.wire)
             if spec.wire == "bfloat16":
                 refuse_bfloat16("compression is bf16")
         base = self._name()
@@ -147,6 +150,14 @@ def wait(pending: Pending) -> list[Any]:
         while not pending.done():
             waiting.pause()
     return pending.wait()
+
+
+def refuse_coding(coding: Coding) -> NoReturn:
+    """Raise the TypeError for numbers to be coded."""
+    raise TypeError(
+        f"compression is {coding!r}: Horovod's core, which is the engine here, sends numbers as they are or as "
+        f"float16. Use hvd.Compression.fp16, or hvdkit's own engine (HVDKIT_ENGINE=native)."
+    )
 
 
 def refuse_bfloat16(what: str) -> None:

@@ -1,0 +1,56 @@
+"""Numbers sent between hosts as less than themselves, with what was left out kept for the next time (error feedback).
+
+A coding is what a user asks for. Each bucket opens a coder of it, which remembers what it has not sent yet: what is too
+small today adds up until it is large enough. Without that memory training would not arrive where it should: Karimireddy
+et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
+
+from hvdkit.transport.base import STORAGE, BucketSpec, Buffer
+from hvdkit.transport.wire import Wire
+
+
+class Coder(Protocol):
+    """The coding of one piece of one bucket, of a fixed length, on one rank.
+
+    count: how many numbers, from the first on, are coded; those after them are summed exactly.
+    sent_bytes: how many this rank gives to the network in a round.
+    """
+
+    count: int
+    sent_bytes: int
+
+    def steps(self, wire: Wire, source: Buffer, out: Buffer) -> Iterator[bool]:
+        """Reduce `source` into `out` (n,) over the ranks of the wire, as steps of SteppedBuckets.
+
+        source: may be `out`. All ranks get the same bits.
+        """
+
+
+@runtime_checkable
+class Coding(Protocol):
+    """How numbers are coded. Equal on all ranks, and hashable: a part of the plan that ranks agree on."""
+
+    def open(self, count: int, exact: int, dtype: str) -> Coder:
+        """The coder of `count` numbers, float32 or float64, followed by `exact` ones to be sent as they are."""
+
+
+def open_coder(spec: BucketSpec, own: tuple[int, int]) -> Coder | None:
+    """The coder of the elements from own[0] up to own[1] of a bucket; None where they are not coded."""
+    if isinstance(spec.wire, str):
+        return None
+    coded = min(spec.count - spec.exact, own[1]) - own[0]
+    if coded <= 0:
+        return None
+    return spec.wire.open(coded, own[1] - own[0] - coded, spec.dtype)
+
+
+def sent_bytes(spec: BucketSpec, coder: Coder | None, numbers: Buffer) -> int:
+    """How many bytes a rank gives to the network for its numbers of a bucket, whatever becomes of them there."""
+    if coder is not None:
+        return coder.sent_bytes
+    return numbers.count * STORAGE[spec.dtype if spec.narrow == "none" else spec.narrow].itemsize

@@ -1,0 +1,59 @@
+"""Codings whose messages cannot be added up on the way: every rank gets all of them, and adds what they stand for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdkit.errors import TransportError
+from hvdkit.transport.base import STORAGE, Array, Buffer
+from hvdkit.transport.steps import until_done
+from hvdkit.transport.wire import Wire
+
+Bytes = NDArray[np.uint8]
+
+
+class GatheredCoder(ABC):
+    """See Coder. A coding writes `encode` and `add`; all messages of a coder are of `message_bytes`."""
+
+    def __init__(self, count: int, exact: int, dtype: str, message_bytes: int) -> None:
+        self.count = count
+        self._dtype: np.dtype[Any] = STORAGE[dtype]
+        self._message = message_bytes
+        self.sent_bytes = message_bytes + exact * self._dtype.itemsize
+        self._unsent = np.zeros(count, self._dtype)
+
+    @abstractmethod
+    def encode(self, values: Array) -> Bytes:
+        """The message, (message_bytes,), for values (count,)."""
+
+    @abstractmethod
+    def add(self, total: Array, message: Bytes, sign: int) -> None:
+        """total (count,) += sign * what the message stands for."""
+
+    def steps(self, wire: Wire, source: Buffer, out: Buffer) -> Iterator[bool]:
+        """See Coder.steps."""
+        size, nbytes = wire.size, self.sent_bytes
+        if size * nbytes > wire.largest_count:
+            raise TransportError(
+                f"The coded messages of {size} hosts for one bucket have {size * nbytes} bytes; one collective moves "
+                f"at most {wire.largest_count}. Set HVDKIT_FUSION_BYTES lower."
+            )
+        values = source.array[: self.count] + self._unsent
+        message = self.encode(values)
+        self.add(values, message, -1)
+        self._unsent = values
+        gathered = np.empty(size * nbytes, np.uint8)
+        mine = gathered[wire.rank * nbytes :][:nbytes]
+        mine[: self._message] = message
+        mine[self._message :] = np.ascontiguousarray(source.array[self.count :]).view(np.uint8)
+        yield from until_done(wire.allgather(Buffer(gathered, "uint8"), [nbytes] * size), free=True)
+        out.array[:] = 0
+        for at in range(0, size * nbytes, nbytes):
+            self.add(out.array[: self.count], gathered[at : at + self._message], 1)
+            # A copy, since numbers behind a message of any length do not begin where numbers may.
+            out.array[self.count :] += gathered[at + self._message : at + nbytes].copy().view(self._dtype)
