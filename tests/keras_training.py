@@ -100,6 +100,10 @@ def make_optimizer(spec: dict[str, Any]) -> Any:
     return getattr(keras.optimizers, options.pop("name"))(**options)
 
 
+def _compression(named: Any) -> Any:
+    return getattr(hvd.Compression, named) if isinstance(named, str) else named
+
+
 def train(spec: dict[str, Any], settings: dict[str, Any] | None = None, **wrap: Any) -> None:
     """Through fit: several ranks do what one process does."""
     with joined(**(settings or {})):
@@ -109,9 +113,7 @@ def train(spec: dict[str, Any], settings: dict[str, Any] | None = None, **wrap: 
         fit_alone(reference, make_optimizer(spec), data)
         if hvd.rank() > 0:
             model.set_weights([3 * weight for weight in model.get_weights()])
-        optimizer = hvd.DistributedOptimizer(
-            make_optimizer(spec), compression=getattr(hvd.Compression, compression), **wrap
-        )
+        optimizer = hvd.DistributedOptimizer(make_optimizer(spec), compression=_compression(compression), **wrap)
         start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
         fit(model, optimizer, mine(data), rows=ROWS, callbacks=[start])
         assert_alike(model, reference)

@@ -79,7 +79,9 @@ def as_one_process(
 
 
 def _distributed(**options: Any) -> Wrap:
-    compression = getattr(hvd.Compression, options.pop("compression", "none"))
+    compression = options.pop("compression", "none")
+    if isinstance(compression, str):
+        compression = getattr(hvd.Compression, compression)
     return lambda tape: hvd.DistributedGradientTape(tape, compression=compression, **options)
 
 

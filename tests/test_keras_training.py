@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from keras_ranks import each_backend, run_check
 
+from hvdkit.transport.coding.top_k import TopK
+
 pytestmark = pytest.mark.ranks
 
 SPECS: dict[str, dict[str, Any]] = {
@@ -106,3 +108,10 @@ def test_settings_change_speed_and_not_results(backend: str, settings: dict[str,
 @each_backend
 def test_compression_inside_a_host_costs_nothing(backend: str) -> None:
     run_check(2, backend, "keras_training:train", SPECS["SGD"], compression="bf16", gradient_predivide_factor=2.0)
+
+
+@pytest.mark.native("Horovod's core has no codings")
+@each_backend
+def test_a_coding_that_sends_all_numbers_changes_nothing(backend: str) -> None:
+    coded = {"*kernel*": TopK(1.0), "*": TopK(1.0)}
+    run_check(2, backend, "keras_training:train", SPECS["SGD"], settings={"transport": "mpi"}, compression=coded)

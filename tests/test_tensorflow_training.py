@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from keras_ranks import run_check
 
+from hvdkit.transport.coding.top_k import TopK
+
 pytestmark = pytest.mark.ranks
 
 each_mode = pytest.mark.parametrize("mode", ["eager", "graph"])
@@ -22,9 +24,12 @@ BFLOAT16 = pytest.param(
     {"compression": "bf16", "gradient_predivide_factor": 2.0}, marks=pytest.mark.native("Horovod adds no bfloat16")
 )
 
+# All numbers are sent, each with its place: what is left to go wrong is the coding's own.
+CODED = pytest.param({"compression": {"*": TopK(1.0)}}, marks=pytest.mark.native("Horovod's core has no codings"))
+
 
 @each_mode
-@pytest.mark.parametrize("options", [{"compression": "fp16"}, BFLOAT16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("options", [{"compression": "fp16"}, BFLOAT16, CODED], ids=["fp16", "bf16", "coded"])
 def test_compression_between_hosts_costs_little(mode: str, options: dict[str, Any]) -> None:
     run_check(3, "tensorflow", "tensorflow_training:as_one_process", mode, ["SGD"], "hierarchical_uneven", options)
 

@@ -88,6 +88,12 @@ class Bucket:
         """Elements in all."""
         return self.data_count + len(self.slots) + 1
 
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """The elements, as (start, stop), between tensors: they hold whatever they did before."""
+        pairs = itertools.pairwise(self.slots)
+        return [(one.stop, other.start) for one, other in pairs if one.stop < other.start]
+
 
 #: What the tensors of a bucket have in common: dtype, place, group and wire.
 _Kind = tuple[str, int, int | None, Wire]

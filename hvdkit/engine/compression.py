@@ -15,6 +15,9 @@ from hvdkit.transport.coding.top_k import TopK
 
 Wire = Narrow | Coding
 
+#: What an optimizer takes as `compression` beside an adapter's compressors: a coding, or one for each pattern of names.
+Coded = Coding | Mapping[str, Any]
+
 CODINGS = (TopK, PowerSGD, Sign)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,11 @@ class ReduceOptions:
         # By default what crosses is the mean of a host: as large as a gradient, so it neither overflows nor vanishes.
         before = self.predivide or float(local_ranks)
         return 1.0 / before, before / size
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Raise ValueError for a tensor that is told apart by its name, and by none of the patterns given."""
+        for name in names:
+            self.wire_for(name, "float32")
 
     def wire_for(self, name: str, dtype: str) -> Wire:
         """What goes over the wire for a tensor of this name and dtype: only wider floats are compressed."""

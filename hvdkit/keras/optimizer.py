@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from hvdkit.engine import runtime as engine
+from hvdkit.engine.compression import Coded
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp
 from hvdkit.keras.compression import Compression, Compressor
@@ -21,7 +22,7 @@ def DistributedOptimizer(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Coded = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: ReduceOp = Average,
@@ -65,7 +66,7 @@ def PartialDistributedOptimizer(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Coded = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: ReduceOp = Average,

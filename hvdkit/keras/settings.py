@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hvdkit.engine.compression import Coded
 from hvdkit.engine.process_sets import MemberGroup, ProcessSet
 from hvdkit.engine.reduce_op import ReduceOp
 from hvdkit.engine.request import ReduceOptions, gradient_options
@@ -18,7 +19,7 @@ from hvdkit.keras.compression import Compressor
 class Settings:
     """Of one DistributedOptimizer; see there. ValueError or TypeError for what cannot be used."""
 
-    compression: type[Compressor]
+    compression: type[Compressor] | Coded
     op: ReduceOp
     predivide: float
     sparse_as_dense: bool

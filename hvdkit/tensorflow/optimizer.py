@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from hvdkit.engine.compression import Coded
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp
 from hvdkit.tensorflow.compression import Compression, Compressor
@@ -16,7 +17,7 @@ def DistributedOptimizer(
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Coded = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,

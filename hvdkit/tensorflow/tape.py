@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdkit.engine import runtime as engine
+from hvdkit.engine.compression import Coded
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.engine.request import ReduceOptions, gradient_options, wire_of
@@ -88,7 +89,7 @@ def DistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Coded = Compression.none,
     sparse_as_dense: bool = False,
     op: ReduceOp = Average,
     gradient_predivide_factor: float = 1.0,
@@ -123,10 +124,15 @@ def DistributedGradientTape(
 
 
 def _reduction(
-    compression: type[Compressor], sparse_as_dense: bool, op: ReduceOp, predivide: float, process_set: ProcessSet
+    compression: type[Compressor] | Coded,
+    sparse_as_dense: bool,
+    op: ReduceOp,
+    predivide: float,
+    process_set: ProcessSet,
 ) -> Reduction:
     options = None if op is Adasum else gradient_options(op, predivide, compression)
-    wire_of(compression)
+    if options is None:
+        wire_of(compression)
 
     def reduce(variables: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any]:
         if not (variables and process_set.included() and process_set.size() > 1):
@@ -138,9 +144,7 @@ def _reduction(
     return reduce
 
 
-def _reduce_by_adasum(
-    gradients: Sequence[Any], compression: type[Compressor], process_set: ProcessSet
-) -> Sequence[Any]:
+def _reduce_by_adasum(gradients: Sequence[Any], compression: Any, process_set: ProcessSet) -> Sequence[Any]:
     """As one operation, so that ranks which have gradients of other variables are told."""
     there = [at for at, one in enumerate(gradients) if one is not None]
     if not there:
@@ -180,7 +184,7 @@ def PartialDistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Coded = Compression.none,
     sparse_as_dense: bool = False,
     op: ReduceOp = Average,
     gradient_predivide_factor: float = 1.0,

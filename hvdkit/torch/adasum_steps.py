@@ -66,7 +66,7 @@ class AdasumSteps:
 AdasumSteps.step.hooked = True  # type: ignore[attr-defined]
 
 
-def adasum_attributes(compression: type[Compressor], process_set: ProcessSet) -> dict[str, Any]:
+def adasum_attributes(compression: Any, process_set: ProcessSet) -> dict[str, Any]:
     """The attributes that AdasumSteps needs."""
     return {
         "_hvdkit_set": process_set,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hvdkit.engine import runtime as engine
+from hvdkit.engine.compression import Coded
 from hvdkit.engine.planned import Statistics
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
@@ -132,7 +133,7 @@ def name_parameters(optimizer: torch.optim.Optimizer, named_parameters: Paramete
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Parameters | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Coded = Compression.none,
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,
     gradient_predivide_factor: float = 1.0,
@@ -147,7 +148,8 @@ def DistributedOptimizer(
     groups, hooks and the schedulers that hold it stay what they were.
 
     named_parameters: model.named_parameters(); gives names to errors and the model's order to the buckets.
-    compression: what is sent between hosts instead of float32; sums are taken in float32.
+    compression: what is sent between hosts instead of float32; sums are taken in float32. A coding, such as
+    Compression.TopK(0.01), or a mapping from patterns of parameters' names to such, the first that fits.
     backward_passes_per_step: gradients of so many backward passes are added up before they are reduced; step() may come
     earlier (the last window of an epoch), and then reduces what is there. As in Horovod they are not divided by it.
     op: Average or Sum; or Adasum, and then each rank steps by its own gradients and the steps are combined (on the
@@ -174,6 +176,7 @@ def DistributedOptimizer(
         raise ValueError("This optimizer is a DistributedOptimizer already; wrap it once.")
     if op is not Adasum or gradient_predivide_factor != 1.0:
         options = gradient_options(op, gradient_predivide_factor, compression)
+        options.check_names([name for name, _ in named])
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}; it must be 1 or more.")
     numbers = number_groups(named, groups, num_groups)

@@ -1,0 +1,83 @@
+"""Gradients that are coded between hosts: models learn as well as without, and less goes over the network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from sklearn.datasets import load_digits
+from torch_world import joined
+
+import hvdkit.torch as hvd
+
+pytestmark = pytest.mark.native("Horovod's core sends numbers as they are or as float16")
+
+TopK, PowerSGD, Sign = hvd.Compression.TopK, hvd.Compression.PowerSGD, hvd.Compression.Sign
+
+
+def learn_digits(transport: str, compression: Any, steps: int) -> tuple[float, int, bytes]:
+    """Accuracy on held-out digits, bytes a step given to the network by this rank, and the parameters."""
+    digits = load_digits()
+    images = torch.tensor(digits.data / 16, dtype=torch.float32)
+    labels = torch.tensor(digits.target)
+    with joined(transport):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 10))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.3), model.named_parameters(), compression
+        )
+        for step in range(steps):
+            generator = torch.Generator().manual_seed(step)
+            rows = torch.randperm(1400, generator=generator)[: 32 * hvd.size()][hvd.rank() :: hvd.size()]
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(images[rows]), labels[rows]).backward()
+            optimizer.step()
+        right = (model(images[1400:]).argmax(1) == labels[1400:]).float().mean().item()
+        sent = optimizer.reduction_statistics().sent_bytes // steps
+        return right, sent, b"".join(one.detach().numpy().tobytes() for one in model.parameters())
+
+
+@pytest.mark.parametrize("transport", ["mpi", "hierarchical_uneven"])
+def test_a_coded_model_learns_as_well_on_every_rank_alike(transport: str) -> None:
+    plain, plain_sent, _ = run_ranks(3, learn_digits, transport, hvd.Compression.none, 250)[0]
+    assert plain > 0.88
+    for coding, part in ((TopK(0.05), 0.12), (PowerSGD(4), 0.15), (Sign(), 0.06)):
+        results = run_ranks(3, learn_digits, transport, coding, 250)
+        assert len({parameters for _, _, parameters in results}) == 1, f"{coding}: the ranks' parameters differ"
+        right, sent, _ = results[0]
+        assert right > plain - 0.03, f"{coding}: {right} of the digits are right, {plain} without"
+        assert sent < part * plain_sent, f"{coding}: {sent} bytes a step, {plain_sent} without"
+
+
+def test_each_parameter_has_the_first_rule_that_fits() -> None:
+    policy = {"2.*": hvd.Compression.fp16, "*.weight": TopK(0.01), "*": hvd.Compression.none}
+    _, sent, _ = run_ranks(2, learn_digits, "mpi", policy, 2)[0]
+    coded, half, plain = 8 * round(0.01 * 64 * 96), 2 * (96 * 10 + 10), 4 * 96
+    assert coded + half + plain <= sent < coded + half + plain + 200  # tensors begin at cache lines
+
+
+@pytest.mark.parametrize(
+    ("compression", "kind", "words"),
+    [
+        (TopK, TypeError, r"is the class TopK; make one of it, as TopK\(ratio=0.01\)"),
+        ({"0.*": TopK(0.1)}, ValueError, r"has the patterns '0.\*', and none fits '2.weight'. Add '\*'"),
+        ({"*": 3}, TypeError, r"compression is 3; use hvd.Compression's none, fp16 or bf16, or one of its TopK"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_what_can(compression: Any, kind: type[Exception], words: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+    with joined("single"), pytest.raises(kind, match=words):
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters()), model.named_parameters(), compression)
+
+
+def test_a_single_allreduce_has_no_memory_for_a_coding() -> None:
+    with joined("single"), pytest.raises(TypeError, match="is for an optimizer's gradients"):
+        hvd.allreduce(torch.ones(3), compression=TopK(0.1))  # type: ignore[arg-type]
+
+
+def test_a_coding_of_nothing_is_no_coding() -> None:
+    for make in (lambda: TopK(0.0), lambda: TopK(1.5), lambda: PowerSGD(0)):
+        with pytest.raises(ValueError, match=r"above 0|1 or more"):
+            make()
