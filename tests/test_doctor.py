@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -14,10 +15,12 @@ from typing import Any
 import pytest
 from doctor_facts import GPUS, HEALTHY, facts_with
 
+from hvdkit.tools import doctor as doctor_package
 from hvdkit.tools.doctor.abilities import judge_engines, judge_transports, list_choices
 from hvdkit.tools.doctor.checks import check_host
 from hvdkit.tools.doctor.facts import Accelerators, Horovod, HvdrunMpi, Launcher, MpiLibrary
 from hvdkit.tools.doctor.finding import Finding, exit_code, sort_findings
+from hvdkit.tools.doctor.hosts.start import _CAUSES
 from hvdkit.tools.doctor.look.accelerators import parse_gpus
 from hvdkit.tools.doctor.look.mpi import library_kind
 from hvdkit.tools.doctor.look.packages import read_keras_backend
@@ -86,6 +89,7 @@ def test_a_fault_is_found_and_nothing_else(fault: str) -> None:
         {},
         {"horovod": Horovod()},
         {"launchers": (*HEALTHY.launchers, Launcher("srun", "/usr/bin/srun", error="no controller"))},
+        {"launchers": (*HEALTHY.launchers, Launcher("srun", "/usr/bin/srun", error="boo")), "environ": {"LSB_JOBID": "1"}},
         {"accelerators": Accelerators()},
         {"accelerators__visible": "0,1"},
         {"accelerators__visible": GPUS[2].uuid},
@@ -96,6 +100,17 @@ def test_a_fault_is_found_and_nothing_else(fault: str) -> None:
 )
 def test_a_healthy_host_has_no_findings(changes: dict[str, Any]) -> None:
     assert check_host(facts_with(**changes)) == []
+
+
+def test_a_table_says_of_every_finding_how_it_was_made() -> None:
+    table = (Path(__file__).parent / "cluster" / "README.md").read_text()
+    names = {cause[1] for cause in _CAUSES}
+    for path in Path(doctor_package.__file__).parent.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Finding":
+                names |= {word.value for word in call.args[1:2] if isinstance(word, ast.Constant)}
+    assert len(names) > 60
+    assert [name for name in sorted(names) if f"`{name}`" not in table] == []
 
 
 def test_the_exit_code_follows_the_worst_finding() -> None:

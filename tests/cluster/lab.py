@@ -229,6 +229,9 @@ class Lab:
             for pid in set(host.processes()) - host.settled:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            for path in Path(f"/proc/{host.pid}/root/dev/shm").iterdir():  # those that were killed could not clear up
+                with contextlib.suppress(OSError):
+                    path.unlink()
         return left
 
     def _number(self, host: str) -> int:

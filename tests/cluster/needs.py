@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-PACKAGES = ("openssh-server", "iproute2", "slurm-wlm", "munge", "libpmix2")
+PACKAGES = ("openssh-server", "iproute2", "slurm-wlm", "munge", "libpmix2", "libfaketime", "sshfs")
 INSTALL = f"apt-get install --no-install-recommends {' '.join(PACKAGES)}"
 
 HOST_PROGRAMS = ("sshd", "ssh", "ssh-keygen", "ip", "tc", "unshare", "nsenter")
@@ -42,6 +42,23 @@ def missing_for_hosts() -> str:
 def missing_for_slurm() -> str:
     """Why there can be no Slurm here, and what to do; "" if there can."""
     return missing_for_hosts() or _missing(SLURM_PROGRAMS) or ("" if pmix_folder() else _say(["libpmix.so.2"]))
+
+
+def missing_for_faults() -> str:
+    """Why the clock of a host and its file systems cannot be tampered with, and what to do; "" if they can."""
+    absent = _missing(["sshfs"])
+    if absent:
+        return absent
+    if not libfaketime():
+        return _say(["libfaketime.so.1"])
+    if not os.access("/dev/fuse", os.W_OK):
+        return "the cluster tests need /dev/fuse. Run: modprobe fuse; in a container: docker run --privileged"
+    return ""
+
+
+def libfaketime() -> str:
+    """The library that shifts a process's clock; "" if it is not installed."""
+    return next(map(str, Path("/usr/lib").glob("*-linux-gnu/faketime/libfaketimeMT.so.1")), "")
 
 
 def pmix_folder() -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,6 +33,7 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
 MpiDefault=none
+GresTypes=gpu
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 ReturnToService=2
@@ -47,7 +49,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SchedulerType=sched/backfill
 SchedulerParameters=sched_min_interval=0,bf_interval=1,batch_sched_delay=0
-NodeName={nodes} CPUs=4 RealMemory=2000 State=UNKNOWN
+NodeName={nodes} CPUs=4 RealMemory=2000 Gres=gpu:2 State=UNKNOWN
 PartitionName=normal Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=0
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
@@ -69,6 +71,9 @@ fi
 [ $name != $head ] || [ -e "$folder/slurmctld.pid" ] || slurmctld -c
 [ -e "$folder/slurmd.$name.pid" ] || slurmd
 """
+
+# Each host has two GPUs, as Slurm sees it: devices that are there. It shares them out, and shows each task its own.
+_GRES_CONF = "Name=gpu Flags=nvidia_gpu_env File={folder}/gpu[0-1]\n"
 
 
 class Slurm:
@@ -147,6 +152,9 @@ class Slurm:
         conf = _CONF.format(head=self.head, folder=self.folder, nodes=nodes)
         (self.folder / "etc" / "slurm.conf").write_text(conf)
         (self.folder / "etc" / "cgroup.conf").write_text(_CGROUP_CONF)
+        (self.folder / "etc" / "gres.conf").write_text(_GRES_CONF.format(folder=self.folder))
+        for number in range(2):
+            os.mknod(self.folder / f"gpu{number}", stat.S_IFCHR | 0o600, os.makedev(1, 3))  # as /dev/null
         key = os.open(self.folder / "munge.key", os.O_WRONLY | os.O_CREAT, 0o600)
         os.write(key, os.urandom(128))
         os.close(key)

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cluster.jobs import EVERYWHERE, MEET, running, signal_rank
 from cluster.lab import Lab, environment, wait_until
-from cluster.mpich import make_python
 from cluster.slurm import Slurm
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(90)]
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory, hosts: Lab) -> Iterator[str]:
+@pytest.fixture
+def python(mpich_python: str) -> str:
     """The python of an environment with MPICH."""
-    try:
-        yield str(make_python(tmp_path_factory.mktemp("mpich") / "env"))
-    except RuntimeError as error:
-        pytest.skip(str(error))
+    return mpich_python
 
 
 def said(output: str) -> list[str]:

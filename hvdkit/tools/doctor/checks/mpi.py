@@ -19,6 +19,9 @@ _FAMILIES = {
     "pals": "MPICH",
 }
 
+#: A scheduler's launcher -> what is set where it has a job to do.
+_JOBS = {"srun": "SLURM_JOB_ID", "jsrun": "LSB_JOBID"}
+
 _ONE_MPI = (
     "Start with hvdrun, which takes the right library; or make them one MPI: load the module or activate the "
     "environment "
@@ -50,7 +53,7 @@ def check_mpi(facts: Facts, job: Job) -> Iterator[Finding]:
         yield from _check_families(facts)
     for launcher in facts.launchers:
         # A scheduler's commands on a host that is not of its cluster (any more) do no harm.
-        idle = launcher.name in ("srun", "jsrun") and not facts.environ.keys() & {"SLURM_JOB_ID", "LSB_JOBID"}
+        idle = launcher.name in _JOBS and _JOBS[launcher.name] not in facts.environ
         if launcher.error and not idle:
             yield Finding(
                 "warning",

@@ -17,6 +17,8 @@ from hvdkit.tools.doctor.machine import Trial
 from hvdkit.tools.doctor.probe import describe_status, find_probe, run_program
 
 _TIMEOUT_S = 20.0
+# Two ranks that are alone would each leave Open MPI's file in shared memory behind; others meet by TCP too.
+_TIDY = {**QUICK, "OMPI_MCA_btl": "self,tcp"}
 #: An allocation's hosts are not what is tried here.
 _SCHEDULERS = re.compile(r"(SLURM|SLURMD|SRUN|PBS|LSB|LS|SGE|PE)_.*")
 
@@ -32,7 +34,7 @@ def try_two_ranks(environ: Mapping[str, str]) -> Trial:
     if not kind:
         return Trial()
     variables = {k: v for k, v in clean_environment(environ).items() if not _SCHEDULERS.fullmatch(k)}
-    return _try(mpirun, _options(kind, version), {**QUICK, **variables})
+    return _try(mpirun, _options(kind, version), {**_TIDY, **variables})
 
 
 def try_srun(environ: Mapping[str, str]) -> Trial:
@@ -42,7 +44,7 @@ def try_srun(environ: Mapping[str, str]) -> Trial:
     if not srun or "SLURM_JOB_ID" not in environ or "SLURM_STEP_ID" in environ:
         return Trial()
     _, out, err = run_program([srun, "--mpi=list"], environ=environ, timeout_s=_TIMEOUT_S)
-    found = _try(srun, ["--overlap", "--nodes=1", "--cpu-bind=none"], {**QUICK, **environ})
+    found = _try(srun, ["--overlap", "--nodes=1", "--cpu-bind=none"], {**_TIDY, **environ})
     return replace(found, kinds=parse_pmi_list(out + err))
 
 
