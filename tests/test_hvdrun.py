@@ -158,12 +158,37 @@ def test_a_rank_that_ignores_sigterm_is_ended_too() -> None:
     assert time.monotonic() - begin < 0.5 + 6
 
 
-def test_the_first_of_two_failures_is_named() -> None:
-    at = time.time() + 2
-    script = f"if rank: time.sleep({at} + 0.2 * (3 - rank) - time.time()); sys.exit(10 + rank)\ntime.sleep(60)"
+def test_the_first_of_two_failures_is_named(tmp_path: Path) -> None:
+    script = (
+        f"failed = {str(tmp_path / 'failed')!r}\n"
+        "if rank == 2: open(failed, 'w').close(); sys.exit(12)\n"
+        "while not os.path.exists(failed): time.sleep(0.01)\n"
+        "if rank == 1: time.sleep(0.2); sys.exit(11)\n"
+        "time.sleep(60)"
+    )
     done = hvdrun(3, script)
     assert done.returncode == 12
     assert "rank 2 on" in next(line for line in lines(done.stderr) if line.startswith("hvdrun: "))
+
+
+@pytest.mark.parametrize("starts_mpi", [False, True], ids=["before MPI starts", "after MPI starts, by mpi4py's runner"])
+def test_a_rank_that_raises_before_init_ends_those_that_wait_in_it(starts_mpi: bool) -> None:
+    script = RANK + (
+        "if len(sys.argv) > 1: from mpi4py import MPI\n"
+        "if rank == 1: raise ValueError('no such data set')\n"
+        "from hvdkit.config import read_config\n"
+        "from hvdkit.transport import open_transport\n"
+        "open_transport(read_config())[1].barrier()\n"
+        "raise SystemExit('rank 1 was there')"
+    )
+    # mpi4py ends MPI when Python ends, which waits for the others: so who starts MPI himself needs mpi4py's runner.
+    python = [sys.executable, *(["-m", "mpi4py"] if starts_mpi else []), "-c", script, *(["x"] if starts_mpi else [])]
+    done = subprocess.run(
+        [*HVDRUN, "-np", "3", *python], env=environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=40
+    )
+    assert done.returncode == 1, done.stderr
+    assert b"hvdrun: rank 1 on" in done.stderr and b"ValueError: no such data set" in done.stderr
+    assert b"rank 1 was there" not in done.stderr
 
 
 def test_a_rank_that_only_lost_its_peer_is_not_the_cause() -> None:
