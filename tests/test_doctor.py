@@ -89,7 +89,7 @@ def test_a_fault_is_found_and_nothing_else(fault: str) -> None:
         {},
         {"horovod": Horovod()},
         {"launchers": (*HEALTHY.launchers, Launcher("srun", "/usr/bin/srun", error="no controller"))},
-        {"launchers": (*HEALTHY.launchers, Launcher("srun", "/usr/bin/srun", error="boo")), "environ": {"LSB_JOBID": "1"}},
+        {"launchers": (*HEALTHY.launchers, Launcher("srun", "/x/srun", error="boo")), "environ": {"LSB_JOBID": "1"}},
         {"accelerators": Accelerators()},
         {"accelerators__visible": "0,1"},
         {"accelerators__visible": GPUS[2].uuid},
@@ -108,7 +108,7 @@ def test_a_table_says_of_every_finding_how_it_was_made() -> None:
     for path in Path(doctor_package.__file__).parent.rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Finding":
-                names |= {word.value for word in call.args[1:2] if isinstance(word, ast.Constant)}
+                names |= {str(word.value) for word in call.args[1:2] if isinstance(word, ast.Constant)}
     assert len(names) > 60
     assert [name for name in sorted(names) if f"`{name}`" not in table] == []
 

@@ -28,9 +28,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @each_backend
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("name", SPECS)
-def test_ranks_train_as_one_process(backend: str, size: int, name: str) -> None:
+@pytest.mark.parametrize(("name", "size"), [("SGD", 2), ("Adam", 3), ("AdamW", 2)])
+def test_ranks_train_as_one_process(backend: str, name: str, size: int) -> None:
     run_check(size, backend, "keras_training:train", SPECS[name])
 
 
@@ -57,8 +56,7 @@ def test_the_sum_is_so_many_averages(backend: str) -> None:
 
 
 @each_backend
-@pytest.mark.parametrize("wrap_outer", [False, True])
-@pytest.mark.parametrize("steps", [None, 2])
+@pytest.mark.parametrize(("wrap_outer", "steps"), [(False, None), (True, 2), (False, 2)])
 def test_all_ranks_skip_the_step_in_which_one_overflows(backend: str, wrap_outer: bool, steps: int | None) -> None:
     run_check(2, backend, "keras_training:mixed_precision", wrap_outer, steps)
 

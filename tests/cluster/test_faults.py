@@ -58,7 +58,7 @@ def test_a_launcher_that_is_killed_ends_the_job(lab: Lab) -> None:
 def test_an_unknown_host_is_known_at_once(lab: Lab) -> None:
     began = time.monotonic()
     done = lab.run("node1", [*HVDRUN, "-np", "2", "-H", "node1:1,nod2:1", "hostname"])
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 8  # not ssh's ten seconds
     assert done.returncode == 2
     assert "Unknown host: nod2" in done.stderr
 
@@ -126,6 +126,6 @@ def test_a_killed_hvdrun_leaves_nothing(lab: Lab, cut: bool) -> None:
 
 def test_output_that_nobody_reads_for_a_while_does_not_look_like_a_lost_host(lab: Lab) -> None:
     with running(lab, "talk") as job:
-        time.sleep(13)
+        time.sleep(10)  # a host is given up after 6 to 8 seconds of silence
         code, said, _ = job.end(SILENT_S)
     assert code == 0, said

@@ -74,7 +74,7 @@ def test_a_limited_wire_is_slow(lab: Lab) -> None:
         assert lab.run("node1", copy).returncode == 0
         return time.monotonic() - began
 
-    free = took()
+    free = min(took() for _ in range(3))  # others may have work for this machine too
     lab.limit("node2", "100mbit")
     assert took() > 0.8 > free
 
