@@ -24,6 +24,7 @@ FLOORS = {
     "tensorflow": 4,
     "keras": 5,
     "launch": 6,
+    "aliasing": 6,
     "tools": 7,
     "cli": 8,
     "__main__": 9,

@@ -58,11 +58,11 @@ def test_a_start_happens_at_the_first_framework(tmp_path: Path) -> None:
 def test_a_python_without_hvdkit_says_so_when_it_matters(tmp_path: Path) -> None:
     (tmp_path / "torch.py").touch()
     (tmp_path / "hvdkit.py").write_text("raise ModuleNotFoundError('no hvdkit', name='hvdkit')")
-    code = "import torch\ntry:\n  import horovod\nexcept ImportError as error: print(error)"
+    code = "import torch; print('imported')"
     assert "has no hvdkit: " in run_python(
         "try:\n  import horovod\nexcept ImportError as e: print(e)", tmp_path, HVDKIT_ALIAS_HOROVOD="1"
     )
-    assert "No module" in run_python(code, tmp_path, HVDKIT_ALIAS_HOROVOD="1")
+    assert "imported" in run_python(code, tmp_path, HVDKIT_ALIAS_HOROVOD="1")
 
 
 def test_an_act_follows_the_import_of_its_module_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
