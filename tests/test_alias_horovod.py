@@ -157,6 +157,11 @@ def train(seed):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         with optimizer.skip_synchronize():
             optimizer.step()
+    optimizer.set_backward_passes_per_step(2)
+    optimizer.zero_grad()
+    for half in range(2):
+        model(x).sum().backward()
+    optimizer.step()
     tensor = torch.tensor(float(hvd.rank()))
     synchronize(allreduce_async_(tensor, name="t", op=hvd.Sum))
     epoch = hvd.broadcast(torch.tensor(hvd.rank() + 7), root_rank=0, name="epoch").item()
@@ -223,6 +228,7 @@ from keras import backend as K
 from keras.layers.advanced_activations import LeakyReLU
 from keras.preprocessing.image import ImageDataGenerator
 from keras.utils import np_utils
+from tensorflow.compat.v1.keras.backend import set_session
 from tensorflow.keras.optimizers.legacy import Adam
 import tensorflow.keras as tfk
 import horovod.tensorflow.keras as hvd
@@ -270,6 +276,7 @@ model.save("model%d" % hvd.rank())
 again = hvd.load_model("model%d" % hvd.rank())
 assert np.allclose(again.predict(images, verbose=0), model.predict(images, verbose=0))
 assert float(Adam(lr=1).lr) == 1.0 and type(Adam()) is keras.optimizers.Adam
+set_session(tf.Session())
 tf.compat.v1.keras.backend.set_session(tf.compat.v1.Session(config=tf.compat.v1.ConfigProto()))
 tf.set_random_seed(1)
 for use in (lambda: tf.placeholder(tf.float32), lambda: tf.Session().run(0), lambda: tf.train.AdamOptimizer(1.0),

@@ -97,8 +97,12 @@ class _Finder:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find one of OLD below a root."""
-        made = _split(name)
+        made = _split(name) is not None or f"{name}.".startswith(f"{_V1}.")
         return ModuleSpec(name, _Loader(), is_package=True) if made else None  # type: ignore[arg-type]
+
+
+#: tf.compat.v1.keras as a path; what it had is Keras 3's of today.
+_V1 = "tensorflow.compat.v1.keras"
 
 
 def _split(name: str) -> tuple[str, str] | None:
@@ -113,7 +117,8 @@ class _Loader:
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """See importlib.abc.Loader."""
         found = _split(spec.name)
-        assert found is not None
+        if found is None:
+            return OldModule(spec.name, [_KEPT + spec.name.removeprefix(_V1)])
         root, old = found
         places = [f"{root}.{place}" for place in OLD[old].split()] or [f"{_KEPT}.{old}"]
         return OldModule(spec.name, places)

@@ -67,6 +67,7 @@ def apply(keras: ModuleType) -> None:
     base.weights = property(lambda self: Variables(own_variables(self)))
     base.get_weights = _get_weights
     base.set_weights = _set_weights
+    base._create_all_weights = lambda self, variables: self.build(list(variables))
     base._decayed_lr = lambda self, dtype: ops.cast(self._get_current_learning_rate(), dtype)
 
 
