@@ -9,8 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hvdkit.config import Config, read_config
     from hvdkit.errors import (
+        AliasError,
         BackwardInterruptedError,
         BuildError,
         ConfigError,
@@ -32,9 +35,13 @@ if TYPE_CHECKING:
         XlaError,
     )
 
+    #: See hvdkit.launch.function.run, which stands floors above.
+    run: Callable[..., list[Any]]
+
 __version__ = "0.1.0"
 
 __all__ = [
+    "AliasError",
     "BackwardInterruptedError",
     "BuildError",
     "Config",
@@ -57,12 +64,15 @@ __all__ = [
     "XlaError",
     "__version__",
     "read_config",
+    "run",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'hvdkit' has no attribute {name!r}")
+    if name == "run":
+        return importlib.import_module("hvdkit.launch.function").run
     home = "hvdkit.errors" if name.endswith(("Error", "Interrupt")) else "hvdkit.config"
     return getattr(importlib.import_module(home), name)
 

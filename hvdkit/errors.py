@@ -58,6 +58,10 @@ class MissingDependencyError(HvdkitError, ImportError):
     """An optional package is needed here and is not installed."""
 
 
+class AliasError(HvdkitError, ImportError):
+    """Horovod's name cannot be given to hvdkit, because Horovod itself has been imported."""
+
+
 class WorldError(HvdkitError, RuntimeError):
     """The launcher and the MPI library disagree about how many ranks there are."""
 

@@ -15,20 +15,24 @@ from hvdkit.world import World
 
 
 def join_world(
-    comm: Sequence[int] | None,
+    comm: Any,
     process_sets: Sequence[ProcessSet | Sequence[int]] | str | None,
     arithmetic: Arithmetic | None,
     framework: str = "",
     **settings: Any,
 ) -> None:
-    """What init() does; see the adapters'. arithmetic, framework: see engine.init."""
+    """What init() does; see the adapters'. arithmetic, framework: see engine.init.
+
+    comm: ranks, or a communicator of mpi4py's, of all ranks.
+    """
     given = () if process_sets is None or isinstance(process_sets, str) else tuple(process_sets)
     sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in given]
     made = engine.init(sets, arithmetic=arithmetic, framework=framework, **settings)
-    if comm is not None and list(comm) != list(range(made.world.size)):
+    taking_part = list(range(comm.Get_size())) if hasattr(comm, "Get_size") else comm
+    if taking_part is not None and list(taking_part) != list(range(made.world.size)):
         engine.shutdown()
         raise ConfigError(
-            f"comm={list(comm)!r}: only all ranks, in order, can take part. Use a process set for some of them."
+            f"comm={list(taking_part)!r}: only all ranks, in order, can take part. Use a process set for some of them."
         )
 
 

@@ -41,7 +41,7 @@ from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras import callbacks, elastic
 from hvdkit.keras.averages import average_metrics, evaluate
-from hvdkit.keras.basics import describe, init
+from hvdkit.keras.basics import cuda_built, describe, init, rocm_built
 from hvdkit.keras.compression import Compression
 from hvdkit.keras.data import shard
 from hvdkit.keras.objects import allgather_object, broadcast_object
@@ -77,6 +77,7 @@ __all__ = [
     "ccl_built",
     "cross_rank",
     "cross_size",
+    "cuda_built",
     "ddl_built",
     "describe",
     "elastic",
@@ -99,6 +100,7 @@ __all__ = [
     "rank",
     "reducescatter",
     "remove_process_set",
+    "rocm_built",
     "shard",
     "shutdown",
     "size",

@@ -46,3 +46,20 @@ def describe() -> str:
         config = importlib.import_module("tensorflow").config.threading
         threads = config.get_intra_op_parallelism_threads() or threads
     return describe_world(f"keras {keras.__version__} on {name}", threads)
+
+
+def cuda_built() -> bool:
+    """Was the backend built for CUDA? For TensorFlow and PyTorch; False on JAX, which is told by its devices."""
+    return _built("cuda_built")
+
+
+def rocm_built() -> bool:
+    """Was the backend built for ROCm? As cuda_built."""
+    return _built("rocm_built")
+
+
+def _built(question: str) -> bool:
+    name = keras.backend.backend()
+    return name in ("tensorflow", "torch") and bool(
+        getattr(importlib.import_module(f"hvdkit.{name}.built"), question)()
+    )

@@ -1,16 +1,18 @@
-"""Training that can be taken up again: `hvd.elastic.KerasState`, and callbacks that keep it.
+"""Training that can be taken up again: `hvd.elastic.KerasState`, callbacks that keep it, and `hvd.elastic.run`.
 
-They do what Horovod's do in a world that stays as it is. Worlds that shrink and grow are not there yet, and neither is
-`run`, which without them would only call the function after `state.sync()`: do that yourself.
+Worlds shrink and grow where Horovod's core is the engine, under `horovodrun --min-np`. In a world of hvdkit's own
+engine, which stays as it is for now, all of them do what Horovod's do there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
+from hvdkit.elastic.run import run as run_elastic
 from hvdkit.elastic.state import Handler, ObjectState
 from hvdkit.keras.objects import broadcast_object
 from hvdkit.keras.state import broadcast_variables, sync_state
@@ -108,3 +110,16 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Count the epoch."""
         self.state.epoch = epoch + 1
+
+
+#: Its name in Horovod for Keras 2 and TensorFlow.
+TensorFlowKerasState = KerasState
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function that trains one that goes on when ranks come, end or fail, see hvdkit.elastic.run.run."""
+    if keras.backend.backend() != "tensorflow":
+        return run_elastic(func)
+    from hvdkit.tensorflow.elastic import run as run_on_tensorflow  # where errors of graphs are TensorFlow's
+
+    return run_on_tensorflow(func)

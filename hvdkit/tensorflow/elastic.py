@@ -1,19 +1,24 @@
-"""Training that can be taken up again: `hvd.elastic.TensorFlowState` and `hvd.elastic.TensorFlowKerasState`.
+"""Training that can be taken up again: `hvd.elastic.TensorFlowState`, `TensorFlowKerasState` and `run`.
 
-Both do what Horovod's do in a world that stays as it is. Worlds that shrink and grow are not there yet, and neither is
-`run`, which without them would only call the function after `state.sync()`: do that yourself.
+Worlds shrink and grow where Horovod's core is the engine, under `horovodrun --min-np`. In a world of hvdkit's own
+engine, which stays as it is for now, all of them do what Horovod's do there.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+import tensorflow as tf
+
+from hvdkit.elastic.run import run as run_elastic
 from hvdkit.elastic.state import Handler, ObjectState
+from hvdkit.errors import HorovodInternalError
 from hvdkit.tensorflow.state import broadcast_object, broadcast_variables
 
-__all__ = ["TensorFlowKerasState", "TensorFlowState"]  # noqa: F822 (the first comes from __getattr__)
+__all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]  # noqa: F822 (the first comes from __getattr__)
 
 
 class TensorFlowState(ObjectState):
@@ -55,6 +60,28 @@ class _Variables:
 
     def sync(self) -> None:
         broadcast_variables(self._variables, root_rank=0)
+
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def run(func: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concatenate[Any, Arguments], Result]:
+    """Make a function that trains one that goes on when ranks come, end or fail, see hvdkit.elastic.run.run.
+
+    A collective that fails inside a graph raises TensorFlow's UnknownError there; it is taken for what it is.
+    """
+
+    @functools.wraps(func)
+    def train(state: Any, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        try:
+            return func(state, *args, **kwargs)
+        except tf.errors.UnknownError as error:
+            if "Horovod" in error.message or "hvdkit" in error.message:
+                raise HorovodInternalError(error.message) from error
+            raise
+
+    return cast(Callable[Concatenate[Any, Arguments], Result], run_elastic(train))
 
 
 def __getattr__(name: str) -> Any:

@@ -80,6 +80,16 @@ class _Distributed:
             at = len(groups) - 1
             self._hvdkit.add([(f"group.{at}.{i}", one) for i, one in enumerate(groups[at]["params"])])
 
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Reduce after so many backward passes from the next window on, as Horovod's; every rank says the same.
+
+        Raises ValueError for less than 1.
+        """
+        if passes < 1:
+            raise ValueError(f"backward_passes_per_step is {passes}; it must be 1 or more.")
+        if self._hvdkit is not None:
+            self._hvdkit.set_passes(passes)
+
     def reduction_statistics(self) -> Statistics:
         """How much was reduced, how long that took, and how much of it training had to wait for."""
         return Statistics() if self._hvdkit is None else self._hvdkit.statistics

@@ -140,6 +140,10 @@ class GradientReducer:
         self._done_passes += 1
         return self._done_passes >= self._passes
 
+    def set_passes(self, passes: int) -> None:
+        """Windows are of so many backward passes from now on."""
+        self._passes = passes
+
     def synchronize(self) -> None:
         """Reduce what has not been reduced since the last step; collective unless nothing is left to do."""
         self._check_interrupted()

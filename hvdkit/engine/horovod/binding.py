@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from hvdkit.engine.horovod.real import real_horovod
 from hvdkit.errors import MissingDependencyError
 
 Kind = Literal["allreduce", "allgather", "broadcast", "alltoall", "reducescatter"]
@@ -101,7 +102,8 @@ _CURE = (
 
 def built_bindings() -> list[str]:
     """The frameworks that the Horovod which is installed here was built for; nothing is loaded."""
-    found = importlib.util.find_spec("horovod")
+    with real_horovod():
+        found = importlib.util.find_spec("horovod")
     if found is None:
         return []
     places = [Path(place) for place in found.submodule_search_locations or ()]
@@ -142,12 +144,13 @@ def open_binding(framework: str) -> Binding:
     """Load the binding for a framework; see choose_binding()."""
     name = choose_binding(framework, built_bindings())
     try:
-        if name == "torch":
-            from hvdkit.engine.horovod.torch_binding import TorchBinding
+        with real_horovod():
+            if name == "torch":
+                from hvdkit.engine.horovod.torch_binding import TorchBinding
 
-            return TorchBinding()
-        from hvdkit.engine.horovod.tensorflow_binding import TensorflowBinding
+                return TorchBinding()
+            from hvdkit.engine.horovod.tensorflow_binding import TensorflowBinding
 
-        return TensorflowBinding()
+            return TensorflowBinding()
     except (ImportError, OSError) as error:
         raise MissingDependencyError(f"Horovod's binding for {name} cannot be loaded: {error}. {_CURE}") from error

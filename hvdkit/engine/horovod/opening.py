@@ -7,6 +7,7 @@ import numpy as np
 from hvdkit.config import Config
 from hvdkit.engine.horovod.binding import Binding, horovod_version, open_binding
 from hvdkit.engine.horovod.environment import tell_horovod
+from hvdkit.engine.horovod.real import real_horovod
 from hvdkit.engine.horovod.sets import Sets
 from hvdkit.engine.horovod.transport import HorovodTransport, describe
 from hvdkit.errors import WorldError
@@ -68,7 +69,8 @@ def begin_generation(transport: Transport, binding: Binding) -> None:
 
 
 def _open_transport(binding: Binding, world: World) -> HorovodTransport:
-    from horovod.common.process_sets import add_process_set, global_process_set
+    with real_horovod():
+        from horovod.common.process_sets import add_process_set, global_process_set
 
     sets = Sets(global_process_set, world.size, add_process_set)
     return HorovodTransport(binding, sets, range(world.size), world.rank)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence, Sized
 from typing import TypedDict
 
+import numpy as np
 from torch.utils.data import Sampler
 
 from hvdkit.engine import basics
-from hvdkit.sharding import Indices, plan_order, split_for_training
+from hvdkit.sharding import Indices, split_for_training
 
 
 class ElasticSamplerState(TypedDict):
@@ -26,7 +28,7 @@ class ElasticSampler(Sampler[int]):
     committed. A loop that has begun is not changed by what is recorded. Where the ranks do not divide the samples, the
     first ones of the epoch are repeated. ShardedSampler does without being told, but knows nothing of TorchState.
 
-    dataset: of constant length. seed: 0 or more, the same on all ranks; with the epoch it decides the shuffling.
+    dataset: of constant length. seed: the same on all ranks; plus the epoch it gives the order, Horovod's own.
     processed_num: samples processed by all ranks together. rank, num_replicas: this rank and their number.
     Raises NotInitializedError before init().
     """
@@ -42,7 +44,7 @@ class ElasticSampler(Sampler[int]):
     def reset(self) -> None:
         """Share what is left of the epoch among the ranks that there are now."""
         self.rank, self.num_replicas, self._start = basics.rank(), basics.size(), self.processed_num
-        self._order: Indices = plan_order(len(self.dataset), seed=self.seed if self.shuffle else None, epoch=self.epoch)
+        self._order = _order_as_horovod(len(self.dataset), self.seed + self.epoch if self.shuffle else None)
         self._mine = split_for_training(self._order, rank=self.rank, size=self.num_replicas, start=self._start).tolist()
 
     def set_epoch(self, epoch: int) -> None:
@@ -79,3 +81,11 @@ class ElasticSampler(Sampler[int]):
     def __len__(self) -> int:
         """Samples of this rank."""
         return len(self._mine)
+
+
+def _order_as_horovod(length: int, seed: int | None) -> Indices:
+    """The order in which Horovod's sampler takes an epoch's samples, so that a run can be compared with Horovod's."""
+    order = list(range(length))
+    if seed is not None:
+        random.Random(seed).shuffle(order)
+    return np.array(order, dtype=np.int64)

@@ -1,0 +1,112 @@
+"""`import horovod.torch` gives the module hvdkit.torch itself, under both names."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, NoReturn
+
+from hvdkit.aliasing.names import CALLS, MODULES, VERSION, refusal
+
+#: Of the module that stands for the package `horovod`, and of the finder: hvdkit's engine looks for it where it wants
+#: the Horovod that is installed.
+MARK = "hvdkit_alias"
+
+
+def is_alias(module: ModuleType) -> bool:
+    """Is this `horovod` hvdkit's?"""
+    return MARK in vars(module)
+
+
+class AliasFinder:
+    """Finds horovod and all below it; see importlib.abc.MetaPathFinder."""
+
+    hvdkit_alias = True
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module of Horovod's. Raises ImportError, which says why, for what hvdkit has not."""
+        if name.partition(".")[0] != "horovod":
+            return None
+        problem = refusal(name)
+        if problem:
+            raise ImportError(problem, name=name)
+        loader = _Same(MODULES[name]) if name in MODULES else _Made()
+        return ModuleSpec(name, loader, is_package=name not in MODULES)  # type: ignore[arg-type]
+
+
+class _Same:
+    """Loads a module of hvdkit's as one of Horovod's: the same object."""
+
+    def __init__(self, theirs: str) -> None:
+        self._theirs = theirs
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """See importlib.abc.Loader."""
+        module = importlib.import_module(self._theirs)
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module its own spec back, and what stands for calls that hvdkit has not."""
+        name = module.__spec__.name if module.__spec__ else ""
+        module.__spec__ = self._spec
+        for (owner, call), why in CALLS.items():
+            if owner == name and not hasattr(module, call):
+                setattr(module, call, refused_call(f"{owner}.{call}", why))
+
+
+def refused_call(name: str, why: str) -> type:
+    """What stands for a function or a class that there is not: calling it or deriving from it raises ImportError."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise ImportError(f"{name} is not in hvdkit, which stands in for Horovod here: {why}.", name=name)
+
+    return type(name.rpartition(".")[2], (), {"__new__": refuse, "__init_subclass__": classmethod(refuse)})
+
+
+class _Package(ModuleType):
+    """The package `horovod`: its parts are loaded when they are used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__wrapped__" or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)
+        problem = refusal(f"{self.__name__}.{name}")
+        if problem:
+            raise AttributeError(problem)
+        return importlib.import_module(f"{self.__name__}.{name}")
+
+
+class _Run(ModuleType):
+    """horovod.run: a function in Horovod 0.20 and later, a module with a function of that name before."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+    @property
+    def run(self) -> Any:
+        """See hvdkit.launch.function.run."""
+        return importlib.import_module("hvdkit.launch.function").run
+
+
+class _Made:
+    """Makes the modules that are none of hvdkit's: `horovod` and `horovod.run`."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """See importlib.abc.Loader."""
+        return _Run(spec.name) if spec.name == "horovod.run" else _Package(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See importlib.abc.Loader."""
+        setattr(module, MARK, True)
+        if module.__name__ == "horovod":
+            module.__version__ = VERSION  # type: ignore[attr-defined]
+
+
+def alias_modules() -> dict[str, ModuleType]:
+    """Those that are loaded, by Horovod's names."""
+    return {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "horovod"}

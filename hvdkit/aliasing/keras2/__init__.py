@@ -1,0 +1,34 @@
+"""Habits of Keras 2 which Keras 3 ended, put back where that is safe, for as long as a script runs under the alias."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from hvdkit.aliasing.keras2 import backend, callbacks, data, learning_rate, models, optimizers, saving
+from hvdkit.aliasing.keras2.modules import FINDER, add_old_layers, add_old_modules, parents
+from hvdkit.aliasing.keras2.roots import ROOTS
+from hvdkit.startup.after_import import after_import
+
+__all__ = ["FINDER", "apply", "learning_rate"]
+
+
+def apply(keras: ModuleType) -> None:
+    """Put the habits back into Keras 3; nothing happens to Keras 2."""
+    if not keras.__version__.startswith("3."):
+        return
+    optimizers.apply(keras)
+    models.apply(keras)
+    saving.apply(keras)
+    callbacks.apply(keras)
+    data.apply(keras)
+    for root in ROOTS:
+        after_import(f"{root}.backend", backend.apply)
+        after_import(f"{root}.optimizers.legacy", optimizers.apply_to_legacy)
+        after_import(f"{root}.utils", backend.apply_to_utils)
+        after_import(f"{root}.preprocessing", backend.apply_to_preprocessing)
+        after_import(f"{root}.preprocessing.image", backend.apply_to_image)
+        after_import(f"{root}.layers", add_old_layers)
+        after_import(f"{root}.models", saving.apply_to_loader)
+        after_import(f"{root}.saving", saving.apply_to_loader)
+        for parent in parents():
+            after_import(f"{root}.{parent}" if parent else root, add_old_modules)

@@ -1,0 +1,116 @@
+"""keras.backend and keras.preprocessing: Keras 3 keeps what they had for tf.keras alone."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NoReturn
+
+from hvdkit.aliasing import tensorflow1
+from hvdkit.aliasing.said import warn_once
+
+_OLD = "keras._tf_keras.keras"
+
+
+def apply(backend: ModuleType) -> None:
+    """Give keras.backend its functions back, those of TensorFlow's Keras, and a few that both have lost."""
+    for name, function in _FUNCTIONS.items():
+        setattr(backend, name, function)
+    if backend.__name__ == "keras.backend":
+        _look_further(backend, f"{_OLD}.backend")
+
+
+def apply_to_preprocessing(preprocessing: ModuleType) -> None:
+    """keras.preprocessing.sequence and .text."""
+    if preprocessing.__name__ == "keras.preprocessing":
+        _look_further(preprocessing, f"{_OLD}.preprocessing")
+
+
+def apply_to_image(image: ModuleType) -> None:
+    """keras.preprocessing.image.ImageDataGenerator and its like."""
+    if image.__name__ == "keras.preprocessing.image":
+        _look_further(image, f"{_OLD}.preprocessing.image")
+
+
+def apply_to_utils(utils: ModuleType) -> None:
+    """keras.utils.multi_gpu_model, which there is nothing in place of."""
+    utils.multi_gpu_model = _multi_gpu_model  # type: ignore[attr-defined]
+
+
+def _multi_gpu_model(*_: Any, **__: Any) -> NoReturn:
+    raise ImportError(
+        "keras.utils.multi_gpu_model is gone in Keras 3. Leave it out: with hvdrun each GPU has a rank of its own."
+    )
+
+
+def _look_further(module: ModuleType, further: str) -> None:
+    own: Callable[[str], Any] | None = vars(module).get("__getattr__")
+
+    def find(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if own is not None:
+            try:
+                return own(name)
+            except AttributeError:
+                pass
+        try:
+            found = getattr(importlib.import_module(further), name, None)
+        except ImportError:  # there is no TensorFlow
+            found = None
+        if found is None:
+            raise AttributeError(
+                f"{module.__name__} has no {name!r}, neither in Keras 3 nor in what it keeps of Keras 2"
+            )
+        warn_once(f"{module.__name__}.{name} is one of the things that Keras 3 keeps for tf.keras alone; it is taken.")
+        return found
+
+    module.__getattr__ = find  # type: ignore[method-assign]
+
+
+def _get_value(x: Any) -> Any:
+    """The value as an array of numpy."""
+    return x.numpy() if hasattr(x, "numpy") else x
+
+
+def _set_value(x: Any, value: Any) -> None:
+    """Assign to a variable."""
+    x.assign(value)
+
+
+def _learning_phase() -> int:
+    warn_once("K.learning_phase() is gone in Keras 3; 0 is given. Write model(x, training=True).")
+    return 0
+
+
+def _set_learning_phase(value: Any) -> None:
+    warn_once(f"K.set_learning_phase({value}) is gone in Keras 3, and does nothing. Write model(x, training=...).")
+
+
+def _image_dim_ordering() -> str:
+    keras = importlib.import_module("keras")
+    return "tf" if keras.config.image_data_format() == "channels_last" else "th"
+
+
+def _set_image_dim_ordering(order: str) -> None:
+    keras = importlib.import_module("keras")
+    keras.config.set_image_data_format({"tf": "channels_last", "th": "channels_first"}[order])
+
+
+def _manual_variable_initialization(value: Any) -> None:
+    warn_once("K.manual_variable_initialization() is gone in Keras 3, and does nothing.")
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "get_value": _get_value,
+    "set_value": _set_value,
+    "batch_get_value": lambda tensors: [_get_value(one) for one in tensors],
+    "set_session": tensorflow1.set_session,
+    "get_session": tensorflow1.get_session,
+    "learning_phase": _learning_phase,
+    "set_learning_phase": _set_learning_phase,
+    "image_dim_ordering": _image_dim_ordering,
+    "set_image_dim_ordering": _set_image_dim_ordering,
+    "manual_variable_initialization": _manual_variable_initialization,
+}

@@ -1,0 +1,38 @@
+"""fit(steps_per_epoch=...) over arrays and Sequences: each epoch begins anew, and goes round if it wants more steps.
+
+Keras 3 goes on where the last epoch stopped, and cuts an epoch short in which the data ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+
+def apply(keras: ModuleType) -> None:
+    """Put it back into what enumerates epochs."""
+    iterators = importlib.import_module("keras.src.trainers.epoch_iterator").EpochIterator
+    adapters = importlib.import_module("keras.src.trainers.data_adapters")
+    kinds = tuple(
+        getattr(adapters, name) for name in ("ArrayDataAdapter", "PyDatasetAdapter") if hasattr(adapters, name)
+    )
+    own = iterators._enumerate_iterator
+
+    def enumerate_steps(self: Any) -> Iterator[Any]:
+        if not (self.steps_per_epoch and self._num_batches and isinstance(self.data_adapter, kinds)):
+            yield from own(self)
+            return
+        self.data_adapter.on_epoch_begin()
+        each = self.steps_per_execution
+        self._current_iterator, self._steps_seen = iter(self._get_iterator()), 0
+        for step in range(0, self.steps_per_epoch, each):
+            if self._steps_seen >= self._num_batches:
+                self._current_iterator, self._steps_seen = iter(self._get_iterator()), 0
+            self._steps_seen += each
+            yield step, step + each - 1, self._current_iterator
+        self._current_iterator = None
+        self.data_adapter.on_epoch_end()
+
+    iterators._enumerate_iterator = enumerate_steps

@@ -1,0 +1,140 @@
+"""Models: arguments of compile, fit and evaluate that are gone, the *_generator methods, and a few others."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from hvdkit.aliasing.said import warn_once
+
+#: Arguments of compile() that Keras 3 has not, and which may be left out.
+_COMPILE = ("experimental_run_tf_function", "distribute", "sample_weight_mode", "run_tf_function", "cloning")
+#: Of fit, evaluate and predict.
+_QUEUE = ("workers", "max_queue_size", "use_multiprocessing", "max_q_size", "pickle_safe")
+_STEPS = ("steps_per_epoch", "validation_steps", "steps", "epochs", "initial_epoch", "validation_freq")
+
+
+def apply(keras: ModuleType) -> None:
+    """Put them back into keras.Model."""
+    model = keras.Model
+    # In the class that defines it: Keras compares it with a model's to see whether that has a compile() of its own.
+    trainer = importlib.import_module("keras.src.trainers.trainer").Trainer
+    trainer.compile = _compile(keras, trainer.compile)
+    for name in ("fit", "evaluate", "predict"):
+        setattr(model, name, _without_old_arguments(name, getattr(model, name)))
+    for name, method in _GENERATORS.items():
+        setattr(model, name, method)
+    model.predict_classes = _predict_classes
+    model.predict_proba = _predict_proba
+    if not hasattr(model, "reset_states"):
+        model.reset_states = _reset_states
+    if not hasattr(keras.metrics.Metric, "reset_states"):
+        keras.metrics.Metric.reset_states = _reset_metric
+    model.metrics_names = property(_metrics_names)
+
+
+def _compile(keras: ModuleType, own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def compile(self: Any, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> Any:
+        for name in _COMPILE:
+            if name in kwargs:
+                warn_once(f"compile({name}=...) means nothing in Keras 3, and is left out.")
+                del kwargs[name]
+        if "experimental_steps_per_execution" in kwargs:
+            kwargs["steps_per_execution"] = kwargs.pop("experimental_steps_per_execution")
+        if kwargs.get("target_tensors") is None:
+            kwargs.pop("target_tensors", None)
+        # XLA and torch.compile cannot compile communication; Keras 2 compiled nothing unless asked.
+        if "jit_compile" not in kwargs and len(args) < 6 and keras.backend.backend() != "jax":
+            kwargs["jit_compile"] = False
+        return own(self, optimizer, *args, **kwargs)
+
+    return compile
+
+
+def _without_old_arguments(method: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return own(self, *args, **translate(method, kwargs))
+
+    return run
+
+
+def translate(method: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Today's arguments of fit, evaluate or predict for Keras 2's."""
+    given = dict(given)
+    for name in _QUEUE:
+        if name in given:
+            warn_once(f"{method}({name}=...) is gone in Keras 3, and is left out; a PyDataset takes workers itself.")
+            del given[name]
+    if "nb_epoch" in given:
+        warn_once("fit(nb_epoch=...) is epochs= in Keras 3, and taken as that.")
+        given["epochs"] = given.pop("nb_epoch")
+    for name in _STEPS:
+        value: Any = given.get(name)
+        if value is None or isinstance(value, (int, list, tuple, set)):
+            continue
+        whole = int(value)  # a float, or what broadcast() and NumPy give
+        if isinstance(value, float):
+            warn_once(f"{method}({name}={value!r}): Keras 3 wants a whole number; {whole} is taken.")
+        given[name] = whole
+    return given
+
+
+def _generator(name: str, method: str) -> Callable[..., Any]:
+    def run(self: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
+        warn_once(f"model.{name}() is {method}() in Keras 3, and taken as that.")
+        given = dict(zip(_ORDER[name], args, strict=False))
+        return getattr(self, method)(generator, **given, **kwargs)
+
+    run.__name__ = name
+    return run
+
+
+_ORDER = {
+    "fit_generator": (
+        "steps_per_epoch epochs verbose callbacks validation_data validation_steps validation_freq class_weight "
+        "max_queue_size workers use_multiprocessing shuffle initial_epoch"
+    ).split(),
+    "evaluate_generator": "steps callbacks max_queue_size workers use_multiprocessing verbose".split(),
+    "predict_generator": "steps callbacks max_queue_size workers use_multiprocessing verbose".split(),
+}
+_GENERATORS = {name: _generator(name, name.partition("_")[0]) for name in _ORDER}
+
+
+def _predict_classes(self: Any, x: Any, batch_size: int | None = None, verbose: Any = 0) -> Any:
+    warn_once("model.predict_classes() is gone in Keras 3; the greatest of predict() is taken.")
+    scores = self.predict(x, batch_size=batch_size, verbose=verbose)
+    return scores.argmax(axis=-1) if scores.shape[-1] > 1 else (scores > 0.5).astype("int32")
+
+
+def _predict_proba(self: Any, x: Any, batch_size: int | None = None, verbose: Any = 0) -> Any:
+    warn_once("model.predict_proba() is gone in Keras 3; predict() is taken.")
+    return self.predict(x, batch_size=batch_size, verbose=verbose)
+
+
+def _reset_states(self: Any) -> None:
+    warn_once("model.reset_states() is gone in Keras 3; the layers' reset_state() are called.")
+    for layer in self._flatten_layers(include_self=False):
+        reset = getattr(layer, "reset_state", None) or getattr(layer, "reset_states", None)
+        if reset is not None and getattr(layer, "stateful", False):
+            reset()
+
+
+def _reset_metric(self: Any) -> None:
+    warn_once("reset_states() of a metric is reset_state() in Keras 3, and taken as that.")
+    self.reset_state()
+
+
+def _metrics_names(self: Any) -> list[str]:
+    """The names of what evaluate() returns, in its order, as in Keras 2; Keras 3 gives 'compile_metrics' for most."""
+    names: list[str] = []
+    for metric in self.metrics:
+        if metric.name == "compile_metrics":
+            names += [name for name in metric.result() if name not in names] if metric.built else []
+        else:
+            names.append(metric.name)
+    return names

@@ -1,0 +1,124 @@
+"""Optimizers: `lr=`, `decay=`, `optimizer.lr`, `optimizer.variables()`, get_weights(), keras.optimizers.legacy."""
+
+from __future__ import annotations
+
+import importlib
+import numbers
+from types import ModuleType
+from typing import Any
+
+from hvdkit.aliasing.said import warn_once
+
+#: Arguments that mean nothing any more.
+_IDLE = ("schedule_decay", "jit_compile", "is_legacy_optimizer")
+_DECAY = "_hvdkit_decay"
+
+
+class Variables(list[Any]):
+    """A list of variables that may be called, as `optimizer.variables()` was."""
+
+    def __call__(self) -> Variables:
+        """The list itself."""
+        warn_once("optimizer.variables() is a list in Keras 3, and taken as before. Write optimizer.variables.")
+        return self
+
+
+def apply(keras: ModuleType) -> None:
+    """Put them back into the class of all optimizers."""
+    base = importlib.import_module("keras.src.optimizers.base_optimizer").BaseOptimizer
+    if not isinstance(base.variables, property):
+        return  # a Keras whose optimizers still have variables()
+    own_init, own_rate, own_config = base.__init__, base._get_current_learning_rate, base.get_config
+    own_variables: Any = base.variables.fget
+    own_property: Any = base.learning_rate
+    ops = keras.ops
+
+    def __init__(self: Any, learning_rate: Any, *args: Any, **kwargs: Any) -> None:
+        learning_rate, kwargs, decay = translate(learning_rate, kwargs)
+        own_init(self, learning_rate, *args, **kwargs)
+        if decay:
+            setattr(self, _DECAY, decay)
+
+    def current(self: Any) -> Any:
+        rate, decay = own_rate(self), self.__dict__.get(_DECAY)
+        return rate / (1.0 + decay * ops.cast(self.iterations, rate.dtype)) if decay else rate
+
+    def learning_rate(self: Any) -> Any:
+        return self._learning_rate if _DECAY in self.__dict__ else own_property.fget(self)
+
+    def get_config(self: Any) -> dict[str, Any]:
+        decay = self.__dict__.get(_DECAY)
+        return {**own_config(self), **({"decay": decay} if decay else {})}
+
+    def get_rate(self: Any) -> Any:
+        warn_once("optimizer.lr is learning_rate in Keras 3, and taken as that. Write optimizer.learning_rate.")
+        return self.learning_rate
+
+    def set_rate(self: Any, value: Any) -> None:
+        warn_once("optimizer.lr is learning_rate in Keras 3, and taken as that. Write optimizer.learning_rate.")
+        self.learning_rate = value
+
+    base.__init__ = __init__
+    base._get_current_learning_rate = current
+    base.learning_rate = property(learning_rate, own_property.fset)
+    base.get_config = get_config
+    base.lr = property(get_rate, set_rate)
+    base.variables = property(lambda self: Variables(own_variables(self)))
+    base.weights = property(lambda self: Variables(own_variables(self)))
+    base.get_weights = _get_weights
+    base.set_weights = _set_weights
+    base._create_all_weights = lambda self, variables: self.build(list(variables))
+    base._decayed_lr = lambda self, dtype: ops.cast(self._get_current_learning_rate(), dtype)
+
+
+def translate(learning_rate: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any], float]:
+    """Today's learning rate and arguments for Keras 2's, and the decay of the rate with each step.
+
+    A ConfigError of Keras's own follows for what is unknown to both.
+    """
+    given = dict(given)
+    for name in _IDLE:
+        if given.pop(name, None) is not None:
+            warn_once(f"The optimizers' argument {name}= is gone in Keras 3, and left out.")
+    if "lr" in given:
+        learning_rate = given.pop("lr")
+        warn_once("The optimizers' argument lr= is learning_rate= in Keras 3, and taken as that.")
+    decay = float(given.pop("decay", None) or 0.0)
+    if decay:
+        warn_once(
+            "The optimizers' argument decay= is gone in Keras 3; the rate is divided by 1 + decay * iterations, as "
+            "Keras 2 did. Write keras.optimizers.schedules.InverseTimeDecay."
+        )
+    if isinstance(learning_rate, numbers.Real) and not isinstance(learning_rate, float):
+        learning_rate = float(learning_rate)  # Keras 3 takes neither 1 nor a float32 of numpy
+    return learning_rate, given, decay
+
+
+def _get_weights(self: Any) -> list[Any]:
+    return [variable.numpy() for variable in self.variables]
+
+
+def _set_weights(self: Any, weights: Any) -> None:
+    """Assign what get_weights() gave, or what Keras 2 saved: that has no learning rate, which stays then."""
+    variables = list(self.variables)
+    if len(weights) == len(variables) - 1:
+        variables = [variable for variable in variables if variable is not self._learning_rate]
+    if len(weights) != len(variables):
+        raise ValueError(f"set_weights() got {len(weights)} arrays for the optimizer's {len(variables)} variables.")
+    for variable, value in zip(variables, weights, strict=True):
+        variable.assign(value)
+
+
+def apply_to_legacy(legacy: ModuleType) -> None:
+    """keras.optimizers.legacy.X is keras.optimizers.X."""
+    optimizers = importlib.import_module("keras.optimizers")
+
+    def find(name: str) -> Any:
+        warn_once(
+            f"keras.optimizers.legacy.{name} is gone in Keras 3; it is keras.optimizers.{name}, and taken as that."
+        )
+        return getattr(optimizers, name)
+
+    for name in [one for one in vars(legacy) if not one.startswith("_")]:
+        delattr(legacy, name)
+    legacy.__getattr__ = find  # type: ignore[method-assign]

@@ -1,0 +1,65 @@
+"""Which of Horovod's modules are which of hvdkit's, and what hvdkit does not have. Names only; nothing is loaded."""
+
+from __future__ import annotations
+
+#: The version that scripts see.
+VERSION = "0.28.1"
+
+_SAME = """
+common common.elastic common.exceptions common.process_sets common.util
+keras keras.callbacks keras.elastic
+tensorflow tensorflow.compression tensorflow.elastic tensorflow.functions tensorflow.mpi_ops tensorflow.sync_batch_norm
+tensorflow.keras tensorflow.keras.callbacks tensorflow.keras.elastic
+torch torch.compression torch.elastic torch.elastic.sampler torch.elastic.state torch.functions torch.mpi_ops
+torch.optimizer torch.sync_batch_norm
+"""
+
+#: Horovod's module -> hvdkit's.
+MODULES = {f"horovod.{name}": f"hvdkit.{name}" for name in _SAME.split()} | {
+    "horovod.runner": "hvdkit.launch.function",
+}
+
+_HVDRUN = "Start the script itself on the hosts: hvdrun -H host1:4,host2:4 --alias-horovod python train.py"
+
+#: What Horovod has beside these, and hvdkit has not -> the way round. The modules below are meant too.
+REFUSED = {
+    "horovod.mxnet": "MXNet has ended; port the model to PyTorch or Keras, which hvdkit serves",
+    "horovod.spark": f"{_HVDRUN}. Have Spark write the data to files (Parquet, say) before, which each rank reads",
+    "horovod.ray": _HVDRUN,
+    "horovod.data": "Use torch's DataLoader with num_workers, or tf.data's prefetch, which load in the background too",
+    "horovod.tensorflow.data": "Use tf.data in each rank with shard(hvd.size(), hvd.rank()) and prefetch",
+    "horovod.runner.launch": "Use the command hvdrun, or horovod.run(function, np=2)",
+    "horovod.runner.elastic": "Elastic jobs are started with horovodrun, on Horovod's core: hvdkit build-horovod",
+    "horovod._keras": "It is internal to Horovod; use the public names of horovod.keras or horovod.tensorflow.keras",
+    "horovod.common.basics": "Use rank(), size(), init() and the like of horovod.torch or horovod.tensorflow",
+}
+
+_TF1 = "TensorFlow 1 with its sessions and graphs is not served, nor by Keras 3"
+_VARIABLES = (
+    "use hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0) after the first step, or "
+    "BroadcastGlobalVariablesCallback(0) of horovod.tensorflow.keras in fit()"
+)
+
+#: (module, name) of Horovod's functions and classes that hvdkit lacks -> what is said when one is called.
+CALLS = {
+    ("horovod.tensorflow", "BroadcastGlobalVariablesHook"): f"{_TF1}; {_VARIABLES}",
+    ("horovod.tensorflow", "broadcast_global_variables"): f"{_TF1}; {_VARIABLES}",
+    ("horovod.tensorflow", "LocalGradientAggregationHelper"): (
+        "it is internal to Horovod; use DistributedOptimizer(optimizer, backward_passes_per_step=n)"
+    ),
+}
+
+
+def refusal(name: str) -> str:
+    """Why a module of Horovod's cannot be imported, and the way round; "" for one that hvdkit has."""
+    if name in MODULES or name in ("horovod", "horovod.run"):
+        return ""
+    parts = name.split(".")
+    for end in range(len(parts), 1, -1):
+        way = REFUSED.get(".".join(parts[:end]))
+        if way:
+            return f"{name} is not in hvdkit, which stands in for Horovod here. {way}."
+    return (
+        f"{name} is not in hvdkit, which stands in for Horovod here. It has horovod.torch, horovod.tensorflow, "
+        f"horovod.keras, horovod.tensorflow.keras and their modules; see the README's section 'A Horovod script'."
+    )

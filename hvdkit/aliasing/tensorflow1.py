@@ -1,0 +1,170 @@
+"""TensorFlow 1's names: those that mean something today are found, those of sessions and graphs say what to write."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any, NoReturn
+
+from hvdkit.aliasing.said import warn_once
+
+_LOOP = "write the training step with tf.GradientTape and hvd.DistributedGradientTape, or use Keras's fit()"
+
+#: Names of `tf`, a dot below it too -> what to write.
+REFUSED = {
+    "placeholder": "pass tensors to a function, and put @tf.function around it",
+    "variable_scope": "make variables with tf.Variable or keras layers",
+    "get_variable": "make variables with tf.Variable or keras layers",
+    "global_variables_initializer": "variables have their values from the beginning; leave the call out",
+    "InteractiveSession": _LOOP,
+    "layers": "use keras.layers",
+    "contrib": "most of it is in keras or tf.data today",
+    "estimator": "use keras.Model and fit()",
+    "disable_eager_execution": "Keras 3 works eagerly; leave the call out",
+    "disable_v2_behavior": "Keras 3 works eagerly; leave the call out",
+    "train.MonitoredTrainingSession": _LOOP,
+    "train.SessionRunHook": _LOOP,
+    "train.StopAtStepHook": _LOOP,
+    "train.LoggingTensorHook": _LOOP,
+    "train.Supervisor": _LOOP,
+    "train.get_or_create_global_step": "count steps in the loop; optimizer.iterations has them too",
+    "train.get_global_step": "count steps in the loop; optimizer.iterations has them too",
+    "train.Saver": "use tf.train.Checkpoint, or model.save()",
+    "train.AdamOptimizer": "use keras.optimizers.Adam",
+    "train.GradientDescentOptimizer": "use keras.optimizers.SGD",
+    "train.MomentumOptimizer": "use keras.optimizers.SGD(momentum=...)",
+    "train.RMSPropOptimizer": "use keras.optimizers.RMSprop",
+    "train.AdagradOptimizer": "use keras.optimizers.Adagrad",
+}
+
+#: Looked for in tf.compat.v1, where they work without a graph.
+_STILL_THERE = """
+ConfigProto GPUOptions logging app flags gfile set_random_seed get_default_graph reset_default_graph to_float to_int32
+to_int64 log ceil div mod diag is_nan string_to_number parse_single_example FixedLenFeature read_file decode_raw
+AUTO_REUSE assign Print summary_v1 OptimizerOptions random_normal random_uniform truncated_normal enable_eager_execution
+FixedLenSequenceFeature VarLenFeature python_io trainable_variables global_variables matrix_inverse log1p
+""".split()
+
+#: What goes back to graphs -> where it is made.
+_GRAPHS_AGAIN = {
+    "disable_eager_execution": "tensorflow.python.framework.ops",
+    "disable_v2_behavior": "tensorflow.python.compat.v2_compat",
+}
+
+
+def apply(tf: ModuleType) -> None:
+    """Have TensorFlow 2 find them, or say what to write."""
+    if not tf.__version__.startswith("2."):
+        return
+    _replace(tf, "Session", _Session)
+    _replace(tf.compat.v1, "Session", _Session)
+    _look_further(tf, "")
+    _look_further(tf.train, "train.")
+    _look_further(tf.random, "random.")
+    _replace(tf.compat.v1, "keras", _V1Keras("tensorflow.compat.v1.keras"))
+    for name, home in _GRAPHS_AGAIN.items():
+        refuse = _refused(name)
+        _replace(tf.compat.v1, name, refuse)
+        setattr(importlib.import_module(home), name, refuse)
+
+
+def _replace(module: Any, name: str, value: Any) -> None:
+    """Set an attribute of one of TensorFlow's modules, some of which keep what has been looked up once."""
+    setattr(module, name, value)
+    kept = getattr(module, "_fastdict_key_in", None)
+    if kept is not None and kept(name):
+        module._fastdict_pop(name)
+
+
+class _V1Keras(ModuleType):
+    """tf.compat.v1.keras: Keras 3, whose backend has set_session."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(importlib.import_module("keras._tf_keras.keras"), name)
+
+
+def explain(name: str) -> str:
+    """What is said of a name that TensorFlow 1 had below `tf`; "" for one that it does not know."""
+    way = REFUSED.get(name)
+    return (
+        f"tf.{name} belongs to TensorFlow 1 and its graphs, which Keras 3 and hvdkit do not serve: {way}."
+        if way
+        else ""
+    )
+
+
+def _look_further(module: ModuleType, prefix: str) -> None:
+    own = vars(module).get("__getattr__")
+
+    def find(name: str) -> Any:
+        problem = explain(prefix + name)
+        if problem:
+            raise AttributeError(problem)
+        if own is not None:
+            return own(name)
+        tf = importlib.import_module("tensorflow")
+        if prefix == "random." and name == "set_random_seed":
+            return tf.random.set_seed
+        if not prefix and name in _STILL_THERE and hasattr(tf.compat.v1, name):
+            warn_once(f"tf.{name} is a name of TensorFlow 1; tf.compat.v1.{name} is taken.")
+            if name == "set_random_seed":
+                return tf.random.set_seed
+            return getattr(tf.compat.v1, name)
+        raise AttributeError(f"module '{module.__name__}' has no attribute {name!r}")
+
+    module.__getattr__ = find  # type: ignore[method-assign]
+
+
+def _refused(name: str) -> Any:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError(explain(name))
+
+    return refuse
+
+
+class _Session:
+    """tf.Session, for scripts that make one only to give it to K.set_session: it keeps the configuration."""
+
+    def __init__(self, target: Any = "", graph: Any = None, config: Any = None) -> None:
+        self.config = config
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(f"tf.Session.{name}: there are no sessions in TensorFlow 2; {_LOOP}.")
+
+    def __enter__(self) -> NoReturn:
+        raise RuntimeError(f"with tf.Session(): there are no sessions in TensorFlow 2; {_LOOP}.")
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def get_session() -> _Session:
+    """K.get_session: one that does nothing."""
+    return _Session()
+
+
+def set_session(session: Any) -> None:
+    """K.set_session: do what the session's configuration says of GPUs and threads, which is what it was used for."""
+    tf = importlib.import_module("tensorflow")
+    config = getattr(session, "config", None)
+    warn_once("K.set_session() is gone in Keras 3; what its configuration says of GPUs and threads is done.")
+    if config is None:
+        return
+    gpus = tf.config.list_physical_devices("GPU")
+    try:
+        if gpus and config.gpu_options.visible_device_list:
+            chosen = [gpus[int(one)] for one in config.gpu_options.visible_device_list.split(",")]
+            tf.config.set_visible_devices(chosen, "GPU")
+            gpus = chosen
+        if config.gpu_options.allow_growth:
+            for gpu in gpus:
+                tf.config.experimental.set_memory_growth(gpu, True)
+        if config.intra_op_parallelism_threads:
+            tf.config.threading.set_intra_op_parallelism_threads(config.intra_op_parallelism_threads)
+        if config.inter_op_parallelism_threads:
+            tf.config.threading.set_inter_op_parallelism_threads(config.inter_op_parallelism_threads)
+    except RuntimeError as error:  # TensorFlow has begun already
+        warn_once(f"K.set_session() came too late for its configuration: {error}")
