@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from gallery import REACHED, check_reached, start
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PLAIN = sorted((ROOT / "examples" / "plain").glob("*.py"))
 DIGITS = str(ROOT / "examples" / "pytorch_digits.py")
 
 
@@ -18,6 +20,23 @@ def test_an_example_is_short_and_marks_what_makes_it_distributed(example: Path) 
     lines = example.read_text().splitlines()
     assert len(lines) < 100
     assert sum("# hvd" in line for line in lines) >= 5
+
+
+@pytest.mark.parametrize("example", PLAIN, ids=lambda path: path.name)
+def test_a_plain_script_is_short_and_knows_nothing_of_hvdkit(example: Path) -> None:
+    assert example.with_name("..").resolve() / example.name in EXAMPLES
+    assert len(example.read_text().splitlines()) < 100
+    assert "hvd" not in example.read_text()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", sorted(REACHED))
+def test_an_example_learns_on_two_ranks(tmp_path: Path, name: str) -> None:
+    done = start(tmp_path, name, ["-np", "2"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    check_reached(name, done.stdout)
+    assert "[1]" not in done.stdout or name == "pytorch_two_models.py", "only rank 0 prints"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.ranks
