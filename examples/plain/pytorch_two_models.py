@@ -21,7 +21,7 @@ def main(args: argparse.Namespace) -> None:
     everything, labels = load_digits(return_X_y=True)
     digits = TensorDataset(torch.tensor(everything / 16).float(), torch.tensor(labels))
     train, test = random_split(digits, [1437, 360], generator=torch.Generator().manual_seed(0))
-    images, labels = (torch.stack(part) for part in zip(*test, strict=True))
+    images, labels = next(iter(DataLoader(test, len(test))))
     batches = DataLoader(train, args.batch_size, shuffle=True)
 
     votes = torch.zeros(len(labels), 10)

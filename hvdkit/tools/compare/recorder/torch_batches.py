@@ -1,0 +1,88 @@
+"""The script's DataLoaders: their batches are written down on many ranks, and given joined to one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from hvdkit.tools.compare.recorder.session import Session
+from hvdkit.tools.compare.records import Loader
+
+_NUMBER = "_hvdkit_compare_number"
+
+
+def watch_loaders(session: Session) -> None:
+    """Stand before every iteration of every DataLoader that is made from here on."""
+    loaders = _Loaders(session)
+    init, iterate, length = DataLoader.__init__, DataLoader.__iter__, DataLoader.__len__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.__dict__[_NUMBER] = loaders.count()
+
+    def __iter__(self: Any) -> Any:
+        number = self.__dict__.get(_NUMBER)
+        if session.record.framework == "keras" or number is None:
+            return iterate(self)
+        return loaders.iterate(self, number, iterate)
+
+    def __len__(self: Any) -> int:
+        taken = loaders.lengths.get(self.__dict__.get(_NUMBER, -1))
+        return length(self) if taken is None else taken
+
+    DataLoader.__init__ = __init__  # type: ignore[method-assign]
+    DataLoader.__iter__ = __iter__  # type: ignore[method-assign, assignment]
+    DataLoader.__len__ = __len__  # type: ignore[method-assign]
+
+
+class _Loaders:
+    """The DataLoaders by number, in the order in which the script makes them."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._made = 0
+        self._iterated: dict[int, int] = {}
+        self.lengths: dict[int, int] = {}
+        if session.others:
+            for one in session.others[0].loaders:
+                whole = one.samples // one.batch if one.drop_last else -(-one.samples // one.batch)
+                self.lengths[one.number] = whole
+
+    def count(self) -> int:
+        """The number of a new one."""
+        self._made += 1
+        return self._made - 1
+
+    def iterate(self, loader: Any, number: int, iterate: Any) -> Iterator[Any]:
+        """Its batches; those of all ranks, joined, if this run is to take them."""
+        session = self._session
+        times = self._iterated[number] = self._iterated.get(number, -1) + 1
+        keys = session.batches(number, times)
+        if keys:
+            self._note(loader, number)
+            for key in keys:
+                batch = session.joined(key)
+                session.got(key, batch, _states())
+                yield batch
+            return
+        for index, batch in enumerate(iterate(loader)):
+            session.got((number, times, index), batch, _states())
+            yield batch
+            if not session.waiting:  # it was trained on
+                self._note(loader, number)
+
+    def _note(self, loader: Any, number: int) -> None:
+        known = self._session.record.loaders
+        if loader.batch_size and all(one.number != number for one in known):
+            try:
+                samples = len(loader.sampler)
+            except TypeError:
+                return
+            known.append(Loader(number, samples, loader.batch_size, bool(loader.drop_last)))
+
+
+def _states() -> bytes:
+    return torch.get_rng_state().numpy().tobytes()
