@@ -25,7 +25,7 @@ class Step:
     optimizer: its number, in the order of first steps. loss: the mean of the losses that backward() was called on; None
     if it was not seen. rates: the learning rate of each group in this step. first_rates: the same before any schedule.
     rows: samples since the step before. hashes: one for each of them. random: were random numbers drawn between the
-    batch and backward()? gradients: what the optimizer was given. parameters: what it left.
+    batch and backward()? momentum: what a callback has multiplied it by since the step before. gradients: what the optimizer was given. parameters: what it left.
     """
 
     optimizer: int
@@ -35,6 +35,7 @@ class Step:
     rows: int
     hashes: list[str]
     random: bool = False
+    momentum: float = 1.0
     gradients: dict[str, Array] = field(default_factory=dict)
     parameters: dict[str, Array] = field(default_factory=dict)
 

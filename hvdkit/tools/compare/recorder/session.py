@@ -41,14 +41,15 @@ class Session:
         self.given = _read_keys(ranks, len(self.others)) if ranks is not None else {}
         atexit.register(self.write)
 
-    def got(self, key: Key, batch: Any, states: bytes) -> None:
-        """A batch is about to be given to the script. states: of the framework's random numbers."""
+    def got(self, key: Key, batch: Any, states: bytes | None) -> None:
+        """A batch is about to be given to the script. states: of the framework's random numbers; None: not looked at."""
         self._batch = key, copy(batch)
-        self._states = states + _read_states()
+        self._states = b"" if states is None else states + _read_states()
 
-    def trains(self, states: bytes) -> bool:
+    def trains(self, states: bytes | None) -> bool:
         """The last batch is trained on; True the first time that is said of it."""
-        self._random |= bool(self._states) and states + _read_states() != self._states
+        if self._states and states is not None:
+            self._random |= states + _read_states() != self._states
         if self._batch is None:
             return False
         (loader, number, index), batch = self._batch

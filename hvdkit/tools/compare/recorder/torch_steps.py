@@ -137,9 +137,9 @@ class _Recorder:
         session = self._session
         if session.ranks is None:
             if session.record.rank == 0:
-                torch.save(module.state_dict(), session.folder / f"start-{number}")
+                torch.save(module.state_dict(), session.folder / f"start-torch-{number}")
             return
-        path = session.ranks / f"start-{number}"
+        path = session.ranks / f"start-torch-{number}"
         if path.exists():
             start, own = torch.load(path, weights_only=False, map_location="cpu"), module.state_dict()
             session.record.other_start |= any(
