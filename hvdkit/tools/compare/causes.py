@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hvdkit.tools.compare.differences import Difference, apart, loss_of, ratio
-from hvdkit.tools.compare.records import Loader, RankRecord
+from hvdkit.tools.compare.differences import Difference, apart, ratio
+from hvdkit.tools.compare.records import Arrays, Loader, RankRecord, Step
 
 _CLOSE = 0.05  # a ratio is taken for a number that it is so close to, as a part of it
 
@@ -131,52 +131,68 @@ def find_scaled_rate(many: Sequence[RankRecord], one: RankRecord) -> Iterator[Ca
 
 
 def explain(
-    first: Difference, many: Sequence[RankRecord], one: RankRecord, again: RankRecord | None, repeats: bool
+    first: Difference, many: Sequence[RankRecord], one: RankRecord, initial: Arrays, repeats: Callable[[], bool]
 ) -> Iterator[Cause]:
-    """The likely cause of the first difference in numbers. repeats: do two runs on one rank give the same?"""
-    ranks, alone = len(many), one.steps[first.step]
-    mine = [record.steps[first.step] for record in many]
-    if again is not None and not repeats:
-        yield Cause(
-            "not-deterministic",
-            "two runs on one rank with the same batches and the same initial state differ as well: the script itself "
-            "is not deterministic",
-            "Seed what it draws in a step (noise, augmentation): torch.manual_seed(...), numpy, random.",
-        )
+    """The likely cause of the first difference in numbers.
+
+    initial: parameters before the first step. repeats: do two runs on one rank give the same? Asked if need be.
+    """
+    mine, alone = [record.steps[first.step] for record in many], one.steps[first.step]
+    if any(step.random for step in (*mine, alone)):
+        yield _RANDOM if repeats() else _NOT_DETERMINISTIC
         return
-    if first.what == "loss" and any(step.random for step in (*mine, alone)):
-        yield Cause(
-            "random-in-step",
-            "random numbers are drawn between the batch and the loss (augmentation or noise), which are others on each "
-            "rank",
-            "Draw them in the dataset, whose samples compare hands over, or switch them off to compare.",
+    found = [*_explain_batch_norm(many), *_explain_gradients(first, mine, alone, initial)]
+    rows = sorted({step.rows for step in mine})
+    if not found and len(rows) > 1:
+        found.append(
+            Cause(
+                "unequal-batches",
+                f"in step {first.step + 1} ranks have {' and '.join(map(str, rows))} rows, and the mean of their means "
+                f"is not the mean of all",
+                "Give all ranks as many: hvd.data.ShardedSampler does.",
+            )
         )
-        return
-    if many[0].batch_norm:
+    if not found and not repeats():
+        found.append(_NOT_DETERMINISTIC)
+    yield from found
+
+
+_RANDOM = Cause(
+    "random-in-step",
+    "random numbers are drawn between the batch and the loss (augmentation or noise), others on each rank",
+    "Draw them in the dataset, whose samples compare hands over, or switch them off to compare.",
+)
+_NOT_DETERMINISTIC = Cause(
+    "not-deterministic",
+    "two runs on one rank with the same batches and the same initial state differ as well: the script itself is not "
+    "deterministic",
+    "Seed what it draws in a step (augmentation, noise): torch.manual_seed(...), numpy.random.seed(...), random.seed(...).",
+)
+
+
+def _explain_batch_norm(many: Sequence[RankRecord]) -> Iterator[Cause]:
+    layers = many[0].batch_norm
+    if layers:
         yield Cause(
             "batch-norm",
-            f"{many[0].batch_norm[0]} normalises by the batch of one rank ({len(many[0].batch_norm)} such layers)",
-            "Use hvd.SyncBatchNorm (Keras: BatchNormalization(synchronized=True)), or take it as it is: with enough rows "
-            "on a rank it trains as well.",
+            f"{layers[0]}{f' (and {len(layers) - 1} more layers)' if layers[1:] else ''} normalises by the batch of one "
+            f"rank",
+            "Use hvd.SyncBatchNorm (Keras: BatchNormalization(synchronized=True)), or take it as it is: with enough "
+            "rows on a rank it trains as well.",
         )
-        return
+
+
+def _explain_gradients(first: Difference, mine: Sequence[Step], alone: Step, initial: Arrays) -> Iterator[Cause]:
+    ranks = len(mine)
     if first.what == "gradients":
         factor, cosine = ratio(mine[0].gradients, alone.gradients)
-        total, mean = sum(step.loss or 0.0 for step in mine), loss_of(mine)
-        yield from _explain_ratio(factor, cosine, ranks, total, mean, alone.loss)
-    rows = {step.rows for step in mine}
-    if len(rows) > 1:
-        yield Cause(
-            "unequal-batches",
-            f"in step {first.step + 1} ranks have {' and '.join(map(str, sorted(rows)))} rows: the mean of their means "
-            f"is not the mean of all",
-            "Give all ranks as many: hvd.data.ShardedSampler does.",
+    elif first.what == "parameters" and first.step == 0 and not alone.gradients:  # Keras: how far the first step went
+        factor, cosine = ratio(
+            {name: value - initial[name] for name, value in mine[0].parameters.items()},
+            {name: value - initial[name] for name, value in alone.parameters.items()},
         )
-
-
-def _explain_ratio(
-    factor: float, cosine: float, ranks: int, total: float, mean: float | None, alone: float | None
-) -> Iterator[Cause]:
+    else:
+        return
     if cosine < 0.99:
         return
     if _is(factor, ranks):

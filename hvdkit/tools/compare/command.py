@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         one = run_script(plan, 1, here / "one", environ, here / "ranks")[0]
 
         def run_again() -> RankRecord:
-            told.print("running it on 1 rank once more, as there is a difference")
+            told.print("running it on 1 rank once more, to see whether chance is why they differ")
             return run_script(plan, 1, here / "again", environ, here / "ranks")[0]
 
         verdict = judge(many, one, run_again, wrapped=options.wrap)

@@ -72,13 +72,11 @@ def apart(ones: Arrays, others: Arrays) -> tuple[str, float]:
 
 
 def within(many: RankRecord, one: RankRecord) -> float:
-    """The largest difference of a parameter after the last common step, as a part of the tensor's largest element."""
+    """How far all parameters together are apart after the last common step, as a part of their norm."""
     last = min(len(many.steps), len(one.steps)) - 1
     mine, alone = many.steps[last].parameters, one.steps[last].parameters
-    return max(
-        (float(np.abs(mine[name] - alone[name]).max() / max(np.abs(alone[name]).max(), 1e-30)) for name in alone),
-        default=0.0,
-    )
+    distance = sum(_norm(mine[name] - alone[name]) ** 2 for name in alone)
+    return float(np.sqrt(distance / max(sum(_norm(value) ** 2 for value in alone.values()), 1e-30)))
 
 
 def ratio(ones: Arrays, others: Arrays) -> tuple[float, float]:

@@ -76,7 +76,7 @@ def run_script(
     if code:
         raise CompareError(
             f"The script on {_ranks(ranks)} ended with exit code {code}. {_tail(output)}"
-            f"Try it by itself: {' '.join(command[3:])}."
+            f"Try it by itself: hvdrun {' '.join(command[3:])}"
         )
     if len(records) != ranks or not all(record.steps for record in records):
         raise CompareError(
@@ -104,4 +104,3 @@ def _end(job: subprocess.Popen[bytes]) -> None:
 def _tail(output: Path) -> str:
     lines = output.read_text(errors="replace").splitlines()[-_TAIL:]
     return "Its last lines:\n    " + "\n    ".join(lines) + "\n" if lines else ""
-

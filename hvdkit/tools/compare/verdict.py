@@ -16,8 +16,8 @@ from hvdkit.tools.compare.records import RankRecord
 class Verdict:
     """What compare says.
 
-    within: the largest difference of a parameter at the end, as a part of the tensor's largest element. first: what
-    differs first in numbers, if anything does. differences: all that were looked at. notes: what else is to be known.
+    within: how far all parameters are apart at the end, as a part of their norm. first: what differs first in numbers,
+    if anything does. differences: all that were looked at. notes: what else is to be known.
     """
 
     ranks: int
@@ -40,7 +40,7 @@ def judge(
 ) -> Verdict:
     """Compare the run on many ranks with that on one.
 
-    run_again: runs the script on one rank once more; called if numbers differ and nothing has been found by then.
+    run_again: runs the script on one rank once more; called if numbers differ and chance may be why.
     wrapped: hvdkit itself shares the data and scales the learning rate, so these are not looked at.
     Raises CompareError for runs that did not do the same.
     """
@@ -53,7 +53,8 @@ def judge(
     found += [] if found else causes.find_drift(many)
     found += causes.find_same_samples(many)
     if not wrapped:
-        found += [] if any(one.name == "same-samples" for one in found) else causes.find_other_epoch(many, one)
+        shared = any(cause.name == "same-samples" for cause in found)
+        found += [cause for cause in causes.find_other_epoch(many, one) if cause.name != "whole-epoch" or not shared]
         found += causes.find_scaled_rate(many, one)
     if first is not None and not any(one.name in ("no-broadcast", "not-reduced", "rates-differ") for one in found):
         found += _explain(first, many, one, run_again, chosen)
@@ -72,9 +73,10 @@ def judge(
 def _explain(
     first: Difference, many: Sequence[RankRecord], one: RankRecord, run_again: Callable[[], RankRecord], limits: Limits
 ) -> list[Cause]:
-    again = run_again()
-    repeats = all(difference.equal for difference in compare_steps([again], one, limits))
-    return list(causes.explain(first, many, one, again, repeats))
+    def repeats() -> bool:
+        return all(difference.equal for difference in compare_steps([run_again()], one, limits))
+
+    return list(causes.explain(first, many, one, many[0].initial, repeats))
 
 
 def _check(many: Sequence[RankRecord], one: RankRecord) -> None:

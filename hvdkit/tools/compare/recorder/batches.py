@@ -69,8 +69,8 @@ def join(batches: Sequence[Any]) -> Any:
         return {key: join([batch[key] for batch in batches]) for key in first}
     if isinstance(first, tuple) and hasattr(first, "_fields"):
         return type(first)(*map(join, zip(*batches, strict=True)))
-    if isinstance(first, list) and all(isinstance(one, (str, bytes, int, float)) for one in first):
-        return [one for batch in batches for one in batch]
+    if isinstance(first, (list, tuple)) and all(isinstance(one, (str, bytes, int, float)) for one in first):
+        return type(first)(one for batch in batches for one in batch)
     if isinstance(first, (list, tuple)):
         return type(first)(map(join, zip(*batches, strict=True)))
     return first

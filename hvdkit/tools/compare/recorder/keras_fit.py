@@ -95,7 +95,7 @@ class _Recorder(keras.callbacks.Callback):
         self._first_rate = float(self.model.optimizer.learning_rate)
         layers = self.model._flatten_layers()
         normalise = [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
-        record.batch_norm += [one.name for one in normalise if not one.synchronized]
+        record.batch_norm += [f"BatchNormalization {one.name}" for one in normalise if not one.synchronized]
         if session.ranks is None and record.rank == 0:
             with (session.folder / f"start-{self.number}").open("wb") as file:
                 pickle.dump(self.model.get_weights(), file)
@@ -131,7 +131,14 @@ class _Recorder(keras.callbacks.Callback):
             session.lost(float(logs["loss"]))
         sync_state(self.model)
         rates, first = [self._rate], [self._first_rate]
-        step = Step(self.number, rates=rates, first_rates=first, momentum=self._factor, parameters=self._read(), **session.take())
+        step = Step(
+            self.number,
+            rates=rates,
+            first_rates=first,
+            momentum=self._factor,
+            parameters=self._read(),
+            **session.take(),
+        )
         session.record.steps.append(step)
         self._left = _norm(_momentums(self.model.optimizer))
         if session.done:

@@ -63,7 +63,8 @@ class _Recorder:
             name = f"{type(module).__name__}{number}.{name}" if name in taken else name
             self._names.setdefault(id(parameter), name)
         record = self._session.record
-        record.batch_norm += [name for name, one in module.named_modules() if type(one) in _BATCH_NORM]
+        layers = [(name, type(one)) for name, one in module.named_modules() if type(one) in _BATCH_NORM]
+        record.batch_norm += [f"{kind.__name__} {name}".rstrip() for name, kind in layers]
         self._take_start(module, number)
 
     def after_forward(self, module: nn.Module, _: Any, __: Any) -> None:
