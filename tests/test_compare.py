@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from copy import deepcopy
@@ -244,7 +245,7 @@ def test_batches_that_were_not_seen_cannot_be_compared() -> None:
 @pytest.mark.parametrize("change", [None, step_alone])
 def test_a_verdict_is_shown_to_people_and_programs(change: Change | None) -> None:
     verdict = conclude(change)
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))
+    console = Console(width=100, record=True, file=io.StringIO())
     print_verdict(verdict, console)
     text, found = console.export_text(), json.loads(show_json(verdict))
     assert found["verdict"] == ("equal" if change is None else "different")

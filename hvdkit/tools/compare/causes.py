@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hvdkit.tools.compare.differences import Difference, apart, ratio
 from hvdkit.tools.compare.records import Arrays, Loader, RankRecord, Step
 
+_SHARD = "Give each rank its own part: sampler=hvd.data.ShardedSampler(dataset), or hvd.shard(...) in Keras."
 _CLOSE = 0.05  # a ratio is taken for a number that it is so close to, as a part of it
 
 
@@ -28,7 +29,7 @@ def find_start(many: Sequence[RankRecord]) -> Iterator[Cause]:
         if name:
             yield Cause(
                 "no-broadcast",
-                f"before the first step {name} differs between rank 0 and rank {record.rank}, by {size:.1e} of its norm",
+                f"before the first step {name} of rank {record.rank} is not that of rank 0, by {size:.1e} of its norm",
                 "Broadcast the initial state: hvd.broadcast_parameters(model.state_dict(), root_rank=0), or in Keras "
                 "BroadcastGlobalVariablesCallback(0).",
             )
@@ -44,7 +45,9 @@ def find_drift(many: Sequence[RankRecord]) -> Iterator[Cause]:
             name, size = apart(first.parameters, step.parameters)
             if not name:
                 continue
-            where = f"after step {number + 1} {name} differs between rank 0 and rank {record.rank}, by {size:.1e} of its norm"
+            where = (
+                f"after step {number + 1} {name} of rank {record.rank} is not that of rank 0, by {size:.1e} of its norm"
+            )
             if first.rates != step.rates:
                 seen = f"{where}; the learning rate was {first.rates} and {step.rates}"
                 yield Cause("rates-differ", seen, "Let every rank compute the same learning rate.")
@@ -52,8 +55,7 @@ def find_drift(many: Sequence[RankRecord]) -> Iterator[Cause]:
                 yield Cause(
                     "not-reduced",
                     f"{where}: its gradients are not those of all ranks",
-                    "Wrap the optimizer: optimizer = hvd.DistributedOptimizer(optimizer, ...), with all parameters that "
-                    "it trains.",
+                    "Wrap the optimizer, with all parameters that it trains: hvd.DistributedOptimizer(optimizer, ...).",
                 )
             else:
                 yield Cause(
@@ -74,8 +76,8 @@ def find_same_samples(many: Sequence[RankRecord]) -> Iterator[Cause]:
             if min(len(first), len(other)) and common > 0.5 * min(len(first), len(other)):
                 yield Cause(
                     "same-samples",
-                    f"in step {number + 1} rank 0 and rank {record.rank} train on {common} same samples of {len(first)}",
-                    "Give each rank its own part: sampler=hvd.data.ShardedSampler(dataset), or hvd.shard(...) in Keras.",
+                    f"in step {number + 1} ranks 0 and {record.rank} train on {common} same samples of {len(first)}",
+                    _SHARD,
                 )
                 return
 
@@ -95,7 +97,7 @@ def find_other_epoch(many: Sequence[RankRecord], one: RankRecord) -> Iterator[Ca
             yield Cause(
                 "whole-epoch",
                 f"{seen}: each rank goes through all of them",
-                "Give each rank its own part: sampler=hvd.data.ShardedSampler(dataset), or hvd.shard(...) in Keras.",
+                _SHARD,
             )
         elif given < wanted:
             dropped = sum(part.samples for part in parts) - given
@@ -166,7 +168,7 @@ _NOT_DETERMINISTIC = Cause(
     "not-deterministic",
     "two runs on one rank with the same batches and the same initial state differ as well: the script itself is not "
     "deterministic",
-    "Seed what it draws in a step (augmentation, noise): torch.manual_seed(...), numpy.random.seed(...), random.seed(...).",
+    "Seed what it draws in a step (augmentation, noise), with torch.manual_seed(...) or the like.",
 )
 
 
@@ -175,8 +177,7 @@ def _explain_batch_norm(many: Sequence[RankRecord]) -> Iterator[Cause]:
     if layers:
         yield Cause(
             "batch-norm",
-            f"{layers[0]}{f' (and {len(layers) - 1} more layers)' if layers[1:] else ''} normalises by the batch of one "
-            f"rank",
+            f"{layers[0]}{f' (and {len(layers) - 1} more)' if layers[1:] else ''} normalises by the batch of one rank",
             "Use hvd.SyncBatchNorm (Keras: BatchNormalization(synchronized=True)), or take it as it is: with enough "
             "rows on a rank it trains as well.",
         )

@@ -17,9 +17,9 @@ from hvdkit.tools.compare.show import print_verdict, show_json
 from hvdkit.tools.compare.verdict import judge
 
 _EXPLANATION = """\
-Is it the same training? Run the first steps of a script on several ranks of this machine, then on one rank that is given
-the batches of all of them, and compare losses, gradients and parameters. Either they are equal within rounding, or the
-first step and tensor that differ are named, with the likely cause.
+Is it the same training? Run the first steps of a script on several ranks of this machine, then on one rank that is
+given the batches of all of them, and compare losses, gradients and parameters. Either they are equal within rounding,
+or the first step and tensor that differ are named, with the likely cause.
 
 The script is not changed. It is run in this folder, two or three times, and ended after a few steps, so what it writes
 by then is written. Dropout is off, as ranks draw different neurons. PyTorch with DataLoaders, or Keras 3 with fit().

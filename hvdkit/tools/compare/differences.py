@@ -15,7 +15,7 @@ _ROUNDING = 4e-7
 
 @dataclass(frozen=True)
 class Limits:
-    """How far apart is still equal: losses as a part of the loss, gradients of their norm, parameters of their movement.
+    """How far apart is equal: losses as a part of the loss, gradients of their norm, parameters of their movement.
 
     Parameters get more: where a gradient is all but zero, an optimizer that divides by its size steps by its rounding.
     """

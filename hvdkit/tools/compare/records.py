@@ -25,7 +25,8 @@ class Step:
     optimizer: its number, in the order of first steps. loss: the mean of the losses that backward() was called on; None
     if it was not seen. rates: the learning rate of each group in this step. first_rates: the same before any schedule.
     rows: samples since the step before. hashes: one for each of them. random: were random numbers drawn between the
-    batch and backward()? momentum: what a callback has multiplied it by since the step before. gradients: what the optimizer was given. parameters: what it left.
+    batch and backward()? momentum: what a callback has multiplied it by since the step before. gradients: what the
+    optimizer was given. parameters: what it left.
     """
 
     optimizer: int
@@ -42,9 +43,9 @@ class Step:
 
 @dataclass
 class Loader:
-    """A source of training batches: samples that it gives in an epoch, the batch it makes of them, and what is left out.
+    """A source of training batches: how many samples it gives in an epoch, in batches of how many.
 
-    number: which DataLoader of the script it is.
+    number: which DataLoader, or fit(), of the script. drop_last: is a last batch that is not full left out?
     """
 
     number: int

@@ -15,6 +15,7 @@ from hvdkit.errors import CompareError
 from hvdkit.startup import plan_variables
 from hvdkit.tools.compare.records import RankRecord, read_records
 
+OWN_MODELS = "Ranks with models of their own (process sets) cannot be compared with one rank; compare each by itself."
 _TAIL = 15  # lines of a run that failed
 
 
@@ -49,7 +50,7 @@ def run_script(
         "steps": plan.steps,
         "own_rates": plan.own_rates,
     }
-    command = [sys.executable, "-m", "hvdkit.launch", "-np", str(ranks), *plan.flags, "--", *plan.command]
+    command = [sys.executable, "-m", "hvdkit.launch", "-np", str(ranks), "-H", f"localhost:{ranks}", *plan.flags, "--", *plan.command]
     variables = plan_variables({"HVDKIT_COMPARE": json.dumps(settings)}, environ)
     output = folder / "output"
     with output.open("w") as file:
@@ -73,6 +74,11 @@ def run_script(
             _end(job)
             raise
     records = read_records(folder)
+    steps = [len(record.steps) for record in records]
+    if code and plan.steps in steps and min(steps) < plan.steps:
+        raise CompareError(
+            f"Of {_ranks(ranks)} some took {plan.steps} steps, others {min(steps)} by then. {_tail(output)}{OWN_MODELS}"
+        )
     if code:
         raise CompareError(
             f"The script on {_ranks(ranks)} ended with exit code {code}. {_tail(output)}"

@@ -40,7 +40,7 @@ def hash_rows(batch: Any) -> list[str]:
 
 
 def copy(batch: Any) -> Any:
-    """The same in memory of its own, on the CPU. TypeError for a batch of something else than tensors and plain values."""
+    """The same in memory of its own, on the CPU. TypeError for what is neither a tensor nor a plain value."""
     if hasattr(batch, "detach"):
         return batch.detach().cpu().clone()
     if hasattr(batch, "shape") and hasattr(batch, "dtype"):

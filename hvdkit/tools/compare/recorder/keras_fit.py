@@ -130,15 +130,8 @@ class _Recorder(keras.callbacks.Callback):
         if logs and "loss" in logs:
             session.lost(float(logs["loss"]))
         sync_state(self.model)
-        rates, first = [self._rate], [self._first_rate]
-        step = Step(
-            self.number,
-            rates=rates,
-            first_rates=first,
-            momentum=self._factor,
-            parameters=self._read(),
-            **session.take(),
-        )
+        seen = {"rates": [self._rate], "first_rates": [self._first_rate], "momentum": self._factor, **session.take()}
+        step = Step(self.number, parameters=self._read(), **seen)
         session.record.steps.append(step)
         self._left = _norm(_momentums(self.model.optimizer))
         if session.done:

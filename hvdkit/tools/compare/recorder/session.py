@@ -42,7 +42,7 @@ class Session:
         atexit.register(self.write)
 
     def got(self, key: Key, batch: Any, states: bytes | None) -> None:
-        """A batch is about to be given to the script. states: of the framework's random numbers; None: not looked at."""
+        """A batch is about to be given to the script. states: of the framework's random numbers; None for none."""
         self._batch = key, copy(batch)
         self._states = b"" if states is None else states + _read_states()
 

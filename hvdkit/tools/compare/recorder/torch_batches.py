@@ -34,7 +34,7 @@ def watch_loaders(session: Session) -> None:
         return length(self) if taken is None else taken
 
     DataLoader.__init__ = __init__  # type: ignore[method-assign]
-    DataLoader.__iter__ = __iter__  # type: ignore[method-assign, assignment]
+    DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
     DataLoader.__len__ = __len__  # type: ignore[method-assign]
 
 

@@ -1,4 +1,4 @@
-"""The steps of a PyTorch script: losses, gradients, parameters, from hooks that torch has for all models and optimizers."""
+"""The steps of a PyTorch script: losses, gradients, parameters, from torch's hooks for all models and optimizers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ def install(session: Session) -> None:
     optimizers.register_optimizer_step_post_hook(recorder.after_step)
     watch_loaders(session)
     switch_off_dropout(session)
-    backward = torch.Tensor.backward
+    _watch_autocast(session)
+    backward: Any = torch.Tensor.backward
 
     def watched(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         recorder.before_backward(self)
         backward(self, *args, **kwargs)
 
-    torch.Tensor.backward = watched  # type: ignore[assignment]
+    torch.Tensor.backward = watched  # type: ignore[method-assign]
 
 
 class _Recorder:
@@ -79,7 +80,7 @@ class _Recorder:
         self._session.trains(torch.get_rng_state().numpy().tobytes())
 
     def before_step(self, optimizer: Any, *_: Any) -> None:
-        """Note the gradients; the optimizer's class may call that of another, and then the inner one has them reduced."""
+        """Note the gradients; where one optimizer's step calls another's, the inner one has them reduced."""
         self._inside += 1
         session = self._session
         if session.record.framework == "keras":
@@ -107,15 +108,10 @@ class _Recorder:
         for group, rate in zip(optimizer.param_groups, self._rates, strict=False):
             group["lr"] = rate
         self._rates = []
-        session.record.half |= self._saw_half
         session.record.steps.append(step)
         if session.done:
             session.write()
             raise SystemExit(0)
-
-    @property
-    def _saw_half(self) -> bool:
-        return torch.get_autocast_dtype("cpu") is torch.float16 or _AUTOCAST.entered
 
     def _put_rates(self, optimizer: Any) -> None:
         others, number = self._session.others, len(self._session.record.steps)
@@ -149,21 +145,14 @@ class _Recorder:
             module.load_state_dict(start)
 
 
-class _Autocast:
-    """Was autocast ever entered?"""
+def _watch_autocast(session: Session) -> None:
+    enter: Any = torch.autocast.__enter__
 
-    def __init__(self) -> None:
-        self.entered = False
-        enter = torch.autocast.__enter__
+    def watched(context: Any) -> Any:
+        session.record.half |= bool(context._enabled)
+        return enter(context)
 
-        def watched(context: Any) -> Any:
-            self.entered |= bool(context._enabled)
-            return enter(context)
-
-        torch.autocast.__enter__ = watched  # type: ignore[method-assign]
-
-
-_AUTOCAST = _Autocast()
+    torch.autocast.__enter__ = watched  # type: ignore[method-assign]
 
 
 def _parameters(optimizer: Any) -> list[torch.Tensor]:
