@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compare_cases import record
+from ranks import run_ranks
+
+from hvdkit.tools.compare.records import RankRecord, read_records
+from hvdkit.tools.compare.verdict import Verdict, judge
 
 HERE = Path(__file__).parent
 
@@ -39,10 +44,23 @@ def test_a_right_script_is_the_same_training(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def run_case(folder: Path, planted: tuple[str, ...]) -> Verdict:
+    """What compare says of a training in ranks that are there already, without its command."""
+
+    def run(name: str, count: int, others: str | None) -> list[RankRecord]:
+        (folder / name).mkdir()
+        run_ranks(count, record, str(folder / name), planted, others)
+        return read_records(folder / name)
+
+    many, given = run("ranks", 2, None), str(folder / "ranks")
+    return judge(many, run("one", 1, given)[0], lambda: run("again", 1, given)[0])
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("planted", "causes"),
     [
+        ("", None),
         ("same-samples rate-scaled-twice left-out", None),
         ("rate-scaled-for-nothing batch-norm", None),
         ("no-broadcast", None),
@@ -53,11 +71,17 @@ def test_a_right_script_is_the_same_training(tmp_path: Path) -> None:
     ],
 )
 def test_a_planted_mistake_is_named(tmp_path: Path, planted: str, causes: list[str] | None) -> None:
-    code, found = compare(tmp_path, "compare_script.py", *planted.split())
-    assert (code, found["verdict"]) == (1, "different")
-    assert sorted(names(found)) == sorted(causes or planted.split())
-    if found["first"] is not None:
-        assert found["first"]["step"] == 0
+    verdict = run_case(tmp_path, tuple(planted.split()))
+    assert verdict.equal == (planted == "")
+    assert sorted(cause.name for cause in verdict.causes) == sorted(planted.split() if causes is None else causes)
+    assert verdict.first is None or verdict.first.step == 0
+
+
+@pytest.mark.ranks
+def test_a_mistake_in_a_script_is_told_to_programs(tmp_path: Path) -> None:
+    code, found = compare(tmp_path, "compare_script.py", "sum", "rate-scaled-twice")
+    assert (code, found["verdict"], sorted(names(found))) == (1, "different", ["rate-scaled-twice", "sum"])
+    assert (found["first"]["step"], found["first"]["what"]) == (0, "gradients")
 
 
 @pytest.mark.ranks

@@ -189,8 +189,8 @@ def _explain_gradients(first: Difference, mine: Sequence[Step], alone: Step, ini
         factor, cosine = ratio(mine[0].gradients, alone.gradients)
     elif first.what == "parameters" and first.step == 0 and not alone.gradients:  # Keras: how far the first step went
         factor, cosine = ratio(
-            {name: value - initial[name] for name, value in mine[0].parameters.items()},
-            {name: value - initial[name] for name, value in alone.parameters.items()},
+            {name: value - initial.get(name, 0.0) for name, value in mine[0].parameters.items()},
+            {name: value - initial.get(name, 0.0) for name, value in alone.parameters.items()},
         )
     else:
         return

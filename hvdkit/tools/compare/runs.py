@@ -50,7 +50,18 @@ def run_script(
         "steps": plan.steps,
         "own_rates": plan.own_rates,
     }
-    command = [sys.executable, "-m", "hvdkit.launch", "-np", str(ranks), "-H", f"localhost:{ranks}", *plan.flags, "--", *plan.command]
+    command = [
+        sys.executable,
+        "-m",
+        "hvdkit.launch",
+        "-np",
+        str(ranks),
+        "-H",
+        f"localhost:{ranks}",
+        *plan.flags,
+        "--",
+        *plan.command,
+    ]
     variables = plan_variables({"HVDKIT_COMPARE": json.dumps(settings)}, environ)
     output = folder / "output"
     with output.open("w") as file:
@@ -88,7 +99,7 @@ def run_script(
         raise CompareError(
             f"The script on {_ranks(ranks)} ended without a step that could be seen. {_tail(output)}"
             f"hvdkit compare sees steps of torch.optim optimizers and of keras.Model.fit, in the process that hvdrun "
-            f"starts; give it a script that trains with one of them."
+            f"starts; give it a training script."
         )
     return records
 

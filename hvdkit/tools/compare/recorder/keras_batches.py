@@ -55,9 +55,11 @@ class Batches(keras.utils.PyDataset):
         with self._lock:
             self._epoch += 1
             self._drawn = []
-            if not self._endless or self._epoch == 0:
+            if self._epoch and not self._endless:
+                self._adapter.on_epoch_end()
+            if not self._epoch or not self._endless:
+                self._adapter.on_epoch_begin()
                 self._source = iter(self._adapter.get_numpy_iterator())
-            self._adapter.on_epoch_begin()
 
     def given(self, index: int) -> tuple[Key, Any]:
         """The batch of this number in this epoch, and its key."""

@@ -12,22 +12,23 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 
 from hvdkit.keras.state import sync_state
 from hvdkit.tools.compare.recorder.keras_batches import Batches, find_adapter
+from hvdkit.tools.compare.recorder.patches import Patches
 from hvdkit.tools.compare.recorder.session import Session
 from hvdkit.tools.compare.records import Array, Loader, Step, thin
 
 _DROPOUT = ("Dropout", "GaussianDropout", "GaussianNoise", "AlphaDropout", "SpatialDropout1D", "SpatialDropout2D")
 
 
-def install(session: Session) -> None:
-    """Record every step of every fit() from here on."""
-    fits = _Fits(session)
+def install(session: Session) -> Patches:
+    """Record every step of every fit() from here on, until what comes back is closed."""
+    fits, patches = _Fits(session), Patches()
     fit, make = keras.Model.fit, EpochIterator.__init__
     signature = inspect.signature(fit)
 
     def watched_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(self, *args, **kwargs)
         session.record.framework = "keras"
-        recorder = fits.begin()
+        recorder = fits.begin(self)
         given.arguments["callbacks"] = [*(given.arguments.get("callbacks") or []), recorder]
         return fit(*given.args, **given.kwargs)
 
@@ -39,12 +40,14 @@ def install(session: Session) -> None:
         adapter, rest = find_adapter(make, self, x, y, *args, **kwargs)
         recorder.note(x, rest.get("batch_size") or 32)
         recorder.batches = Batches(adapter, session, recorder.number, rest["steps_per_epoch"])
+        recorder.build()
         make(self, recorder.batches, steps_per_execution=rest["steps_per_execution"])
 
-    keras.Model.fit = watched_fit
-    EpochIterator.__init__ = watched_make
+    patches.put(keras.Model, "fit", watched_fit)
+    patches.put(EpochIterator, "__init__", watched_make)
     for name in _DROPOUT:
-        getattr(keras.layers, name).call = _nothing(session)
+        patches.put(getattr(keras.layers, name), "call", _nothing(session))
+    return patches
 
 
 def _nothing(session: Session) -> Any:
@@ -62,8 +65,8 @@ class _Fits:
         self._session, self._count = session, 0
         self._next: _Recorder | None = None
 
-    def begin(self) -> _Recorder:
-        self._next = _Recorder(self._session, self._count)
+    def begin(self, model: keras.Model) -> _Recorder:
+        self._next = _Recorder(self._session, self._count, model)
         self._count += 1
         return self._next
 
@@ -77,8 +80,9 @@ class _Recorder(keras.callbacks.Callback):
 
     batches: Batches
 
-    def __init__(self, session: Session, number: int) -> None:
+    def __init__(self, session: Session, number: int, model: keras.Model) -> None:
         super().__init__()
+        self.set_model(model)
         self.number = number
         self._session = session
         self._first_rate = self._rate = self._left = 0.0
@@ -89,6 +93,13 @@ class _Recorder(keras.callbacks.Callback):
         arrays = keras.tree.flatten(x)
         if arrays and all(hasattr(one, "shape") and len(one.shape) for one in arrays):
             self._session.record.loaders.append(Loader(self.number, len(arrays[0]), batch, drop_last=False))
+
+    def build(self) -> None:
+        """Make the variables now, where that would come with the first batch, so that all begin with the same."""
+        if not self.model.built:
+            first = self.batches[0]
+            inputs = first[0] if isinstance(first, tuple) else first
+            self.model(keras.tree.map_structure(lambda one: keras.ops.convert_to_tensor(one[:1]), inputs))
 
     def on_train_begin(self, logs: Any = None) -> None:
         session, record = self._session, self._session.record
@@ -106,6 +117,9 @@ class _Recorder(keras.callbacks.Callback):
             record.other_start |= any((one != other).any() for one, other in zip(own, start, strict=True))
             self.model.set_weights(start)
         record.initial.update(self._read())
+        rates = [step.rates[0] for step in session.others[0].steps[len(record.steps) :]] if session.others else []
+        if rates and not session.own_rates and not hasattr(self.model.optimizer.learning_rate, "assign"):
+            self.model.optimizer.learning_rate = _Given(rates, int(self.model.optimizer.iterations))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         session, optimizer = self._session, self.model.optimizer
@@ -141,6 +155,17 @@ class _Recorder(keras.callbacks.Callback):
     def _read(self) -> dict[str, Array]:
         # Paths hold counters of the models that were made, which are the same in each run.
         return {one.path: thin(keras.ops.convert_to_numpy(one)) for one in self.model.trainable_variables}
+
+
+class _Given(keras.optimizers.schedules.LearningRateSchedule):
+    """The learning rates of the ranks, in place of a schedule that is part of the compiled step."""
+
+    def __init__(self, rates: list[float], first: int) -> None:
+        self._rates, self._first = rates, first
+
+    def __call__(self, step: Any) -> Any:
+        at = keras.ops.clip(keras.ops.cast(step, "int32") - self._first, 0, len(self._rates) - 1)
+        return keras.ops.take(keras.ops.convert_to_tensor(self._rates, dtype="float32"), at)
 
 
 def _momentums(optimizer: Any) -> list[Any]:

@@ -8,16 +8,19 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from hvdkit.tools.compare.recorder.patches import Patches
 from hvdkit.tools.compare.recorder.session import Session
 from hvdkit.tools.compare.records import Loader
 
 _NUMBER = "_hvdkit_compare_number"
 
 
-def watch_loaders(session: Session) -> None:
+def watch_loaders(session: Session, patches: Patches) -> None:
     """Stand before every iteration of every DataLoader that is made from here on."""
     loaders = _Loaders(session)
-    init, iterate, length = DataLoader.__init__, DataLoader.__iter__, DataLoader.__len__
+    init: Any = DataLoader.__init__
+    iterate: Any = DataLoader.__iter__
+    length: Any = DataLoader.__len__
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
@@ -31,11 +34,11 @@ def watch_loaders(session: Session) -> None:
 
     def __len__(self: Any) -> int:
         taken = loaders.lengths.get(self.__dict__.get(_NUMBER, -1))
-        return length(self) if taken is None else taken
+        return int(length(self)) if taken is None else taken
 
-    DataLoader.__init__ = __init__  # type: ignore[method-assign]
-    DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
-    DataLoader.__len__ = __len__  # type: ignore[method-assign]
+    patches.put(DataLoader, "__init__", __init__)
+    patches.put(DataLoader, "__iter__", __iter__)
+    patches.put(DataLoader, "__len__", __len__)
 
 
 class _Loaders:

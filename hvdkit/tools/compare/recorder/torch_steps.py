@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
+from hvdkit.tools.compare.recorder.patches import Patches
 from hvdkit.tools.compare.recorder.session import Session
 from hvdkit.tools.compare.recorder.torch_batches import watch_loaders
 from hvdkit.tools.compare.recorder.torch_dropout import switch_off_dropout
@@ -18,23 +19,32 @@ _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _LARGE = 50_000_000  # elements of a sparse gradient beyond which only its values are kept
 
 
-def install(session: Session) -> None:
-    """Record every step of every optimizer from here on."""
-    recorder = _Recorder(session)
-    modules.register_module_forward_pre_hook(recorder.before_forward)
-    modules.register_module_forward_hook(recorder.after_forward, always_call=True)
-    optimizers.register_optimizer_step_pre_hook(recorder.before_step)
-    optimizers.register_optimizer_step_post_hook(recorder.after_step)
-    watch_loaders(session)
-    switch_off_dropout(session)
-    _watch_autocast(session)
+def install(session: Session) -> Patches:
+    """Record every step of every optimizer from here on, until what comes back is closed."""
+    recorder, patches = _Recorder(session), Patches()
+    for handle in (
+        modules.register_module_forward_pre_hook(recorder.before_forward),
+        modules.register_module_forward_hook(recorder.after_forward, always_call=True),
+        optimizers.register_optimizer_step_pre_hook(recorder.before_step),
+        optimizers.register_optimizer_step_post_hook(recorder.after_step),
+    ):
+        patches.callback(handle.remove)
+    watch_loaders(session, patches)
+    switch_off_dropout(session, patches)
     backward: Any = torch.Tensor.backward
+    enter: Any = torch.autocast.__enter__
 
-    def watched(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    def watched_backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         recorder.before_backward(self)
         backward(self, *args, **kwargs)
 
-    torch.Tensor.backward = watched  # type: ignore[method-assign]
+    def watched_enter(self: Any) -> Any:
+        session.record.half |= bool(self._enabled)
+        return enter(self)
+
+    patches.put(torch.Tensor, "backward", watched_backward)
+    patches.put(torch.autocast, "__enter__", watched_enter)
+    return patches
 
 
 class _Recorder:
@@ -143,16 +153,6 @@ class _Recorder:
                 name in own and not torch.equal(own[name].cpu(), value) for name, value in start.items()
             )
             module.load_state_dict(start)
-
-
-def _watch_autocast(session: Session) -> None:
-    enter: Any = torch.autocast.__enter__
-
-    def watched(context: Any) -> Any:
-        session.record.half |= bool(context._enabled)
-        return enter(context)
-
-    torch.autocast.__enter__ = watched  # type: ignore[method-assign]
 
 
 def _parameters(optimizer: Any) -> list[torch.Tensor]:
