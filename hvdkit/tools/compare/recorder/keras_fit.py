@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from typing import Any
 
@@ -23,14 +22,12 @@ def install(session: Session) -> Patches:
     """Record every step of every fit() from here on, until what comes back is closed."""
     fits, patches = _Fits(session), Patches()
     fit, make = keras.Model.fit, EpochIterator.__init__
-    signature = inspect.signature(fit)
+    make_list = keras.callbacks.CallbackList.__init__
 
     def watched_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(self, *args, **kwargs)
         session.record.framework = "keras"
-        recorder = fits.begin(self)
-        given.arguments["callbacks"] = [*(given.arguments.get("callbacks") or []), recorder]
-        return fit(*given.args, **given.kwargs)
+        fits.begin(self)
+        return fit(self, *args, **kwargs)
 
     def watched_make(self: Any, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> None:
         recorder = fits.take()
@@ -43,8 +40,15 @@ def install(session: Session) -> Patches:
         recorder.build()
         make(self, recorder.batches, steps_per_execution=rest["steps_per_execution"])
 
+    def watched_make_list(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
+        recorder = fits.take_callback()
+        if recorder is not None:  # after all others, those that hvdrun --wrap adds among them
+            callbacks = [*(keras.tree.flatten(callbacks) if callbacks else []), recorder]
+        make_list(self, callbacks, *args, **kwargs)
+
     patches.put(keras.Model, "fit", watched_fit)
     patches.put(EpochIterator, "__init__", watched_make)
+    patches.put(keras.callbacks.CallbackList, "__init__", watched_make_list)
     for name in _DROPOUT:
         patches.put(getattr(keras.layers, name), "call", _nothing(session))
     return patches
@@ -59,19 +63,23 @@ def _nothing(session: Session) -> Any:
 
 
 class _Fits:
-    """The fit() that is about to make its iterator, if any."""
+    """The fit() that is about to make its source of batches, and then its list of callbacks, if any."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._count = session, 0
         self._next: _Recorder | None = None
+        self._callback: _Recorder | None = None
 
-    def begin(self, model: keras.Model) -> _Recorder:
+    def begin(self, model: keras.Model) -> None:
         self._next = _Recorder(self._session, self._count, model)
         self._count += 1
-        return self._next
 
     def take(self) -> _Recorder | None:
-        taken, self._next = self._next, None
+        self._callback, self._next = self._next or self._callback, None
+        return self._callback if self._callback is not None and not hasattr(self._callback, "batches") else None
+
+    def take_callback(self) -> _Recorder | None:
+        taken, self._callback = self._callback, None
         return taken
 
 
