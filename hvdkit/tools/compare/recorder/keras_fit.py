@@ -75,8 +75,9 @@ class _Fits:
         self._count += 1
 
     def take(self) -> _Recorder | None:
-        self._callback, self._next = self._next or self._callback, None
-        return self._callback if self._callback is not None and not hasattr(self._callback, "batches") else None
+        taken, self._next = self._next, None
+        self._callback = taken or self._callback
+        return taken
 
     def take_callback(self) -> _Recorder | None:
         taken, self._callback = self._callback, None
