@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
-from compare_script import train
-
+from hvdkit.engine.basics import rank, size
 from hvdkit.tools.compare.recorder.session import Session
-from hvdkit.tools.compare.recorder.torch_steps import install
-from hvdkit.torch import init, rank, size
+
+#: Framework -> the script, what records it, and the module whose init() it calls.
+_PARTS = {
+    "torch": ("compare_script", "torch_steps", "hvdkit.torch"),
+    "keras": ("compare_keras_script", "keras_fit", "hvdkit.keras"),
+}
 
 
-def record(folder: str, planted: tuple[str, ...], ranks: str | None = None) -> None:
+def record(framework: str, folder: str, planted: tuple[str, ...], ranks: str | None = None) -> None:
     """Train and write the record of this rank into the folder. ranks: the folder whose batches one rank is to take."""
-    init()
+    script, recorder, adapter = _PARTS[framework]
+    import_module(adapter).init()
     session = Session(rank(), size(), folder=Path(folder), ranks=Path(ranks) if ranks else None, steps=5)
-    with install(session):
+    with import_module(f"hvdkit.tools.compare.recorder.{recorder}").install(session):
         try:
-            train(set(planted))
+            import_module(script).train(set(planted))
         except SystemExit:
             return
     session.write()

@@ -1,4 +1,4 @@
-"""A training in Keras for `hvdkit compare`: python compare_keras_script.py [sum]."""
+"""A training in Keras for `hvdkit compare`: python compare_keras_script.py [sum] [batch-norm]."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def train(planted: set[str]) -> None:
     keras.utils.set_random_seed(hvd.rank())
     numbers = np.random.RandomState(0)
     data = numbers.rand(64, 6).astype("float32"), numbers.rand(64, 1).astype("float32")
-    model = keras.Sequential([keras.Input((6,)), layers.Dense(16, "tanh"), layers.Dropout(0.3), layers.Dense(1)])
+    middle = layers.BatchNormalization() if "batch-norm" in planted else layers.Dropout(0.3)
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(16, "tanh"), middle, layers.Dense(1)])
     rate = 0.05 * hvd.size()
     op = hvd.Sum if "sum" in planted else hvd.Average
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(rate, momentum=0.9), op=op), "mse")
