@@ -66,7 +66,11 @@ def compare_steps(many: Sequence[RankRecord], one: RankRecord, limits: Limits) -
 
 def apart(ones: Arrays, others: Arrays) -> tuple[str, float]:
     """The tensor in which two ranks differ most, and by what part of its norm; ("", 0) if they have the same bits."""
-    found = [(float(_norm(ones[name] - others[name]) / max(_norm(ones[name]), 1e-30)), name) for name in ones]
+    found = [
+        (float(_norm(ones[name] - others[name]) / max(_norm(ones[name]), 1e-30)), name)
+        for name in ones
+        if name in others
+    ]
     size, name = max(found, default=(0.0, ""))
     return (name, size) if size else ("", 0.0)
 

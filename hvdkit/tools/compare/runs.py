@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from hvdkit.errors import CompareError
 from hvdkit.startup import plan_variables
 from hvdkit.tools.compare.records import RankRecord, read_records
 
-OWN_MODELS = "Ranks with models of their own (process sets) cannot be compared with one rank; compare each by itself."
 _TAIL = 15  # lines of a run that failed
 
 
@@ -44,68 +43,61 @@ def run_script(
     Raises CompareError if it fails, takes too long, or a rank has recorded nothing.
     """
     folder.mkdir()
-    settings = {
+    asked = {
         "folder": str(folder),
         "ranks": str(others) if others else None,
         "steps": plan.steps,
         "own_rates": plan.own_rates,
     }
-    command = [
-        sys.executable,
-        "-m",
-        "hvdkit.launch",
-        "-np",
-        str(ranks),
-        "-H",
-        f"localhost:{ranks}",
-        *plan.flags,
-        "--",
-        *plan.command,
-    ]
-    variables = plan_variables({"HVDKIT_COMPARE": json.dumps(settings)}, environ)
-    output = folder / "output"
-    with output.open("w") as file:
-        job = subprocess.Popen(
-            command,
-            env={**environ, **variables},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            code = job.wait(plan.limit)
-        except subprocess.TimeoutExpired:
-            _end(job)
-            raise CompareError(
-                f"The script on {_ranks(ranks)} took no {plan.steps} steps in {plan.limit:g} s. {_tail(output)}"
-                f"If it needs longer, say so with --timeout."
-            ) from None
-        except BaseException:
-            _end(job)
-            raise
+    variables = plan_variables({"HVDKIT_COMPARE": json.dumps(asked)}, environ)
+    arguments = ["-np", str(ranks), "-H", f"localhost:{ranks}", *plan.flags, "--", *plan.command]
+    code = _start(arguments, {**environ, **variables}, folder / "output", plan.limit)
     records = read_records(folder)
-    steps = [len(record.steps) for record in records]
-    if code and plan.steps in steps and min(steps) < plan.steps:
+    steps = [len(record.steps) for record in records] + [0] * (ranks - len(records))
+    if min(steps) >= plan.steps:
+        return records  # whatever the end of a process says that was cut short
+    who, tail = f"{ranks} ranks" if ranks > 1 else "1 rank", _tail(folder / "output")
+    if code is None:
         raise CompareError(
-            f"Of {_ranks(ranks)} some took {plan.steps} steps, others {min(steps)} by then. {_tail(output)}{OWN_MODELS}"
+            f"The script on {who} took no {plan.steps} steps in {plan.limit:g} s. {tail}"
+            f"If it needs longer, say so with --timeout."
+        )
+    if code and max(steps) >= plan.steps:
+        raise CompareError(
+            f"Of {who} some took {plan.steps} steps, others {min(steps)} by then. {tail}"
+            f"Ranks with models of their own (process sets) cannot be compared with one rank; compare each by itself."
         )
     if code:
         raise CompareError(
-            f"The script on {_ranks(ranks)} ended with exit code {code}. {_tail(output)}"
-            f"Try it by itself: hvdrun {' '.join(command[3:])}"
+            f"The script on {who} ended with exit code {code}. {tail}Try it by itself: hvdrun {' '.join(arguments)}"
         )
-    if len(records) != ranks or not all(record.steps for record in records):
+    if not min(steps):
         raise CompareError(
-            f"The script on {_ranks(ranks)} ended without a step that could be seen. {_tail(output)}"
+            f"The script on {who} ended without a step that could be seen. {tail}"
             f"hvdkit compare sees steps of torch.optim optimizers and of keras.Model.fit, in the process that hvdrun "
             f"starts; give it a training script."
         )
     return records
 
 
-def _ranks(count: int) -> str:
-    return f"{count} ranks" if count > 1 else "1 rank"
+def _start(arguments: Sequence[str], environ: Mapping[str, str], output: Path, limit: float) -> int | None:
+    """Run hvdrun to its end; returns its exit code, None if it took longer than the limit and was ended."""
+    with output.open("w") as file:
+        job = subprocess.Popen(
+            [sys.executable, "-m", "hvdkit.launch", *arguments],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            return job.wait(limit)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if job.poll() is None:
+                _end(job)
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:

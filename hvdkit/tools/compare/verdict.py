@@ -10,7 +10,6 @@ from hvdkit.tools.compare import causes
 from hvdkit.tools.compare.causes import Cause
 from hvdkit.tools.compare.differences import HALF, Difference, Limits, compare_steps, within
 from hvdkit.tools.compare.records import RankRecord
-from hvdkit.tools.compare.runs import OWN_MODELS
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,8 @@ def _check(many: Sequence[RankRecord], one: RankRecord) -> None:
             name = sorted(tensors ^ other)[0]
             who = "one rank alone" if record is one else f"rank {record.rank}"
             raise CompareError(
-                f"Rank 0 and {who} do not train the same tensors: only one of them has {name}. {OWN_MODELS}"
+                f"Rank 0 and {who} do not train the same tensors: only one of them has {name}. Ranks with models "
+                f"of their own (process sets) cannot be compared with one rank; compare each by itself."
             )
     if not any(step.rows for step in many[0].steps):
         raise CompareError(

@@ -6,7 +6,7 @@ import atexit
 import json
 import pickle
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,9 @@ class Session:
         self.folder, self.ranks, self.steps, self.own_rates = folder, ranks, steps, own_rates
         self.record = RankRecord(rank, size)
         self._written = False
-        self._batch: tuple[Key, Any] | None = None  # the last one, before it is known whether it is trained on
+        self._batch: tuple[Key, Any, Callable[[], object]] | None = (
+            None  # the last one, before it is known whether it is trained on
+        )
         self._rows, self._hashes = 0, list[str]()
         self._losses: list[float] = []
         self._states = b""
@@ -41,25 +43,28 @@ class Session:
         self.given = _read_keys(ranks, len(self.others)) if ranks is not None else {}
         atexit.register(self.write)
 
-    def got(self, key: Key, batch: Any, states: bytes | None) -> None:
-        """A batch is about to be given to the script. states: of the framework's random numbers; None for none."""
-        self._batch = key, copy(batch)
+    def got(self, key: Key, batch: Any, states: bytes | None, trained: Callable[[], object] = lambda: None) -> None:
+        """A batch is about to be given to the script. states: of the framework's random numbers; None for none.
+
+        trained: called once it is known that this is a batch of training.
+        """
+        self._batch = key, copy(batch), trained
         self._states = b"" if states is None else states + _read_states()
 
-    def trains(self, states: bytes | None) -> bool:
-        """The last batch is trained on; True the first time that is said of it."""
+    def trains(self, states: bytes | None) -> None:
+        """The last batch is trained on; said of it once or more often."""
         if self._states and states is not None:
             self._random |= states + _read_states() != self._states
         if self._batch is None:
-            return False
-        (loader, number, index), batch = self._batch
+            return
+        (loader, number, index), batch, trained = self._batch
         self._batch = None
+        trained()
         self._rows += count_rows(batch)
         self._hashes += hash_rows(batch)
         if self.ranks is None:
             with (self.folder / f"batch-{self.record.rank}-{loader}-{number}-{index}").open("wb") as file:
                 pickle.dump(batch, file)
-        return True
 
     def lost(self, loss: float) -> None:
         """A loss that backward() is called on."""
@@ -84,11 +89,6 @@ class Session:
             with (self.ranks / "batch-{}-{}-{}-{}".format(rank, *key)).open("rb") as file:
                 parts.append(pickle.load(file))
         return join(parts)
-
-    @property
-    def waiting(self) -> bool:
-        """Is it not known yet whether the last batch is trained on?"""
-        return self._batch is not None
 
     @property
     def done(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,18 +65,11 @@ class _Loaders:
         session = self._session
         times = self._iterated[number] = self._iterated.get(number, -1) + 1
         keys = session.batches(number, times)
-        if keys:
-            self._note(loader, number)
-            for key in keys:
-                batch = session.joined(key)
-                session.got(key, batch, _states())
-                yield batch
-            return
-        for index, batch in enumerate(iterate(loader)):
-            session.got((number, times, index), batch, _states())
+        given = ((key, session.joined(key)) for key in keys)
+        own = (((number, times, index), batch) for index, batch in enumerate(iterate(loader)))
+        for key, batch in given if keys else own:
+            session.got(key, batch, _states(), partial(self._note, loader, number))
             yield batch
-            if not session.waiting:  # it was trained on
-                self._note(loader, number)
 
     def _note(self, loader: Any, number: int) -> None:
         known = self._session.record.loaders
