@@ -55,22 +55,19 @@ def compare_steps(many: Sequence[RankRecord], one: RankRecord, limits: Limits) -
     for number, (mine, alone) in enumerate(zip(zip(*(r.steps for r in many), strict=False), one.steps, strict=False)):
         loss = loss_of(mine)
         if loss is not None and alone.loss is not None:
-            apart = abs(loss - alone.loss) / max(abs(alone.loss), 1e-6)
-            yield Difference(number, "loss", "", apart, apart <= limits.loss)
+            size = abs(loss - alone.loss) / max(abs(alone.loss), 1e-6)
+            yield Difference(number, "loss", "", size, size <= limits.loss)
         if mine[0].gradients and alone.gradients:
-            tensor, apart = _largest(mine[0].gradients, alone.gradients, {})
-            yield Difference(number, "gradients", tensor, apart, apart <= limits.gradients)
-        tensor, apart = _largest(mine[0].parameters, alone.parameters, start, rounding=_ROUNDING * (number + 1))
-        yield Difference(number, "parameters", tensor, apart, apart <= limits.parameters)
+            tensor, size = _largest(mine[0].gradients, alone.gradients, {})
+            yield Difference(number, "gradients", tensor, size, size <= limits.gradients)
+        tensor, size = _largest(mine[0].parameters, alone.parameters, start, rounding=_ROUNDING * (number + 1))
+        yield Difference(number, "parameters", tensor, size, size <= limits.parameters)
 
 
 def apart(ones: Arrays, others: Arrays) -> tuple[str, float]:
     """The tensor in which two ranks differ most, and by what part of its norm; ("", 0) if they have the same bits."""
-    found = [
-        (float(_norm(ones[name] - others[name]) / max(_norm(ones[name]), 1e-30)), name)
-        for name in ones
-        if name in others
-    ]
+    both = [name for name in ones if name in others]
+    found = [(_norm(ones[name] - others[name]) / max(_norm(ones[name]), 1e-30), name) for name in both]
     size, name = max(found, default=(0.0, ""))
     return (name, size) if size else ("", 0.0)
 

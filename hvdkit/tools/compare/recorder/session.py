@@ -32,15 +32,14 @@ class Session:
         self.folder, self.ranks, self.steps, self.own_rates = folder, ranks, steps, own_rates
         self.record = RankRecord(rank, size)
         self._written = False
-        self._batch: tuple[Key, Any, Callable[[], object]] | None = (
-            None  # the last one, before it is known whether it is trained on
-        )
+        # The last one, as long as it is not known whether it is trained on.
+        self._batch: tuple[Key, Any, Callable[[], object]] | None = None
         self._rows, self._hashes = 0, list[str]()
         self._losses: list[float] = []
         self._states = b""
         self._random = False
         self.others = read_records(ranks) if ranks is not None else []
-        self.given = _read_keys(ranks, len(self.others)) if ranks is not None else {}
+        self.given = _read_keys(ranks) if ranks is not None else {}
         atexit.register(self.write)
 
     def got(self, key: Key, batch: Any, states: bytes | None, trained: Callable[[], object] = lambda: None) -> None:
@@ -107,7 +106,7 @@ def _read_states() -> bytes:
     return repr((kind, position, rest, random.getstate())).encode() + np.asarray(keys).tobytes()
 
 
-def _read_keys(folder: Path, size: int) -> Mapping[Key, list[int]]:
+def _read_keys(folder: Path) -> Mapping[Key, list[int]]:
     """Which ranks trained on each batch."""
     found: dict[Key, list[int]] = {}
     for path in folder.glob("batch-*"):
