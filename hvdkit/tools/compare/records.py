@@ -46,12 +46,14 @@ class Loader:
     """A source of training batches: how many samples it gives in an epoch, in batches of how many.
 
     number: which DataLoader, or fit(), of the script. drop_last: is a last batch that is not full left out?
+    batches: what len() of it says.
     """
 
     number: int
     samples: int
     batch: int
     drop_last: bool
+    batches: int = 0
 
 
 @dataclass

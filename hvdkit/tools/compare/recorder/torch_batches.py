@@ -51,9 +51,7 @@ class _Loaders:
         self._iterated: dict[int, int] = {}
         self.lengths: dict[int, int] = {}
         if session.others:
-            for one in session.others[0].loaders:
-                whole = one.samples // one.batch if one.drop_last else -(-one.samples // one.batch)
-                self.lengths[one.number] = whole
+            self.lengths = {one.number: one.batches for one in session.others[0].loaders}
 
     def count(self) -> int:
         """The number of a new one."""
@@ -75,10 +73,10 @@ class _Loaders:
         known = self._session.record.loaders
         if loader.batch_size and all(one.number != number for one in known):
             try:
-                samples = len(loader.sampler)
-            except TypeError:
+                samples, batches = len(loader.sampler), len(loader)
+            except TypeError:  # it does not know
                 return
-            known.append(Loader(number, samples, loader.batch_size, bool(loader.drop_last)))
+            known.append(Loader(number, samples, loader.batch_size, bool(loader.drop_last), batches))
 
 
 def _states() -> bytes:
