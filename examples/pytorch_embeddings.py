@@ -67,6 +67,7 @@ def main(args: argparse.Namespace) -> None:
         if hvd.rank() == 0:  # hvd
             print(f"epoch {epoch + 1}  loss {average:.4f}")
 
+    model.eval()
     mean_accuracy = hvd.metrics.Mean("accuracy")  # hvd
     for words, labels in DataLoader(test, 256, sampler=hvd.data.ShardedSampler(test, evaluation=True)):  # hvd
         mean_accuracy.update((model(words).argmax(dim=1) == labels).double().mean(), len(labels))

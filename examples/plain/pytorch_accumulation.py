@@ -43,6 +43,7 @@ def main(args: argparse.Namespace) -> None:
                 optimizer.zero_grad()
         print(f"epoch {epoch + 1}  loss {total / len(batches):.4f}")
 
+    model.eval()
     right = 0
     for images, labels in DataLoader(test, 256):
         right += int((model(images.to(device)).argmax(dim=1).cpu() == labels).sum())

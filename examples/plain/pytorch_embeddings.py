@@ -57,6 +57,7 @@ def main(args: argparse.Namespace) -> None:
             total += loss.item()
         print(f"epoch {epoch + 1}  loss {total / len(batches):.4f}")
 
+    model.eval()
     right = 0
     for words, labels in DataLoader(test, 256):
         right += int((model(words).argmax(dim=1) == labels).sum())
