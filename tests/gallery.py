@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -39,6 +42,19 @@ def start(
     script = [sys.executable, str(EXAMPLES / name), *options]
     command = [sys.executable, "-m", "hvdkit.launch", *launcher, *script]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=limit)
+
+
+def play(name: str) -> str:
+    """Run a script of the gallery in this rank, which is there already; returns what it printed."""
+    adapter = importlib.import_module("hvdkit.keras" if name.startswith("keras") else "hvdkit.torch")
+    arguments, sys.argv = sys.argv, [name]
+    try:
+        with redirect_stdout(io.StringIO()) as printed:
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    finally:
+        sys.argv = arguments
+        adapter.shutdown()  # its process sets go with it
+    return printed.getvalue()
 
 
 def check_reached(name: str, output: str) -> None:
