@@ -134,6 +134,12 @@ def scale_gradients(factor: float) -> Change:
     return change
 
 
+def add_up_losses(many: list[RankRecord], one: RankRecord) -> None:
+    scale_gradients(0.5)(many, one)
+    for step in one.steps:
+        step.loss = 2 * (step.loss or 0.0)
+
+
 def step_too_far_in_keras(many: list[RankRecord], one: RankRecord) -> None:
     for record in (*many, one):
         for step in record.steps:
@@ -175,6 +181,7 @@ def give_unequal_batches(many: list[RankRecord], one: RankRecord) -> None:
         ("sum", scale_gradients(2.0)),
         ("sum", step_too_far_in_keras),
         ("loss-is-a-sum", scale_gradients(0.5)),
+        ("loss-is-a-sum", add_up_losses),
         ("scaled-gradients", scale_gradients(0.1)),
         ("batch-norm", normalise),
         ("random-in-step", draw_noise),

@@ -185,7 +185,9 @@ def _explain_batch_norm(many: Sequence[RankRecord]) -> Iterator[Cause]:
 
 def _explain_gradients(first: Difference, mine: Sequence[Step], alone: Step, initial: Arrays) -> Iterator[Cause]:
     ranks = len(mine)
-    if first.what == "gradients":
+    total, loss = sum(step.loss or 0.0 for step in mine), alone.loss
+    adds_up = bool(loss) and _is(total / (loss or 1.0), 1.0)
+    if first.what == "gradients" or (first.what == "loss" and adds_up and alone.gradients):
         factor, cosine = ratio(mine[0].gradients, alone.gradients)
     elif first.what == "parameters" and first.step == 0 and not alone.gradients:  # Keras: how far the first step went
         factor, cosine = ratio(
