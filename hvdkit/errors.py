@@ -102,6 +102,10 @@ class LaunchError(HvdkitError, ValueError):
     """hvdrun was asked for something that cannot be started; nothing has been."""
 
 
+class CompareError(HvdkitError, ValueError):
+    """Two runs of a script could not be compared."""
+
+
 class SubmitError(HvdkitError, ValueError):
     """A batch job cannot be written, was refused by its scheduler, or has failed."""
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -7,9 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from gallery import REACHED, check_reached, play
+from ranks import run_ranks
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PLAIN = sorted((ROOT / "examples" / "plain").glob("*.py"))
 DIGITS = str(ROOT / "examples" / "pytorch_digits.py")
 
 
@@ -18,6 +22,24 @@ def test_an_example_is_short_and_marks_what_makes_it_distributed(example: Path) 
     lines = example.read_text().splitlines()
     assert len(lines) < 100
     assert sum("# hvd" in line for line in lines) >= 5
+
+
+@pytest.mark.parametrize("example", PLAIN, ids=lambda path: path.name)
+def test_a_plain_script_is_short_and_knows_nothing_of_hvdkit(example: Path) -> None:
+    assert example.with_name("..").resolve() / example.name in EXAMPLES
+    assert len(example.read_text().splitlines()) < 100
+    assert "hvd" not in example.read_text()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", sorted(REACHED))
+def test_an_example_learns_on_two_ranks(name: str) -> None:
+    keras = name.startswith("keras")
+    if keras and importlib.util.find_spec("keras") is None:
+        pytest.skip("keras is not installed")
+    first, second = run_ranks(2, play, name, backend="torch" if keras else "")
+    check_reached(name, first)
+    assert second == "" or name == "pytorch_two_models.py", "only rank 0 prints"
 
 
 @pytest.mark.ranks

@@ -18,6 +18,7 @@ SITE = str(Path(__file__).with_name("site"))
 MODULES = {
     "HVDKIT_ALIAS_HOROVOD": "hvdkit.alias_horovod",
     "HVDKIT_WRAP": "hvdkit.wrap",
+    "HVDKIT_COMPARE": "hvdkit.tools.compare.recorder.start",  # last: what it sees is what the script sees
 }
 
 

@@ -60,6 +60,6 @@ def _run_the_next_one() -> None:
     spec.loader.exec_module(module)
 
 
-if _asked("HVDKIT_ALIAS_HOROVOD") or _asked("HVDKIT_WRAP"):
+if _asked("HVDKIT_ALIAS_HOROVOD") or _asked("HVDKIT_WRAP") or _asked("HVDKIT_COMPARE"):
     sys.meta_path.insert(0, _Beginning())  # type: ignore[arg-type]
 _run_the_next_one()

@@ -1,0 +1,83 @@
+"""A batch as a loader gives it: its rows, and the batches of several ranks as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+
+def leaves(batch: Any) -> Iterator[Any]:
+    """The tensors and arrays of nested tuples, lists and dicts."""
+    if hasattr(batch, "shape") and hasattr(batch, "dtype"):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from leaves(value)
+    elif isinstance(batch, (list, tuple)):
+        for value in batch:
+            yield from leaves(value)
+
+
+def count_rows(batch: Any) -> int:
+    """The first dimension of the first tensor that has one; 0 without."""
+    return next((len(leaf) for leaf in leaves(batch) if len(leaf.shape)), 0)
+
+
+def hash_rows(batch: Any) -> list[str]:
+    """A name for each row, the same for the same numbers in it."""
+    rows = count_rows(batch)
+    parts = [np.ascontiguousarray(_to_numpy(leaf)) for leaf in leaves(batch) if len(leaf.shape) and len(leaf) == rows]
+    names = []
+    for row in range(rows):
+        name = blake2b(digest_size=8)
+        for part in parts:
+            name.update(part[row].tobytes())
+        names.append(name.hexdigest())
+    return names
+
+
+def copy(batch: Any) -> Any:
+    """The same in memory of its own, on the CPU. TypeError for what is neither a tensor nor a plain value."""
+    if hasattr(batch, "detach"):
+        return batch.detach().cpu().clone()
+    if hasattr(batch, "shape") and hasattr(batch, "dtype"):
+        return np.array(batch)
+    if isinstance(batch, Mapping):
+        return {key: copy(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(copy, batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(map(copy, batch))
+    if batch is None or isinstance(batch, (str, bytes, int, float, bool)):
+        return batch
+    raise TypeError(f"a batch holds {type(batch).__name__}, which compare cannot join")
+
+
+def join(batches: Sequence[Any]) -> Any:
+    """One batch with the rows of several, of the same structure, in their order."""
+    first = batches[0]
+    if hasattr(first, "detach"):
+        import torch
+
+        return torch.cat(list(batches)) if first.dim() else first
+    if hasattr(first, "shape") and hasattr(first, "dtype"):
+        return np.concatenate(batches) if first.ndim else first
+    if isinstance(first, Mapping):
+        return {key: join([batch[key] for batch in batches]) for key in first}
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*map(join, zip(*batches, strict=True)))
+    if isinstance(first, (list, tuple)) and all(isinstance(one, (str, bytes, int, float)) for one in first):
+        return type(first)(one for batch in batches for one in batch)
+    if isinstance(first, (list, tuple)):
+        return type(first)(map(join, zip(*batches, strict=True)))
+    return first
+
+
+def _to_numpy(leaf: Any) -> Any:
+    if hasattr(leaf, "detach"):
+        leaf = leaf.detach().cpu()
+        leaf = leaf.float() if str(leaf.dtype) == "torch.bfloat16" else leaf
+    return np.asarray(leaf)

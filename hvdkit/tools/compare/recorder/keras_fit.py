@@ -1,0 +1,187 @@
+"""The steps of keras.Model.fit: a callback after all others, and the batches that reach Keras."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.trainers.epoch_iterator import EpochIterator
+
+from hvdkit.keras.state import sync_state
+from hvdkit.tools.compare.recorder.keras_batches import Batches, find_adapter
+from hvdkit.tools.compare.recorder.patches import Patches
+from hvdkit.tools.compare.recorder.session import Session
+from hvdkit.tools.compare.records import Array, Loader, Step, thin
+
+_DROPOUT = ("Dropout", "GaussianDropout", "GaussianNoise", "AlphaDropout", "SpatialDropout1D", "SpatialDropout2D")
+
+
+def install(session: Session) -> Patches:
+    """Record every step of every fit() from here on, until what comes back is closed."""
+    fits, patches = _Fits(session), Patches()
+    fit, make = keras.Model.fit, EpochIterator.__init__
+    make_list = keras.callbacks.CallbackList.__init__
+
+    def watched_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session.record.framework = "keras"
+        fits.begin(self)
+        return fit(self, *args, **kwargs)
+
+    def watched_make(self: Any, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> None:
+        recorder = fits.take()
+        if recorder is None:
+            make(self, x, y, *args, **kwargs)
+            return
+        adapter, rest = find_adapter(make, self, x, y, *args, **kwargs)
+        recorder.note(x, rest.get("batch_size") or 32)
+        recorder.batches = Batches(adapter, session, recorder.number, rest["steps_per_epoch"])
+        recorder.build()
+        make(self, recorder.batches, steps_per_execution=rest["steps_per_execution"])
+
+    def watched_make_list(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
+        recorder = fits.take_callback()
+        if recorder is not None:  # after all others, those that hvdrun --wrap adds among them
+            callbacks = [*(keras.tree.flatten(callbacks) if callbacks else []), recorder]
+        make_list(self, callbacks, *args, **kwargs)
+
+    patches.put(keras.Model, "fit", watched_fit)
+    patches.put(EpochIterator, "__init__", watched_make)
+    patches.put(keras.callbacks.CallbackList, "__init__", watched_make_list)
+    for name in _DROPOUT:
+        patches.put(getattr(keras.layers, name), "call", _nothing(session))
+    return patches
+
+
+def _nothing(session: Session) -> Any:
+    def call(self: Any, inputs: Any, training: bool = False) -> Any:
+        session.record.dropout = True
+        return inputs
+
+    return call
+
+
+class _Fits:
+    """The fit() that is about to make its source of batches, and then its list of callbacks, if any."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._count = session, 0
+        self._next: _Recorder | None = None
+        self._callback: _Recorder | None = None
+
+    def begin(self, model: keras.Model) -> None:
+        self._next = _Recorder(self._session, self._count, model)
+        self._count += 1
+
+    def take(self) -> _Recorder | None:
+        taken, self._next = self._next, None
+        self._callback = taken or self._callback
+        return taken
+
+    def take_callback(self) -> _Recorder | None:
+        taken, self._callback = self._callback, None
+        return taken
+
+
+class _Recorder(keras.callbacks.Callback):
+    """What happens in one fit()."""
+
+    batches: Batches
+
+    def __init__(self, session: Session, number: int, model: keras.Model) -> None:
+        super().__init__()
+        self.set_model(model)
+        self.number = number
+        self._session = session
+        self._first_rate = self._rate = self._left = 0.0
+        self._factor = 1.0
+
+    def note(self, x: Any, batch: int) -> None:
+        """Note how many samples it was given."""
+        arrays = keras.tree.flatten(x)
+        if arrays and all(hasattr(one, "shape") and len(one.shape) for one in arrays):
+            self._session.record.loaders.append(Loader(self.number, len(arrays[0]), batch, drop_last=False))
+
+    def build(self) -> None:
+        """Make the variables now, where that would come with the first batch, so that all begin with the same."""
+        if not self.model.built:
+            first = self.batches[0]
+            inputs = first[0] if isinstance(first, tuple) else first
+            self.model(keras.tree.map_structure(lambda one: keras.ops.convert_to_tensor(one[:1]), inputs))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        session, record = self._session, self._session.record
+        self._first_rate = float(self.model.optimizer.learning_rate)
+        layers = self.model._flatten_layers()
+        normalise = [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
+        record.batch_norm += [f"BatchNormalization {one.name}" for one in normalise if not one.synchronized]
+        if session.ranks is None and record.rank == 0:
+            with (session.folder / f"start-{self.number}").open("wb") as file:
+                pickle.dump(self.model.get_weights(), file)
+        elif session.ranks is not None:
+            with (session.ranks / f"start-{self.number}").open("rb") as file:
+                start = pickle.load(file)
+            own = self.model.get_weights()
+            record.other_start |= any((one != other).any() for one, other in zip(own, start, strict=True))
+            self.model.set_weights(start)
+        record.initial.update(self._read())
+        rates = [step.rates[0] for step in session.others[0].steps[len(record.steps) :]] if session.others else []
+        if rates and not session.own_rates and not hasattr(self.model.optimizer.learning_rate, "assign"):
+            self.model.optimizer.learning_rate = _Given(rates, int(self.model.optimizer.iterations))
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        session, optimizer = self._session, self.model.optimizer
+        sync_state(self.model)
+        number = len(session.record.steps)
+        self._rate = float(optimizer.learning_rate)
+        self._factor = _norm(_momentums(optimizer)) / self._left if self._left else 1.0
+        if session.others and not session.own_rates and number < len(session.others[0].steps):
+            wanted = session.others[0].steps[number]
+            if hasattr(optimizer.learning_rate, "assign"):
+                optimizer.learning_rate.assign(wanted.rates[0])
+                self._rate = wanted.rates[0]
+            if abs(wanted.momentum - self._factor) > 1e-6:  # a warm-up corrects it when it changes the rate
+                for one in _momentums(optimizer):
+                    one.assign(one * (wanted.momentum / self._factor))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        session = self._session
+        key, given = self.batches.given(batch)
+        session.got(key, given, None)
+        session.trains(None)
+        if logs and "loss" in logs:
+            session.lost(float(logs["loss"]))
+        sync_state(self.model)
+        seen = {"rates": [self._rate], "first_rates": [self._first_rate], "momentum": self._factor, **session.take()}
+        step = Step(self.number, parameters=self._read(), **seen)
+        session.record.steps.append(step)
+        self._left = _norm(_momentums(self.model.optimizer))
+        if session.done:
+            session.write()
+            raise SystemExit(0)
+
+    def _read(self) -> dict[str, Array]:
+        # Paths hold counters of the models that were made, which are the same in each run.
+        return {one.path: thin(keras.ops.convert_to_numpy(one)) for one in self.model.trainable_variables}
+
+
+class _Given(keras.optimizers.schedules.LearningRateSchedule):
+    """The learning rates of the ranks, in place of a schedule that is part of the compiled step."""
+
+    def __init__(self, rates: list[float], first: int) -> None:
+        self._rates, self._first = rates, first
+
+    def __call__(self, step: Any) -> Any:
+        at = keras.ops.clip(keras.ops.cast(step, "int32") - self._first, 0, len(self._rates) - 1)
+        return keras.ops.take(keras.ops.convert_to_tensor(self._rates, dtype="float32"), at)
+
+
+def _momentums(optimizer: Any) -> list[Any]:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    found = getattr(inner, "momentums", None) or getattr(inner, "_momentums", None) or []
+    return [one for one in found if one is not None]
+
+
+def _norm(variables: list[Any]) -> float:
+    return float(np.sqrt(sum(float(np.square(keras.ops.convert_to_numpy(one)).sum()) for one in variables)))

@@ -1,0 +1,128 @@
+"""What this process is to record, and what it has recorded; common to the frameworks."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import pickle
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvdkit.tools.compare.recorder.batches import copy, count_rows, hash_rows, join
+from hvdkit.tools.compare.records import RankRecord, read_records, write_record
+
+#: (loader, how many times it had been iterated, batch)
+Key = tuple[int, int, int]
+
+
+class Session:
+    """One rank of one run.
+
+    folder: of this run. ranks: folder of the run on many ranks, whose batches, start and learning rates are taken here;
+    None for the run on many. steps: after so many the process ends. own_rates: keep the script's learning rates.
+    """
+
+    def __init__(
+        self, rank: int, size: int, *, folder: Path, ranks: Path | None, steps: int, own_rates: bool = False
+    ) -> None:
+        self.folder, self.ranks, self.steps, self.own_rates = folder, ranks, steps, own_rates
+        self.record = RankRecord(rank, size)
+        self._written = False
+        # The last one, as long as it is not known whether it is trained on.
+        self._batch: tuple[Key, Any, Callable[[], object]] | None = None
+        self._rows, self._hashes = 0, list[str]()
+        self._losses: list[float] = []
+        self._states = b""
+        self._random = False
+        self.others = read_records(ranks) if ranks is not None else []
+        self.given = _read_keys(ranks) if ranks is not None else {}
+        atexit.register(self.write)
+
+    def got(self, key: Key, batch: Any, states: bytes | None, trained: Callable[[], object] = lambda: None) -> None:
+        """A batch is about to be given to the script. states: of the framework's random numbers; None for none.
+
+        trained: called once it is known that this is a batch of training.
+        """
+        self._batch = key, copy(batch), trained
+        self._states = b"" if states is None else states + _read_states()
+
+    def trains(self, states: bytes | None) -> None:
+        """The last batch is trained on; said of it once or more often."""
+        if self._states and states is not None:
+            self._random |= states + _read_states() != self._states
+        if self._batch is None:
+            return
+        (loader, number, index), batch, trained = self._batch
+        self._batch = None
+        trained()
+        self._rows += count_rows(batch)
+        self._hashes += hash_rows(batch)
+        if self.ranks is None:
+            with (self.folder / f"batch-{self.record.rank}-{loader}-{number}-{index}").open("wb") as file:
+                pickle.dump(batch, file)
+
+    def lost(self, loss: float) -> None:
+        """A loss that backward() is called on."""
+        self._losses.append(loss)
+
+    def take(self) -> dict[str, Any]:
+        """What has been seen since the step before, as arguments for a Step."""
+        loss = sum(self._losses) / len(self._losses) if self._losses else None
+        seen = {"loss": loss, "rows": self._rows, "hashes": self._hashes, "random": self._random}
+        self._losses, self._rows, self._hashes, self._random = [], 0, [], False
+        return seen
+
+    def batches(self, loader: int, number: int) -> list[Key]:
+        """The batches that ranks trained on in this iteration of the loader; none if it was not for training."""
+        return sorted(key for key in self.given if key[:2] == (loader, number))
+
+    def joined(self, key: Key) -> Any:
+        """The batch of all ranks."""
+        assert self.ranks is not None
+        parts = []
+        for rank in self.given[key]:
+            with (self.ranks / "batch-{}-{}-{}-{}".format(rank, *key)).open("rb") as file:
+                parts.append(pickle.load(file))
+        return join(parts)
+
+    @property
+    def done(self) -> bool:
+        """Is that enough?"""
+        return len(self.record.steps) >= self.steps
+
+    def write(self) -> None:
+        """Write down what there is, once."""
+        if not self._written:
+            self._written = True
+            write_record(self.record, self.folder)
+
+
+def _read_states() -> bytes:
+    kind, keys, position, *rest = np.random.get_state()
+    return repr((kind, position, rest, random.getstate())).encode() + np.asarray(keys).tobytes()
+
+
+def _read_keys(folder: Path) -> Mapping[Key, list[int]]:
+    """Which ranks trained on each batch."""
+    found: dict[Key, list[int]] = {}
+    for path in folder.glob("batch-*"):
+        rank, *key = map(int, path.name.split("-")[1:])
+        found.setdefault((key[0], key[1], key[2]), []).append(rank)
+    return {key: sorted(ranks) for key, ranks in found.items()}
+
+
+def open_session(settings: str, rank: int, size: int) -> Session:
+    """Begin what the variable HVDKIT_COMPARE says, JSON."""
+    asked = json.loads(settings)
+    return Session(
+        rank,
+        size,
+        folder=Path(asked["folder"]),
+        ranks=Path(asked["ranks"]) if asked["ranks"] else None,
+        steps=asked["steps"],
+        own_rates=asked["own_rates"],
+    )

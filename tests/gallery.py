@@ -1,0 +1,65 @@
+"""The examples that end with a number, how they are started, and what the number has to be."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+#: Script -> what its last number is called, and the two values it lies between. One process reaches the same.
+REACHED = {
+    "keras_regression.py": ("R2", 0.25, 0.5),
+    "pytorch_accumulation.py": ("accuracy", 92.0, 100.0),
+    "pytorch_embeddings.py": ("accuracy", 62.0, 100.0),
+    "pytorch_language_model.py": ("loss", 1.5, 2.7),
+    "pytorch_regression.py": ("R2", 0.25, 0.5),
+    "pytorch_two_models.py": ("accuracy", 92.0, 100.0),
+}
+
+
+def start(
+    folder: Path, name: str, launcher: Sequence[str], options: Sequence[str] = (), limit: float = 100
+) -> subprocess.CompletedProcess[str]:
+    """Run a script of the gallery with hvdrun, and these options of hvdrun and of the script, in a folder of its own.
+
+    name: below examples/. limit: in seconds.
+    """
+    if name.rpartition("/")[2].startswith("keras") and importlib.util.find_spec("keras") is None:
+        pytest.skip("keras is not installed")
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    env.setdefault("KERAS_BACKEND", "torch")
+    script = [sys.executable, str(EXAMPLES / name), *options]
+    command = [sys.executable, "-m", "hvdkit.launch", *launcher, *script]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=limit)
+
+
+def play(name: str) -> str:
+    """Run a script of the gallery in this rank, which is there already; returns what it printed."""
+    adapter = importlib.import_module("hvdkit.keras" if name.startswith("keras") else "hvdkit.torch")
+    arguments, sys.argv = sys.argv, [name]
+    try:
+        with redirect_stdout(io.StringIO()) as printed:
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    finally:
+        sys.argv = arguments
+        adapter.shutdown()  # its process sets go with it
+    return printed.getvalue()
+
+
+def check_reached(name: str, output: str) -> None:
+    """The last number that the script calls so is what it has to be."""
+    called, least, most = REACHED[name]
+    numbers = re.findall(rf"test {called} (-?[\d.]+)", output)
+    assert numbers, f"no {called} in the output:\n{output}"
+    assert least <= float(numbers[-1]) <= most
