@@ -11,6 +11,7 @@ from hvdkit.errors import HvdkitError
 from hvdkit.tools.build_horovod.command import add_command as add_build_horovod
 from hvdkit.tools.doctor.command import add_command as add_doctor
 from hvdkit.tools.hosts.command import add_command as add_hosts
+from hvdkit.tools.migrate.command import add_command as add_migrate
 from hvdkit.tools.submit.command import add_command as add_submit
 
 
@@ -30,6 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_build_horovod(commands)
     add_hosts(commands)
     add_submit(commands)
+    add_migrate(commands)
     return parser
 
 

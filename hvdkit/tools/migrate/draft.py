@@ -1,0 +1,178 @@
+"""What the rules have found in a script so far, and how they write edits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+
+from hvdkit.tools.migrate.bindings import Bindings
+from hvdkit.tools.migrate.finding import Edit, Finding, Kind
+from hvdkit.tools.migrate.script import Script, cst
+
+_SILENCED = re.compile(rb"#.*\bhvdkit: *ok\b")
+
+
+class Draft:
+    """Collects findings; hvd: the name under which hvdkit's module is, or will be, imported."""
+
+    def __init__(self, script: Script, hvd: str) -> None:
+        self.script, self.hvd = script, hvd
+        self.findings: list[Finding] = []
+        #: Lines of imports that the changes need beside hvdkit's.
+        self.extra_imports: list[str] = []
+        #: Does the script have learning rates for many ranks already?
+        self.keeps_rates = False
+        #: The byte from which code at the top of the script runs after hvd.init().
+        self.ready = 0
+
+    @cached_property
+    def bindings(self) -> Bindings:
+        """What the script's names stand for."""
+        return Bindings(self.script)
+
+    # Findings ------------------------------------------------------------------------------------------------------
+
+    def change(self, node: cst.CSTNode, what: str, *edits: Edit) -> None:
+        """Something that the edits mend."""
+        self._add("change", node, what, "", edits)
+
+    def breaks(self, node: cst.CSTNode, what: str, write: str) -> None:
+        """Something to be done by hand, or the script fails or trains wrongly."""
+        self._add("break", node, what, write)
+
+    def better(self, node: cst.CSTNode, what: str, write: str) -> None:
+        """Advice."""
+        self._add("better", node, what, write)
+
+    def _add(self, kind: Kind, node: cst.CSTNode, what: str, write: str, edits: Sequence[Edit] = ()) -> None:
+        if not self.is_silenced(node):
+            finding = Finding(kind, 1 if node is self.script.tree else self.script.line(node), what, write, tuple(edits))
+            if finding not in self.findings:
+                self.findings.append(finding)
+
+    def is_silenced(self, node: cst.CSTNode) -> bool:
+        """Does the line have a comment `# hvdkit: ok`?"""
+        if node is self.script.tree:
+            return False
+        start = self.script.span(node)[0]
+        line = self.script.data[self.script.line_start(start) : self.script.line_end(start)]
+        return _SILENCED.search(line) is not None
+
+    def fresh(self, name: str) -> str:
+        """A name that the script does not have."""
+        words = self.script.words
+        made = next(one for one in (name, *(f"{name}_{i}" for i in range(2, 99))) if one not in words)
+        words.add(made)
+        return made
+
+    def need_import(self, module: str, line: str = "", name: str = "") -> str:
+        """The name that a module has in the script; it is imported if it is not yet."""
+        found = next((one for one, full in self.script.imports.items() if full == module), "")
+        if not found and (line or f"import {module}") not in self.extra_imports:
+            self.extra_imports.append(line or f"import {module}")
+        return found or name or module
+
+    # Edits ---------------------------------------------------------------------------------------------------------
+
+    def replace(self, node: cst.CSTNode, text: str) -> Edit:
+        """Other text for a node."""
+        return Edit(*self.script.span(node), text)
+
+    def insert(self, at: int, text: str) -> Edit:
+        """Text before byte `at`."""
+        return Edit(at, at, text)
+
+    def around(self, node: cst.CSTNode, before: str, after: str) -> tuple[Edit, Edit]:
+        """Text on both sides of a node."""
+        start, end = self.script.span(node)
+        return Edit(start, start, before), Edit(end, end, after)
+
+    def times(self, node: cst.BaseExpression, factor: str) -> tuple[Edit, ...]:
+        """A factor behind a number, with parentheses where it needs them."""
+        simple = (cst.Name, cst.Attribute, cst.Integer, cst.Float, cst.Call, cst.Subscript)
+        if isinstance(node, simple) or node.lpar:
+            end = self.script.span(node)[1]
+            return (Edit(end, end, f" * {factor}"),)
+        return self.around(node, "(", f") * {factor}")
+
+    def add_argument(self, call: cst.Call, text: str) -> Edit:
+        """One more argument, behind the others."""
+        if call.args:
+            at = self.script.span(call.args[-1])[1]
+            return Edit(at, at, f", {text}")
+        at = self.script.span(call)[1] - 1
+        return Edit(at, at, text)
+
+    def remove_arguments(self, call: cst.Call, arguments: Sequence[cst.Arg]) -> tuple[Edit, ...]:
+        """Some arguments less, and their commas."""
+        edits, gone = [], set(arguments)
+        args, kept = list(call.args), None
+        at = 0
+        while at < len(args):
+            if args[at] not in gone:
+                kept, at = args[at], at + 1
+                continue
+            after = next((i for i in range(at, len(args)) if args[i] not in gone), len(args))
+            start = self.script.span(args[at])[0]
+            end = self.script.span(args[after - 1])[1]
+            if after < len(args):
+                edits.append(Edit(start, self.script.span(args[after])[0], ""))
+            else:
+                edits.append(Edit(self.script.span(kept)[1] if kept is not None else start, end, ""))
+            at = after
+        return tuple(edits)
+
+    def before_element(self, node: cst.CSTNode, text: str) -> Edit:
+        """Text on a line of its own before the first element of a list, as far in as that is."""
+        at = self.script.span(node)[0]
+        line = self.script.data[self.script.line_start(at) : at].decode()
+        return Edit(at, at, text + self.script.newline + line[: len(line) - len(line.lstrip())])
+
+    def before(self, statement: cst.CSTNode, *lines: str) -> Edit:
+        """Lines before a statement, as far in as it is."""
+        start = self.script.span(statement)[0]
+        at = self.script.line_start(start)
+        return Edit(at, at, self._lines(statement, lines))
+
+    def after(self, statement: cst.CSTNode, *lines: str) -> Edit:
+        """Lines after a statement, as far in as it is."""
+        end = self.script.span(statement)[1]
+        end = len(self.script.data[:end].rstrip())
+        at = self.script.line_end(max(end - 1, 0))
+        text = self._lines(statement, lines)
+        if at and self.script.data[at - 1 : at] != b"\n":
+            text = self.script.newline + text.rstrip("\r\n")
+        return Edit(at, at, text)
+
+    def _lines(self, statement: cst.CSTNode, lines: Sequence[str]) -> str:
+        indent = self.script.indent(statement)
+        return "".join((indent + line if line else "") + self.script.newline for line in lines)
+
+    def delete(self, statement: cst.CSTNode) -> Edit:
+        """A statement with its line; `pass` where its block would be empty."""
+        start, end = self.script.span(statement)
+        if len(self.script.siblings(statement)) == 1 or not self.script.is_in_block(statement):
+            return Edit(start, end, "pass")
+        return Edit(self.script.line_start(start), self.script.line_end(max(end - 1, 0)), "")
+
+    def guard(self, statements: Sequence[cst.CSTNode], condition: str) -> tuple[Edit, ...]:
+        """Put statements, which follow each other on lines of their own, under an `if`."""
+        first, final = statements[0], statements[-1]
+        begin = self.script.line_start(self.script.span(first)[0])
+        end = self.script.span(final)[1]
+        unit = "\t" if self.script.indent(first).startswith("\t") else self.script.tree.default_indent
+        edits = [Edit(begin, begin, f"{self.script.indent(first)}if {condition}:{self.script.newline}")]
+        strings = [
+            self.script.span(one)
+            for kind in (cst.SimpleString, cst.FormattedString)
+            for one in self.script.all(kind)  # type: ignore[type-abstract]
+            if begin <= self.script.span(one)[0] < end
+        ]
+        at = begin
+        while at < end:
+            after = self.script.line_end(at)
+            if self.script.data[at:after].strip() and not any(start < at < stop for start, stop in strings):
+                edits.append(Edit(at, at, unit))
+            at = after
+        return tuple(edits)

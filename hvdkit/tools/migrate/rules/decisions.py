@@ -1,0 +1,168 @@
+"""Decisions that all ranks must take alike: when to stop, when to lower the learning rate, when a file is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hvdkit.tools.migrate.draft import Draft
+from hvdkit.tools.migrate.script import cst, dotted_name, last
+from hvdkit.tools.migrate.training import Training
+
+
+def agree(draft: Draft, training: Training) -> None:
+    """Make decisions rank 0's, or an average's, where a rank's own numbers stand behind them."""
+    _average_plateaus(draft)
+    _stop_together(draft, training)
+    _wait_for_files(draft, training)
+
+
+def _average_plateaus(draft: Draft) -> None:
+    script, hvd = draft.script, draft.hvd
+    torch = next((name for name, full in script.imports.items() if full == "torch"), "")
+    for call in script.all(cst.Call):
+        if last(call) != "step" or not isinstance(call.func, cst.Attribute) or not call.args:
+            continue
+        made = [script.name(one) for one in draft.bindings.origins(call.func.value)]
+        if not any(name.endswith("ReduceLROnPlateau") for name in made):
+            continue
+        if torch:
+            value = call.args[0].value
+            edits = draft.around(value, f"{hvd}.allreduce({torch}.tensor(float(", "))).item()")
+            draft.change(call, "all ranks see the same value, and keep the same learning rate.", *edits)
+        else:
+            draft.breaks(
+                call,
+                "each rank has a value of its own, and would come to a learning rate of its own.",
+                f"{hvd}.allreduce(torch.tensor(float(value))).item()",
+            )
+
+
+def _stop_together(draft: Draft, training: Training) -> None:
+    script = draft.script
+    for kind in (cst.Break, cst.Continue, cst.Return):
+        for node in script.all(kind):
+            loop = _training_loop(draft, training, node)
+            if loop is None or (kind is cst.Continue and not _skips_training(draft, training, node, loop)):
+                continue
+            conditions = list(_conditions(draft, node, loop))
+            own = [one for one in conditions if _depends_on_rank(draft, one.test, loop)]
+            if not own:
+                continue
+            condition = conditions[-1]
+            parent = script.parent(condition)
+            direct = len(conditions) == 1 and parent is loop.body
+            if direct and kind is not cst.Return and not isinstance(condition.orelse, cst.If):
+                edits = draft.around(condition.test, f"{draft.hvd}.broadcast_object(bool(", "), root_rank=0)")
+                if not script.inside(condition.test, cst.NamedExpr):
+                    draft.change(condition, "all ranks stop, or go on, as rank 0 does.", *edits)
+                    continue
+            draft.breaks(
+                node,
+                f"whether to leave or skip hangs on `{script.code(own[0].test)}`, which may differ between ranks: those that "
+                "go on wait for ever.",
+                f"stop = {draft.hvd}.broadcast_object(stop, root_rank=0) on every rank in each round, then `if stop:`",
+            )
+
+
+def _training_loop(draft: Draft, training: Training, node: cst.CSTNode) -> cst.For | cst.While | None:
+    """The loop that a break leaves, if it is one that trains."""
+    for above in draft.script.above(node):
+        if isinstance(above, cst.FunctionDef):
+            return None
+        if isinstance(above, (cst.For, cst.While)):
+            return above if training.trains(above.body) else None
+    return None
+
+
+def _skips_training(draft: Draft, training: Training, node: cst.CSTNode, loop: cst.For | cst.While) -> bool:
+    end = draft.script.span(node)[1]
+    return any(
+        draft.script.span(call)[0] > end and (call in training.backwards or training.trains(call))
+        for call in draft.script.inside(loop.body, cst.Call)
+    )
+
+
+def _conditions(draft: Draft, node: cst.CSTNode, loop: cst.CSTNode) -> Iterator[cst.If]:
+    for above in draft.script.above(node):
+        if above is loop:
+            return
+        if isinstance(above, cst.If):
+            yield above
+
+
+def _depends_on_rank(draft: Draft, test: cst.BaseExpression, loop: cst.CSTNode) -> bool:
+    """May a condition differ between ranks? Not if it is about counters and what was set before the loop."""
+    script = draft.script
+    counters = set()
+    for above in (loop, *script.above(loop)):
+        if isinstance(above, cst.For):
+            names = script.inside(above.target, cst.Name)
+            called = last(above.iter) if isinstance(above.iter, cst.Call) else ""
+            counters |= {one.value for one in (names if called == "range" else names[:1] if called == "enumerate" else ())}
+    counters |= {dotted_name(one.target) for one in script.all(cst.AugAssign) if isinstance(one.value, cst.Integer)}
+    outer = next((a for a in reversed([loop, *script.above(loop)]) if isinstance(a, (cst.For, cst.While))), loop)
+    assigned = {
+        dotted_name(target.target) for assign in script.inside(outer, cst.Assign) for target in assign.targets
+    } | {dotted_name(one.target) for one in script.inside(outer, cst.AugAssign)}
+    samples = _samples(draft, outer)
+    for one in script.inside(test, cst.Name):
+        if one.value in counters and one.value not in _conditional(draft, outer):
+            continue
+        if one.value in assigned or one.value in samples:
+            return True
+        above = script.parent(one)
+        if isinstance(above, cst.Attribute) and dotted_name(above) in assigned:
+            return True
+    for call in script.inside(test, cst.Call):
+        if script.name(call).startswith(("time.", "random.", "numpy.random.")) or draft.bindings.called(call):
+            return True
+        if isinstance(call.func, cst.Attribute) and dotted_name(call.func.value) and not script.name(call):
+            return True
+    return "early" in script.code(test).lower()
+
+
+def _conditional(draft: Draft, outer: cst.CSTNode) -> set[str]:
+    """Counters that are not counted in every round."""
+    found = set()
+    for one in draft.script.inside(outer, cst.AugAssign):
+        for above in draft.script.above(one):
+            if above is outer:
+                break
+            if isinstance(above, cst.If):
+                found.add(dotted_name(one.target))
+    return found
+
+
+def _samples(draft: Draft, outer: cst.CSTNode) -> set[str]:
+    """The names that loops give to samples: not those that count."""
+    found: set[str] = set()
+    for one in draft.script.inside(outer, cst.For):
+        names = [name.value for name in draft.script.inside(one.target, cst.Name)]
+        called = last(one.iter) if isinstance(one.iter, cst.Call) else ""
+        found |= set(() if called in ("range", "trange") else names[1:] if called == "enumerate" else names)
+    return found
+
+
+def _wait_for_files(draft: Draft, training: Training) -> None:
+    """A file that rank 0 writes while training is read after it by all."""
+    script = draft.script
+    if not script.calls("torch.save"):
+        return
+    loads = list(script.calls("torch.load"))
+    loading = draft.bindings.reaching(list(loads))
+    for block in (script.tree, *script.all(cst.IndentedBlock)):
+        trained = False
+        for statement in block.body:
+            loop = isinstance(statement, (cst.For, cst.While, cst.SimpleStatementLine, cst.With))
+            reads = not isinstance(statement, (cst.FunctionDef, cst.ClassDef)) and any(
+                call in loads or any(one in loading for one in draft.bindings.called(call))
+                for call in script.inside(statement, cst.Call)
+            )
+            if trained and reads:
+                draft.change(
+                    statement,
+                    "waits until rank 0 has written what is read here.",
+                    draft.before(statement, f"{draft.hvd}.barrier()"),
+                )
+                break
+            trained = trained or (loop and training.trains(statement))
