@@ -123,6 +123,11 @@ class Bindings:
             else:
                 yield node
             return
+        if isinstance(node, cst.Subscript):
+            picked = self._picked(node, depth)
+            if picked is not None:
+                yield from self._origins(picked, at, depth - 1)
+                return
         bound = self.of(node)
         for one in bound:
             if one.value is not node:
@@ -132,6 +137,18 @@ class Bindings:
             yield from self._origins(value, at, depth - 1)
         if not bound and not given:
             yield node
+
+    def _picked(self, node: cst.Subscript, depth: int) -> cst.BaseExpression | None:
+        """The value of a dictionary that is written out, for a key that is."""
+        index = node.slice[0].slice
+        if not isinstance(index, cst.Index) or not isinstance(index.value, cst.SimpleString):
+            return None
+        for origin in self.origins(node.value, depth - 1):
+            for element in origin.elements if isinstance(origin, cst.Dict) else ():
+                if isinstance(element, cst.DictElement) and isinstance(element.key, cst.SimpleString):
+                    if element.key.raw_value == index.value.raw_value:
+                        return element.value
+        return None
 
     def given(self, node: cst.BaseExpression) -> list[cst.BaseExpression]:
         """What the script's calls give for a name that is a parameter of the function around it."""

@@ -19,6 +19,7 @@ class Draft:
     def __init__(self, script: Script, hvd: str) -> None:
         self.script, self.hvd = script, hvd
         self.findings: list[Finding] = []
+        self._deleted: set[cst.CSTNode] = set()
         #: Lines of imports that the changes need beside hvdkit's.
         self.extra_imports: list[str] = []
         #: Does the script have learning rates for many ranks already?
@@ -34,7 +35,11 @@ class Draft:
     # Findings ------------------------------------------------------------------------------------------------------
 
     def change(self, node: cst.CSTNode, what: str, *edits: Edit) -> None:
-        """Something that the edits mend."""
+        """Something that the edits mend; nothing if an earlier change has put other text there, or none."""
+        gone = [(one.start, one.end) for finding in self.findings for one in finding.edits if one.end > one.start]
+        if edits and all(any(a <= one.start < one.end <= b for a, b in gone) for one in edits if one.end > one.start):
+            if any(one.end > one.start for one in edits):
+                return
         self._add("change", node, what, "", edits)
 
     def breaks(self, node: cst.CSTNode, what: str, write: str) -> None:
@@ -133,7 +138,7 @@ class Draft:
         """Lines before a statement, as far in as it is."""
         start = self.script.span(statement)[0]
         at = self.script.line_start(start)
-        return Edit(at, at, self._lines(statement, lines))
+        return Edit(at, at, self._lines(statement, lines), 1)
 
     def after(self, statement: cst.CSTNode, *lines: str) -> Edit:
         """Lines after a statement, as far in as it is."""
@@ -143,16 +148,28 @@ class Draft:
         text = self._lines(statement, lines)
         if at and self.script.data[at - 1 : at] != b"\n":
             text = self.script.newline + text.rstrip("\r\n")
-        return Edit(at, at, text)
+        return Edit(at, at, text, 0)
 
     def _lines(self, statement: cst.CSTNode, lines: Sequence[str]) -> str:
-        indent = self.script.indent(statement)
+        indent, unit = self.script.indent(statement), self._unit(statement)
+        lines = [unit + line[4:] if line.startswith("    ") else line for line in lines]
         return "".join((indent + line if line else "") + self.script.newline for line in lines)
 
+    def _unit(self, statement: cst.CSTNode) -> str:
+        return "\t" if self.script.indent(statement).startswith("\t") else self.script.tree.default_indent
+
     def delete(self, statement: cst.CSTNode) -> Edit:
-        """A statement with its line; `pass` where its block would be empty."""
+        """A statement with its line; with the `if` that has nothing else in it; `pass` where a block would be empty."""
         start, end = self.script.span(statement)
-        if len(self.script.siblings(statement)) == 1 or not self.script.is_in_block(statement):
+        self._deleted.add(statement)
+        if not self.script.is_in_block(statement):
+            return Edit(start, end, "pass")
+        if all(one in self._deleted for one in self.script.siblings(statement)):
+            block = self.script.parent(statement)
+            above = self.script.parent(block) if block is not None else None
+            alone = len(self.script.siblings(statement)) == 1
+            if isinstance(above, cst.If) and above.orelse is None and alone and self.script.is_in_block(above):
+                return self.delete(above)
             return Edit(start, end, "pass")
         return Edit(self.script.line_start(start), self.script.line_end(max(end - 1, 0)), "")
 
@@ -161,7 +178,7 @@ class Draft:
         first, final = statements[0], statements[-1]
         begin = self.script.line_start(self.script.span(first)[0])
         end = self.script.span(final)[1]
-        unit = "\t" if self.script.indent(first).startswith("\t") else self.script.tree.default_indent
+        unit = self._unit(first)
         edits = [Edit(begin, begin, f"{self.script.indent(first)}if {condition}:{self.script.newline}")]
         strings = [
             self.script.span(one)

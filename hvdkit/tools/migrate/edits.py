@@ -19,7 +19,7 @@ def merge(findings: Iterable[Finding]) -> tuple[list[Edit], list[Finding]]:
             dropped.append(finding)
         else:
             taken += [edit for edit in finding.edits if edit not in taken or edit.start == edit.end]
-    return sorted(taken, key=lambda edit: (edit.start, edit.end)), dropped
+    return sorted(taken, key=lambda edit: (edit.start, edit.end, edit.order)), dropped
 
 
 def _collide(one: Edit, other: Edit) -> bool:

@@ -10,11 +10,16 @@ Kind = Literal["change", "break", "better"]
 
 @dataclass(frozen=True)
 class Edit:
-    """Put `text` in place of the bytes [start, end) of the script's UTF-8; an insertion if they are the same."""
+    """Put `text` in place of the bytes [start, end) of the script's UTF-8; an insertion if they are the same.
+
+    order: of insertions at the same byte, lines after a statement are 0, lines before the next one 1, what is put into
+        that one 2.
+    """
 
     start: int
     end: int
     text: str
+    order: int = 2
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from hvdkit.tools.migrate.draft import Draft
 from hvdkit.tools.migrate.edits import apply, merge
 from hvdkit.tools.migrate.finding import Finding
 from hvdkit.tools.migrate.imports import drop_unused
-from hvdkit.tools.migrate.rules.collectives import replace_collectives
+from hvdkit.tools.migrate.rules.advice import advise
+from hvdkit.tools.migrate.rules.collectives import drop_init, replace_collectives
 from hvdkit.tools.migrate.rules.ddp import unwrap_models, use_ranks
-from hvdkit.tools.migrate.rules.decisions import agree
+from hvdkit.tools.migrate.rules.decisions import agree, wait_for_files
 from hvdkit.tools.migrate.rules.devices import choose_devices, mentions_cuda
 from hvdkit.tools.migrate.rules.foreign import report_by_hand, report_foreign
 from hvdkit.tools.migrate.rules.horovod import rename_imports
@@ -102,6 +103,7 @@ def _distribute_torch(draft: Draft, *, scale: bool) -> None:
     fix_splits(draft)
     agree(draft, training)
     leave_to_rank_zero(draft)
+    advise(draft, training)
 
 
 def _from_ddp(draft: Draft) -> None:
@@ -109,9 +111,10 @@ def _from_ddp(draft: Draft) -> None:
     training = Training(draft.script, draft.bindings)
     report_foreign(draft)
     report_by_hand(draft)
-    replace_collectives(draft)
+    drop_init(draft)
     unwrap_models(draft)
     use_ranks(draft)
+    replace_collectives(draft)
     draft.keeps_rates = True
     wrap_optimizers(draft, training, scale=False)
     fix_splits(draft)
@@ -132,6 +135,7 @@ def _from_keras(draft: Draft) -> None:
     mend_habits(draft)
     distribute_fit(draft)
     fix_splits(draft)
+    wait_for_files(draft)
     leave_to_rank_zero(draft, keras=True)
     _begin(draft, "hvdkit.keras", gpu=False)
 

@@ -24,10 +24,18 @@ def write_report(plan: Plan) -> str:
         found = plan.of(kind)
         if found:
             lines += ["", f"  {title} ({len(found)})"]
-            lines += [f"    {plan.path}:{one.line}: {one.what}{_instead(one)}" for one in found]
+            lines += [f"    {plan.path}:{where}: {what}" for where, what in _folded(found)]
     if not plan.findings:
         lines.append("  nothing to change")
     return "\n".join(lines) + "\n"
+
+
+def _folded(findings: Sequence[Finding]) -> list[tuple[str, str]]:
+    """(lines, text) of findings; those that say the same are one."""
+    lines: dict[str, list[str]] = {}
+    for one in findings:
+        lines.setdefault(one.what + _instead(one), []).append(str(one.line))
+    return [(",".join(dict.fromkeys(numbers)), what) for what, numbers in lines.items()]
 
 
 def _instead(finding: Finding) -> str:

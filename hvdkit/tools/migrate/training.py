@@ -120,13 +120,22 @@ class Training:
                     return name
         return ""
 
+    def _made_of(self, value: cst.BaseExpression) -> list[cst.BaseExpression]:
+        """The expressions that a list of parameters, or of groups of them, was made by."""
+        found = list(self.bindings.origins(value))
+        for one in found:
+            for name in self.script.inside(one, cst.Name):
+                if not isinstance(self.script.parent(name), (cst.Attribute, cst.Arg)) and len(found) < 20:
+                    found += [origin for origin in self.bindings.origins(name) if origin not in (name, *found)]
+        return found
+
     def _trained(self, call: cst.Call) -> tuple[list[str], bool]:
         given = argument(call, "params", 0)
         if given is None:
             return [], False
         models: list[str] = []
         rates = False
-        for origin in self.bindings.origins(given.value):
+        for origin in self._made_of(given.value):
             rates |= any(self.script.code(one) in ("'lr'", '"lr"') for one in self.script.inside(origin, cst.SimpleString))
             if self.script.function(origin) is self.script.function(call):
                 models += [

@@ -18,6 +18,12 @@ _HARMLESS = ("is_available", "is_nccl_available", "is_gloo_available", "is_torch
 _PREFIX = "torch.distributed."
 
 
+def drop_init(draft: Draft) -> None:
+    """Leave out init_process_group(): hvd.init() joins the ranks."""
+    for call in draft.script.calls(_PREFIX + "init_process_group"):
+        draft.change(call, "hvd.init() joins the ranks.", draft.delete(draft.script.statement(call)))
+
+
 def replace_collectives(draft: Draft) -> None:
     """Replace each call of torch.distributed that hvdkit has one for, and report the others."""
     script, hvd = draft.script, draft.hvd
@@ -30,7 +36,7 @@ def replace_collectives(draft: Draft) -> None:
         if group is not None and script.code(group.value) not in ("None", "dist.group.WORLD"):
             draft.breaks(call, "among some ranks only.", f"process_set={hvd}.ProcessSet([...]) of an {hvd} call")
         elif own == "init_process_group":
-            draft.change(call, "hvd.init() joins the ranks.", draft.delete(script.statement(call)))
+            continue
         elif own in _PLAIN and (own in ("barrier", "destroy_process_group") or not call.args):
             draft.change(call, f"hvdkit's {_PLAIN[own]}.", draft.replace(call, f"{hvd}.{_PLAIN[own]}"))
         elif not _replace(draft, call, own):

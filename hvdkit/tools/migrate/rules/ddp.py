@@ -82,10 +82,10 @@ def _drop_module(draft: Draft, wrapped: set[str]) -> None:
 
 def use_ranks(draft: Draft) -> None:
     """hvd.rank(), local_rank() and size() in place of the launcher's variables and torch.distributed's functions."""
-    _replace_variables(draft)
-    _replace_local_rank_argument(draft)
     _replace_samplers(draft)
     _replace_devices(draft)
+    _replace_variables(draft)
+    _replace_local_rank_argument(draft)
     script = draft.script
     for call in script.calls("torch.nn.SyncBatchNorm.convert_sync_batchnorm"):
         function = draft.replace(call.func, f"{draft.hvd}.SyncBatchNorm.convert_sync_batchnorm")

@@ -9,11 +9,15 @@ from hvdkit.tools.migrate.script import cst, dotted_name, last
 from hvdkit.tools.migrate.training import Training
 
 
+_WRITES = ("torch.save", "keras.models.save_model", "keras.callbacks.ModelCheckpoint", "save_weights", "save")
+_READS = ("torch.load", "keras.models.load_model", "keras.saving.load_model", "load_weights")
+
+
 def agree(draft: Draft, training: Training) -> None:
     """Make decisions rank 0's, or an average's, where a rank's own numbers stand behind them."""
     _average_plateaus(draft)
     _stop_together(draft, training)
-    _wait_for_files(draft, training)
+    wait_for_files(draft)
 
 
 def _average_plateaus(draft: Draft) -> None:
@@ -52,9 +56,7 @@ def _stop_together(draft: Draft, training: Training) -> None:
             parent = script.parent(condition)
             direct = len(conditions) == 1 and parent is loop.body
             if direct and kind is not cst.Return and not isinstance(condition.orelse, cst.If):
-                edits = draft.around(condition.test, f"{draft.hvd}.broadcast_object(bool(", "), root_rank=0)")
-                if not script.inside(condition.test, cst.NamedExpr):
-                    draft.change(condition, "all ranks stop, or go on, as rank 0 does.", *edits)
+                if not script.inside(condition.test, cst.NamedExpr) and _decide(draft, condition, kind is cst.Continue):
                     continue
             draft.breaks(
                 node,
@@ -62,6 +64,20 @@ def _stop_together(draft: Draft, training: Training) -> None:
                 "go on wait for ever.",
                 f"stop = {draft.hvd}.broadcast_object(stop, root_rank=0) on every rank in each round, then `if stop:`",
             )
+
+
+def _decide(draft: Draft, condition: cst.If, skips: bool) -> bool:
+    """Give all ranks one decision: rank 0's, or that of any rank where a bad value is skipped."""
+    hvd, text = draft.hvd, draft.script.code(condition.test)
+    if not skips and "nan" not in text.lower() and "finite" not in text.lower():
+        edits = draft.around(condition.test, f"{hvd}.broadcast_object(bool(", "), root_rank=0)")
+        draft.change(condition, "all ranks stop, or go on, as rank 0 does.", *edits)
+        return True
+    torch = next((name for name, full in draft.script.imports.items() if full == "torch"), "")
+    if torch:
+        edits = draft.around(condition.test, f"{hvd}.allreduce({torch}.tensor(float(bool(", f"))), op={hvd}.Max).item() > 0")
+        draft.change(condition, "all ranks do so if one does.", *edits)
+    return bool(torch)
 
 
 def _training_loop(draft: Draft, training: Training, node: cst.CSTNode) -> cst.For | cst.While | None:
@@ -143,26 +159,50 @@ def _samples(draft: Draft, outer: cst.CSTNode) -> set[str]:
     return found
 
 
-def _wait_for_files(draft: Draft, training: Training) -> None:
-    """A file that rank 0 writes while training is read after it by all."""
-    script = draft.script
-    if not script.calls("torch.save"):
+def wait_for_files(draft: Draft) -> None:
+    """A file that rank 0 writes is read later by all."""
+    script, bindings = draft.script, draft.bindings
+    writes = [call for call in script.all(cst.Call) if _is_one_of(draft, call, _WRITES)]
+    reads = [call for call in script.all(cst.Call) if _is_one_of(draft, call, _READS)]
+    if not writes or not reads:
         return
-    loads = list(script.calls("torch.load"))
-    loading = draft.bindings.reaching(list(loads))
+    writing, reading = bindings.reaching(list(writes)), bindings.reaching(list(reads))
     for block in (script.tree, *script.all(cst.IndentedBlock)):
-        trained = False
+        written = False
         for statement in block.body:
-            loop = isinstance(statement, (cst.For, cst.While, cst.SimpleStatementLine, cst.With))
-            reads = not isinstance(statement, (cst.FunctionDef, cst.ClassDef)) and any(
-                call in loads or any(one in loading for one in draft.bindings.called(call))
-                for call in script.inside(statement, cst.Call)
-            )
-            if trained and reads:
-                draft.change(
-                    statement,
-                    "waits until rank 0 has written what is read here.",
-                    draft.before(statement, f"{draft.hvd}.barrier()"),
-                )
-                break
-            trained = trained or (loop and training.trains(statement))
+            if isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
+                continue
+            calls = script.inside(statement, cst.Call)
+            called = {function for call in calls for function in bindings.called(call)}
+            if written and (any(call in reads for call in calls) or called & reading):
+                if _is_alike(draft, statement):
+                    draft.change(
+                        statement,
+                        "waits until rank 0 has written what is read here.",
+                        draft.before(statement, f"{draft.hvd}.barrier()"),
+                    )
+                else:
+                    draft.breaks(
+                        statement,
+                        "reads what rank 0 may not have written yet.",
+                        f"{draft.hvd}.barrier() before it, at a place that every rank passes",
+                    )
+                written = False
+            written = written or any(call in writes for call in calls) or bool(called & writing)
+
+
+def _is_alike(draft: Draft, statement: cst.CSTNode) -> bool:
+    """Does every rank come by here? Not for certain under an `if`, unless that is the script's guard."""
+    for above in draft.script.above(statement):
+        if isinstance(above, (cst.If, cst.ExceptHandler)) and "__name__" not in draft.script.code(above).partition(":")[0]:
+            return False
+        if isinstance(above, cst.FunctionDef):
+            return True
+    return True
+
+
+def _is_one_of(draft: Draft, call: cst.Call, names: tuple[str, ...]) -> bool:
+    name = draft.script.name(call)
+    if isinstance(call.func, cst.Attribute) and not name:
+        return last(call) in names
+    return name in names

@@ -134,10 +134,14 @@ def _mend_rates(draft: Draft) -> None:
             continue
         full = f"{script.code(rate.value)}.learning_rate"
         if last(call) == "get_value":
-            draft.change(call, "Keras 3 has no get_value.", draft.replace(call, f"float({full})"))
+            edits = [draft.replace(call.func, "float"), draft.replace(rate.attr, "learning_rate")]
+            draft.change(call, "Keras 3 has no get_value.", *edits)
         elif len(call.args) == 2 and isinstance(script.parent(call), cst.Expr):
-            value = script.code(call.args[1].value)
-            draft.change(call, "Keras 3 has no set_value.", draft.replace(call, f"{full} = {value}"))
+            (start, end), (name, name_end) = script.span(call), script.span(rate)
+            value, value_end = script.span(call.args[1])
+            edits = [Edit(start, name, ""), draft.replace(rate.attr, "learning_rate")]
+            edits += [Edit(name_end, value, " = "), Edit(value_end, end, "")]
+            draft.change(call, "Keras 3 has no set_value.", *edits)
         else:
             draft.breaks(call, "Keras 3 has no set_value.", f"{full} = value, as a statement")
     for node in script.all(cst.Attribute):

@@ -21,10 +21,11 @@ def wrap_optimizers(draft: Draft, training: Training, *, scale: bool) -> None:
         if scale:
             scale_rate(draft, optimizer)
         statement = draft.script.statement(optimizer.call)
-        key = statement, optimizer.target
-        if optimizer.target and key in done:
+        anchor = _around_branches(draft, optimizer, statement)
+        if optimizer.target and (anchor, optimizer.target) in done:
+            _scale_line(draft, optimizer, statement)
             continue
-        done.add(key)
+        done.add((anchor, optimizer.target))
         if optimizer.target and draft.script.is_in_block(statement):
             _wrap_named(draft, training, optimizer, statement, broadcast)
         else:
@@ -73,14 +74,7 @@ def _wrap_named(
     broadcast: set[tuple[cst.CSTNode | None, str]],
 ) -> None:
     hvd, name, script = draft.hvd, optimizer.target, draft.script
-    rate = argument(optimizer.call, "lr", 1 if optimizer.from_torch else None)
-    if _needs_line(optimizer, rate) and not draft.keeps_rates:
-        line = f"{hvd}.learning_rate.scale_learning_rate({name}, {hvd}.size())"
-        draft.change(
-            statement,
-            "the learning rates are scaled with the joined batch of all ranks (linearly).",
-            draft.after(statement, line),
-        )
+    _scale_line(draft, optimizer, statement)
     anchor = _last_before_training(draft, training, _around_branches(draft, optimizer, statement), optimizer)
     draft.change(
         statement,
@@ -101,6 +95,18 @@ def _wrap_named(
         lines.append(f"{hvd}.broadcast_parameters({parameters}, root_rank=0)")
     lines.append(f"{hvd}.broadcast_optimizer_state({name}, root_rank=0)")
     draft.change(anchor, "all ranks start with what rank 0 has.", draft.after(anchor, *lines))
+
+
+def _scale_line(draft: Draft, optimizer: Optimizer, statement: cst.CSTNode) -> None:
+    """Scale the learning rates of an optimizer that is there, where they cannot be where it is made."""
+    rate = argument(optimizer.call, "lr", 1 if optimizer.from_torch else None)
+    if _needs_line(optimizer, rate) and not draft.keeps_rates:
+        line = f"{draft.hvd}.learning_rate.scale_learning_rate({optimizer.target}, {draft.hvd}.size())"
+        draft.change(
+            statement,
+            "the learning rates are scaled with the joined batch of all ranks (linearly).",
+            draft.after(statement, line),
+        )
 
 
 def _named(optimizer: Optimizer) -> str:

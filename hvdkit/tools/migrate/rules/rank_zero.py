@@ -36,10 +36,27 @@ def leave_to_rank_zero(draft: Draft, *, keras: bool = False) -> None:
                 what = "rank 0 alone prints." if all(_prints(one) for one in group) else "rank 0 alone writes files."
                 draft.change(group[0], what, *draft.guard(group, f"{draft.hvd}.rank() == 0"))
                 group = []
+    _guard_short_ifs(draft, keras)
     _hide_bars(draft)
     _share_folders(draft)
     _quieten_loggers(draft)
     _report_files(draft)
+
+
+def _guard_short_ifs(draft: Draft, keras: bool) -> None:
+    """`if x: print(y)` on one line gets a second condition."""
+    for one in draft.script.all(cst.If):
+        body = one.body
+        if not isinstance(body, cst.SimpleStatementSuite) or one.orelse is not None or not draft.script.is_in_block(one):
+            continue
+        calls = [part.value for part in body.body if isinstance(part, cst.Expr) and isinstance(part.value, cst.Call)]
+        is_output = len(calls) == len(body.body) and all(_writes(draft, call, keras) for call in calls)
+        own = any(draft.bindings.called(call) for call in draft.script.inside(one, cst.Call))
+        if is_output and not own and not _is_inner(draft, one) and not _is_for_rank(draft, one):
+            simple = isinstance(one.test, (cst.Name, cst.Comparison, cst.Call, cst.Attribute))
+            before, after = ("", "") if simple else ("(", ")")
+            edits = draft.around(one.test, before, f"{after} and {draft.hvd}.rank() == 0")
+            draft.change(one, "rank 0 alone prints.", *edits)
 
 
 def _blocks(draft: Draft) -> Iterator[Iterable[Any]]:
