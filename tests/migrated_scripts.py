@@ -32,7 +32,10 @@ def main(framework: str, result: str, *scripts: str) -> None:
         hvd.init()  # some scripts leave with hvd.shutdown()
         weights = weights_of(left["model"])
         digest = hashlib.sha256(b"".join(np.ascontiguousarray(one).tobytes() for one in weights)).hexdigest()
-        told[Path(script).stem] = {"weights": hvd.allgather_object(digest), "final": hvd.allgather_object(left["final"])}
+        told[Path(script).stem] = {
+            "weights": hvd.allgather_object(digest),
+            "final": hvd.allgather_object(left["final"]),
+        }
     if hvd.rank() == 0:
         Path(result).write_text(json.dumps(told))
 

@@ -6,7 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hvdkit.tools.migrate.script import Function, Script, cst, dotted_name, last
+import libcst as cst
+
+from hvdkit.tools.migrate.script import Function, Script, dotted_name, last
 
 #: Functions that give what they are given, element by element.
 _PASSING = {"enumerate", "tqdm", "iter", "islice", "track", "progress_bar", "list", "tuple", "trange", "filter"}
@@ -27,6 +29,7 @@ class Bindings:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.functions: dict[str, list[Function]] = defaultdict(list)
+        self._resolving: set[cst.Call] = set()
         self.classes = {one.name.value: one for one in script.all(cst.ClassDef)}
         for function in script.all(cst.FunctionDef):
             self.functions[function.name.value].append(function)
@@ -87,7 +90,11 @@ class Bindings:
         if dotted_name(owner) == "self":
             mine = next((one for one in self.script.above(call) if isinstance(one, cst.ClassDef)), None)
             return [one for one in methods if mine is None or self._class_of(one) == mine.name.value] or methods
+        if call in self._resolving:
+            return []  # what it is called on comes from itself
+        self._resolving.add(call)
         made = {last(one) for one in self.origins(owner) if isinstance(one, cst.Call)}
+        self._resolving.discard(call)
         return [one for one in methods if self._class_of(one) in made]
 
     def calls_of(self, function: Function) -> list[cst.Call]:
@@ -145,9 +152,9 @@ class Bindings:
             return None
         for origin in self.origins(node.value, depth - 1):
             for element in origin.elements if isinstance(origin, cst.Dict) else ():
-                if isinstance(element, cst.DictElement) and isinstance(element.key, cst.SimpleString):
-                    if element.key.raw_value == index.value.raw_value:
-                        return element.value
+                key = element.key if isinstance(element, cst.DictElement) else None
+                if isinstance(key, cst.SimpleString) and key.raw_value == index.value.raw_value:
+                    return element.value
         return None
 
     def given(self, node: cst.BaseExpression) -> list[cst.BaseExpression]:

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from hvdkit.errors import MigrateError
+from hvdkit.need import need
 
 _EXPLANATION = """\
 Read a training script and say, line by line, what has to change so that it trains on many ranks with hvdkit; then show
@@ -44,13 +45,16 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--write", action="store_true", help="change the scripts, each in one step")
     what.add_argument("--check", action="store_true", help="show no diff; exit code 1 if something is to be changed")
-    parser.add_argument("--partly", action="store_true", help="write scripts although something is left to be done by hand")
+    parser.add_argument(
+        "--partly", action="store_true", help="write scripts although something is left to be done by hand"
+    )
     parser.add_argument("--json", action="store_true", help="write the report and the diff as JSON")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the command; returns the exit code. Raises MigrateError for a script that cannot be read or written."""
+    need("libcst", "migrate")
     from hvdkit.tools.migrate.plan import plan  # libcst takes longer to load than --version takes to answer
     from hvdkit.tools.migrate.show import write_diff, write_json, write_report
     from hvdkit.tools.migrate.store import read_script, write_script
@@ -72,8 +76,8 @@ def run(options: argparse.Namespace) -> int:
             continue
         if open_points and not options.partly:
             raise MigrateError(
-                f"{one.path}: not written: {open_points} thing{'s' * (open_points != 1)} to be done by hand first, see above "
-                "(`# hvdkit: ok` on a line that is right). --partly writes the rest all the same."
+                f"{one.path}: not written: {open_points} thing{'s' * (open_points != 1)} to be done by hand first, "
+                "see above (`# hvdkit: ok` on a line that is right). --partly writes the rest all the same."
             )
         write_script(one.path, one.after, encoding)
         print(f"hvdkit: {one.path} is written. Try it: hvdrun -np 2 python {one.path}", file=sys.stderr)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import libcst as cst
+
 from hvdkit.errors import MigrateError
-from hvdkit.tools.migrate.script import Script, cst, last
+from hvdkit.tools.migrate.script import Script, last
 
 #: What --from takes, and what each is.
 KINDS = {
@@ -30,8 +32,8 @@ def detect(script: Script) -> str:
     if torch or keras:
         return "torch" if torch else "keras"
     raise MigrateError(
-        f"{script.path}: imports neither torch, keras, tensorflow nor horovod, so there is nothing to migrate. Give the "
-        "script that trains, or say with --from what it is."
+        f"{script.path}: imports neither torch, keras, tensorflow nor horovod, so there is nothing to migrate. Give "
+        "the script that trains, or say with --from what it is."
     )
 
 

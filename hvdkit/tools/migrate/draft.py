@@ -6,9 +6,11 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 
+import libcst as cst
+
 from hvdkit.tools.migrate.bindings import Bindings
 from hvdkit.tools.migrate.finding import Edit, Finding, Kind
-from hvdkit.tools.migrate.script import Script, cst
+from hvdkit.tools.migrate.script import Script
 
 _SILENCED = re.compile(rb"#.*\bhvdkit: *ok\b")
 
@@ -37,9 +39,9 @@ class Draft:
     def change(self, node: cst.CSTNode, what: str, *edits: Edit) -> None:
         """Something that the edits mend; nothing if an earlier change has put other text there, or none."""
         gone = [(one.start, one.end) for finding in self.findings for one in finding.edits if one.end > one.start]
-        if edits and all(any(a <= one.start < one.end <= b for a, b in gone) for one in edits if one.end > one.start):
-            if any(one.end > one.start for one in edits):
-                return
+        mine = [(one.start, one.end) for one in edits if one.end > one.start]
+        if mine and all(any(a <= start and end <= b for a, b in gone) for start, end in mine):
+            return
         self._add("change", node, what, "", edits)
 
     def breaks(self, node: cst.CSTNode, what: str, write: str) -> None:
@@ -52,7 +54,9 @@ class Draft:
 
     def _add(self, kind: Kind, node: cst.CSTNode, what: str, write: str, edits: Sequence[Edit] = ()) -> None:
         if not self.is_silenced(node):
-            finding = Finding(kind, 1 if node is self.script.tree else self.script.line(node), what, write, tuple(edits))
+            finding = Finding(
+                kind, 1 if node is self.script.tree else self.script.line(node), what, write, tuple(edits)
+            )
             if finding not in self.findings:
                 self.findings.append(finding)
 
@@ -183,7 +187,7 @@ class Draft:
         strings = [
             self.script.span(one)
             for kind in (cst.SimpleString, cst.FormattedString)
-            for one in self.script.all(kind)  # type: ignore[type-abstract]
+            for one in self.script.all(kind)
             if begin <= self.script.span(one)[0] < end
         ]
         at = begin

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import libcst as cst
+
 from hvdkit.tools.migrate.draft import Draft
-from hvdkit.tools.migrate.script import cst, dotted_name, matches
+from hvdkit.tools.migrate.script import dotted_name, matches
 
 
 def drop_unused(draft: Draft, modules: tuple[str, ...]) -> None:
@@ -13,9 +15,11 @@ def drop_unused(draft: Draft, modules: tuple[str, ...]) -> None:
     names = {name for one in modules for name in (one, one + ".")}
     for statement in script.all(cst.SimpleStatementLine):
         imports = [one for one in statement.body if isinstance(one, (cst.Import, cst.ImportFrom))]
-        if len(imports) != 1 or len(statement.body) != 1 or isinstance(imports[0].names, cst.ImportStar):
+        if len(imports) != 1 or len(statement.body) != 1:
             continue
         one = imports[0]
+        if isinstance(one.names, cst.ImportStar):
+            continue
         module = dotted_name(one.module) + "." if isinstance(one, cst.ImportFrom) else ""
         if not all(matches(module + dotted_name(alias.name), names) for alias in one.names):
             continue
@@ -24,7 +28,7 @@ def drop_unused(draft: Draft, modules: tuple[str, ...]) -> None:
         used = any(
             dotted_name(node) in local
             for kind in (cst.Name, cst.Attribute)
-            for node in script.all(kind)  # type: ignore[type-abstract]
+            for node in script.all(kind)
             if not start <= script.span(node)[0] < end
             and not any(a <= script.span(node)[0] and script.span(node)[1] <= b for a, b in gone)
         )

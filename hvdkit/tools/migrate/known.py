@@ -24,6 +24,10 @@ def public_names(dotted: str) -> frozenset[str]:
     """What a module of hvdkit lists in its `__all__`; empty if it lists nothing itself."""
     path = _file(dotted)
     for node in ast.parse(path.read_text()).body if path else ():
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__" and isinstance(node.value, ast.List):
+        if (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == "__all__"
+            and isinstance(node.value, ast.List)
+        ):
             return frozenset(str(ast.literal_eval(one)) for one in node.value.elts)
     return frozenset()

@@ -65,7 +65,9 @@ def plan(text: str, path: str, kind: str | None = None) -> Plan:
     except SyntaxError as error:
         line = after.splitlines()[(error.lineno or 1) - 1].strip()
         findings = [_by_hand(one) if one.edits else one for one in findings]
-        findings.append(Finding("break", 1, f"hvdkit migrate would have written {line!r}.", "the changes by hand, please"))
+        findings.append(
+            Finding("break", 1, f"hvdkit migrate would have written {line!r}.", "the changes by hand, please")
+        )
         after = text
     return Plan(path, kind, tuple(sorted(findings, key=lambda one: one.line)), text, after)
 
@@ -78,7 +80,14 @@ def _by_hand(finding: Finding) -> Finding:
 
 def _alias(script: Script) -> str:
     """What hvdkit is called in the script: as Horovod is, or hvd unless that is something else."""
-    packages = ("horovod.torch", "horovod.keras", "horovod.tensorflow", "hvdkit.torch", "hvdkit.keras", "hvdkit.tensorflow")
+    packages = (
+        "horovod.torch",
+        "horovod.keras",
+        "horovod.tensorflow",
+        "hvdkit.torch",
+        "hvdkit.keras",
+        "hvdkit.tensorflow",
+    )
     for name, full in script.imports.items():
         if full in packages or full.endswith(("horovod.tensorflow.keras", "hvdkit.tensorflow.keras")):
             return name
@@ -118,7 +127,15 @@ def _from_ddp(draft: Draft) -> None:
     draft.keeps_rates = True
     wrap_optimizers(draft, training, scale=False)
     fix_splits(draft)
-    drop_unused(draft, ("torch.distributed", "torch.nn.parallel", "torch.utils.data.distributed", "torch.utils.data.DistributedSampler"))
+    drop_unused(
+        draft,
+        (
+            "torch.distributed",
+            "torch.nn.parallel",
+            "torch.utils.data.distributed",
+            "torch.utils.data.DistributedSampler",
+        ),
+    )
     _begin(draft, "hvdkit.torch", gpu=False)
 
 
@@ -153,6 +170,10 @@ def _begin(draft: Draft, module: str, *, gpu: bool) -> None:
     begin(draft, module, after_init=lines)
 
 
-_RULES = {"torch": _from_torch, "ddp": _from_ddp, "horovod": _from_horovod, "keras": _from_keras, "hvdkit": _from_hvdkit}
-
-
+_RULES = {
+    "torch": _from_torch,
+    "ddp": _from_ddp,
+    "horovod": _from_horovod,
+    "keras": _from_keras,
+    "hvdkit": _from_hvdkit,
+}

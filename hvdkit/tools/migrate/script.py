@@ -5,17 +5,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import libcst as cst
+from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper, ParentNodeProvider, PositionProvider
 
 from hvdkit.errors import MigrateError
-from hvdkit.need import need
-
-if TYPE_CHECKING:
-    import libcst as cst
-else:
-    cst = need("libcst", "migrate")
-
-from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper, ParentNodeProvider, PositionProvider
 
 Node = TypeVar("Node", bound=cst.CSTNode)
 Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
@@ -74,7 +69,8 @@ class Script:
     def span(self, node: cst.CSTNode) -> tuple[int, int]:
         """First byte and the one after the last: with its parentheses, without the space around."""
         place = self._bytes[node]
-        left, right = getattr(node, "lpar", ()), getattr(node, "rpar", ())
+        left: Any = getattr(node, "lpar", ())
+        right: Any = getattr(node, "rpar", ())
         if not isinstance(left, Sequence) or not left:
             return place.start, place.start + place.length
         last = self._bytes[right[-1]]
@@ -197,7 +193,7 @@ class _Collector(cst.CSTVisitor):
 
 
 def dotted_name(node: cst.CSTNode | None) -> str:
-    """"a.b.c" for a name or a chain of attributes; "" for anything else."""
+    """ "a.b.c" for a name or a chain of attributes; "" for anything else."""
     if isinstance(node, cst.Name):
         return node.value
     if isinstance(node, cst.Attribute):
@@ -216,9 +212,9 @@ def argument(call: cst.Call, keyword: str, position: int | None = None) -> cst.A
     for at, one in enumerate(call.args):
         if one.star:
             position = None if one.star == "*" else position
-        elif one.keyword is not None and one.keyword.value == keyword:
-            return one
-        elif one.keyword is None and position is not None and at == position:
+        elif (one.keyword is not None and one.keyword.value == keyword) or (
+            one.keyword is None and position is not None and at == position
+        ):
             return one
     return None
 

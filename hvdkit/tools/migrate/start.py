@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import libcst as cst
+
 from hvdkit.tools.migrate.draft import Draft
 from hvdkit.tools.migrate.finding import Edit
-from hvdkit.tools.migrate.script import Script, cst, dotted_name
+from hvdkit.tools.migrate.script import Script, dotted_name
 
 
 def import_place(script: Script, before: int) -> cst.CSTNode | None:
@@ -59,12 +61,16 @@ def begin(draft: Draft, module: str, *, after_init: list[str]) -> None:
     lines = [] if in_guard or not is_entry else [f"{hvd}.init()", *after_init]
     text = ["", *imports] if lines else imports
     node = place or script.tree
-    draft.change(node, f"{module} is imported as {hvd}.", _after_import(draft, place, [*text, *([""] if lines else []), *lines]))
+    draft.change(
+        node, f"{module} is imported as {hvd}.", _after_import(draft, place, [*text, *([""] if lines else []), *lines])
+    )
     if in_guard:
         assert guard is not None
         assert isinstance(guard.body, cst.IndentedBlock)
         first = guard.body.body[0]
-        draft.change(first, "joins the ranks that hvdrun has started.", draft.before(first, f"{hvd}.init()", *after_init))
+        draft.change(
+            first, "joins the ranks that hvdrun has started.", draft.before(first, f"{hvd}.init()", *after_init)
+        )
 
 
 def ready_from(script: Script) -> int:
@@ -85,9 +91,7 @@ def _is_top_level(script: Script, at: int, guard: cst.If | None) -> bool:
     for statement in script.tree.body:
         start, end = script.span(statement)
         if script.line_start(start) <= at <= script.line_end(max(end - 1, 0)) and start <= max(at, start) < end + 1:
-            if statement is guard or isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
-                return False
-            return True
+            return statement is not guard and not isinstance(statement, (cst.FunctionDef, cst.ClassDef))
     return True
 
 

@@ -20,7 +20,9 @@ def read_script(path: str) -> tuple[str, str]:
     except OSError as error:
         raise MigrateError(f"{path}: cannot be read: {error.strerror}. Check the path.") from None
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
-        raise MigrateError(f"{path}:1: is no text in the encoding that it says: {error}. Is it a Python script?") from None
+        raise MigrateError(
+            f"{path}:1: is no text in the encoding that it says: {error}. Is it a Python script?"
+        ) from None
 
 
 def write_script(path: str, text: str, encoding: str) -> None:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+import libcst as cst
+
 from hvdkit.tools.migrate.bindings import Bindings
-from hvdkit.tools.migrate.script import Function, Script, argument, cst, dotted_name, last
+from hvdkit.tools.migrate.script import Function, Script, argument, dotted_name, last
 
 _EVALUATION = re.compile(r"(^|[_.\W])(test|val|valid|validation|eval|evaluation|dev)", re.IGNORECASE)
 
@@ -102,7 +104,9 @@ class Training:
             name = self.script.name(call)
             own = is_torch_optimizer(name)
             target = self._target(call)
-            parameters = any(last(one) == "parameters" for arg in call.args for one in self.script.inside(arg, cst.Call))
+            parameters = any(
+                last(one) == "parameters" for arg in call.args for one in self.script.inside(arg, cst.Call)
+            )
             other = parameters and target in stepped and target and not name.startswith("torch.optim.")
             chosen = last(call.func) == "getattr" and "torch.optim" in [self.script.name(a.value) for a in _args(call)]
             if (own or other or chosen) and not isinstance(self.script.parent(call), cst.Decorator):
@@ -136,7 +140,9 @@ class Training:
         models: list[str] = []
         rates = False
         for origin in self._made_of(given.value):
-            rates |= any(self.script.code(one) in ("'lr'", '"lr"') for one in self.script.inside(origin, cst.SimpleString))
+            rates |= any(
+                self.script.code(one) in ("'lr'", '"lr"') for one in self.script.inside(origin, cst.SimpleString)
+            )
             if self.script.function(origin) is self.script.function(call):
                 models += [
                     self.script.code(one.func.value)

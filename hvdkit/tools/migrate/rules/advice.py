@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+import libcst as cst
+
 from hvdkit.tools.migrate.draft import Draft
-from hvdkit.tools.migrate.script import cst, last
+from hvdkit.tools.migrate.script import last
 from hvdkit.tools.migrate.training import Training
 
 

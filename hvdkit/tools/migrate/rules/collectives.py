@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import libcst as cst
+
 from hvdkit.tools.migrate.draft import Draft
-from hvdkit.tools.migrate.script import argument, cst, dotted_name, last
+from hvdkit.tools.migrate.script import argument, dotted_name, last
 
 _OPS = {"SUM": "Sum", "AVG": "Average", "MAX": "Max", "MIN": "Min", "PRODUCT": "Product"}
 _PLAIN = {
@@ -73,7 +75,9 @@ def _replace(draft: Draft, call: cst.Call, own: str) -> bool:
         text = f"{parts[0]}[:] = {hvd}.broadcast_object({parts[0]}, root_rank={script.code(root.value) if root else 0})"
     elif own == "all_gather_object" and len(parts) == 2 and dotted_name(call.args[0].value):
         text = f"{parts[0]}[:] = {hvd}.allgather_object({parts[1]})"
-    elif own == "all_gather" and len(parts) == 2 and dotted_name(call.args[0].value) and dotted_name(call.args[1].value):
+    elif (
+        own == "all_gather" and len(parts) == 2 and dotted_name(call.args[0].value) and dotted_name(call.args[1].value)
+    ):
         text = f"{parts[0]}[:] = {hvd}.allgather({parts[1]}.unsqueeze(0)).unbind(0)"
     else:
         return False

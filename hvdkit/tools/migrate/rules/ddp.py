@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+import libcst as cst
+
 from hvdkit.tools.migrate.draft import Draft
 from hvdkit.tools.migrate.finding import Edit
-from hvdkit.tools.migrate.script import argument, cst, dotted_name, last
+from hvdkit.tools.migrate.script import argument, dotted_name, last
 
 _WRAPPERS = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.DataParallel", "torch.nn.parallel.DataParallel")
 _VARIABLES = {
@@ -41,13 +43,17 @@ def unwrap_models(draft: Draft) -> None:
         wrapped |= {one for one in targets if one}
         group = argument(call, "process_group")
         if group is not None and script.code(group.value) != "None":
-            draft.breaks(call, "trains on some ranks only.", f"DistributedOptimizer(..., process_set={draft.hvd}.ProcessSet([...]))")
+            draft.breaks(
+                call,
+                "trains on some ranks only.",
+                f"DistributedOptimizer(..., process_set={draft.hvd}.ProcessSet([...]))",
+            )
             continue
         what = "hvdkit wraps the optimizer in place of the model; unused parameters need no flag."
-        if targets and targets[0] == script.code(model.value) and isinstance(statement, cst.SimpleStatementLine):
-            if len(statement.body) == 1:
-                draft.change(call, what, draft.delete(statement))
-                continue
+        is_line = isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1
+        if targets and targets[0] == script.code(model.value) and is_line:
+            draft.change(call, what, draft.delete(statement))
+            continue
         start, end = script.span(call)
         inner = script.span(model.value)
         draft.change(call, what, Edit(start, inner[0], ""), Edit(inner[1], end, ""))
@@ -126,12 +132,12 @@ def _replace_variables(draft: Draft) -> None:
             else:
                 draft.change(node, "hvdkit knows it, whatever the launcher is.", draft.replace(node, f"str({value})"))
     for comparison in script.all(cst.Comparison):
-        left = comparison.left
-        if isinstance(left, cst.SimpleString) and left.raw_value in _VARIABLES and len(comparison.comparisons) == 1:
-            if script.name(comparison.comparisons[0].comparator) == "os.environ":
-                positive = isinstance(comparison.comparisons[0].operator, cst.In)
-                text = f"{'' if positive else 'not '}{draft.hvd}.is_initialized()"
-                draft.change(comparison, "hvdkit knows it, whatever the launcher is.", draft.replace(comparison, text))
+        left, right = comparison.left, comparison.comparisons[0]
+        if not isinstance(left, cst.SimpleString) or left.raw_value not in _VARIABLES:
+            continue
+        if len(comparison.comparisons) == 1 and script.name(right.comparator) == "os.environ":
+            text = f"{'' if isinstance(right.operator, cst.In) else 'not '}{draft.hvd}.is_initialized()"
+            draft.change(comparison, "hvdkit knows it, whatever the launcher is.", draft.replace(comparison, text))
 
 
 def _replace_local_rank_argument(draft: Draft) -> None:
@@ -140,7 +146,8 @@ def _replace_local_rank_argument(draft: Draft) -> None:
     options = [
         call
         for call in script.all(cst.Call)
-        if last(call) == "add_argument" and any(re.search(r"['\"]--local[_-]rank['\"]", script.code(a)) for a in call.args)
+        if last(call) == "add_argument"
+        and any(re.search(r"['\"]--local[_-]rank['\"]", script.code(a)) for a in call.args)
     ]
     if not options:
         return
@@ -164,7 +171,11 @@ def _replace_samplers(draft: Draft) -> None:
         parts = [script.code(dataset.value)]
         bad = ""
         for at, arg in enumerate(call.args):
-            keyword = arg.keyword.value if arg.keyword else ("dataset", "num_replicas", "rank", "shuffle", "seed", "drop_last")[at]
+            keyword = (
+                arg.keyword.value
+                if arg.keyword
+                else ("dataset", "num_replicas", "rank", "shuffle", "seed", "drop_last")[at]
+            )
             value = script.code(arg.value)
             if keyword in ("num_replicas", "rank"):
                 if not re.search(r"rank|world|size|replica|None|gpus|n_proc", value, re.IGNORECASE):
@@ -174,9 +185,13 @@ def _replace_samplers(draft: Draft) -> None:
             elif keyword == "drop_last" and value != "False":
                 parts.append('uneven="drop"' if value == "True" else f'uneven="drop" if {value} else "pad"')
         if bad:
-            draft.breaks(call, f"{bad}: not the number of all ranks, as it seems.", f"{hvd}.data.ShardedSampler(dataset)")
+            draft.breaks(
+                call, f"{bad}: not the number of all ranks, as it seems.", f"{hvd}.data.ShardedSampler(dataset)"
+            )
         else:
-            draft.change(call, "hvdkit's sampler.", draft.replace(call, f"{hvd}.data.ShardedSampler({', '.join(parts)})"))
+            draft.change(
+                call, "hvdkit's sampler.", draft.replace(call, f"{hvd}.data.ShardedSampler({', '.join(parts)})")
+            )
 
 
 def _replace_devices(draft: Draft) -> None:
@@ -190,7 +205,9 @@ def _replace_devices(draft: Draft) -> None:
         elif name == "torch.device" and rank and (len(values) == 2 or isinstance(values[0], cst.FormattedString)):
             draft.change(call, "this rank's GPU.", draft.replace(call, f"{hvd}.local_device()"))
         elif last(call) in ("to", "cuda") and isinstance(call.func, cst.Attribute) and rank:
-            if not isinstance(values[0], cst.FormattedString) and not re.fullmatch(r"(args\.)?(local_)?rank|gpu|gpu_id", script.code(values[0])):
+            if not isinstance(values[0], cst.FormattedString) and not re.fullmatch(
+                r"(args\.)?(local_)?rank|gpu|gpu_id", script.code(values[0])
+            ):
                 continue
             draft.change(call, "this rank's GPU.", draft.replace(values[0], f"{hvd}.local_device()"))
     for one in script.all(cst.FormattedString):

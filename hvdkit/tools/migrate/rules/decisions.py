@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hvdkit.tools.migrate.draft import Draft
-from hvdkit.tools.migrate.script import cst, dotted_name, last
-from hvdkit.tools.migrate.training import Training
+import libcst as cst
 
+from hvdkit.tools.migrate.draft import Draft
+from hvdkit.tools.migrate.script import dotted_name, last
+from hvdkit.tools.migrate.training import Training
 
 _WRITES = ("torch.save", "keras.models.save_model", "keras.callbacks.ModelCheckpoint", "save_weights", "save")
 _READS = ("torch.load", "keras.models.load_model", "keras.saving.load_model", "load_weights")
@@ -54,14 +55,14 @@ def _stop_together(draft: Draft, training: Training) -> None:
                 continue
             condition = conditions[-1]
             parent = script.parent(condition)
-            direct = len(conditions) == 1 and parent is loop.body
-            if direct and kind is not cst.Return and not isinstance(condition.orelse, cst.If):
-                if not script.inside(condition.test, cst.NamedExpr) and _decide(draft, condition, kind is cst.Continue):
-                    continue
+            direct = len(conditions) == 1 and parent is loop.body and kind is not cst.Return
+            plain = not isinstance(condition.orelse, cst.If) and not script.inside(condition.test, cst.NamedExpr)
+            if direct and plain and _decide(draft, condition, kind is cst.Continue):
+                continue
             draft.breaks(
                 node,
-                f"whether to leave or skip hangs on `{script.code(own[0].test)}`, which may differ between ranks: those that "
-                "go on wait for ever.",
+                f"whether to leave or skip hangs on `{script.code(own[0].test)}`, which may differ between ranks: those "
+                "that go on wait for ever.",
                 f"stop = {draft.hvd}.broadcast_object(stop, root_rank=0) on every rank in each round, then `if stop:`",
             )
 
@@ -75,7 +76,9 @@ def _decide(draft: Draft, condition: cst.If, skips: bool) -> bool:
         return True
     torch = next((name for name, full in draft.script.imports.items() if full == "torch"), "")
     if torch:
-        edits = draft.around(condition.test, f"{hvd}.allreduce({torch}.tensor(float(bool(", f"))), op={hvd}.Max).item() > 0")
+        edits = draft.around(
+            condition.test, f"{hvd}.allreduce({torch}.tensor(float(bool(", f"))), op={hvd}.Max).item() > 0"
+        )
         draft.change(condition, "all ranks do so if one does.", *edits)
     return bool(torch)
 
@@ -114,7 +117,9 @@ def _depends_on_rank(draft: Draft, test: cst.BaseExpression, loop: cst.CSTNode) 
         if isinstance(above, cst.For):
             names = script.inside(above.target, cst.Name)
             called = last(above.iter) if isinstance(above.iter, cst.Call) else ""
-            counters |= {one.value for one in (names if called == "range" else names[:1] if called == "enumerate" else ())}
+            counters |= {
+                one.value for one in (names if called == "range" else names[:1] if called == "enumerate" else ())
+            }
     counters |= {dotted_name(one.target) for one in script.all(cst.AugAssign) if isinstance(one.value, cst.Integer)}
     outer = next((a for a in reversed([loop, *script.above(loop)]) if isinstance(a, (cst.For, cst.While))), loop)
     assigned = {
@@ -126,8 +131,8 @@ def _depends_on_rank(draft: Draft, test: cst.BaseExpression, loop: cst.CSTNode) 
             continue
         if one.value in assigned or one.value in samples:
             return True
-        above = script.parent(one)
-        if isinstance(above, cst.Attribute) and dotted_name(above) in assigned:
+        around = script.parent(one)
+        if isinstance(around, cst.Attribute) and dotted_name(around) in assigned:
             return True
     for call in script.inside(test, cst.Call):
         if script.name(call).startswith(("time.", "random.", "numpy.random.")) or draft.bindings.called(call):
@@ -169,7 +174,7 @@ def wait_for_files(draft: Draft) -> None:
     writing, reading = bindings.reaching(list(writes)), bindings.reaching(list(reads))
     for block in (script.tree, *script.all(cst.IndentedBlock)):
         written = False
-        for statement in block.body:
+        for statement in block.body:  # type: ignore[attr-defined]
             if isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
                 continue
             calls = script.inside(statement, cst.Call)
@@ -194,7 +199,10 @@ def wait_for_files(draft: Draft) -> None:
 def _is_alike(draft: Draft, statement: cst.CSTNode) -> bool:
     """Does every rank come by here? Not for certain under an `if`, unless that is the script's guard."""
     for above in draft.script.above(statement):
-        if isinstance(above, (cst.If, cst.ExceptHandler)) and "__name__" not in draft.script.code(above).partition(":")[0]:
+        if (
+            isinstance(above, (cst.If, cst.ExceptHandler))
+            and "__name__" not in draft.script.code(above).partition(":")[0]
+        ):
             return False
         if isinstance(above, cst.FunctionDef):
             return True

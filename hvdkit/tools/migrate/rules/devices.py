@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+import libcst as cst
+
 from hvdkit.tools.migrate.draft import Draft
-from hvdkit.tools.migrate.script import cst, last
+from hvdkit.tools.migrate.script import last
 
 _FIRST = ("'cuda:0'", '"cuda:0"')
 _ANY = ("'cuda'", '"cuda"', *_FIRST)
@@ -17,18 +19,19 @@ def choose_devices(draft: Draft) -> None:
     script, hvd = draft.script, draft.hvd
     for call in script.calls("torch.device"):
         if len(call.args) == 1 and _is_usual(draft, call.args[0].value):
-            draft.change(call, "each rank has a GPU of its own, or the CPU.", draft.replace(call, f"{hvd}.local_device()"))
+            draft.change(
+                call, "each rank has a GPU of its own, or the CPU.", draft.replace(call, f"{hvd}.local_device()")
+            )
     for one in script.all(cst.SimpleString):
         number = re.fullmatch(r"""['"]cuda:(\d+)['"]""", one.value)
         if number and not _in_device(draft, one):
             _mend_string(draft, one, number[1])
     for call in script.all(cst.Call):
-        if last(call) == "cuda" and isinstance(call.func, cst.Attribute) and len(call.args) == 1:
-            if script.code(call.args[0]) == "0":
-                draft.change(call, "each rank has a GPU of its own.", draft.replace(call.args[0], f"{hvd}.local_device()"))
-        if last(call) == "set_device" and script.name(call) == "torch.cuda.set_device" and call.args:
-            if isinstance(call.args[0].value, cst.Integer):
-                draft.change(call, "each rank has a GPU of its own.", draft.replace(call.args[0], f"{hvd}.local_device()"))
+        moves = last(call) == "cuda" and isinstance(call.func, cst.Attribute) and len(call.args) == 1
+        sets = script.name(call) == "torch.cuda.set_device" and len(call.args) == 1
+        if (moves and script.code(call.args[0]) == "0") or (sets and isinstance(call.args[0].value, cst.Integer)):
+            edit = draft.replace(call.args[0], f"{hvd}.local_device()")
+            draft.change(call, "each rank has a GPU of its own.", edit)
     for target in script.all(cst.AssignTarget):
         if "CUDA_VISIBLE_DEVICES" in script.code(target):
             draft.breaks(
@@ -41,7 +44,12 @@ def choose_devices(draft: Draft) -> None:
 def mentions_cuda(draft: Draft) -> bool:
     """Does the script use a GPU in a way that needs the current device to be this rank's?"""
     script = draft.script
-    strings = any(one.value in _ANY and not _in_device(draft, one) for one in script.all(cst.SimpleString))
+    strings = any(
+        one.value in _ANY
+        and not _in_device(draft, one)
+        and not isinstance(script.parent(one), (cst.Comparison, cst.ComparisonTarget))
+        for one in script.all(cst.SimpleString)
+    )
     methods = any(last(call) == "cuda" and not call.args for call in script.all(cst.Call))
     return strings or methods
 
@@ -71,7 +79,9 @@ def _is_usual(draft: Draft, value: cst.BaseExpression) -> bool:
 
 def _mend_string(draft: Draft, one: cst.SimpleString, number: str) -> None:
     if number == "0":
-        draft.change(one, '"cuda" is made to mean the GPU of this rank.', draft.replace(one, one.quote + "cuda" + one.quote))
+        draft.change(
+            one, '"cuda" is made to mean the GPU of this rank.', draft.replace(one, one.quote + "cuda" + one.quote)
+        )
     else:
         draft.breaks(
             one,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import libcst as cst
+
 from hvdkit.tools.migrate.draft import Draft
-from hvdkit.tools.migrate.script import cst, last, matches
+from hvdkit.tools.migrate.script import last, matches
 
 _RANKS = "hvdrun starts the ranks: call the function itself, once in each process"
 
@@ -22,13 +24,22 @@ _FOREIGN: dict[tuple[str, ...], tuple[str, str]] = {
         "take accelerator.prepare() and accelerator.backward() out, then migrate",
     ),
     ("deepspeed.initialize", "fairscale."): ("shards or wraps the optimizer itself.", "take it out, then migrate"),
+    ("opacus.",): (
+        "counts samples and adds noise for one process.",
+        "opacus's own DistributedDPOptimizer, without hvdkit",
+    ),
     ("fastai.", "ignite.distributed."): ("has a training loop and a distribution of its own.", "a loop of your own"),
     ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"): (
         "processes that the script starts itself cannot be turned into hvdkit's ranks.",
         f"{_RANKS}, as main(hvd.rank(), hvd.size()), with hvd.init() before it",
     ),
     ("torch.multiprocessing.Process",): ("processes that train beside hvdkit's ranks.", _RANKS),
-    ("torch.distributed.fsdp.", "torch.distributed.tensor.", "torch.distributed.pipelining.", "torch.distributed.rpc."): (
+    (
+        "torch.distributed.fsdp.",
+        "torch.distributed.tensor.",
+        "torch.distributed.pipelining.",
+        "torch.distributed.rpc.",
+    ): (
         "splits the model itself over the ranks, which hvdkit does not do.",
         "stay with torch.distributed for this model: torchrun starts it",
     ),
@@ -36,7 +47,12 @@ _FOREIGN: dict[tuple[str, ...], tuple[str, str]] = {
         "splits the optimizer's state over the ranks, which hvdkit does not do.",
         "the optimizer that it is given, by itself, then migrate",
     ),
-    ("tensorflow.Session", "tensorflow.compat.v1.Session", "tensorflow.ConfigProto", "tensorflow.compat.v1.ConfigProto"): (
+    (
+        "tensorflow.Session",
+        "tensorflow.compat.v1.Session",
+        "tensorflow.ConfigProto",
+        "tensorflow.compat.v1.ConfigProto",
+    ): (
         "TensorFlow 1's sessions are not there in Keras 3.",
         "leave it out; for GPUs: tf.config.set_visible_devices(gpus[hvd.local_rank()], 'GPU') after hvd.init()",
     ),
@@ -49,7 +65,11 @@ _FOREIGN: dict[tuple[str, ...], tuple[str, str]] = {
         *("tensorflow.placeholder", "tensorflow.compat.v1.placeholder", "tensorflow.global_variables_initializer"),
         *("tensorflow.compat.v1.disable_v2_behavior", "tensorflow.disable_v2_behavior", "tensorflow.contrib."),
         *("tensorflow.compat.v1.disable_eager_execution", "tensorflow.app.run", "tensorflow.app.flags"),
-        *("tensorflow.train.AdamOptimizer", "tensorflow.train.GradientDescentOptimizer", "tensorflow.train.RMSPropOptimizer"),
+        *(
+            "tensorflow.train.AdamOptimizer",
+            "tensorflow.train.GradientDescentOptimizer",
+            "tensorflow.train.RMSPropOptimizer",
+        ),
     ): (
         "TensorFlow 1: its graphs and sessions are not supported.",
         "a loop with tf.GradientTape, as examples/tensorflow2_digits.py",
@@ -58,7 +78,10 @@ _FOREIGN: dict[tuple[str, ...], tuple[str, str]] = {
         "tf.distribute is another way to train on many devices, beside hvdkit's.",
         "take the strategy and `with strategy.scope():` out, then migrate",
     ),
-    ("keras.utils.multi_gpu_model",): ("is not there in Keras 3; hvdrun starts a rank for each GPU.", "the model itself"),
+    ("keras.utils.multi_gpu_model",): (
+        "is not there in Keras 3; hvdrun starts a rank for each GPU.",
+        "the model itself",
+    ),
 }
 
 
@@ -71,7 +94,11 @@ def report_foreign(draft: Draft) -> None:
         for names, (what, write) in _FOREIGN.items():
             if matches(name, names) and names not in found:
                 found.add(names)
-                draft.breaks(node, f"{name.removeprefix('tensorflow.compat.v1.')}: {what}", write.replace("hvd.", f"{draft.hvd}."))
+                draft.breaks(
+                    node,
+                    f"{name.removeprefix('tensorflow.compat.v1.')}: {what}",
+                    write.replace("hvd.", f"{draft.hvd}."),
+                )
 
 
 def report_by_hand(draft: Draft) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import libcst as cst
+
 from hvdkit.tools.migrate.draft import Draft
 from hvdkit.tools.migrate.finding import Edit
 from hvdkit.tools.migrate.known import has_module, public_names
-from hvdkit.tools.migrate.script import cst, dotted_name, last, matches
+from hvdkit.tools.migrate.script import dotted_name, last, matches
 
 _GONE = {
-    "horovod.spark": "submit the script with hvdkit submit, or start it with hvdrun, on data that the ranks read themselves",
+    "horovod.spark": "start the script with hvdrun or hvdkit submit, on data that the ranks read themselves",
     "horovod.ray": "start the script with hvdrun",
     "horovod.run": "start the script with hvdrun, and call the function itself on each rank",
     "horovod.runner": "start the script with hvdrun, and call the function itself on each rank",
@@ -65,7 +67,10 @@ def _rename(draft: Draft, node: cst.CSTNode, name: cst.CSTNode, module: str, nam
 
 def _instead(draft: Draft, name: str) -> str:
     if name in _SESSIONS:
-        return f"{draft.hvd}.broadcast_variables(variables, root_rank=0), or hvd.callbacks.BroadcastGlobalVariablesCallback(0)"
+        hvd = draft.hvd
+        return (
+            f"{hvd}.broadcast_variables(variables, root_rank=0), or {hvd}.callbacks.BroadcastGlobalVariablesCallback(0)"
+        )
     if name == "run":
         return "hvdrun, and the function itself on each rank"
     return "see the README for what hvdkit has"
@@ -128,8 +133,9 @@ def _check_names(draft: Draft) -> None:
 def _uses(draft: Draft) -> Iterator[tuple[cst.Attribute, str]]:
     for node in draft.script.all(cst.Attribute):
         name = draft.script.name(node)
-        if name.startswith("horovod.") and not any(
-            isinstance(one, (cst.Import, cst.ImportFrom)) for one in draft.script.above(node)
-        ):
-            if dotted_name(node.value) == draft.hvd or draft.script.name(node.value) in ("horovod.torch", "horovod.keras"):
-                yield node, name
+        owner = (
+            draft.script.name(node.value) in ("horovod.torch", "horovod.keras") or dotted_name(node.value) == draft.hvd
+        )
+        imported = any(isinstance(one, (cst.Import, cst.ImportFrom)) for one in draft.script.above(node))
+        if name.startswith("horovod.") and owner and not imported:
+            yield node, name

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+import libcst as cst
+
 from hvdkit.tools.migrate.draft import Draft
 from hvdkit.tools.migrate.finding import Edit
-from hvdkit.tools.migrate.script import argument, cst, dotted_name, last
+from hvdkit.tools.migrate.script import argument, dotted_name, last
 
 _LAYER_MODULES = (
     *("core", "convolutional", "normalization", "advanced_activations", "pooling", "merge", "recurrent", "embeddings"),
@@ -33,11 +35,18 @@ def _mend_imports(draft: Draft) -> None:
         module = dotted_name(one.module)
         match = re.fullmatch(r"((?:tensorflow\.)?keras)\.layers\.(\w+)", module)
         if one.module is not None and match and match[2] in _LAYER_MODULES:
-            draft.change(one, "Keras 3 has all layers in keras.layers.", draft.replace(one.module, f"{match[1]}.layers"))
+            draft.change(
+                one, "Keras 3 has all layers in keras.layers.", draft.replace(one.module, f"{match[1]}.layers")
+            )
         if module in ("keras.utils", "tensorflow.keras.utils") and not isinstance(one.names, cst.ImportStar):
-            if len(one.names) == 1 and dotted_name(one.names[0].name) == "np_utils" and one.names[0].asname is None:
+            only = one.names[0] if len(one.names) == 1 else None
+            if only is not None and dotted_name(only.name) == "np_utils" and only.asname is None:
                 base = module.rpartition(".")[0]
-                draft.change(one, "Keras 3 has np_utils' functions in utils.", draft.replace(one, f"from {base} import utils as np_utils"))
+                draft.change(
+                    one,
+                    "Keras 3 has np_utils' functions in utils.",
+                    draft.replace(one, f"from {base} import utils as np_utils"),
+                )
         if module in ("keras.utils.np_utils", "tensorflow.keras.utils.np_utils") and one.module is not None:
             draft.change(one, "Keras 3 has them in keras.utils.", draft.replace(one.module, module.rpartition(".")[0]))
     for node in [*script.all(cst.Attribute), *script.all(cst.Name)]:
@@ -47,8 +56,8 @@ def _mend_imports(draft: Draft) -> None:
             draft.breaks(
                 node,
                 "Keras 3 keeps ImageDataGenerator only inside, and draws other pictures on every rank.",
-                "keras.utils.image_dataset_from_directory or arrays, with layers such as keras.layers.RandomFlip; or, to keep "
-                f"it, one part of the data for each rank, {draft.hvd}.shard((x, y)), steps divided by {draft.hvd}.size(), "
+                "keras.utils.image_dataset_from_directory or arrays, with layers such as keras.layers.RandomFlip; or, to "
+                f"keep it, one part of the data for each rank, {draft.hvd}.shard((x, y)), steps divided by {draft.hvd}.size(), "
                 "and the comment `# hvdkit: ok`",
             )
 
@@ -181,7 +190,9 @@ def _rename_file(draft: Draft, call: cst.Call, path: cst.BaseExpression, ending:
                 text = one.prefix + one.quote + re.sub(r"(\.weights)?\.(h5|hdf5)$", ending, one.raw_value) + one.quote
                 draft.change(same, f"Keras 3 writes {ending} files here.", draft.replace(same, text))
     if not names and not _strings(draft, path):
-        draft.better(call, f"Keras 3 takes only a path that ends in {ending} here, and this one cannot be seen.", f"...{ending}")
+        draft.better(
+            call, f"Keras 3 takes only a path that ends in {ending} here, and this one cannot be seen.", f"...{ending}"
+        )
 
 
 def _strings(draft: Draft, path: cst.BaseExpression) -> list[cst.SimpleString]:
@@ -193,7 +204,9 @@ def _strings(draft: Draft, path: cst.BaseExpression) -> list[cst.SimpleString]:
         elif isinstance(origin, cst.Call) and last(origin) == "join" and origin.args:
             found += _strings(draft, origin.args[-1].value)
         elif isinstance(origin, cst.BinaryOperation):
-            found += _strings(draft, origin.right if isinstance(origin.operator, (cst.Add, cst.Divide)) else origin.left)
+            found += _strings(
+                draft, origin.right if isinstance(origin.operator, (cst.Add, cst.Divide)) else origin.left
+            )
         elif isinstance(origin, cst.SimpleString):
             found.append(origin)
         elif isinstance(origin, cst.Attribute):

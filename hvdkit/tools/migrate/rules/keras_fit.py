@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import libcst as cst
+
 from hvdkit.tools.migrate.draft import Draft
 from hvdkit.tools.migrate.finding import Edit
-from hvdkit.tools.migrate.script import argument, cst, dotted_name, last
+from hvdkit.tools.migrate.script import argument, dotted_name, last
 
 #: Keras's own learning rates, by the name that compile() takes.
 _BY_NAME = {
@@ -35,12 +37,32 @@ def distribute_fit(draft: Draft) -> None:
     _load_models(draft, fits)
     _replace_callbacks(draft)
     _report_loops(draft, fits)
+    _report_other_files(draft, compiles, fits)
+
+
+def _report_other_files(draft: Draft, compiles: list[cst.Call], fits: list[cst.Call]) -> None:
+    """Report what a file cannot show: where a model is compiled, or trained."""
+    script = draft.script
     if fits and not compiles and not script.calls("keras.models.load_model", "keras.saving.load_model"):
         draft.breaks(
             fits[0],
             "the model is compiled in another file, as far as can be seen, so its optimizer may not be wrapped.",
             f"optimizer={draft.hvd}.DistributedOptimizer(optimizer) in compile(); then the comment `# hvdkit: ok` here",
         )
+    if compiles and not fits:
+        draft.breaks(
+            compiles[0],
+            "no fit() of this file trains it, as far as can be seen, so its data may be the same on every rank.",
+            f"fit({draft.hvd}.shard(x), {draft.hvd}.shard(y), callbacks=[{draft.hvd}.callbacks."
+            "BroadcastGlobalVariablesCallback(0), ...]) where it is trained; then the comment `# hvdkit: ok` here",
+        )
+    for arg in script.all(cst.Arg):
+        if arg.keyword is not None and arg.keyword.value == "stateful" and script.code(arg.value) == "True":
+            draft.breaks(
+                arg,
+                "a stateful layer goes on from batch to batch, in an order that sharing out samples would break.",
+                "rank r's part as r-th piece in a row, x[r * n : (r + 1) * n], and the comment `# hvdkit: ok` here",
+            )
 
 
 def _is_model(draft: Draft, call: cst.Call) -> bool:
@@ -48,7 +70,11 @@ def _is_model(draft: Draft, call: cst.Call) -> bool:
         return False
     made = [draft.script.name(one) for one in draft.bindings.origins(call.func.value)]
     others = ("sklearn.", "xgboost.", "lightgbm.", "re.", "catboost.")
-    return not any(name.startswith(others) for name in made) and last(call.func.value) not in ("scaler", "encoder", "re")
+    return not any(name.startswith(others) for name in made) and last(call.func.value) not in (
+        "scaler",
+        "encoder",
+        "re",
+    )
 
 
 def _wrap(draft: Draft, call: cst.Call, wrapped: set[cst.CSTNode]) -> None:
@@ -68,18 +94,22 @@ def _wrap(draft: Draft, call: cst.Call, wrapped: set[cst.CSTNode]) -> None:
             draft.breaks(call, f"no optimizer {value.value} is known.", f"{hvd}.DistributedOptimizer(an object)")
             return
         text = f"{hvd}.DistributedOptimizer({_class(draft, kind[0])}({kind[1]} * {hvd}.size()))"
-        draft.change(call, "steps on the gradients of all ranks, with a scaled learning rate.", draft.replace(value, text))
+        draft.change(
+            call, "steps on the gradients of all ranks, with a scaled learning rate.", draft.replace(value, text)
+        )
         return
     makers = draft.bindings.origins(value)
     if any(isinstance(one, cst.SimpleString) for one in makers) or not all(isinstance(one, cst.Call) for one in makers):
         draft.breaks(
             call,
             f"how `{script.code(value)}` is made cannot be seen: its learning rate wants to be scaled.",
-            f"{hvd}.DistributedOptimizer(keras.optimizers.get({script.code(value)})), with a learning rate * {hvd}.size()",
+            f"{hvd}.DistributedOptimizer(keras.optimizers.get({script.code(value)})), its learning rate * {hvd}.size()",
         )
         return
     if any(one in wrapped for one in makers):
-        draft.breaks(call, "this optimizer is wrapped at an earlier compile().", "an optimizer of its own for each compile()")
+        draft.breaks(
+            call, "this optimizer is wrapped at an earlier compile().", "an optimizer of its own for each compile()"
+        )
         return
     wrapped |= set(makers)
     edits = list(draft.around(value, f"{hvd}.DistributedOptimizer(", ")"))
@@ -102,13 +132,16 @@ def _scale(draft: Draft, call: cst.Call) -> list[Edit]:
             draft.breaks(call, "its learning rate cannot be seen.", f"learning_rate=rate * {size}")
             return []
         return [draft.add_argument(call, f"learning_rate={_DEFAULT[own]} * {size}")]
-    schedules = [one for one in draft.bindings.origins(rate.value) if isinstance(one, cst.Call) and "schedules" in script.name(one)]
+    schedules = [
+        one
+        for one in draft.bindings.origins(rate.value)
+        if isinstance(one, cst.Call) and "schedules" in script.name(one)
+    ]
     if schedules:
         draft.breaks(
             schedules[0],
             "a schedule counts steps, of which a rank takes fewer, and sets learning rates that are not scaled.",
-            f"initial_learning_rate=... * {size}, decay_steps=... // {size}; then hvdkit migrate leaves it alone with the "
-            "comment `# hvdkit: ok`",
+            f"initial_learning_rate=... * {size}, decay_steps=... // {size}; then the comment `# hvdkit: ok` here",
         )
         return []
     return list(draft.times(rate.value, size))
@@ -140,24 +173,30 @@ def _fit(draft: Draft, call: cst.Call) -> None:
             call,
             "a generator: every rank would draw the same samples, or all of them.",
             f"a generator that yields every {hvd}.size()-th batch from number {hvd}.rank() on, with "
-            f"steps_per_epoch=steps // {hvd}.size(); arrays, a PyDataset or a tf.data.Dataset in {hvd}.shard() need nothing else",
+            f"steps_per_epoch=steps // {hvd}.size(); then the comment `# hvdkit: ok`. Arrays, a PyDataset or a "
+            "tf.data.Dataset need nothing else",
         )
     else:
         for keyword, position in (("x", 0), ("y", 1), ("sample_weight", None)):
             given = x if keyword == "x" else argument(call, keyword, position)
             if given is not None and script.code(given.value) != "None":
                 edits += draft.around(given.value, f"{hvd}.shard(", ")")
-        draft.change(call, "each rank trains on its own part of the samples; batch_size stays that of one rank.", *edits)
+        draft.change(
+            call, "each rank trains on its own part of the samples; batch_size stays that of one rank.", *edits
+        )
         _seed_shuffles(draft, makers)
     validation = argument(call, "validation_data", 7)
-    if validation is not None and isinstance(validation.value, cst.Tuple):
+    parts = validation.value.elements if validation is not None and isinstance(validation.value, cst.Tuple) else ()
+    if validation is not None and parts and not any(script.code(one.value) == "None" for one in parts):
         share = draft.around(validation.value, f"{hvd}.shard(", ", evaluation=True)")
         draft.change(call, "validation is shared, and MetricAverageCallback puts it together.", *share)
     steps = argument(call, "steps_per_epoch")
     if steps is not None and script.code(steps.value) != "None":
         simple = isinstance(steps.value, (cst.Name, cst.Attribute, cst.Integer, cst.Call))
         text = script.code(steps.value) if simple else f"int({script.code(steps.value)})"
-        draft.change(call, "a rank takes its share of the steps.", draft.replace(steps.value, f"{text} // {hvd}.size()"))
+        draft.change(
+            call, "a rank takes its share of the steps.", draft.replace(steps.value, f"{text} // {hvd}.size()")
+        )
     _add_callbacks(draft, call)
 
 
@@ -176,7 +215,9 @@ def _seed_shuffles(draft: Draft, makers: list[cst.BaseExpression]) -> None:
     for maker in makers:
         for call in draft.script.inside(maker, cst.Call):
             if last(call) == "shuffle" and isinstance(call.func, cst.Attribute) and argument(call, "seed", 1) is None:
-                draft.change(call, "all ranks shuffle alike, so that no sample is on two.", draft.add_argument(call, "seed=0"))
+                draft.change(
+                    call, "all ranks shuffle alike, so that no sample is on two.", draft.add_argument(call, "seed=0")
+                )
 
 
 def _add_callbacks(draft: Draft, call: cst.Call) -> None:
@@ -192,7 +233,11 @@ def _add_callbacks(draft: Draft, call: cst.Call) -> None:
         at = script.span(given.value)[0] + 1
         elements = given.value.elements
         separate = not elements or script.line(elements[0]) == script.line(given.value)
-        edit = Edit(at, at, ours + (", " if elements else "")) if separate else draft.before_element(elements[0], f"{ours},")
+        edit = (
+            Edit(at, at, ours + (", " if elements else ""))
+            if separate
+            else draft.before_element(elements[0], f"{ours},")
+        )
         draft.change(call, what, edit)
     else:
         lists = [one for one in draft.bindings.origins(given.value) if isinstance(one, cst.List)]
@@ -221,7 +266,9 @@ def _replace_callbacks(draft: Draft) -> None:
                 f"the function's result * {hvd}.size(), and the comment `# hvdkit: ok` here",
             )
         elif own in ("BackupAndRestore", "RemoteMonitor"):
-            draft.breaks(call, f"every rank would write for {own}.", f"{hvd}.callbacks.on_rank_zero(...), or without it")
+            draft.breaks(
+                call, f"every rank would write for {own}.", f"{hvd}.callbacks.on_rank_zero(...), or without it"
+            )
     for one in script.all(cst.ClassDef):
         if any(script.name(base.value).startswith("keras.callbacks.") for base in one.bases):
             draft.better(
@@ -234,9 +281,15 @@ def _replace_callbacks(draft: Draft) -> None:
 def _load_models(draft: Draft, fits: list[cst.Call]) -> None:
     script = draft.script
     for call in script.calls("keras.models.load_model", "keras.saving.load_model"):
-        trained = [fit for fit in fits if isinstance(fit.func, cst.Attribute) and call in draft.bindings.origins(fit.func.value)]
+        trained = [
+            fit
+            for fit in fits
+            if isinstance(fit.func, cst.Attribute) and call in draft.bindings.origins(fit.func.value)
+        ]
         if trained:
-            draft.change(call, "with an optimizer that is wrapped.", draft.replace(call.func, f"{draft.hvd}.load_model"))
+            draft.change(
+                call, "with an optimizer that is wrapped.", draft.replace(call.func, f"{draft.hvd}.load_model")
+            )
 
 
 def _report_loops(draft: Draft, fits: list[cst.Call]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import libcst as cst
+
 from hvdkit.tools.migrate.draft import Draft
 from hvdkit.tools.migrate.finding import Edit
-from hvdkit.tools.migrate.script import argument, cst, dotted_name, last
+from hvdkit.tools.migrate.script import argument, dotted_name, last
 from hvdkit.tools.migrate.training import Loader, Training
 
 _DRAW = "every rank would draw for itself from all samples"
@@ -28,7 +30,7 @@ def _shard(draft: Draft, training: Training, loader: Loader) -> None:
         draft.better(
             call,
             "evaluation: every rank goes through all of these samples, which is right but not shared work.",
-            f"sampler={draft.hvd}.data.ShardedSampler(dataset, evaluation=True), and {draft.hvd}.metrics.Mean to average",
+            f"sampler={draft.hvd}.data.ShardedSampler(dataset, evaluation=True), {draft.hvd}.metrics.Mean for averages",
         )
         return
     if _cannot_shard(draft, training, loader):
@@ -54,7 +56,7 @@ def _shard(draft: Draft, training: Training, loader: Loader) -> None:
         return
     sampler = f"{draft.hvd}.data.ShardedSampler({given}"
     loader.sharded, loader.shuffled = True, True
-    if shuffle is None and not _has_keywords(call) or asked in ("False", "None"):
+    if (shuffle is None and not _has_keywords(call)) or asked in ("False", "None"):
         sampler, loader.shuffled = f"{sampler}, shuffle=False)", False
     elif asked in ("", "True"):
         sampler += ")"
@@ -75,9 +77,13 @@ def _shard(draft: Draft, training: Training, loader: Loader) -> None:
     else:
         edits.append(draft.add_argument(call, f"sampler={sampler}"))
         edits += [
-            draft.replace(arg, f'**{{**{script.code(arg.value)}, "shuffle": None}}') for arg in call.args if arg.star == "**"
+            draft.replace(arg, f'**{{**{script.code(arg.value)}, "shuffle": None}}')
+            for arg in call.args
+            if arg.star == "**"
         ]
-    draft.change(call, "each rank trains on its own part of the samples; the batch size stays that of one rank.", *edits)
+    draft.change(
+        call, "each rank trains on its own part of the samples; the batch size stays that of one rank.", *edits
+    )
 
 
 def _may_evaluate(loader: Loader, training: Training) -> bool:
@@ -181,7 +187,9 @@ def _set_epochs(draft: Draft, training: Training, loader: Loader) -> None:
         simple = dotted_name(iterated) or isinstance(iterated, cst.Subscript)
         if not training.trains(loop) and not draft.script.inside(loop, cst.Yield):
             continue
-        if not simple or not all(one.sharded and one.shuffled for one in training.loader_of(iterated) or [Loader(loader.call)]):
+        if not simple or not all(
+            one.sharded and one.shuffled for one in training.loader_of(iterated) or [Loader(loader.call)]
+        ):
             draft.breaks(
                 loop,
                 "every epoch would have the same order of samples, and set_epoch cannot be put here for certain.",
@@ -191,7 +199,9 @@ def _set_epochs(draft: Draft, training: Training, loader: Loader) -> None:
         text = draft.script.code(iterated)
         epoch = _epoch_of(draft, loop) or f"{text}.sampler.epoch + 1"
         draft.change(
-            loop, "the samples are shuffled anew in each epoch.", draft.before(loop, f"{text}.sampler.set_epoch({epoch})")
+            loop,
+            "the samples are shuffled anew in each epoch.",
+            draft.before(loop, f"{text}.sampler.set_epoch({epoch})"),
         )
 
 
@@ -200,7 +210,9 @@ def _epoch_of(draft: Draft, loop: cst.For) -> str:
     for above in draft.script.above(loop):
         if isinstance(above, cst.FunctionDef):
             params = (*above.params.params, *above.params.kwonly_params)
-            return next((one.name.value for one in params if one.name.value.lower() in ("epoch", "ep", "epoch_idx")), "")
+            return next(
+                (one.name.value for one in params if one.name.value.lower() in ("epoch", "ep", "epoch_idx")), ""
+            )
         if isinstance(above, cst.For) and isinstance(above.target, cst.Name) and above.target.value != "_":
             inner = draft.bindings.iterated(above.iter)[0]
             if isinstance(inner, cst.Call) and last(inner) in ("range", "trange"):
@@ -270,6 +282,6 @@ def _find_other_data(draft: Draft, training: Training) -> None:
             draft.breaks(
                 backward,
                 "what this trains on does not come from a DataLoader of this file: every rank would train on the same.",
-                f"give each rank its part, as x = x[{draft.hvd}.rank() :: {draft.hvd}.size()] for a tensor (as many samples "
-                "on every rank), or a ShardedSampler where the loader is made; then the comment `# hvdkit: ok` here",
+                f"give each rank its part, as x = x[{draft.hvd}.rank() :: {draft.hvd}.size()] for a tensor (as many "
+                "samples on every rank), or a ShardedSampler where the loader is made; then the comment `# hvdkit: ok` here",
             )

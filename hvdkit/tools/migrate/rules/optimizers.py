@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import libcst as cst
+
 from hvdkit.tools.migrate.draft import Draft
 from hvdkit.tools.migrate.finding import Edit
-from hvdkit.tools.migrate.script import argument, cst, dotted_name, last
+from hvdkit.tools.migrate.script import argument, dotted_name, last
 from hvdkit.tools.migrate.training import Optimizer, Training
 
 _SCALED = {
@@ -33,12 +35,18 @@ def wrap_optimizers(draft: Draft, training: Training, *, scale: bool) -> None:
     if scale:
         _scale_schedulers(draft)
         _scale_by_hand(draft)
+    if training.optimizers and not training.backwards:
+        draft.breaks(
+            training.optimizers[0].call,
+            "no backward pass is in this file: whether its samples are shared out cannot be seen.",
+            "hvdkit migrate for the file of the training loop too; then the comment `# hvdkit: ok` here",
+        )
     if training.backwards and not training.optimizers:
         draft.breaks(
             training.backwards[0],
             "no optimizer is made in this file, as far as can be seen, so gradients would stay each rank's own.",
-            f"optimizer = {draft.hvd}.DistributedOptimizer(optimizer, named_parameters=model.named_parameters()) where it is "
-            f"made, then {draft.hvd}.broadcast_parameters(model.state_dict(), root_rank=0); then the comment "
+            f"optimizer = {draft.hvd}.DistributedOptimizer(optimizer, named_parameters=model.named_parameters()) where it "
+            f"is made, then {draft.hvd}.broadcast_parameters(model.state_dict(), root_rank=0); then the comment "
             "`# hvdkit: ok` here",
         )
 
@@ -51,7 +59,7 @@ def scale_rate(draft: Draft, optimizer: Optimizer) -> None:
             draft.breaks(
                 optimizer.call,
                 "its learning rate cannot be scaled here, as the optimizer has no name yet.",
-                f"{draft.hvd}.learning_rate.scale_learning_rate(optimizer, {draft.hvd}.size()) before schedulers are made",
+                f"{draft.hvd}.learning_rate.scale_learning_rate(optimizer, {draft.hvd}.size()) before there are schedulers",
             )
         return
     assert rate is not None
@@ -138,7 +146,8 @@ def _roots(draft: Draft, optimizer: Optimizer) -> list[str]:
         first, _, rest = model.partition(".")
         root = f"{first}.{rest.partition('.')[0]}" if first == "self" and rest else first
         used = any(
-            draft.script.code(call.func) in (root, *(f"{root}.{each}" for each in ("train", "eval", "to", "state_dict")))
+            draft.script.code(call.func)
+            in (root, *(f"{root}.{each}" for each in ("train", "eval", "to", "state_dict")))
             for call in draft.script.all(cst.Call)
         )
         roots.append(root if used else model)
@@ -153,7 +162,11 @@ def _copies(draft: Draft, model: str, anchor: cst.CSTNode) -> list[str]:
         if script.span(call)[0] > end or script.function(call) is not script.function(anchor) or not call.args:
             continue
         given = script.code(call.args[0].value)
-        if last(call) == "load_state_dict" and given == f"{model}.state_dict()" and isinstance(call.func, cst.Attribute):
+        if (
+            last(call) == "load_state_dict"
+            and given == f"{model}.state_dict()"
+            and isinstance(call.func, cst.Attribute)
+        ):
             copies.append(script.code(call.func.value))
         if last(call) == "deepcopy" and given == model:
             copies += [
@@ -190,8 +203,8 @@ def _settles(draft: Draft, branch: cst.BaseSuite | None, target: str) -> bool:
         for assign in draft.script.inside(branch, cst.Assign)
         for one in assign.targets
     )
-    ends = draft.script.inside(branch, cst.Raise) or draft.script.inside(branch, cst.Return)
-    return made or bool(ends) or any(last(call) == "exit" for call in draft.script.inside(branch, cst.Call))
+    ends = bool(draft.script.inside(branch, cst.Raise)) or bool(draft.script.inside(branch, cst.Return))
+    return made or ends or any(last(call) == "exit" for call in draft.script.inside(branch, cst.Call))
 
 
 def _last_before_training(
@@ -207,7 +220,9 @@ def _last_before_training(
             break
         for call in script.inside(later, cst.Call):
             owner = script.code(call.func.value) if isinstance(call.func, cst.Attribute) else ""
-            mine = owner == optimizer.target or owner.partition(".")[0] in [m.partition(".")[0] for m in optimizer.models]
+            mine = owner == optimizer.target or owner.partition(".")[0] in [
+                m.partition(".")[0] for m in optimizer.models
+            ]
             if mine and last(call) in ("to", "cuda", "cpu", "load_state_dict", "apply", "half", "double", "float"):
                 found = later
     return found
@@ -222,7 +237,9 @@ def _scale_schedulers(draft: Draft) -> None:
                     edits = draft.times(rate.value, f"{draft.hvd}.size()")
                     draft.change(call, f"{keyword} is a learning rate too, and is scaled as well.", *edits)
                 elif rate is not None:
-                    draft.breaks(call, f"{keyword} sets learning rates that are not scaled.", f"each * {draft.hvd}.size()")
+                    draft.breaks(
+                        call, f"{keyword} sets learning rates that are not scaled.", f"each * {draft.hvd}.size()"
+                    )
 
 
 def _scale_by_hand(draft: Draft) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import libcst as cst
+
 from hvdkit.tools.migrate.draft import Draft
-from hvdkit.tools.migrate.script import cst, last, matches
+from hvdkit.tools.migrate.script import last, matches
 
 #: Functions that write files or windows.
 _WRITERS = (
@@ -17,7 +19,16 @@ _WRITERS = (
 )
 #: Methods that do, with what their object's class is called.
 _WRITING_METHODS = {
-    "SummaryWriter": ("add_scalar", "add_scalars", "add_histogram", "add_image", "add_graph", "add_text", "flush", "close"),
+    "SummaryWriter": (
+        "add_scalar",
+        "add_scalars",
+        "add_histogram",
+        "add_image",
+        "add_graph",
+        "add_text",
+        "flush",
+        "close",
+    ),
 }
 #: Methods that do, of whatever they are.
 _SAVING = ("save_pretrained", "save_weights", "summary")
@@ -30,7 +41,11 @@ def leave_to_rank_zero(draft: Draft, *, keras: bool = False) -> None:
     for block in _blocks(draft):
         group: list[cst.SimpleStatementLine] = []
         for statement in [*block, None]:
-            if statement is not None and isinstance(statement, cst.SimpleStatementLine) and _is_output(draft, statement, keras):
+            if (
+                statement is not None
+                and isinstance(statement, cst.SimpleStatementLine)
+                and _is_output(draft, statement, keras)
+            ):
                 group.append(statement)
             elif group:
                 what = "rank 0 alone prints." if all(_prints(one) for one in group) else "rank 0 alone writes files."
@@ -47,7 +62,11 @@ def _guard_short_ifs(draft: Draft, keras: bool) -> None:
     """`if x: print(y)` on one line gets a second condition."""
     for one in draft.script.all(cst.If):
         body = one.body
-        if not isinstance(body, cst.SimpleStatementSuite) or one.orelse is not None or not draft.script.is_in_block(one):
+        if (
+            not isinstance(body, cst.SimpleStatementSuite)
+            or one.orelse is not None
+            or not draft.script.is_in_block(one)
+        ):
             continue
         calls = [part.value for part in body.body if isinstance(part, cst.Expr) and isinstance(part.value, cst.Call)]
         is_output = len(calls) == len(body.body) and all(_writes(draft, call, keras) for call in calls)
@@ -118,7 +137,9 @@ def _writes(draft: Draft, call: cst.Call, keras: bool) -> bool:
         return True
     if any(last(call) in methods for methods in _WRITING_METHODS.values()):
         made = [last(one) for one in draft.bindings.origins(call.func.value) if isinstance(one, cst.Call)]
-        return any(last(call) in _WRITING_METHODS.get(one, ()) for one in made) or "writer" in draft.script.code(call.func)
+        return any(last(call) in _WRITING_METHODS.get(one, ()) for one in made) or "writer" in draft.script.code(
+            call.func
+        )
     return False
 
 
@@ -134,9 +155,7 @@ def _hide_bars(draft: Draft) -> None:
 def _share_folders(draft: Draft) -> None:
     for call in draft.script.calls("os.makedirs"):
         if len(call.args) == 1 and not call.args[0].star:
-            draft.change(
-                call, "another rank may make the folder first.", draft.add_argument(call, "exist_ok=True")
-            )
+            draft.change(call, "another rank may make the folder first.", draft.add_argument(call, "exist_ok=True"))
     for call in draft.script.calls("os.mkdir"):
         if len(call.args) == 1 and isinstance(call.func, cst.Attribute):
             draft.change(
@@ -152,7 +171,9 @@ def _share_folders(draft: Draft) -> None:
 def _quieten_loggers(draft: Draft) -> None:
     for call in draft.script.calls("wandb.init"):
         if any(arg.keyword is not None and arg.keyword.value == "mode" for arg in call.args):
-            draft.breaks(call, "every rank would make a run.", f'mode="online" if {draft.hvd}.rank() == 0 else "disabled"')
+            draft.breaks(
+                call, "every rank would make a run.", f'mode="online" if {draft.hvd}.rank() == 0 else "disabled"'
+            )
         else:
             mode = f'mode=None if {draft.hvd}.rank() == 0 else "disabled"'
             draft.change(call, "rank 0 alone makes a run.", draft.add_argument(call, mode))

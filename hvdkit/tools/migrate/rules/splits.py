@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from hvdkit.tools.migrate.draft import Draft
-from hvdkit.tools.migrate.script import argument, cst, last
+import libcst as cst
 
-_TORCH_SEEDS = ("torch.manual_seed", "torch.random.manual_seed", "keras.utils.set_random_seed", "lightning.seed_everything")
+from hvdkit.tools.migrate.draft import Draft
+from hvdkit.tools.migrate.script import argument, last
+
+_TORCH_SEEDS = (
+    "torch.manual_seed",
+    "torch.random.manual_seed",
+    "keras.utils.set_random_seed",
+    "lightning.seed_everything",
+)
 _NUMPY_SEEDS = ("numpy.random.seed", "keras.utils.set_random_seed", "lightning.seed_everything")
 _NUMPY_DRAWS = ("numpy.random.shuffle", "numpy.random.permutation", "numpy.random.choice")
+#: Functions in which ranks may draw what they like.
+_OF_SAMPLES = ("__getitem__", "__call__", "forward", "call", "collate", "collate_fn", "augment", "sample", "train_step")
 _PYTHON_DRAWS = ("random.shuffle", "random.sample")
 
 
@@ -31,11 +40,11 @@ def fix_splits(draft: Draft) -> None:
         (("torch.randperm",), _TORCH_SEEDS, "torch.manual_seed(0) before it"),
     ):
         for call in script.calls(*names):
-            if not _is_seeded(draft, call, *seeds) and not _is_in_class(draft, call):
+            if not _is_seeded(draft, call, *seeds) and not _is_for_a_sample(draft, call):
                 draft.breaks(
                     call,
-                    f"{last(call)} draws something else on every rank; if samples are chosen or put in order by it, ranks "
-                    "train on samples that others test with, or on the same ones.",
+                    f"{last(call)} draws something else on every rank; if samples are chosen or put in order by it, "
+                    "ranks train on samples that others test with, or on the same ones.",
                     f"{write}; or the comment `# hvdkit: ok` if the ranks should differ here",
                 )
 
@@ -44,13 +53,16 @@ def _is_seeded(draft: Draft, call: cst.Call, *seeds: str) -> bool:
     if argument(call, "generator") is not None:
         return True
     return bool(draft.script.calls(*seeds)) or any(
-        last(one) in ("set_seed", "seed_everything", "set_random_seed", "seed_torch", "setup_seed", "fix_seed", "seed_all")
+        last(one)
+        in ("set_seed", "seed_everything", "set_random_seed", "seed_torch", "setup_seed", "fix_seed", "seed_all")
         for one in draft.script.all(cst.Call)
     )
 
 
-def _is_in_class(draft: Draft, call: cst.Call) -> bool:
-    return any(isinstance(above, cst.ClassDef) for above in draft.script.above(call))
+def _is_for_a_sample(draft: Draft, call: cst.Call) -> bool:
+    """Is it drawn for one sample or batch, where ranks may differ?"""
+    function = draft.script.function(call)
+    return function is not None and function.name.value in _OF_SAMPLES
 
 
 def _torch(draft: Draft) -> str:
