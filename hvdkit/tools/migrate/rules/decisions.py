@@ -61,8 +61,8 @@ def _stop_together(draft: Draft, training: Training) -> None:
                 continue
             draft.breaks(
                 node,
-                f"whether to leave or skip hangs on `{script.code(own[0].test)}`, which may differ between ranks: those "
-                "that go on wait for ever.",
+                f"whether to leave or skip hangs on `{script.code(own[0].test)}`, which may differ between ranks: "
+                "those that go on wait for ever.",
                 f"stop = {draft.hvd}.broadcast_object(stop, root_rank=0) on every rank in each round, then `if stop:`",
             )
 

@@ -57,8 +57,8 @@ def _mend_imports(draft: Draft) -> None:
                 node,
                 "Keras 3 keeps ImageDataGenerator only inside, and draws other pictures on every rank.",
                 "keras.utils.image_dataset_from_directory or arrays, with layers such as keras.layers.RandomFlip; or, to "
-                f"keep it, one part of the data for each rank, {draft.hvd}.shard((x, y)), steps divided by {draft.hvd}.size(), "
-                "and the comment `# hvdkit: ok`",
+                f"keep it, a part of the data for each rank, {draft.hvd}.shard((x, y)), steps // {draft.hvd}.size(), and "
+                "the comment `# hvdkit: ok`",
             )
 
 

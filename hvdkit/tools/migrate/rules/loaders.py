@@ -283,5 +283,6 @@ def _find_other_data(draft: Draft, training: Training) -> None:
                 backward,
                 "what this trains on does not come from a DataLoader of this file: every rank would train on the same.",
                 f"give each rank its part, as x = x[{draft.hvd}.rank() :: {draft.hvd}.size()] for a tensor (as many "
-                "samples on every rank), or a ShardedSampler where the loader is made; then the comment `# hvdkit: ok` here",
+                "samples on every rank), or a ShardedSampler where the loader is made; then the comment "
+                "`# hvdkit: ok` here",
             )

@@ -45,8 +45,8 @@ def wrap_optimizers(draft: Draft, training: Training, *, scale: bool) -> None:
         draft.breaks(
             training.backwards[0],
             "no optimizer is made in this file, as far as can be seen, so gradients would stay each rank's own.",
-            f"optimizer = {draft.hvd}.DistributedOptimizer(optimizer, named_parameters=model.named_parameters()) where it "
-            f"is made, then {draft.hvd}.broadcast_parameters(model.state_dict(), root_rank=0); then the comment "
+            f"optimizer = {draft.hvd}.DistributedOptimizer(optimizer, named_parameters=model.named_parameters()) where "
+            f"it is made, then {draft.hvd}.broadcast_parameters(model.state_dict(), root_rank=0); then the comment "
             "`# hvdkit: ok` here",
         )
 
@@ -59,7 +59,7 @@ def scale_rate(draft: Draft, optimizer: Optimizer) -> None:
             draft.breaks(
                 optimizer.call,
                 "its learning rate cannot be scaled here, as the optimizer has no name yet.",
-                f"{draft.hvd}.learning_rate.scale_learning_rate(optimizer, {draft.hvd}.size()) before there are schedulers",
+                f"{draft.hvd}.learning_rate.scale_learning_rate(optimizer, {draft.hvd}.size()) before schedulers",
             )
         return
     assert rate is not None
