@@ -33,6 +33,7 @@ def batches():
 model.fit_generator(batches(),
                     steps_per_epoch=4, epochs=2, workers=4, callbacks=callbacks,
                     use_multiprocessing=False, verbose=1 if hvd.rank() == 0 else 0)
-print("rate", K.get_value(model.optimizer.lr))
-print(len(model.optimizer.variables()))
+rate, count = K.get_value(model.optimizer.lr), len(model.optimizer.variables())
+if hvd.rank() == 0:
+    print("rate", rate, count)
 final = float(model.evaluate(x, y, verbose=0))
