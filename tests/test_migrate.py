@@ -110,7 +110,7 @@ def test_other_formatting_and_broken_scripts_do_not_confuse_it(data: st.DataObje
     try:
         made = plan(text, "train.py")
     except MigrateError as error:
-        assert str(error).startswith("train.py:")  # noqa: PT017
+        assert str(error).startswith("train.py:")
         return
     ast.parse(made.after)
     if newline == "\r\n":

@@ -14,6 +14,8 @@ from hvdkit.tools.migrate.script import Function, Script, argument, dotted_name,
 
 _EVALUATION = re.compile(r"(^|[_.\W])(test|val|valid|validation|eval|evaluation|dev)", re.IGNORECASE)
 
+_LOADERS = ("torch.utils.data.DataLoader", "torch_geometric.loader.DataLoader", "torch_geometric.data.DataLoader")
+
 
 @dataclass
 class Loader:
@@ -61,7 +63,7 @@ class Training:
     @cached_property
     def loaders(self) -> list[Loader]:
         """Every DataLoader that is made in the script."""
-        found = {call: Loader(call) for call in self.script.calls("torch.utils.data.DataLoader")}
+        found = {call: Loader(call) for call in self.script.calls(*_LOADERS)}
         for loop in self.script.all(cst.For):
             for iterated in self.bindings.iterated(loop.iter):
                 for origin in self.bindings.origins(iterated):

@@ -56,9 +56,9 @@ def _mend_imports(draft: Draft) -> None:
             draft.breaks(
                 node,
                 "Keras 3 keeps ImageDataGenerator only inside, and draws other pictures on every rank.",
-                "keras.utils.image_dataset_from_directory or arrays, with layers such as keras.layers.RandomFlip; or, to "
-                f"keep it, a part of the data for each rank, {draft.hvd}.shard((x, y)), steps // {draft.hvd}.size(), and "
-                "the comment `# hvdkit: ok`",
+                "keras.utils.image_dataset_from_directory or arrays, with layers such as keras.layers.RandomFlip. "
+                f"To keep it: a part of the data for each rank, {draft.hvd}.shard((x, y)), steps // {draft.hvd}.size() "
+                "and the comment `# hvdkit: ok`",
             )
 
 

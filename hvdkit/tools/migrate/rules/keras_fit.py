@@ -184,7 +184,7 @@ def _fit(draft: Draft, call: cst.Call) -> None:
         draft.change(
             call, "each rank trains on its own part of the samples; batch_size stays that of one rank.", *edits
         )
-        _seed_shuffles(draft, makers)
+        _seed_shuffles(draft)
     validation = argument(call, "validation_data", 7)
     parts = validation.value.elements if validation is not None and isinstance(validation.value, cst.Tuple) else ()
     if validation is not None and parts and not any(script.code(one.value) == "None" for one in parts):
@@ -210,14 +210,23 @@ def _is_generator(draft: Draft, node: cst.BaseExpression) -> bool:
     return last(node) in ("flow", "flow_from_directory", "flow_from_dataframe", "from_generator")
 
 
-def _seed_shuffles(draft: Draft, makers: list[cst.BaseExpression]) -> None:
+def _seed_shuffles(draft: Draft) -> None:
     """A tf.data.Dataset is in the same order on all ranks, before it is shared out."""
-    for maker in makers:
-        for call in draft.script.inside(maker, cst.Call):
-            if last(call) == "shuffle" and isinstance(call.func, cst.Attribute) and argument(call, "seed", 1) is None:
-                draft.change(
-                    call, "all ranks shuffle alike, so that no sample is on two.", draft.add_argument(call, "seed=0")
-                )
+    for call in draft.script.all(cst.Call):
+        seeded = any(arg.keyword is not None and arg.keyword.value == "seed" for arg in call.args)
+        if not seeded and (last(call).endswith("_dataset_from_directory") or _shuffles_dataset(draft, call)):
+            edit = draft.add_argument(call, "seed=0")
+            draft.change(call, "all ranks shuffle alike, so that no sample is on two.", edit)
+
+
+def _shuffles_dataset(draft: Draft, call: cst.Call) -> bool:
+    if last(call) != "shuffle" or not isinstance(call.func, cst.Attribute) or len(call.args) != 1:
+        return False
+    if draft.script.name(call) or not draft.script.imports_from("tensorflow"):
+        return False
+    made = [draft.script.name(one) for one in draft.bindings.origins(call.func.value)]
+    random = any(name.startswith(("numpy.random", "random.", "sklearn.")) for name in made)
+    return not random and not any(word in draft.script.code(call.func.value).lower() for word in ("rng", "random"))
 
 
 def _add_callbacks(draft: Draft, call: cst.Call) -> None:

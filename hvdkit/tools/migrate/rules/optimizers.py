@@ -168,7 +168,7 @@ def _copies(draft: Draft, model: str, anchor: cst.CSTNode) -> list[str]:
             and isinstance(call.func, cst.Attribute)
         ):
             copies.append(script.code(call.func.value))
-        if last(call) == "deepcopy" and given == model:
+        if last(call) in ("deepcopy", "AveragedModel", "ModelEma", "ModelEmaV2") and given == model:
             copies += [
                 name for (_, name), bounds in draft.bindings.assigned.items() for one in bounds if one.value is call
             ]

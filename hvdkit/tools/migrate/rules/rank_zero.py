@@ -12,6 +12,7 @@ from hvdkit.tools.migrate.script import last, matches
 
 #: Functions that write files or windows.
 _WRITERS = (
+    *("shutil.copyfile", "shutil.copy", "shutil.move", "os.rename", "os.replace", "os.remove", "os.unlink"),
     *("torch.save", "torch.jit.save", "torch.onnx.export", "numpy.save", "numpy.savez", "numpy.savetxt"),
     *("joblib.dump", "keras.utils.plot_model", "wandb.log", "wandb.save", "wandb.watch", "wandb.finish"),
     *("matplotlib.pyplot.savefig", "matplotlib.pyplot.show", "torchvision.utils.save_image", "mlflow."),
@@ -31,7 +32,7 @@ _WRITING_METHODS = {
     ),
 }
 #: Methods that do, of whatever they are.
-_SAVING = ("save_pretrained", "save_weights", "summary")
+_SAVING = ("save_pretrained", "save_weights", "summary", "savefig", "to_csv")
 #: Classes whose methods run in a loader's processes, or in every forward pass.
 _INNER = ("Dataset", "Sampler", "Module", "Function", "Callback", "Sequence", "PyDataset")
 
