@@ -24,8 +24,8 @@ class Draft:
         self._deleted: set[cst.CSTNode] = set()
         #: Lines of imports that the changes need beside hvdkit's.
         self.extra_imports: list[str] = []
-        #: Does the script have learning rates for many ranks already?
-        self.keeps_rates = False
+        #: Is the script for many ranks already, its learning rates too?
+        self.is_distributed = False
         #: The byte from which code at the top of the script runs after hvd.init().
         self.ready = 0
 

@@ -124,7 +124,7 @@ def _from_ddp(draft: Draft) -> None:
     unwrap_models(draft)
     use_ranks(draft)
     replace_collectives(draft)
-    draft.keeps_rates = True
+    draft.is_distributed = True
     wrap_optimizers(draft, training, scale=False)
     fix_splits(draft)
     drop_unused(
@@ -140,6 +140,7 @@ def _from_ddp(draft: Draft) -> None:
 
 
 def _from_horovod(draft: Draft) -> None:
+    draft.is_distributed = True
     report_foreign(draft)
     rename_imports(draft)
     if is_for_keras(draft.script):
@@ -158,6 +159,7 @@ def _from_keras(draft: Draft) -> None:
 
 
 def _from_hvdkit(draft: Draft) -> None:
+    draft.is_distributed = True
     if is_for_keras(draft.script):
         mend_habits(draft)
 

@@ -120,6 +120,12 @@ def _replace_variables(draft: Draft) -> None:
         above = script.parent(node)
         if name in _MEETING and isinstance(above, cst.AssignTarget):
             draft.change(node, "the launcher tells the ranks where to meet.", draft.delete(script.statement(node)))
+        elif name in _MEETING or (not name and _reads_some_variable(draft, node)):
+            draft.breaks(
+                node,
+                "hvdrun sets none of torchrun's variables.",
+                f"{draft.hvd}.rank(), size() and local_rank(); where to meet hvdkit knows by itself",
+            )
         elif name not in _VARIABLES:
             continue
         elif isinstance(above, (cst.AssignTarget, cst.Del)):
@@ -138,6 +144,17 @@ def _replace_variables(draft: Draft) -> None:
         if len(comparison.comparisons) == 1 and script.name(right.comparator) == "os.environ":
             text = f"{'' if isinstance(right.operator, cst.In) else 'not '}{draft.hvd}.is_initialized()"
             draft.change(comparison, "hvdkit knows it, whatever the launcher is.", draft.replace(comparison, text))
+
+
+def _reads_some_variable(draft: Draft, node: cst.BaseExpression) -> bool:
+    """Is a variable read whose name is not written there, in a script that names torchrun's?"""
+    names = {one.raw_value for one in draft.script.all(cst.SimpleString)}
+    reads = isinstance(node, cst.Subscript) and draft.script.name(node.value) == "os.environ"
+    return (
+        reads
+        and bool(names & {"RANK", "WORLD_SIZE", "LOCAL_RANK"})
+        and not isinstance(draft.script.parent(node), (cst.AssignTarget, cst.Del))
+    )
 
 
 def _replace_local_rank_argument(draft: Draft) -> None:

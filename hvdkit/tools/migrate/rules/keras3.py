@@ -49,13 +49,21 @@ def _mend_imports(draft: Draft) -> None:
                 )
         if module in ("keras.utils.np_utils", "tensorflow.keras.utils.np_utils") and one.module is not None:
             draft.change(one, "Keras 3 has them in keras.utils.", draft.replace(one.module, module.rpartition(".")[0]))
+        if (
+            module == "keras.preprocessing.image"
+            and not isinstance(one.names, cst.ImportStar)
+            and one.module is not None
+        ):
+            if [dotted_name(alias.name) for alias in one.names] == ["ImageDataGenerator"]:
+                place = draft.replace(one.module, "keras.src.legacy.preprocessing.image")
+                draft.change(one, "Keras 3 keeps ImageDataGenerator there, and may drop it.", place)
     for node in [*script.all(cst.Attribute), *script.all(cst.Name)]:
-        name = script.name(node)
         parent = script.parent(node)
-        if name.endswith("ImageDataGenerator") and isinstance(parent, cst.Call) and parent.func is node:
+        called = isinstance(parent, cst.Call) and parent.func is node
+        if called and script.name(node).endswith("ImageDataGenerator") and not draft.is_distributed:
             draft.breaks(
                 node,
-                "Keras 3 keeps ImageDataGenerator only inside, and draws other pictures on every rank.",
+                "it draws other pictures on every rank, from all of them.",
                 "keras.utils.image_dataset_from_directory or arrays, with layers such as keras.layers.RandomFlip. "
                 f"To keep it: a part of the data for each rank, {draft.hvd}.shard((x, y)), steps // {draft.hvd}.size() "
                 "and the comment `# hvdkit: ok`",

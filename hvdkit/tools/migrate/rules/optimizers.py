@@ -108,7 +108,7 @@ def _wrap_named(
 def _scale_line(draft: Draft, optimizer: Optimizer, statement: cst.CSTNode) -> None:
     """Scale the learning rates of an optimizer that is there, where they cannot be where it is made."""
     rate = argument(optimizer.call, "lr", 1 if optimizer.from_torch else None)
-    if _needs_line(optimizer, rate) and not draft.keeps_rates:
+    if _needs_line(optimizer, rate) and not draft.is_distributed:
         line = f"{draft.hvd}.learning_rate.scale_learning_rate({optimizer.target}, {draft.hvd}.size())"
         draft.change(
             statement,
