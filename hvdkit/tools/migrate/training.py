@@ -78,6 +78,9 @@ class Training:
             return "train"
         if loader.loops and not any(self._yields(loop) for loop, _ in loader.loops):
             return "evaluate"
+        shuffle = argument(loader.call, "shuffle", 2)
+        if shuffle is not None and self.script.code(shuffle.value) == "True":
+            return "unknown"
         above = self.script.statement(loader.call)
         name = self.script.code(above).partition("=")[0] if isinstance(above, cst.SimpleStatementLine) else ""
         given = self.script.code(loader.dataset) if loader.dataset is not None else ""

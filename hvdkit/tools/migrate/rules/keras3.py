@@ -49,14 +49,10 @@ def _mend_imports(draft: Draft) -> None:
                 )
         if module in ("keras.utils.np_utils", "tensorflow.keras.utils.np_utils") and one.module is not None:
             draft.change(one, "Keras 3 has them in keras.utils.", draft.replace(one.module, module.rpartition(".")[0]))
-        if (
-            module == "keras.preprocessing.image"
-            and not isinstance(one.names, cst.ImportStar)
-            and one.module is not None
-        ):
-            if [dotted_name(alias.name) for alias in one.names] == ["ImageDataGenerator"]:
-                place = draft.replace(one.module, "keras.src.legacy.preprocessing.image")
-                draft.change(one, "Keras 3 keeps ImageDataGenerator there, and may drop it.", place)
+        names = [] if isinstance(one.names, cst.ImportStar) else [dotted_name(alias.name) for alias in one.names]
+        if module == "keras.preprocessing.image" and names == ["ImageDataGenerator"] and one.module is not None:
+            place = draft.replace(one.module, "keras.src.legacy.preprocessing.image")
+            draft.change(one, "Keras 3 keeps ImageDataGenerator there, and may drop it.", place)
     for node in [*script.all(cst.Attribute), *script.all(cst.Name)]:
         parent = script.parent(node)
         called = isinstance(parent, cst.Call) and parent.func is node

@@ -26,6 +26,16 @@ def shard_loaders(draft: Draft, training: Training) -> None:
 def _shard(draft: Draft, training: Training, loader: Loader) -> None:
     call, script = loader.call, draft.script
     shuffle = argument(call, "shuffle", 2)
+    if loader.use == "evaluate" and shuffle is not None and script.code(shuffle.value) == "True":
+        unseen = _may_train_elsewhere(draft, loader)
+        if unseen is not None:
+            draft.breaks(
+                unseen,
+                "whether this trains on the samples of the loop cannot be seen: it is of another file.",
+                f"sampler={draft.hvd}.data.ShardedSampler(dataset) in place of shuffle=True, if it does; "
+                "the comment `# hvdkit: ok` here",
+            )
+            return
     if loader.use == "evaluate":
         draft.better(
             call,
@@ -84,6 +94,16 @@ def _shard(draft: Draft, training: Training, loader: Loader) -> None:
     draft.change(
         call, "each rank trains on its own part of the samples; the batch size stays that of one rank.", *edits
     )
+
+
+def _may_train_elsewhere(draft: Draft, loader: Loader) -> cst.Call | None:
+    """A call in a loop over the loader that is not of this file, and whose name sounds like training."""
+    for loop, _ in loader.loops:
+        for call in draft.script.inside(loop.body, cst.Call):
+            sounds = any(word in last(call).lower() for word in ("train", "step", "fit", "optimi", "learn", "backward"))
+            if sounds and not draft.bindings.called(call) and draft.script.code(call.func) != "model.train":
+                return call
+    return None
 
 
 def _may_evaluate(loader: Loader, training: Training) -> bool:

@@ -41,6 +41,13 @@ def wrap_optimizers(draft: Draft, training: Training, *, scale: bool) -> None:
             "no backward pass is in this file: whether its samples are shared out cannot be seen.",
             "hvdkit migrate for the file of the training loop too; then the comment `# hvdkit: ok` here",
         )
+    shuffled = [one.call for one in training.loaders if one.use == "unknown" or one.sharded]
+    if not training.optimizers and not training.backwards and shuffled:
+        draft.breaks(
+            shuffled[0],
+            "no training is in this file, as far as can be seen: whether its optimizer is wrapped is up to another one.",
+            "hvdkit migrate for that file too; then the comment `# hvdkit: ok` here",
+        )
     if training.backwards and not training.optimizers:
         draft.breaks(
             training.backwards[0],
