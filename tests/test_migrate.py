@@ -206,6 +206,24 @@ def test_a_comment_says_that_a_line_is_right() -> None:
     assert "sampler=mine" in made.after
 
 
+def test_a_comment_takes_away_a_doubt_and_not_what_has_to_change() -> None:
+    text = SMALL.format(comment="").replace("lr=0.1)", "lr=0.1)  # hvdkit: ok")
+    text = text.replace(
+        "        model(x.float().view(-1, 1)).sum().backward()\n        optimizer.step()", "        train(x)"
+    )
+    made = plan(text, "train.py")
+    assert "DistributedOptimizer(optimizer, " in made.after, "that training is elsewhere was the doubt"
+    assert not any("no backward pass" in one.what for one in made.of("break"))
+    assert plan(text.replace("  # hvdkit: ok", ""), "train.py").of("break")
+
+
+def test_a_comment_may_stand_behind_the_statement() -> None:
+    text = SMALL.format(comment="").replace(
+        "DataLoader(data, shuffle=True)", "DataLoader(\n    data,\n    sampler=mine,\n)  # hvdkit: ok"
+    )
+    assert plan(text, "train.py").of("break") == []
+
+
 def test_json_is_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.py").write_text(SMALL.format(comment=""))
     (tmp_path / "b.py").write_text("import hvdkit.torch as hvd\n")

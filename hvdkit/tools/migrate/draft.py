@@ -20,7 +20,7 @@ class Draft:
 
     def __init__(self, script: Script, hvd: str) -> None:
         self.script, self.hvd = script, hvd
-        self.findings: list[Finding] = []
+        self._found: list[tuple[Finding, int | None]] = []
         self._deleted: set[cst.CSTNode] = set()
         #: Lines of imports that the changes need beside hvdkit's.
         self.extra_imports: list[str] = []
@@ -36,9 +36,15 @@ class Draft:
 
     # Findings ------------------------------------------------------------------------------------------------------
 
+    @property
+    def findings(self) -> list[Finding]:
+        """What there is to say: `# hvdkit: ok` takes away doubts about a statement, or else its changes."""
+        doubted = {at for one, at in self._found if one.kind == "break" and at is not None}
+        return [one for one, at in self._found if at is None or (one.kind == "change" and at in doubted)]
+
     def change(self, node: cst.CSTNode, what: str, *edits: Edit) -> None:
         """Something that the edits mend; nothing if an earlier change has put other text there, or none."""
-        gone = [(one.start, one.end) for finding in self.findings for one in finding.edits if one.end > one.start]
+        gone = [(one.start, one.end) for found, _ in self._found for one in found.edits if one.end > one.start]
         mine = [(one.start, one.end) for one in edits if one.end > one.start]
         if mine and all(any(a <= start and end <= b for a, b in gone) for start, end in mine):
             return
@@ -53,20 +59,22 @@ class Draft:
         self._add("better", node, what, write)
 
     def _add(self, kind: Kind, node: cst.CSTNode, what: str, write: str, edits: Sequence[Edit] = ()) -> None:
-        if not self.is_silenced(node):
-            finding = Finding(
-                kind, 1 if node is self.script.tree else self.script.line(node), what, write, tuple(edits)
-            )
-            if finding not in self.findings:
-                self.findings.append(finding)
+        line = 1 if node is self.script.tree else self.script.line(node)
+        finding = Finding(kind, line, what, write, tuple(edits))
+        at = self.script.span(self.script.statement(node))[0] if self.is_silenced(node) else None
+        if (finding, at) not in self._found:
+            self._found.append((finding, at))
 
     def is_silenced(self, node: cst.CSTNode) -> bool:
-        """Does the line have a comment `# hvdkit: ok`?"""
+        """Does its line, or the last one of its statement, have a comment `# hvdkit: ok`?"""
         if node is self.script.tree:
             return False
-        start = self.script.span(node)[0]
-        line = self.script.data[self.script.line_start(start) : self.script.line_end(start)]
-        return _SILENCED.search(line) is not None
+        start, end = self.script.span(node)[0], self.script.span(node)[0]
+        statement = self.script.statement(node)
+        if isinstance(statement, cst.SimpleStatementLine):
+            end = self.script.span(statement)[1] - 1
+        lines = (self.script.data[self.script.line_start(at) : self.script.line_end(at)] for at in (start, end))
+        return any(_SILENCED.search(line) is not None for line in lines)
 
     def fresh(self, name: str) -> str:
         """A name that the script does not have."""

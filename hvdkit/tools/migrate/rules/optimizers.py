@@ -45,7 +45,7 @@ def wrap_optimizers(draft: Draft, training: Training, *, scale: bool) -> None:
     if not training.optimizers and not training.backwards and shuffled:
         draft.breaks(
             shuffled[0],
-            "no training is in this file, as far as can be seen: whether its optimizer is wrapped is up to another one.",
+            "no training is in this file, as far as can be seen: whether its optimizer is wrapped, another one says.",
             "hvdkit migrate for that file too; then the comment `# hvdkit: ok` here",
         )
     if training.backwards and not training.optimizers:
