@@ -12,6 +12,7 @@ from hvdkit.tools.build_horovod.command import add_command as add_build_horovod
 from hvdkit.tools.compare.command import add_command as add_compare
 from hvdkit.tools.doctor.command import add_command as add_doctor
 from hvdkit.tools.hosts.command import add_command as add_hosts
+from hvdkit.tools.migrate.command import add_command as add_migrate
 from hvdkit.tools.submit.command import add_command as add_submit
 
 
@@ -32,6 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_hosts(commands)
     add_submit(commands)
     add_compare(commands)
+    add_migrate(commands)
     return parser
 
 

@@ -110,6 +110,10 @@ class SubmitError(HvdkitError, ValueError):
     """A batch job cannot be written, was refused by its scheduler, or has failed."""
 
 
+class MigrateError(HvdkitError, ValueError):
+    """A script cannot be read, is not of a kind that is known, or cannot be written."""
+
+
 class HostfileError(LaunchError):
     """A hostfile that cannot be used, with every problem found in it.
 
