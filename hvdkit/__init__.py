@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         SubmitError,
         TransportError,
         WorldError,
+        WrapError,
         XlaError,
     )
 
@@ -54,6 +55,7 @@ __all__ = [
     "SubmitError",
     "TransportError",
     "WorldError",
+    "WrapError",
     "XlaError",
     "__version__",
     "read_config",
