@@ -15,6 +15,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # Folder -> floor. A folder imports from itself and from lower floors, never from one above or beside it.
 FLOORS = {
     "": 0,  # errors, config, world, ...: the files beside these folders
+    "startup": 1,
     "transport": 1,
     "engine": 2,
     "elastic": 3,
@@ -32,6 +33,7 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "horovod"}
 # Folder -> packages that nothing in it imports, at the top of a file or inside a function.
 FORBIDDEN = {
     "": FRAMEWORKS | {"mpi4py"},
+    "startup": FRAMEWORKS | {"mpi4py", "numpy"},
     "transport": FRAMEWORKS,
     "engine": FRAMEWORKS,
     "elastic": FRAMEWORKS,
@@ -50,7 +52,14 @@ EXCEPTIONS = {
     "transport.gloo_library": {"torch"},  # torch.distributed carries Gloo; loaded when a transport is opened
 }
 
-MAY_READ_ENVIRONMENT = ("config.py", "world.py", "launch/agent/", "common/util.py", "engine/horovod/environment.py")
+MAY_READ_ENVIRONMENT = (
+    "config.py",
+    "world.py",
+    "launch/agent/",
+    "startup/",
+    "common/util.py",
+    "engine/horovod/environment.py",
+)
 #: The first has a function of Horovod's that does just that, the second tells Horovod's core, which reads nothing else.
 MAY_WRITE_ENVIRONMENT = ("common/util.py", "engine/horovod/environment.py")
 MAY_PRINT = ("launch/", "tools/", "cli.py")

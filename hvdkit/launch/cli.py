@@ -24,6 +24,7 @@ from hvdkit.launch.job import Job, Launch, format_shell_line, plan_places, plan_
 from hvdkit.launch.network import parse_wish
 from hvdkit.launch.starter_flags import add_starter_flags, read_ssh_options, split_words
 from hvdkit.launch.where import find_hosts
+from hvdkit.startup import plan_variables
 
 _EXAMPLES = """\
 examples:
@@ -120,6 +121,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--config-file", metavar="FILE", help="horovodrun's YAML file of settings; flags go before what it says"
     )
+    parser.add_argument(
+        "--alias-horovod",
+        action="store_true",
+        help="run a script for Horovod as it is: `import horovod...` gives hvdkit, and what of Keras 2 is gone is "
+        "put back where that is safe",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the line that would be run, and end")
     parser.add_argument("--verbose", action="store_true", help="tell which mpirun is used and where each rank runs")
     parser.add_argument("-v", "--version", action="version", version=f"hvdrun {__version__}")
@@ -181,6 +188,7 @@ def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     variables = dict(options.settings)
     if not local:
         variables.update(check.plan_daemon_variables(hosts, networks, environ))
+    variables.update(plan_variables(_starts_asked_for(options), environ))
     read_config({**environ, **variables})
     if "PYTHONUNBUFFERED" not in environ:
         variables["PYTHONUNBUFFERED"] = "1"  # a rank that is killed has shown all it printed
@@ -203,6 +211,11 @@ def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
         binding=split_words("--binding-args", options.binding_args),
         tcp=options.tcp,
     )
+
+
+def _starts_asked_for(options: argparse.Namespace) -> dict[str, str]:
+    """What ranks are to do before the script: variables of hvdkit.startup."""
+    return {"HVDKIT_ALIAS_HOROVOD": "1"} if options.alias_horovod else {}
 
 
 def _find_hosts(options: argparse.Namespace, environ: Mapping[str, str]) -> FoundHosts:

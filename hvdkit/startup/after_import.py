@@ -1,0 +1,74 @@
+"""Do something to a module right after it was imported, whoever imports it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+Act = Callable[[ModuleType], object]
+
+
+def after_import(name: str, act: Act) -> None:
+    """Call `act` with the module of this full name once it has been imported; at once if that has happened.
+
+    What `act` raises comes out of the import. Several are called in the order in which they were asked for.
+    """
+    module = sys.modules.get(name)
+    if module is not None and not getattr(module.__spec__, "_initializing", False):
+        act(module)
+        return
+    _FINDER.waiting.setdefault(name, []).append(act)
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+
+
+class _Finder:
+    """Finds the awaited modules as the other finders do, with a loader that calls the acts when it is done."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[Act]] = {}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See importlib.abc.MetaPathFinder."""
+        if name not in self.waiting:
+            return None
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            spec = None if finder is self or find is None else find(name, path, target)
+            if spec is not None:
+                if hasattr(spec.loader, "exec_module"):
+                    spec.loader = _Loader(spec.loader, self.waiting)
+                return spec  # type: ignore[no-any-return]
+        return None
+
+
+class _Loader:
+    """Another loader, and the acts after it."""
+
+    def __init__(self, loader: Any, waiting: dict[str, list[Act]]) -> None:
+        self._loader, self._waiting = loader, waiting
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """See importlib.abc.Loader."""
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See importlib.abc.Loader."""
+        spec = module.__spec__
+        assert spec is not None
+        spec.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        for act in self._waiting.pop(spec.name, []):
+            act(sys.modules.get(spec.name, module))
+
+
+_FINDER = _Finder()

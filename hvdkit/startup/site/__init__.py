@@ -1,0 +1,1 @@
+"""A folder to be put on PYTHONPATH; it has one module, `sitecustomize`."""

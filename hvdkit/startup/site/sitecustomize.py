@@ -1,0 +1,65 @@
+"""Imported by every Python that starts with this folder on PYTHONPATH; also by such as have no hvdkit.
+
+It must work in any Python 3, cost nothing, and let the environment's own sitecustomize have its turn.
+"""
+
+import os
+import sys
+
+_TRIGGERS = ("horovod", "torch", "tensorflow", "keras", "jax")
+
+
+class _Beginning:
+    """Calls hvdkit.startup.begin() before the first framework is imported, and goes."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+        """Find nothing by itself; see importlib.abc.MetaPathFinder."""
+        if name not in _TRIGGERS:
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        from importlib.util import find_spec
+
+        try:
+            from hvdkit.startup import begin
+        except ImportError as error:
+            if error.name != "hvdkit":
+                raise
+            if name != "horovod" and not _asked("HVDKIT_WRAP"):
+                return None
+            raise ImportError(
+                "hvdrun was given --alias-horovod or --wrap, and this Python has no hvdkit: "
+                + sys.executable
+                + ". Install hvdkit there, or start the script with the Python that has it.",
+                name=name,
+            ) from None
+        begin()
+        if name in sys.modules:
+            raise ImportError("hvdkit imported " + name + " to prepare for that import. Please report this.")
+        return find_spec(name)
+
+
+def _asked(name: str) -> bool:
+    return os.environ.get(name, "") not in ("", "0")
+
+
+def _run_the_next_one() -> None:
+    """Run the sitecustomize that this one stands before, if there is one."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [place for place in sys.path if os.path.abspath(place) != here]
+    if len(others) == len(sys.path):
+        return  # imported by name from somewhere else
+    sys.path[:] = others
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    spec = PathFinder.find_spec("sitecustomize", others)
+    if spec is None or spec.loader is None:
+        return
+    module = module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+if _asked("HVDKIT_ALIAS_HOROVOD") or _asked("HVDKIT_WRAP"):
+    sys.meta_path.insert(0, _Beginning())  # type: ignore[arg-type]
+_run_the_next_one()

@@ -1,0 +1,82 @@
+"""What hvdrun has ranks do before the script: reached through PYTHONPATH, harmless to every other process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdkit.launch.cli import parse_arguments, plan_job
+from hvdkit.startup import SITE, modules_asked_for, plan_variables
+from hvdkit.startup.after_import import after_import
+
+ROOT = str(Path(SITE).parents[2])
+
+
+def run_python(code: str, *places: Path | str, **variables: str) -> str:
+    """What Python prints, started as a rank is, with these places on PYTHONPATH after the site folder."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([SITE, *map(str, places)]), **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60, cwd="/"
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_path_begins_with_the_site_folder_and_keeps_the_users() -> None:
+    assert plan_variables({}, {"PYTHONPATH": "/mine"}) == {}
+    planned = plan_variables({"HVDKIT_WRAP": "1"}, {"PYTHONPATH": f"/mine:{SITE}:/other"})
+    assert planned == {"HVDKIT_WRAP": "1", "PYTHONPATH": f"{SITE}:/mine:/other"}
+    with pytest.raises(ValueError, match="HVDKIT_NOTHING: there is no such start"):
+        plan_variables({"HVDKIT_NOTHING": "1"}, {})
+    assert list(modules_asked_for({"HVDKIT_WRAP": "1", "HVDKIT_ALIAS_HOROVOD": "0"})) == ["hvdkit.wrap"]
+
+
+def test_hvdrun_sends_ranks_there() -> None:
+    job = plan_job(parse_arguments(["-np", "2", "--alias-horovod", "true"]), {"PATH": os.environ["PATH"]})
+    assert job.variables["HVDKIT_ALIAS_HOROVOD"] == "1" and job.variables["PYTHONPATH"] == SITE
+    job = plan_job(parse_arguments(["-np", "2", "true"]), {"PATH": os.environ["PATH"]})
+    assert "PYTHONPATH" not in job.variables
+
+
+def test_the_next_sitecustomize_has_its_turn_and_nothing_of_hvdkit_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("seen = __name__\n")
+    code = f"import sys, sitecustomize; print(sitecustomize.seen, 'hvdkit' in sys.modules, sys.path.count({SITE!r}))"
+    assert run_python(code, tmp_path, ROOT, HVDKIT_ALIAS_HOROVOD="1").split() == ["sitecustomize", "False", "0"]
+
+
+def test_a_start_happens_at_the_first_framework(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import sys; print('hvdkit.startup' in sys.modules)\n")
+    code = "import json, torch, torch as again"
+    assert run_python(code, tmp_path, ROOT, HVDKIT_WRAP="0", HVDKIT_ALIAS_HOROVOD="1").split() == ["True"]
+    assert run_python(code, tmp_path, ROOT).split() == ["False"]
+
+
+def test_a_python_without_hvdkit_says_so_when_it_matters(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").touch()
+    (tmp_path / "hvdkit.py").write_text("raise ModuleNotFoundError('no hvdkit', name='hvdkit')")
+    code = "import torch\ntry:\n  import horovod\nexcept ImportError as error: print(error)"
+    assert "has no hvdkit: " in run_python(
+        "try:\n  import horovod\nexcept ImportError as e: print(e)", tmp_path, HVDKIT_ALIAS_HOROVOD="1"
+    )
+    assert "No module" in run_python(code, tmp_path, HVDKIT_ALIAS_HOROVOD="1")
+
+
+def test_an_act_follows_the_import_of_its_module_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "awaited_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("from awaited_package import part\nvalue = 1\n")
+    (package / "part.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen: list[tuple[str, bool]] = []
+    after_import("awaited_package", lambda module: seen.append((module.__name__, hasattr(module, "value"))))
+    after_import("awaited_package.part", lambda module: seen.append((module.__name__, True)))
+    import awaited_package
+
+    assert seen == [("awaited_package.part", True), ("awaited_package", True)]
+    assert type(awaited_package.__loader__).__module__ == "_frozen_importlib_external"
+    after_import("awaited_package", lambda module: seen.append(("at once", True)))
+    assert seen[-1] == ("at once", True)
