@@ -6,6 +6,8 @@ the script has imported them. Without HVDKIT_WRAP the import does nothing.
 
 from __future__ import annotations
 
+import sys
+
 from hvdkit.config import parse_bool, read_config, read_environment
 from hvdkit.world import read_world
 
@@ -23,6 +25,7 @@ def start() -> None:
     if chosen is not None:
         session.report.say("ranks", "each rank sees one GPU, its own, as cuda:0")
     quiet.hush(world.rank)
+    sys.meta_path.insert(0, frameworks.RefuseHorovod())  # type: ignore[arg-type]
     for name, act in frameworks.ACTS.items():
         after_import(name, act)
     frameworks.watch_the_end()

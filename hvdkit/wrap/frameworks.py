@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from hvdkit.log import logger
+from hvdkit.wrap.places import asked_by_hvdkit
 from hvdkit.wrap.refusal import refuse
 from hvdkit.wrap.session import active, current
 
@@ -24,15 +25,20 @@ def _keras(module: ModuleType) -> None:
     keras_hooks.install()
 
 
-def _horovod(module: ModuleType) -> None:
-    raise refuse(
-        "imports Horovod, so it is a script for several processes already",
-        "Start it with hvdrun --alias-horovod in place of --wrap",
-    )
-
-
 #: By full name of the module.
-ACTS: dict[str, Callable[[ModuleType], object]] = {"torch": _torch, "keras": _keras, "horovod": _horovod}
+ACTS: dict[str, Callable[[ModuleType], object]] = {"torch": _torch, "keras": _keras}
+
+
+class RefuseHorovod:
+    """Finds nothing; a script that imports Horovod ends here, whether that is installed or not."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+        """See importlib.abc.MetaPathFinder."""
+        if name == "horovod" and active() and not asked_by_hvdkit():
+            raise refuse(
+                "it imports Horovod, so this is a script for several processes already",
+                "Start it with hvdrun --alias-horovod in place of --wrap.",
+            )
 
 
 def watch_the_end() -> None:

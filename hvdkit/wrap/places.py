@@ -8,6 +8,7 @@ import sys
 import sysconfig
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_NOT_THE_ENGINE = (_HERE + "wrap" + os.sep, _HERE + "startup" + os.sep)
 
 
 def script_line() -> str:
@@ -19,11 +20,6 @@ def script_line() -> str:
             return f"{_short(name)}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
-
-
-def caller_is_ours(depth: int = 2) -> bool:
-    """Is the function that called the caller hvdkit's own?"""
-    return sys._getframe(depth).f_code.co_filename.startswith(_HERE)
 
 
 @functools.lru_cache(None)
@@ -39,3 +35,16 @@ def _is_library(name: str) -> bool:
 def _short(name: str) -> str:
     path = os.path.relpath(name) if os.path.isabs(name) else name
     return name if path.startswith("..") else path
+
+
+def asked_by_hvdkit() -> bool:
+    """Does what runs now come from hvdkit itself, apart from this folder, rather than from the script?"""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_HERE) and not name.startswith(_NOT_THE_ENGINE):
+            return True
+        if not _is_library(name):
+            return False
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
