@@ -143,6 +143,9 @@ class Config:
         "with --wrap: torch's batch normalization over the rows of each rank, or over those of all",
         flag="--wrap-batch-norm",
     )
+    wrap_seed: int = setting(
+        0, int, "with --wrap: what the random numbers of all ranks begin with, unless the script says; hvdrun draws it"
+    )
     log_level: str = setting(
         "warning",
         choice("trace", "debug", "info", "warning", "error", "fatal", "critical"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -196,6 +197,8 @@ def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     if not local:
         variables.update(check.plan_daemon_variables(hosts, networks, environ))
     variables.update(plan_variables(_starts_asked_for(options), environ))
+    if options.wrap and "HVDKIT_WRAP_SEED" not in environ:
+        variables["HVDKIT_WRAP_SEED"] = str(secrets.randbelow(2**31))
     read_config({**environ, **variables})
     if "PYTHONUNBUFFERED" not in environ:
         variables["PYTHONUNBUFFERED"] = "1"  # a rank that is killed has shown all it printed

@@ -15,15 +15,17 @@ from hvdkit.world import read_world
 def start() -> None:
     """Prepare this process, which is a rank: silence, its GPU, and what is to happen when frameworks are imported."""
     from hvdkit.startup.after_import import after_import
-    from hvdkit.wrap import environment, frameworks, quiet
+    from hvdkit.wrap import environment, frameworks, quiet, seeds
     from hvdkit.wrap.session import open_session
 
     world = read_world()
     environment.keep_from_children()
     chosen = environment.show_one_gpu(world.local_rank)
-    session = open_session(read_config(), rank=world.rank, size=world.size)
+    config = read_config()
+    session = open_session(config, rank=world.rank, size=world.size)
     if chosen is not None:
         session.report.say("ranks", "each rank sees one GPU, its own, as cuda:0")
+    seeds.seed_alike(config.wrap_seed)
     quiet.hush(world.rank)
     sys.meta_path.insert(0, frameworks.RefuseHorovod())  # type: ignore[arg-type]
     for name, act in frameworks.ACTS.items():
