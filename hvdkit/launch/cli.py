@@ -132,8 +132,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--wrap",
         action="store_true",
-        help="a PyTorch or Keras 3 script for one process trains on all ranks as it is: its optimizers, data, files and "
-        "output are seen to, and a table says how; see --wrap-batch",
+        help="a PyTorch or Keras 3 script for one process trains on all ranks as it is: its optimizers, data, files "
+        "and output are seen to, and a table says how; see --wrap-batch",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the line that would be run, and end")
     parser.add_argument("--verbose", action="store_true", help="tell which mpirun is used and where each rank runs")

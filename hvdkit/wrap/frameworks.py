@@ -49,8 +49,8 @@ def watch_the_end() -> None:
             return
         if "torch" in sys.modules or "keras" in sys.modules:
             logger.warning(
-                "hvdrun --wrap: no step of a torch optimizer and no fit() of Keras was seen, so nothing was wrapped, and "
-                "every rank did the same. Start it without --wrap, or see what --wrap knows in hvdkit's README."
+                "hvdrun --wrap: no step of a torch optimizer and no fit() of Keras was seen, so nothing was wrapped, "
+                "and every rank did the same. Start it without --wrap, or see what --wrap knows in hvdkit's README."
             )
 
     atexit.register(tell)

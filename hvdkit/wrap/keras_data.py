@@ -38,7 +38,10 @@ def split(model: Any, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if isinstance(x, keras.utils.PyDataset):
             shuffle, given["shuffle"] = given.get("shuffle", True), False
             given["x"] = _PyDatasetPart(x, times=times, shuffle=bool(shuffle), weighs=weighs)
-            yield "a PyDataset; " + ("batches dealt out" if times > 1 else "each rank reads all and keeps its rows"), rows
+            yield (
+                "a PyDataset; " + ("batches dealt out" if times > 1 else "each rank reads all and keeps its rows"),
+                rows,
+            )
         elif hasattr(x, "element_spec") and hasattr(x, "cardinality"):
             given["x"] = hvd.shard(x) if times > 1 else split_tf_data(x, rank=hvd.rank(), size=size, weighs=weighs)
             yield "a tf.data.Dataset; " + ("batches dealt out" if times > 1 else "each rank keeps its rows"), rows
@@ -56,8 +59,11 @@ def split(model: Any, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
             arrays = [given.pop("x"), given.pop("y", None), given.pop("sample_weight", None)]
             shuffle, given["shuffle"] = given.get("shuffle", True), False  # Keras would do it on each rank for itself
             given["x"] = made = _SplitArrays(arrays, batch * times, shuffle=bool(shuffle), weighs=weighs)
-            yield "arrays, split by rows of each batch", f"{batch} rows as in the script" if times == 1 else (
-                f"{batch} rows on each rank, {made.batch} in a step"
+            yield (
+                "arrays, split by rows of each batch",
+                f"{batch} rows as in the script"
+                if times == 1
+                else (f"{batch} rows on each rank, {made.batch} in a step"),
             )
 
 
@@ -149,8 +155,10 @@ class _SplitArrays(keras.utils.PyDataset):
 
 
 def _pandas_off(data: Any) -> Any:
-    return data if data is None else keras.tree.map_structure(
-        lambda one: one.to_numpy() if hasattr(one, "to_numpy") else one, data
+    return (
+        data
+        if data is None
+        else keras.tree.map_structure(lambda one: one.to_numpy() if hasattr(one, "to_numpy") else one, data)
     )
 
 

@@ -11,9 +11,9 @@ from typing import Any
 class Share:
     """A rank's part of one batch.
 
-    rows: indices into the dataset. whole: rows of the batch on all ranks together. split: does each rank have other rows?
-    mean_weight: what a mean over these rows is multiplied with, so that the average over ranks is the mean over the
-    whole batch. sum_weight: the same for a sum.
+    rows: indices into the dataset. whole: rows of the batch on all ranks together. split: do the ranks have
+    different rows? mean_weight: what a mean over these rows is multiplied with, so that the average over ranks is the
+    mean over the whole batch. sum_weight: the same for a sum.
     """
 
     rows: list[Any]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 import hvdkit.torch as hvd
@@ -15,7 +17,7 @@ def settle() -> None:
     """At the end of an epoch of training; collective."""
     global _trained
     _trained = True
-    states = hvd.broadcast_object(randomness.read_states() if hvd.rank() == 0 else None)
+    states: dict[str, Any] = hvd.broadcast_object(randomness.read_states() if hvd.rank() == 0 else {})
     if hvd.rank() != 0:
         randomness.put_states(states)
     _check()
@@ -54,8 +56,8 @@ def _check() -> None:
             raise WrapError(
                 f"hvdrun --wrap: after an epoch the parameters of rank {rank} are not those of rank {hvd.rank()}: the "
                 f"script changes gradients or parameters by something that differs between ranks (noise, a number "
-                f"computed from the rows of a rank, a step that is skipped). `hvdkit migrate` shows how to write it for "
-                f"several ranks."
+                f"computed from the rows of a rank, a step that is skipped). `hvdkit migrate` shows how to write it "
+                f"for several ranks."
             )
 
 

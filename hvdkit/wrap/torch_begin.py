@@ -56,7 +56,7 @@ def optimizers() -> list[Any]:
 
 
 def is_training() -> bool:
-    """Is what comes now a training? Gradients are recorded, there is an optimizer, and its model is in training mode."""
+    """Is what comes now a training? Gradients are recorded, and there is an optimizer with a model in training mode."""
     if not active() or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return False
     there = optimizers()
@@ -142,5 +142,5 @@ def _tell(made: list[Any]) -> None:
             if joined
             else "batch normalization is over the rows of each rank, not as in one process; --wrap-batch-norm all",
         )
-    say("output", "only rank 0 prints, shows progress bars and writes with torch.save; a file from open() is everyone's")
+    say("output", "only rank 0 prints, shows progress and writes with torch.save; a file from open() is everyone's")
     say("metrics", "what the script computes of a split batch is of rank 0's rows; of an evaluation it is of all rows")

@@ -152,7 +152,7 @@ def watch() -> None:
             return iterate(self)
         if getattr(self, "in_order", True) is False:
             raise refuse(
-                "this DataLoader gives batches out of order (in_order=False), so ranks would mix rows of different ones",
+                "this DataLoader gives batches out of order (in_order=False), so ranks would mix different ones",
                 "Leave in_order out.",
                 line=self._hvdkit_line,
             )
@@ -160,14 +160,14 @@ def watch() -> None:
         return Epoch(self, iterate(self), batches)
 
     DataLoader.__init__ = __init__  # type: ignore[method-assign]
-    DataLoader.__iter__ = __iter__  # type: ignore[method-assign, assignment]
+    DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
 
 
 def _no_rows(loader: Any) -> Exception:
     if isinstance(loader.dataset, IterableDataset):
         return refuse(
-            f"this DataLoader's dataset, {type(loader.dataset).__name__}, is an IterableDataset, so every rank would train on "
-            f"the same samples",
+            f"this DataLoader's dataset, {type(loader.dataset).__name__}, is an IterableDataset, so every rank would "
+            f"train on the same samples",
             "Make it a map-style dataset, or let `hvdkit migrate` show what a script with hvd.rank() in it looks like.",
             line=loader._hvdkit_line,
         )
@@ -194,4 +194,3 @@ def _tell(loader: Any) -> None:
     session.report.say("batch", rows)
     if isinstance(loader.sampler, RandomSampler):
         session.report.say("data", "in rank 0's order; dropout and augmentation are drawn by each rank for itself")
-

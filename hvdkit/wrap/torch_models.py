@@ -1,4 +1,4 @@
-"""The script's models: which modules there are, in the order in which they were made, and what their tensors are called."""
+"""The script's models: which there are, in the order in which they were made, and what their tensors are called."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def watch() -> None:
         _note(self)
 
     def __setstate__(self: nn.Module, state: Any) -> None:
-        setstate(self, state)
+        setstate(self, state)  # type: ignore[no-untyped-call]
         _note(self)
 
     nn.Module.__init__ = __init__  # type: ignore[method-assign]
