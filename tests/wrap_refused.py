@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,6 +40,11 @@ def mean_and_sum() -> None:
         (model(x).mean() + model(x).sum()).backward()
 
 
+def sum_and_penalty() -> None:
+    for (x,) in DataLoader(data, batch_size=4):
+        (model(x).sum() + model.weight.norm()).backward()
+
+
 def hvdkits_own() -> None:
     import hvdkit.torch as hvd
 
@@ -60,19 +67,17 @@ TRIES: list[Callable[[], Any]] = [
     hvdkits_own,
     horovods_own,
     mean_and_sum,
+    sum_and_penalty,
     by_hand,
 ]
 for attempt in TRIES:
     try:
         attempt()
         print("nothing was refused")
-    except WrapError as error:
+    except WrapError as error:  # noqa: PERF203
         print(error)
 
 # A child is no rank: it prints, and it is alone.
-import subprocess
-import sys
-
 child = "import torch, sys; print('child', 'hvdkit.wrap' in sys.modules, flush=True)"
 subprocess.run([sys.executable, "-c", child], check=True)
 print("environment", os.environ["HVDKIT_WRAP"])

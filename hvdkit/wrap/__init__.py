@@ -27,7 +27,7 @@ def start() -> None:
         session.report.say("ranks", "each rank sees one GPU, its own, as cuda:0")
     seeds.seed_alike(config.wrap_seed)
     quiet.hush(world.rank)
-    sys.meta_path.insert(0, frameworks.RefuseHorovod())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, frameworks.RefuseHorovod())
     for name, act in frameworks.ACTS.items():
         after_import(name, act)
     frameworks.watch_the_end()

@@ -27,7 +27,7 @@ def split(model: Any, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
     Raises WrapError for what has no rows that could be split.
     """
-    x = given.get("x")
+    x: Any = given.get("x")
     session, size = current(), hvd.size()
     times = size if session.multiplies else 1
     if given.get("steps_per_epoch"):
@@ -68,7 +68,7 @@ def split(model: Any, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _is_torch_loader(x: Any) -> bool:
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.utils.data.DataLoader) and hasattr(x.batch_sampler, "forced")
 
 

@@ -34,7 +34,7 @@ def watch() -> None:
 
 
 def _key(path: Any) -> str:
-    return os.path.abspath(os.fspath(path))
+    return str(os.path.abspath(os.fspath(path)))
 
 
 def _share_folders() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-MEAN, SUM = "mean", "sum"
+MEAN, SUM, FIXED = "mean", "sum", "fixed"
 
 #: What a scalar may go through after its reduction without ceasing to be that, times a constant.
 _LINEAR = ("Add", "Sub", "Mul", "Div", "Neg", "ToCopy", "Squeeze", "Unsqueeze", "View", "Reshape", "Clone", "Alias")
@@ -14,7 +14,7 @@ _MOST = 200  # nodes looked at
 
 
 def kinds_of(loss: Any, *, rows: int, whole: int) -> set[str]:
-    """The reductions that a loss is made of, out of MEAN and SUM; penalties on weights are left out.
+    """The reductions that a loss is made of, out of MEAN and SUM, and FIXED for penalties on weights.
 
     rows: of the batch on this rank. whole: on all ranks. They tell the divisor of a mean from a constant.
     Empty if it cannot be told: something else than sums and products with constants stands after the reduction, or it
@@ -32,7 +32,7 @@ def kinds_of(loss: Any, *, rows: int, whole: int) -> set[str]:
                 kind = _divided(node, divisors, rows, whole)
                 if kind is None:
                     return set()
-            kinds |= {kind} if kind else set()
+            kinds.add(kind)
             continue
         inputs = [one for one, _ in node.next_functions if one is not None]
         products = _is(node, ("Mul", "Div")) and len(inputs) > 1
@@ -67,14 +67,14 @@ def _is(node: Any, words: tuple[str, ...]) -> bool:
 
 
 def _kind(node: Any) -> str | None:
-    """MEAN or SUM; "" for what does not depend on the batch; None for what is no reduction."""
+    """MEAN, SUM or FIXED, what does not depend on the batch; None for what is no reduction."""
     reduction = getattr(node, "_saved_reduction", None)
     if reduction in (1, 2):
         return MEAN if reduction == 1 else SUM
     if _is(node, ("Mean",)):
         return MEAN
     if _is_penalty(node):
-        return ""
+        return FIXED
     if _is(node, ("Sum",)):
         return SUM
     return None

@@ -21,13 +21,11 @@ _OWN = "Start it with hvdrun without --wrap."
 
 def watch() -> None:
     """Refuse these when they are used."""
+    several = "it starts torch.distributed, so it is for several ranks"
     if torch.distributed.is_available():
-        _refuse(
-            torch.distributed, "init_process_group", "it starts torch.distributed, so it is for several ranks", _CURE
-        )
-    _refuse(
-        torch.nn.parallel.DistributedDataParallel, "__init__", "DistributedDataParallel averages gradients too", _CURE
-    )
+        _refuse(torch.distributed, "init_process_group", several, _CURE)
+    parallel = torch.nn.parallel.DistributedDataParallel
+    _refuse(parallel, "__init__", "DistributedDataParallel averages gradients too", _CURE)
     _refuse(hvd, "init", "it calls hvd.init(), so it is written for hvdkit already", _OWN)
     _refuse(hvd, "DistributedOptimizer", "it wraps its optimizer itself, so it is written for hvdkit already", _OWN)
     after_import("torch.distributed.fsdp", _refuse_fsdp)

@@ -32,7 +32,7 @@ def average_plateaus() -> None:
             metrics = sum(told) / len(told)
         plain(self, metrics, *args, **kwargs)
 
-    scheduler.step = step  # type: ignore[assignment]
+    scheduler.step = step  # type: ignore[method-assign]
 
 
 def _before(optimizer: Any, args: Any, kwargs: Any) -> Any:

@@ -40,11 +40,11 @@ def weight_of(loss: Any) -> float:
         return 1.0
     share = next(share for share in _shares.values() if share.split)
     kinds = kinds_of(loss, rows=len(share.rows), whole=share.whole)
-    if kinds >= {MEAN, SUM}:
+    if SUM in kinds and len(kinds) > 1:
         raise refuse(
-            "the loss adds a mean over the rows of a batch and a sum over them, which ranks with a part of the rows "
-            "cannot weigh alike",
-            "Make both a mean, or both a sum (reduction=...).",
+            "the loss adds a sum over the rows of a batch to a mean over them, or to a penalty on weights; ranks with a "
+            "part of the rows cannot weigh both",
+            "Make the sum a mean (reduction='mean'), and the learning rate fit.",
         )
     weights = {share.sum_weight if kinds == {SUM} else share.mean_weight for share in _shares.values()}
     if len(weights) > 1:
