@@ -11,7 +11,7 @@ from hvdkit.torch import autograd
 from hvdkit.wrap.refusal import refuse
 from hvdkit.wrap.session import active, current
 from hvdkit.wrap.shares import Share
-from hvdkit.wrap.torch_losses import MEAN, SUM, kinds_of, leaves_out
+from hvdkit.wrap.torch_losses import SUM, kinds_of, leaves_out
 
 #: Of each loader that is being iterated for training, the share of the batch that it gave last.
 _shares: dict[int, Share] = {}
@@ -42,8 +42,8 @@ def weight_of(loss: Any) -> float:
     kinds = kinds_of(loss, rows=len(share.rows), whole=share.whole)
     if SUM in kinds and len(kinds) > 1:
         raise refuse(
-            "the loss adds a sum over the rows of a batch to a mean over them, or to a penalty on weights; ranks with a "
-            "part of the rows cannot weigh both",
+            "the loss adds a sum over the rows of a batch to a mean over them, or to a penalty on weights, and ranks "
+            "with a part of the rows cannot weigh both",
             "Make the sum a mean (reduction='mean'), and the learning rate fit.",
         )
     weights = {share.sum_weight if kinds == {SUM} else share.mean_weight for share in _shares.values()}
