@@ -75,6 +75,7 @@ def test_what_cannot_be_made_right_is_refused_with_its_line() -> None:
         "adds a sum over the rows of a batch",
         "adds a sum over the rows of a batch",
         "gradients that no backward() has made",
+        "read to its end without a backward()",
     ]
     for line, word in zip(lines, words, strict=False):
         assert word in line and "wrap_refused.py:" in line, told

@@ -45,6 +45,11 @@ def sum_and_penalty() -> None:
         (model(x).sum() + model.weight.norm()).backward()
 
 
+def without_training() -> None:
+    for (x,) in DataLoader(data, batch_size=4):
+        model(x)
+
+
 def hvdkits_own() -> None:
     import hvdkit.torch as hvd
 
@@ -69,6 +74,7 @@ TRIES: list[Callable[[], Any]] = [
     mean_and_sum,
     sum_and_penalty,
     by_hand,
+    without_training,
 ]
 for attempt in TRIES:
     try:

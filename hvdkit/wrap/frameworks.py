@@ -45,7 +45,8 @@ def watch_the_end() -> None:
     """At exit, say if a framework was there and nothing was wrapped."""
 
     def tell() -> None:
-        if not active() or not current().first or current().report.shown:
+        failed = hasattr(sys, "last_type")
+        if failed or not active() or not current().first or current().report.shown:
             return
         if "torch" in sys.modules or "keras" in sys.modules:
             logger.warning(

@@ -17,6 +17,7 @@ from hvdkit.wrap.refusal import refuse
 from hvdkit.wrap.session import active, current
 from hvdkit.wrap.shares import Share, join_batches, joined_length, plan_share
 
+_epochs = itertools.count()
 _CHUNK = 1024  # batches that rank 0 draws and tells at a time; a sampler may have no end
 
 
@@ -67,7 +68,10 @@ class SplitBatches:
 
 
 def _joined() -> int:
-    return current().size if current().multiplies else 1
+    if not current().multiplies:
+        return 1
+    torch_begin.join()  # a launcher may not have told how many ranks there are
+    return current().size
 
 
 def _looks_like_training(sampler: Any) -> bool:
@@ -94,12 +98,13 @@ class Epoch:
 
     def __init__(self, loader: Any, iterator: Any, batches: SplitBatches) -> None:
         self._iterator, self._shares, self._number = iterator, batches.shares, 0
-        self._key = id(loader)
+        self._key, self._loader = next(_epochs), id(loader)
+        self._line, self._passes, self._split = loader._hvdkit_line, torch_weights.passes, False
         try:
             self._length: int | None = len(batches)
         except TypeError:
             self._length = None
-        torch_progress.began(self._key)
+        torch_progress.began(self._loader)
         weakref.finalize(self, torch_weights.drop, self._key).atexit = False
 
     def __getattr__(self, name: str) -> Any:
@@ -112,19 +117,29 @@ class Epoch:
         return len(self._iterator)
 
     def __next__(self) -> Any:
-        torch_progress.gave(self._key, self._number, self._length)
+        torch_progress.gave(self._loader, self._number, self._length)
         try:
             batch = next(self._iterator)
         except StopIteration:
             torch_weights.drop(self._key)
-            torch_progress.ended(self._key)
+            torch_progress.ended(self._loader)
+            self._check_use()
             torch_agreement.settle()
             raise
         torch_agreement.trained()
+        self._split = self._split or self._shares[self._number].split
         torch_weights.give(self._key, self._shares[self._number])
         self._shares[self._number] = None  # type: ignore[call-overload]
         self._number += 1
         return batch
+
+    def _check_use(self) -> None:
+        if self._split and torch_weights.passes == self._passes:
+            raise refuse(
+                "this DataLoader was read to its end without a backward(), and what came of it is of this rank's rows",
+                "Read it under torch.no_grad() or after model.eval(), and every rank gets all of it.",
+                line=self._line,
+            )
 
 
 def watch() -> None:
