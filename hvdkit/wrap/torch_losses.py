@@ -21,7 +21,8 @@ def kinds_of(loss: Any, *, rows: int, whole: int) -> set[str]:
     is of the script's own.
     """
     kinds: set[str] = set()
-    todo: list[tuple[Any, tuple[Any, ...]]] = [(loss.grad_fn, ())]
+    first = getattr(loss, "grad_fn", None)
+    todo: list[tuple[Any, tuple[Any, ...]]] = [(first, ())] if first is not None else []
     looked = 0
     while todo:
         node, divisors = todo.pop()
