@@ -44,6 +44,7 @@ def plainly(reduction: str) -> nn.Module:
     loader = DataLoader(data, batch_size=BATCH, shuffle=True)
     for epoch in range(3):
         model.train()
+        total = 0.0
         for batch in loader:
             optimizer.zero_grad()
             loss = loss_of(model, batch, reduction)
@@ -51,10 +52,11 @@ def plainly(reduction: str) -> nn.Module:
                 loss = loss + 1e-3 * sum(one.pow(2).sum() for one in model.parameters())
             loss.backward()
             optimizer.step()
+            total += loss.item()
         model.eval()
         with torch.no_grad():
             right = sum(int((model(x).argmax(1) == y).sum()) for x, y in DataLoader(data, batch_size=50))
-        print(reduction, epoch, right)
+        print(reduction, epoch, right, f"{total / len(loader):.3f}")
         scheduler.step(loss.item())
     return model
 

@@ -143,4 +143,7 @@ def _tell(made: list[Any]) -> None:
             else "batch normalization is over the rows of each rank, not as in one process; --wrap-batch-norm all",
         )
     say("output", "only rank 0 prints, shows progress and writes with torch.save; a file from open() is everyone's")
-    say("metrics", "what the script computes of a split batch is of rank 0's rows; of an evaluation it is of all rows")
+    say(
+        "metrics",
+        "loss.item() is the whole batch's; what else the script computes of a split batch is of rank 0's rows",
+    )

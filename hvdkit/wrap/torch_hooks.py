@@ -6,6 +6,7 @@ from hvdkit.wrap import (
     torch_begin,
     torch_files,
     torch_loaders,
+    torch_metrics,
     torch_models,
     torch_refusals,
     torch_steps,
@@ -21,4 +22,5 @@ def install() -> None:
     torch_loaders.watch()
     torch_weights.install(torch_begin.begin)
     torch_steps.average_plateaus()
+    torch_metrics.watch()
     torch_files.watch()

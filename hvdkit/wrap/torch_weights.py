@@ -56,6 +56,12 @@ def weight_of(loss: Any) -> float:
     return weights.pop()
 
 
+def weight_seen(loss: Any) -> float:
+    """The weight that the loss had in its backward pass, or would have."""
+    known: float | None = getattr(loss, "_hvdkit_weight", None)
+    return weight_of(loss) if known is None else known
+
+
 def _tell(loss: Any, kinds: set[str]) -> None:
     if current().report.shown:
         return
@@ -89,6 +95,8 @@ def install(begin: Callable[[], None]) -> None:
 def _weigh(tensors: Any, gradients: Any) -> Any:
     losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     weights = [weight_of(one) for one in losses]
+    for one, weight in zip(losses, weights, strict=True):
+        one._hvdkit_weight = weight  # the graph that tells it is gone afterwards
     if all(weight == 1.0 for weight in weights):
         return gradients
     given = [gradients] * len(losses) if gradients is None or isinstance(gradients, torch.Tensor) else list(gradients)
