@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         SubmitError,
         TransportError,
         WorldError,
+        WrapError,
         XlaError,
     )
 
@@ -61,6 +62,7 @@ __all__ = [
     "SubmitError",
     "TransportError",
     "WorldError",
+    "WrapError",
     "XlaError",
     "__version__",
     "read_config",

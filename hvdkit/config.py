@@ -119,6 +119,33 @@ class Config:
         flag="--timeline-filename",
     )
     shared_directory: str = setting("/dev/shm", str, "where node-shared memory is made; must be a memory file system")
+    wrap_batch: str = setting(
+        "split",
+        choice("split", "multiply"),
+        "with --wrap: split each batch of the script over the ranks, or give every rank one of that size",
+        flag="--wrap-batch",
+    )
+    wrap_rate: str = setting(
+        "linear",
+        choice("linear", "sqrt", "keep"),
+        "with --wrap-batch multiply: scale the learning rate by the number of ranks, its root, or not",
+        flag="--wrap-rate",
+    )
+    wrap_warmup: float = setting(
+        1.0,
+        float,
+        "with --wrap-batch multiply: epochs over which the learning rate rises to that; 0 for none",
+        flag="--wrap-warmup",
+    )
+    wrap_batch_norm: str = setting(
+        "rank",
+        choice("rank", "all"),
+        "with --wrap: torch's batch normalization over the rows of each rank, or over those of all",
+        flag="--wrap-batch-norm",
+    )
+    wrap_seed: int = setting(
+        0, int, "with --wrap: what the random numbers of all ranks begin with, unless the script says; hvdrun draws it"
+    )
     log_level: str = setting(
         "warning",
         choice("trace", "debug", "info", "warning", "error", "fatal", "critical"),
@@ -135,6 +162,8 @@ class Config:
             problems.append(f"buckets_in_flight is {self.buckets_in_flight}; it must be 1 or more")
         if self.small_bytes < 0:
             problems.append(f"small_bytes is {self.small_bytes}; it must be 0 or more")
+        if self.wrap_warmup < 0:
+            problems.append(f"wrap_warmup is {self.wrap_warmup}; it must be 0 or more")
         if self.engine == "horovod" and self.transport != "auto":
             problems.append(
                 f"transport={self.transport} is for hvdkit's own engine, and engine=horovod moves bytes itself; leave "

@@ -98,6 +98,10 @@ class BuildError(HvdkitError, RuntimeError):
     """Horovod could not be built here, or does not work after it was."""
 
 
+class WrapError(HvdkitError, RuntimeError):
+    """hvdrun --wrap has come upon something in the script that it cannot make right for several ranks."""
+
+
 class LaunchError(HvdkitError, ValueError):
     """hvdrun was asked for something that cannot be started; nothing has been."""
 

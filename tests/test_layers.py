@@ -23,6 +23,7 @@ FLOORS = {
     "torch": 4,
     "tensorflow": 4,
     "keras": 5,
+    "wrap": 6,
     "launch": 6,
     "aliasing": 6,
     "tools": 7,
@@ -58,11 +59,13 @@ MAY_READ_ENVIRONMENT = (
     "world.py",
     "launch/agent/",
     "startup/",
+    "wrap/environment.py",
     "common/util.py",
     "engine/horovod/environment.py",
 )
 #: The first has a function of Horovod's that does just that, the second tells Horovod's core, which reads nothing else.
-MAY_WRITE_ENVIRONMENT = ("common/util.py", "engine/horovod/environment.py")
+#: The third acts before the script's framework reads CUDA_VISIBLE_DEVICES.
+MAY_WRITE_ENVIRONMENT = ("common/util.py", "engine/horovod/environment.py", "wrap/environment.py")
 MAY_PRINT = ("launch/", "tools/", "cli.py")
 
 

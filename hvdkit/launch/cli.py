@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -34,6 +35,7 @@ examples:
   hvdrun python train.py                             inside a job of Slurm, PBS, LSF or SGE: its hosts and its tasks
   hvdrun -np 2 --output-filename logs python train.py --lr 0.1
                                                      logs/rank.0.log, logs/rank.1.log beside the usual output
+  hvdrun -np 2 --wrap python train.py                a script for one process, unchanged, on 2 ranks
   hvdrun -np 4 --dry-run python train.py             print the command, start nothing
 
 Everything after the options is the command. Each line of output begins with its rank: [0], or [0 node1] on several
@@ -127,6 +129,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="run a script for Horovod as it is: `import horovod...` gives hvdkit, and what of Keras 2 is gone is "
         "put back where that is safe",
     )
+    parser.add_argument(
+        "--wrap",
+        action="store_true",
+        help="a PyTorch or Keras 3 script for one process trains on all ranks as it is: its optimizers, data, files "
+        "and output are seen to, and a table says how; see --wrap-batch",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the line that would be run, and end")
     parser.add_argument("--verbose", action="store_true", help="tell which mpirun is used and where each rank runs")
     parser.add_argument("-v", "--version", action="version", version=f"hvdrun {__version__}")
@@ -189,6 +197,8 @@ def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     if not local:
         variables.update(check.plan_daemon_variables(hosts, networks, environ))
     variables.update(plan_variables(_starts_asked_for(options), environ))
+    if options.wrap and "HVDKIT_WRAP_SEED" not in environ:
+        variables["HVDKIT_WRAP_SEED"] = str(secrets.randbelow(2**31))
     read_config({**environ, **variables})
     if "PYTHONUNBUFFERED" not in environ:
         variables["PYTHONUNBUFFERED"] = "1"  # a rank that is killed has shown all it printed
@@ -215,6 +225,13 @@ def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
 
 def _starts_asked_for(options: argparse.Namespace) -> dict[str, str]:
     """What ranks are to do before the script: variables of hvdkit.startup."""
+    if options.wrap and options.alias_horovod:
+        raise LaunchError("--wrap is for a script for one process and --alias-horovod for one for Horovod; choose one.")
+    idle = [name for name in options.settings if name.startswith("HVDKIT_WRAP_")]
+    if idle and not options.wrap:
+        raise LaunchError(f"{', '.join(idle)} says how --wrap works; give --wrap as well, or leave it out.")
+    if options.wrap:
+        return {"HVDKIT_WRAP": "1"}
     return {"HVDKIT_ALIAS_HOROVOD": "1"} if options.alias_horovod else {}
 
 

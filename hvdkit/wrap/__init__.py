@@ -1,0 +1,37 @@
+"""`hvdrun --wrap python train.py`: a script for one process trains on all ranks, with nothing changed in it.
+
+Imported by hvdkit.startup before the script's first framework; what it does to PyTorch and Keras happens right after
+the script has imported them. Without HVDKIT_WRAP the import does nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from hvdkit.config import parse_bool, read_config, read_environment
+from hvdkit.world import read_world
+
+
+def start() -> None:
+    """Prepare this process, which is a rank: silence, its GPU, and what is to happen when frameworks are imported."""
+    from hvdkit.startup.after_import import after_import
+    from hvdkit.wrap import environment, frameworks, quiet, seeds
+    from hvdkit.wrap.session import open_session
+
+    world = read_world()
+    environment.keep_from_children()
+    chosen = environment.show_one_gpu(world.local_rank)
+    config = read_config()
+    session = open_session(config, rank=world.rank, size=world.size)
+    if chosen is not None:
+        session.report.say("ranks", "each rank sees one GPU, its own, as cuda:0")
+    seeds.seed_alike(config.wrap_seed)
+    quiet.hush(world.rank)
+    sys.meta_path.insert(0, frameworks.RefuseHorovod())
+    for name, act in frameworks.ACTS.items():
+        after_import(name, act)
+    frameworks.watch_the_end()
+
+
+if parse_bool(read_environment().get("HVDKIT_WRAP", "")):
+    start()

@@ -1,0 +1,31 @@
+"""What is changed in this process's variables, before the framework is loaded."""
+
+from __future__ import annotations
+
+import glob
+import os
+
+
+def keep_from_children() -> None:
+    """Python processes that a rank starts are neither ranks nor wrapped."""
+    os.environ["HVDKIT_WRAP"] = "0"
+
+
+def plan_visible_gpu(visible: str | None, count: int, local_rank: int | None) -> str | None:
+    """The GPU that this rank is to see, so that "cuda" and "cuda:0" both mean its own; None to leave all as it is.
+
+    visible: CUDA_VISIBLE_DEVICES, None if it is not set. count: GPUs of this host, for that case.
+    """
+    seen = [str(one) for one in range(count)] if visible is None else [one for one in visible.split(",") if one]
+    if local_rank is None or len(seen) < 2:
+        return None
+    return seen[local_rank % len(seen)]
+
+
+def show_one_gpu(local_rank: int | None) -> str | None:
+    """Act on plan_visible_gpu; returns what it said."""
+    count = len([path for path in glob.glob("/dev/nvidia*") if path.removeprefix("/dev/nvidia").isdigit()])
+    chosen = plan_visible_gpu(os.environ.get("CUDA_VISIBLE_DEVICES"), count, local_rank)
+    if chosen is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = chosen
+    return chosen

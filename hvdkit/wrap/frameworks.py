@@ -1,0 +1,57 @@
+"""What is done to a framework after the script has imported it, and what is said if nothing came of it."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+from hvdkit.log import logger
+from hvdkit.wrap.places import asked_by_hvdkit
+from hvdkit.wrap.refusal import refuse
+from hvdkit.wrap.session import active, current
+
+
+def _torch(module: ModuleType) -> None:
+    from hvdkit.wrap import torch_hooks
+
+    torch_hooks.install()
+
+
+def _keras(module: ModuleType) -> None:
+    from hvdkit.wrap import keras_hooks
+
+    keras_hooks.install()
+
+
+#: By full name of the module.
+ACTS: dict[str, Callable[[ModuleType], object]] = {"torch": _torch, "keras": _keras}
+
+
+class RefuseHorovod:
+    """Finds nothing; a script that imports Horovod ends here, whether that is installed or not."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+        """See importlib.abc.MetaPathFinder."""
+        if name == "horovod" and active() and not asked_by_hvdkit():
+            raise refuse(
+                "it imports Horovod, so this is a script for several processes already",
+                "Start it with hvdrun --alias-horovod in place of --wrap.",
+            )
+
+
+def watch_the_end() -> None:
+    """At exit, say if a framework was there and nothing was wrapped."""
+
+    def tell() -> None:
+        failed = hasattr(sys, "last_type")
+        if failed or not active() or not current().first or current().report.shown:
+            return
+        if "torch" in sys.modules or "keras" in sys.modules:
+            logger.warning(
+                "hvdrun --wrap: no step of a torch optimizer and no fit() of Keras was seen, so nothing was wrapped, "
+                "and every rank did the same. Start it without --wrap, or see what --wrap knows in hvdkit's README."
+            )
+
+    atexit.register(tell)

@@ -1,0 +1,118 @@
+"""fit() on all ranks: its data split, and the callbacks that belong to a training on many."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+import hvdkit.keras as hvd
+from hvdkit.wrap import keras_data
+from hvdkit.wrap.places import script_line
+from hvdkit.wrap.refusal import refuse
+from hvdkit.wrap.session import current
+
+_depth = 0
+
+
+def fitting() -> bool:
+    """Is fit() under way? What happens now may be a callback's doing, on some ranks only."""
+    return _depth > 0
+
+
+def fit(plain: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Keras's own fit(), on this rank's part."""
+    given = inspect.signature(plain).bind(model, *args, **kwargs).arguments
+    del given["self"]
+    session, line = current(), script_line()
+    _check_loss(model)
+    with keras_data.split(model, given) as (told, rows):
+        given["callbacks"] = _callbacks(model, given.get("callbacks"))
+        say = session.report.say
+        if not session.report.shown:
+            say("ranks", hvd.describe())
+            say("optimizer", f"{type(model.optimizer).__name__}: on the gradients of all ranks")
+            say("data", f"fit() of {line}: {told}; validation, evaluate() and predict() are whole on every rank")
+            say("batch", rows)
+            say("learning rate", _rates())
+            say("state", "rank 0's weights and optimizer state, to all ranks before the first step")
+            say("metrics", "of fit(): averaged over the ranks at the end of every epoch")
+            say("output", "only rank 0 prints, shows progress and saves models; a file from open() is everyone's")
+            session.report.show(here=session.first)
+        _vary_dropout(model, session.rank)
+        with _under_way():
+            result = plain(model, **given)
+        hvd.broadcast_model(model)  # statistics of batch normalization are each rank's own
+    return result
+
+
+@contextmanager
+def _under_way() -> Iterator[None]:
+    global _depth
+    _depth += 1
+    try:
+        yield
+    finally:
+        _depth -= 1
+
+
+def _rates() -> str:
+    session = current()
+    if not session.multiplies:
+        return "the script's, as all ranks together take its batches"
+    warmup = f", after a warm-up of {session.config.wrap_warmup:g} epochs" if session.config.wrap_warmup else ""
+    return f"{session.config.wrap_rate}: times {session.rate_factor:.4g}{warmup}"
+
+
+def _check_loss(model: Any) -> None:
+    if any(getattr(one, "reduction", "") == "sum" for one in keras.tree.flatten(getattr(model, "loss", None))):
+        raise refuse(
+            "the loss is a sum over the rows of a batch (reduction='sum'), and gradients are averaged over ranks",
+            "Use the mean, reduction='sum_over_batch_size', with a learning rate for that.",
+        )
+
+
+def _callbacks(model: Any, given: Any) -> list[Any]:
+    own = list(given) if isinstance(given, (list, tuple)) else getattr(given, "callbacks", [given] if given else [])
+    kinds = keras.callbacks
+    writers = (kinds.ModelCheckpoint, kinds.TensorBoard, kinds.CSVLogger, kinds.RemoteMonitor)
+    for one in own:
+        if isinstance(one, kinds.BackupAndRestore):
+            raise refuse(
+                "BackupAndRestore brings back rank 0's epoch on rank 0 alone", "Use ModelCheckpoint and load_model()."
+            )
+    session = current()
+    mine = [hvd.callbacks.on_rank_zero(one) if isinstance(one, writers) else one for one in own]
+    made = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+    if session.rate_factor != 1.0:
+        for one in mine:
+            if isinstance(one, kinds.LearningRateScheduler) and not hasattr(one, "_hvdkit_factor"):
+                one.schedule, one._hvdkit_factor = _scaled(one.schedule, session.rate_factor), session.rate_factor
+        if session.config.wrap_warmup:
+            rate = float(model.optimizer.learning_rate)
+            epochs: Any = session.config.wrap_warmup
+            made.append(hvd.callbacks.LearningRateWarmupCallback(rate, warmup_epochs=epochs))
+    return [*made, *mine]
+
+
+def _scaled(schedule: Callable[..., float], factor: float) -> Callable[..., float]:
+    def scaled(epoch: int, rate: float) -> float:
+        try:
+            return schedule(epoch, rate / factor) * factor
+        except TypeError:  # of one argument, as Keras allows
+            return schedule(epoch) * factor
+
+    return scaled
+
+
+def _vary_dropout(model: Any, rank: int) -> None:
+    """Ranks drop out different neurons, once for each model."""
+    if rank == 0 or getattr(model, "_hvdkit_varied", False) or not model.built:
+        return
+    model._hvdkit_varied = True
+    for variable in model.non_trainable_variables:
+        if "seed_generator_state" in variable.path:
+            variable.assign(variable + rank)

@@ -1,0 +1,73 @@
+"""All that is done to Keras, right after the script has imported it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+import hvdkit.keras as hvd
+from hvdkit.keras.basics import init
+from hvdkit.keras.optimizer import DistributedOptimizer
+from hvdkit.wrap import keras_files, keras_fit
+from hvdkit.wrap.places import asked_by_hvdkit
+from hvdkit.wrap.refusal import refuse
+from hvdkit.wrap.session import active, current
+
+
+def install() -> None:
+    """Stand before compile() and fit(), and before what reads and writes files."""
+    compiling, fitting = keras.Model.compile, keras.Model.fit
+
+    def compile(self: Any, *args: Any, **kwargs: Any) -> None:
+        compiling(self, *args, **kwargs)
+        if active():
+            wrap_optimizer(self)
+
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not active() or keras_fit.fitting():
+            return fitting(self, *args, **kwargs)
+        wrap_optimizer(self)
+        return keras_fit.fit(fitting, self, *args, **kwargs)
+
+    keras.Model.compile, keras.Model.fit = compile, fit
+    keras_files.watch()
+    _refuse_hvdkit()
+
+
+def join() -> None:
+    """Join the world, if that has not happened."""
+    if not hvd.is_initialized():
+        init()
+        current().size = hvd.size()
+
+
+def wrap_optimizer(model: Any) -> None:
+    """Wrap the optimizer of a compiled model, once, and scale its learning rate where that is wished."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or "_hvdkit" in optimizer.__dict__:
+        return
+    join()
+    factor = current().rate_factor
+    if factor != 1.0:
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if isinstance(getattr(inner, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
+            raise refuse(
+                "the optimizer's learning rate is a schedule, which --wrap-batch multiply cannot scale",
+                "Add --wrap-rate keep and scale it in the script, or leave --wrap-batch out.",
+            )
+        optimizer.learning_rate = float(optimizer.learning_rate) * factor
+    DistributedOptimizer(optimizer)
+
+
+def _refuse_hvdkit() -> None:
+    plain = hvd.init
+
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        if active() and not asked_by_hvdkit():
+            raise refuse(
+                "it calls hvd.init(), so it is written for hvdkit already", "Start it with hvdrun without --wrap."
+            )
+        return plain(*args, **kwargs)
+
+    hvd.init = refusing

@@ -1,0 +1,50 @@
+"""Where in the user's script something happens."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_NOT_THE_ENGINE = (_HERE + "wrap" + os.sep, _HERE + "startup" + os.sep)
+
+
+def script_line() -> str:
+    """ "train.py:42" of the innermost frame that is neither hvdkit's nor a library's; "" if there is none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not _is_library(name):
+            return f"{_short(name)}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+@functools.lru_cache(None)
+def _is_library(name: str) -> bool:
+    if name.startswith("<") and name not in ("<string>", "<stdin>"):
+        return True
+    path = os.path.abspath(name)
+    paths = sysconfig.get_paths()
+    homes = {paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return path.startswith(_HERE) or any(path.startswith(home + os.sep) for home in homes)
+
+
+def _short(name: str) -> str:
+    path = os.path.relpath(name) if os.path.isabs(name) else name
+    return name if path.startswith("..") else path
+
+
+def asked_by_hvdkit() -> bool:
+    """Does what runs now come from hvdkit itself, apart from this folder, rather than from the script?"""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_HERE) and not name.startswith(_NOT_THE_ENGINE):
+            return True
+        if not _is_library(name):
+            return False
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

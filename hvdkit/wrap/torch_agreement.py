@@ -1,0 +1,65 @@
+"""Between epochs the ranks come together: their random numbers, their buffers, and that they are still alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import hvdkit.torch as hvd
+from hvdkit.errors import WrapError
+from hvdkit.wrap import randomness, torch_begin, torch_models
+
+_trained = False
+
+
+def settle() -> None:
+    """At the end of an epoch of training; collective."""
+    global _trained
+    _trained = True
+    states: dict[str, Any] = hvd.broadcast_object(randomness.read_states() if hvd.rank() == 0 else {})
+    if hvd.rank() != 0:
+        randomness.put_states(states)
+    _check()
+    before_evaluation()
+
+
+def before_evaluation() -> None:
+    """Give all ranks rank 0's buffers, so that they all compute the same; collective, if there was training before."""
+    global _trained
+    if not _trained or not hvd.is_initialized():
+        return
+    _trained = False
+    tensors: dict[int, tuple[str, torch.Tensor]] = {}
+    for at, root in enumerate(torch_models.trained_roots(torch_begin.optimizers())):
+        for name, buffer in root.named_buffers():
+            tensors.setdefault(id(buffer), (f"{at}.{name}", buffer))
+    if tensors:
+        hvd.broadcast_parameters(list(tensors.values()))
+
+
+def trained() -> None:
+    """A batch was trained on."""
+    global _trained
+    _trained = True
+
+
+def _check() -> None:
+    """Parameters that have drifted apart mean that something in the script is not the same on all ranks."""
+    mine = [
+        float(sum(one.detach().double().sum() for group in optimizer.param_groups for one in group["params"]))
+        for optimizer in torch_begin.optimizers()
+    ]
+    told = hvd.allgather_object(mine, name="wrap.check")
+    for rank, theirs in enumerate(told):
+        if len(theirs) != len(mine) or any(not _close(one, two) for one, two in zip(mine, theirs, strict=False)):
+            raise WrapError(
+                f"hvdrun --wrap: after an epoch the parameters of rank {rank} are not those of rank {hvd.rank()}: the "
+                f"script changes gradients or parameters by something that differs between ranks (noise, a number "
+                f"computed from the rows of a rank, a step that is skipped). `hvdkit migrate` shows how to write it "
+                f"for several ranks."
+            )
+
+
+def _close(one: float, two: float) -> bool:
+    return one == two or (one != one and two != two) or abs(one - two) <= 1e-5 * max(abs(one), abs(two), 1e-3)

@@ -1,0 +1,149 @@
+"""Optimizers, wrapped before their first gradient counts, and models that begin alike on all ranks."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+import hvdkit.torch as hvd
+from hvdkit.torch.basics import init
+from hvdkit.torch.optimizer import DistributedOptimizer
+from hvdkit.wrap import torch_models, torch_steps
+from hvdkit.wrap.places import script_line
+from hvdkit.wrap.session import active, current
+
+#: Made and not yet wrapped.
+_pending: list[weakref.ref[torch.optim.Optimizer]] = []
+#: Those that are.
+_wrapped: list[weakref.ref[torch.optim.Optimizer]] = []
+_alike: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+_watch: RemovableHandle | None = None
+
+
+def join() -> None:
+    """Join the world, if that has not happened."""
+    if not hvd.is_initialized():
+        init()
+        current().size = hvd.size()
+
+
+def watch() -> None:
+    """Take note of every optimizer that is made, and wrap it when it is about to be used."""
+    init, zero_grad = torch.optim.Optimizer.__init__, torch.optim.Optimizer.zero_grad
+
+    def __init__(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if active():
+            _note(self)
+
+    def zeroed(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        begin()
+        zero_grad(self, *args, **kwargs)
+
+    torch.optim.Optimizer.__init__ = __init__  # type: ignore[method-assign]
+    torch.optim.Optimizer.zero_grad = zeroed  # type: ignore[method-assign]
+    register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: begin())
+
+
+def optimizers() -> list[Any]:
+    """The optimizers that are there, wrapped or not, in the order in which they were made."""
+    return [one for one in (held() for held in (*_wrapped, *_pending)) if one is not None]
+
+
+def is_training() -> bool:
+    """Is what comes now a training? Gradients are recorded, and there is an optimizer with a model in training mode."""
+    if not active() or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return False
+    there = optimizers()
+    roots = torch_models.trained_roots(there)
+    return bool(there) and (not roots or any(module.training for root in roots for module in root.modules()))
+
+
+def begin() -> None:
+    """Wrap the optimizers that were made since last time, and give all ranks rank 0's models; collective."""
+    global _watch
+    if not _pending or not active() or not torch.is_grad_enabled():
+        return
+    made = [one for one in (held() for held in _pending) if one is not None]
+    _pending.clear()
+    if _watch is not None:
+        _watch.remove()
+        _watch = None
+    join()
+    if current().config.wrap_batch_norm == "all":
+        _join_batch_norms(made)
+    for optimizer in made:
+        DistributedOptimizer(optimizer, torch_models.names_of(optimizer))
+        torch_steps.watch(optimizer)
+        _wrapped.append(weakref.ref(optimizer))
+    _make_alike(made)
+    _tell(made)
+
+
+def _note(optimizer: torch.optim.Optimizer) -> None:
+    global _watch
+    optimizer._hvdkit_line = script_line()  # type: ignore[attr-defined]
+    _pending.append(weakref.ref(optimizer))
+    if _watch is None:
+        _watch = register_module_forward_pre_hook(lambda module, inputs: begin())
+
+
+def _join_batch_norms(made: list[Any]) -> None:
+    kinds = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+    for root in torch_models.trained_roots(made):
+        for module in root.modules():
+            if type(module) in kinds:
+                module.__class__ = hvd.SyncBatchNorm
+
+
+def _make_alike(made: list[Any]) -> None:
+    """Models, and parameters that are in none, and what optimizers remember (of a checkpoint, say)."""
+    new = [root for root in torch_models.roots() if root not in _alike]
+    tensors: dict[int, tuple[str, torch.Tensor]] = {}
+    for at, root in enumerate(new):
+        _alike.add(root)
+        for name, tensor in torch_models.tensors_of(root):
+            tensors.setdefault(id(tensor), (f"{type(root).__name__}.{at}.{name}", tensor))
+    for at, optimizer in enumerate(made):
+        for name, parameter in torch_models.names_of(optimizer):
+            tensors.setdefault(id(parameter), (f"optimizer.{at}.{name}", parameter))
+    hvd.broadcast_parameters(list(tensors.values()))
+    for optimizer in made:
+        owned = [one for group in optimizer.param_groups for one in group["params"]]
+        without = [one for one in owned if one.grad is None]
+        hvd.broadcast_optimizer_state(optimizer)
+        for one in without:  # what that gives them would count as a gradient in momentum and weight decay
+            one.grad = None
+
+
+def _tell(made: list[Any]) -> None:
+    say, session = current().report.say, current()
+    say("ranks", hvd.describe())
+    for optimizer in made:
+        say("optimizer", f"{type(optimizer).__name__} of {optimizer._hvdkit_line}: on the gradients of all ranks")
+    names = [type(root).__name__ for root in torch_models.trained_roots(made)]
+    say("state", f"rank 0's {', '.join(names) or 'parameters'} and optimizer state, to all ranks before the first step")
+    norms = [
+        module
+        for root in torch_models.trained_roots(made)
+        for module in root.modules()
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+    ]
+    if norms:
+        joined = session.config.wrap_batch_norm == "all"
+        say(
+            "batch",
+            "batch normalization is over the rows of all ranks"
+            if joined
+            else "batch normalization is over the rows of each rank, not as in one process; --wrap-batch-norm all",
+        )
+    say("output", "only rank 0 prints, shows progress and writes with torch.save; a file from open() is everyone's")
+    say(
+        "metrics",
+        "loss.item() is the whole batch's; what else the script computes of a split batch is of rank 0's rows",
+    )

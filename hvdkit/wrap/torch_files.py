@@ -1,0 +1,44 @@
+"""Files: torch.save writes on rank 0 alone, and who loads it waits for that."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+import hvdkit.torch as hvd
+from hvdkit.wrap.session import active, current
+
+_saved: set[str] = set()
+
+
+def watch() -> None:
+    """Stand before torch.save and torch.load, for paths; what is saved to an open file or to memory is left alone."""
+    save, load = torch.save, torch.load
+
+    def saving(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if active() and isinstance(f, (str, os.PathLike)):
+            _saved.add(_key(f))
+            if not current().first:
+                return
+        save(obj, f, *args, **kwargs)
+
+    def loading(f: Any, *args: Any, **kwargs: Any) -> Any:
+        if active() and isinstance(f, (str, os.PathLike)) and _key(f) in _saved and hvd.is_initialized():
+            hvd.barrier()  # rank 0 is there only after it has written
+        return load(f, *args, **kwargs)
+
+    torch.save, torch.load = saving, loading
+    _share_folders()
+
+
+def _key(path: Any) -> str:
+    return str(os.path.abspath(os.fspath(path)))
+
+
+def _share_folders() -> None:
+    """A folder that another rank has made a moment ago is as good as one's own."""
+    from hvdkit.wrap.folders import share_folders
+
+    share_folders()

@@ -1,0 +1,26 @@
+"""All that is done to torch, right after the script has imported it."""
+
+from __future__ import annotations
+
+from hvdkit.wrap import (
+    torch_begin,
+    torch_files,
+    torch_loaders,
+    torch_metrics,
+    torch_models,
+    torch_refusals,
+    torch_steps,
+    torch_weights,
+)
+
+
+def install() -> None:
+    """Stand before what a training uses."""
+    torch_refusals.watch()
+    torch_models.watch()
+    torch_begin.watch()
+    torch_loaders.watch()
+    torch_weights.install(torch_begin.begin)
+    torch_steps.average_plateaus()
+    torch_metrics.watch()
+    torch_files.watch()

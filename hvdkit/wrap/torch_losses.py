@@ -1,0 +1,94 @@
+"""Is a loss a mean or a sum over the rows of its batch? autograd's graph tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MEAN, SUM, FIXED = "mean", "sum", "fixed"
+
+#: What a scalar may go through after its reduction without ceasing to be that, times a constant.
+_LINEAR = ("Add", "Sub", "Mul", "Div", "Neg", "ToCopy", "Squeeze", "Unsqueeze", "View", "Reshape", "Clone", "Alias")
+#: What penalties on weights are made of; a term that depends on the batch has more in it.
+_PENALTY = ("Sum", "Pow", "Abs", "Mul", "Norm", "LinalgVectorNorm", "Sqrt", "Add", "Div", "View", "Stack", "torch")
+_MOST = 200  # nodes looked at
+
+
+def kinds_of(loss: Any, *, rows: int, whole: int) -> set[str]:
+    """The reductions that a loss is made of, out of MEAN and SUM, and FIXED for penalties on weights.
+
+    rows: of the batch on this rank. whole: on all ranks. They tell the divisor of a mean from a constant.
+    Empty if it cannot be told: something else than sums and products with constants stands after the reduction, or it
+    is of the script's own.
+    """
+    kinds: set[str] = set()
+    first = getattr(loss, "grad_fn", None)
+    todo: list[tuple[Any, tuple[Any, ...]]] = [(first, ())] if first is not None else []
+    looked = 0
+    while todo:
+        node, divisors = todo.pop()
+        looked += 1
+        kind = _kind(node)
+        if kind is not None:
+            if kind == SUM:
+                kind = _divided(node, divisors, rows, whole)
+                if kind is None:
+                    return set()
+            kinds.add(kind)
+            continue
+        inputs = [one for one, _ in node.next_functions if one is not None]
+        products = _is(node, ("Mul", "Div")) and len(inputs) > 1
+        if looked > _MOST or products or not _is(node, _LINEAR):
+            return set()
+        if _is(node, ("Div",)):
+            divisors = (*divisors, getattr(node, "_saved_other", None))
+        todo += [(one, divisors) for one in inputs]
+    return kinds
+
+
+def _divided(node: Any, divisors: tuple[Any, ...], rows: int, whole: int) -> str | None:
+    """MEAN where a sum is divided by the rows here, or by a multiple of them; SUM where by constants; None: unknown."""
+    numbers = [float(one) for one in divisors if isinstance(one, (int, float)) or getattr(one, "numel", int)() == 1]
+    if any(number and number % rows == 0 and number % whole for number in numbers):
+        return MEAN
+    return SUM if all(not number % whole for number in numbers) and len(numbers) == len(divisors) else None
+
+
+def leaves_out(loss: Any) -> bool:
+    """Is this a cross entropy with class weights, or with targets that are ignored?"""
+    node = loss.grad_fn
+    while node is not None and not hasattr(node, "_saved_total_weight"):
+        node = node.next_functions[0][0] if node.next_functions and _is(node, _LINEAR) else None
+    if node is None or node._saved_reduction != 1:
+        return False
+    return bool(float(node._saved_total_weight) != float(node._saved_target.numel()))
+
+
+def _is(node: Any, words: tuple[str, ...]) -> bool:
+    return any(node.name().startswith(word) for word in words)
+
+
+def _kind(node: Any) -> str | None:
+    """MEAN, SUM or FIXED, what does not depend on the batch; None for what is no reduction."""
+    reduction = getattr(node, "_saved_reduction", None)
+    if reduction in (1, 2):
+        return MEAN if reduction == 1 else SUM
+    if _is(node, ("Mean",)):
+        return MEAN
+    if _is_penalty(node):
+        return FIXED
+    if _is(node, ("Sum",)):
+        return SUM
+    return None
+
+
+def _is_penalty(node: Any) -> bool:
+    todo, looked = [node], 0
+    while todo:
+        one = todo.pop()
+        if one is None:
+            continue
+        looked += 1
+        if looked > _MOST or not _is(one, _PENALTY):
+            return False
+        todo += [other for other, _ in one.next_functions]
+    return True

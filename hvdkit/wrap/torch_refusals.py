@@ -1,0 +1,46 @@
+"""What a script for one process does not do: it is for several already, and --wrap would do it twice."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+import hvdkit.torch as hvd
+from hvdkit.startup.after_import import after_import
+from hvdkit.wrap.places import asked_by_hvdkit
+from hvdkit.wrap.refusal import refuse
+from hvdkit.wrap.session import active
+
+_CURE = "Start it with its own launcher, or let `hvdkit migrate` rewrite it for hvdkit."
+_OWN = "Start it with hvdrun without --wrap."
+
+
+def watch() -> None:
+    """Refuse these when they are used."""
+    several = "it starts torch.distributed, so it is for several ranks"
+    if torch.distributed.is_available():
+        _refuse(torch.distributed, "init_process_group", several, _CURE)
+    parallel = torch.nn.parallel.DistributedDataParallel
+    _refuse(parallel, "__init__", "DistributedDataParallel averages gradients too", _CURE)
+    _refuse(hvd, "init", "it calls hvd.init(), so it is written for hvdkit already", _OWN)
+    _refuse(hvd, "DistributedOptimizer", "it wraps its optimizer itself, so it is written for hvdkit already", _OWN)
+    after_import("torch.distributed.fsdp", _refuse_fsdp)
+
+
+def _refuse_fsdp(module: ModuleType) -> None:
+    _refuse(module.FullyShardedDataParallel, "__init__", "FullyShardedDataParallel averages gradients too", _CURE)
+
+
+def _refuse(owner: Any, name: str, what: str, cure: str) -> None:
+    plain: Callable[..., Any] = getattr(owner, name)
+
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        if active() and not asked_by_hvdkit() and sys.is_finalizing() is False:
+            raise refuse(what, cure)
+        return plain(*args, **kwargs)
+
+    setattr(owner, name, refusing)

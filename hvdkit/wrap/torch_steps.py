@@ -1,0 +1,108 @@
+"""What belongs to every step of a wrapped optimizer: its learning rate, its closure, and what would be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import hvdkit.torch as hvd
+from hvdkit.schedules import warmup_multiplier
+from hvdkit.wrap import torch_progress, torch_weights
+from hvdkit.wrap.refusal import refuse
+from hvdkit.wrap.session import active, current
+
+
+def watch(optimizer: Any) -> None:
+    """Be called before and after each step of this optimizer."""
+    optimizer.register_step_pre_hook(_before)
+    optimizer.register_step_post_hook(_after)
+    optimizer._hvdkit_passes = torch_weights.passes
+
+
+def average_plateaus() -> None:
+    """ReduceLROnPlateau sees the average over the ranks of what the script gives it, so that all do the same."""
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau
+    plain = scheduler.step
+
+    def step(self: Any, metrics: Any, *args: Any, **kwargs: Any) -> None:
+        if active() and hvd.is_initialized():
+            told = hvd.allgather_object(float(metrics), name="wrap.plateau")
+            metrics = sum(told) / len(told)
+        plain(self, metrics, *args, **kwargs)
+
+    scheduler.step = step  # type: ignore[method-assign]
+
+
+def _before(optimizer: Any, args: Any, kwargs: Any) -> Any:
+    if not active():
+        return None
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if closure is None:
+        _check_gradients(optimizer)
+    factor = rate_factor()
+    if factor != 1.0:
+        optimizer._hvdkit_rates = [group.get("lr") for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            if group.get("lr") is not None:
+                group["lr"] = group["lr"] * factor
+    if closure is None:
+        return None
+    kwargs = {name: one for name, one in kwargs.items() if name != "closure"}
+    return (args[0], _averaged(closure), *args[2:]), kwargs
+
+
+def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if not active():
+        return
+    for group, rate in zip(optimizer.param_groups, optimizer.__dict__.pop("_hvdkit_rates", ()), strict=False):
+        group["lr"] = rate
+    session = current()
+    if not session.report.shown:
+        if session.multiplies:
+            factor = f"{session.config.wrap_rate}, times {session.rate_factor:.4g} at each step"
+            warmup = f", after a warm-up of {session.config.wrap_warmup:g} epochs" if session.config.wrap_warmup else ""
+            session.report.say("learning rate", factor + warmup + "; the script's own numbers stay what they are")
+        else:
+            session.report.say("learning rate", "the script's, as all ranks together take its batches")
+        if not torch_progress.begun():
+            session.report.say("data", "not split: no batch of a DataLoader; every rank trains on the same rows")
+        session.report.show(here=session.first)
+
+
+def rate_factor() -> float:
+    """What the learning rate is to be multiplied with in this step."""
+    session = current()
+    if session.rate_factor == 1.0:
+        return 1.0
+    return session.rate_factor * warmup_multiplier(
+        torch_progress.epoch(), factor=session.rate_factor, warmup_epochs=session.config.wrap_warmup
+    )
+
+
+def _check_gradients(optimizer: Any) -> None:
+    """Gradients that no backward pass has made are this rank's alone."""
+    if optimizer._hvdkit_passes != torch_weights.passes or not torch_weights.is_split():
+        optimizer._hvdkit_passes = -1
+        return
+    if any(one.grad is not None for group in optimizer.param_groups for one in group["params"]):
+        raise refuse(
+            "this steps on gradients that no backward() has made (they are set by hand, of torch.autograd.grad, say), "
+            "and the ranks have different rows",
+            "Use loss.backward(), or run `hvdkit migrate` on the script and average them with hvd.allreduce.",
+        )
+
+
+def _averaged(closure: Callable[[], Any]) -> Callable[[], Any]:
+    """Line searches and stopping rules must see the same loss on all ranks."""
+
+    def evaluate() -> Any:
+        loss = closure()
+        if loss is None or not torch_weights.is_split():
+            return loss
+        weight = torch_weights.weight_of(loss) if isinstance(loss, torch.Tensor) and loss.grad_fn is not None else 1.0
+        number = torch.as_tensor(loss).detach() * weight
+        return hvd.allreduce(number, name="wrap.closure")
+
+    return evaluate

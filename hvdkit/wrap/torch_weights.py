@@ -1,0 +1,106 @@
+"""What the gradient of a loss weighs on this rank: exact averages over ranks that have unequal parts of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hvdkit.torch import autograd
+from hvdkit.wrap.refusal import refuse
+from hvdkit.wrap.session import active, current
+from hvdkit.wrap.shares import Share
+from hvdkit.wrap.torch_losses import SUM, kinds_of, leaves_out
+
+#: Of each loader that is being iterated for training, the share of the batch that it gave last.
+_shares: dict[int, Share] = {}
+#: Backward passes so far.
+passes = 0
+
+
+def give(loader: int, share: Share) -> None:
+    """A loader has given this part of a batch."""
+    _shares[loader] = share
+
+
+def drop(loader: int) -> None:
+    """A loader has no more batches, or is not iterated any more."""
+    _shares.pop(loader, None)
+
+
+def is_split() -> bool:
+    """Do the ranks work on different rows now?"""
+    return any(share.split for share in _shares.values())
+
+
+def weight_of(loss: Any) -> float:
+    """What the loss is to be multiplied with, so that its average over the ranks is that of the whole batch."""
+    if not is_split():
+        return 1.0
+    share = next(share for share in _shares.values() if share.split)
+    kinds = kinds_of(loss, rows=len(share.rows), whole=share.whole)
+    if SUM in kinds and len(kinds) > 1:
+        raise refuse(
+            "the loss adds a sum over the rows of a batch to a mean over them, or to a penalty on weights, and ranks "
+            "with a part of the rows cannot weigh both",
+            "Make the sum a mean (reduction='mean'), and the learning rate fit.",
+        )
+    weights = {share.sum_weight if kinds == {SUM} else share.mean_weight for share in _shares.values()}
+    if len(weights) > 1:
+        raise refuse(
+            "this loss is of batches from several DataLoaders, of which the ranks have unequal parts",
+            "Give them batch sizes that the number of ranks divides, and drop_last=True.",
+        )
+    _tell(loss, kinds)
+    return weights.pop()
+
+
+def weight_seen(loss: Any) -> float:
+    """The weight that the loss had in its backward pass, or would have."""
+    known: float | None = getattr(loss, "_hvdkit_weight", None)
+    return weight_of(loss) if known is None else known
+
+
+def _tell(loss: Any, kinds: set[str]) -> None:
+    if current().report.shown:
+        return
+    if not kinds:
+        current().report.say(
+            "loss", "taken for a mean over the rows of a batch; if it is not, this is not what one process does"
+        )
+    elif kinds == {SUM}:
+        current().report.say("loss", "a sum over the rows of a batch: gradients are added up over the ranks")
+    elif leaves_out(loss):
+        current().report.say(
+            "loss", "has class weights or ignored targets; ranks are averaged by rows all the same, not by these"
+        )
+
+
+def install(begin: Callable[[], None]) -> None:
+    """Weigh every backward pass. begin: is called before each."""
+    plain = torch.autograd.backward
+
+    def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        global passes
+        if active() and autograd.current_task() == autograd.NO_TASK:
+            begin()
+            passes += 1
+            grad_tensors = _weigh(tensors, grad_tensors)
+        plain(tensors, grad_tensors, *args, **kwargs)
+
+    torch.autograd.backward = backward
+
+
+def _weigh(tensors: Any, gradients: Any) -> Any:
+    losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    weights = [weight_of(one) for one in losses]
+    for one, weight in zip(losses, weights, strict=True):
+        one._hvdkit_weight = weight  # the graph that tells it is gone afterwards
+    if all(weight == 1.0 for weight in weights):
+        return gradients
+    given = [gradients] * len(losses) if gradients is None or isinstance(gradients, torch.Tensor) else list(gradients)
+    return [
+        torch.full_like(loss, weight) if one is None and loss.numel() == 1 else one if one is None else one * weight
+        for loss, one, weight in zip(losses, given, weights, strict=True)
+    ]

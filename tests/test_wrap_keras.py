@@ -1,0 +1,31 @@
+"""hvdrun --wrap with a Keras script: fit() on two ranks ends as in one process."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+from keras_ranks import PACKAGES
+from test_wrap import run
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(110)]
+
+
+@pytest.mark.parametrize("backend", ["tensorflow"])
+def test_fit_ends_on_two_ranks_as_in_one_process(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("keras", PACKAGES[backend]):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    alone, _ = run("wrap_keras_script.py", tmp_path / "alone")
+    wrapped, said = run("wrap_keras_script.py", tmp_path / "wrapped", ranks=2)
+    expected = [line.split() for line in alone.splitlines()]
+    found = [line.removeprefix("[0] ").split() for line in wrapped.splitlines()]
+    assert "[1]" not in wrapped
+    for one, other in zip(expected, found, strict=True):
+        numbers = [[float(word) for word in line if word != "True"] for line in (one, other)]
+        np.testing.assert_allclose(np.array(numbers[1]), np.array(numbers[0]), rtol=0, atol=5e-5)
+    assert said.count("hvdrun --wrap") == 1 and "wrap_keras_script.py:" in said, said

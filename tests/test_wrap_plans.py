@@ -1,0 +1,111 @@
+"""What --wrap decides, without ranks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdkit.errors import LaunchError
+from hvdkit.launch.cli import parse_arguments, plan_job
+from hvdkit.wrap.environment import plan_visible_gpu
+from hvdkit.wrap.randomness import go_own_way, put_states, read_states, seed_of
+from hvdkit.wrap.report import Report
+from hvdkit.wrap.shares import join_batches, joined_length, plan_share
+from hvdkit.wrap.torch_losses import FIXED, MEAN, SUM, kinds_of, leaves_out
+
+
+@given(st.integers(0, 50), st.integers(1, 7), st.none() | st.integers(1, 50))
+def test_the_shares_of_a_batch_weigh_as_the_whole_batch(count: int, size: int, nominal: int | None) -> None:
+    batch = [value * value for value in range(count)]
+    shares = [plan_share(batch, rank=rank, size=size, nominal=nominal) for rank in range(size)]
+    assert all(share.rows for share in shares) or not batch, "a mean over no rows is no number"
+    if shares[0].split:
+        assert [row for share in shares for row in share.rows] == batch
+    if batch:
+        means = [sum(share.rows) / len(share.rows) * share.mean_weight for share in shares]
+        assert sum(means) / size == pytest.approx(sum(batch) / count)
+        assert sum(sum(share.rows) * share.sum_weight for share in shares) / size == pytest.approx(sum(batch))
+
+
+def test_a_small_last_batch_leaves_no_rank_with_a_single_row() -> None:
+    assert not plan_share(range(3), rank=0, size=2, nominal=16).split
+    assert plan_share(range(4), rank=0, size=2, nominal=16).split
+    assert plan_share(range(2), rank=0, size=2, nominal=2).split, "a batch as large as the others is split"
+
+
+@given(st.lists(st.lists(st.integers(), max_size=4), max_size=9), st.integers(1, 4))
+def test_joined_batches_have_the_same_rows_in_the_same_order(batches: list[list[int]], count: int) -> None:
+    joined = list(join_batches(batches, count))
+    assert [row for batch in joined for row in batch] == [row for batch in batches for row in batch]
+    assert len(joined) == joined_length(len(batches), count)
+
+
+def test_the_reduction_of_a_loss_is_read_from_its_graph() -> None:
+    weight = torch.randn(3, 3, requires_grad=True)
+    output, labels = torch.randn(4, 3) @ weight, torch.tensor([0, 1, 2, 0])
+    penalty = 0.1 * weight.pow(2).sum() + weight.norm()
+    entropy = torch.nn.functional.cross_entropy
+    by_kind = {
+        MEAN: [
+            entropy(output, labels),
+            entropy(output, labels, label_smoothing=0.1),
+            entropy(output, labels) / 3 + penalty,
+            output.pow(2).mean() - 2 * output.abs().mean(),
+            output.sum() / 4,
+            torch.nn.functional.kl_div(output, output.detach(), reduction="batchmean"),
+        ],
+        SUM: [entropy(output, labels, reduction="sum"), output.pow(2).sum(), output.sum() / 8],
+        "": [output.pow(2).mean().sqrt(), output.max(), output.mean() * output.sum()],
+    }
+    for kind, losses in by_kind.items():
+        for loss in losses:
+            assert kinds_of(loss, rows=4, whole=8) - {FIXED} == ({kind} if kind else set()), loss.grad_fn
+    assert kinds_of(output.mean() + output.sum(), rows=4, whole=8) == {MEAN, SUM}
+    assert kinds_of(output.sum() + penalty, rows=4, whole=8) == {SUM, FIXED}
+    assert not leaves_out(entropy(output, labels) / 2)
+    assert leaves_out(entropy(output, labels, ignore_index=1) / 2)
+    assert leaves_out(entropy(output, labels, weight=torch.tensor([1.0, 2.0, 3.0])))
+
+
+def test_each_rank_sees_the_gpu_that_is_its_own() -> None:
+    assert plan_visible_gpu(None, 4, 1) == "1"
+    assert plan_visible_gpu("GPU-a,GPU-b", 8, 3) == "GPU-b"
+    for left_alone in [("2", 8, 1), ("", 8, 1), (None, 0, 1), (None, 1, 1), (None, 4, None)]:
+        assert plan_visible_gpu(*left_alone) is None
+
+
+def test_a_ranks_own_random_numbers_follow_from_rank_zeros_and_can_be_left_again() -> None:
+    before = read_states()
+    assert seed_of(before, 1) != seed_of(before, 2)
+    expected = (random.random(), torch.rand(1))
+    put_states(before)
+    go_own_way(seed_of(before, 1))
+    assert (random.random(), torch.rand(1)) != expected
+    put_states(before)
+    assert (random.random(), torch.rand(1)) == expected
+
+
+def test_the_table_is_shown_once_and_says_nothing_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report()
+    report.say("output", "quiet")
+    report.say("ranks", "two")
+    report.say("ranks", "two")
+    assert report.ordered() == [("ranks", "two"), ("output", "quiet")]
+    report.show(here=True)
+    report.show(here=True)
+    assert capsys.readouterr().err.count("two") == 1
+
+
+def test_flags_of_wrap_go_with_it() -> None:
+    environ = {"PATH": "/bin"}
+    job = plan_job(parse_arguments(["-np", "2", "--wrap", "--wrap-batch", "multiply", "true"]), environ)
+    assert job.variables["HVDKIT_WRAP"] == "1" and job.variables["HVDKIT_WRAP_BATCH"] == "multiply"
+    assert int(job.variables["HVDKIT_WRAP_SEED"]) >= 0
+    with pytest.raises(LaunchError, match="give --wrap as well"):
+        plan_job(parse_arguments(["-np", "2", "--wrap-batch", "multiply", "true"]), environ)
+    with pytest.raises(LaunchError, match="choose one"):
+        plan_job(parse_arguments(["-np", "2", "--wrap", "--alias-horovod", "true"]), environ)
