@@ -5,6 +5,8 @@ python migrated_scripts.py torch|keras RESULT SCRIPT...: each script leaves a `m
 
 from __future__ import annotations
 
+import faulthandler
+import gc
 import hashlib
 import importlib
 import json
@@ -28,14 +30,14 @@ def main(framework: str, result: str, *scripts: str) -> None:
     hvd = importlib.import_module(f"hvdkit.{framework}")
     told = {}
     for script in scripts:
+        faulthandler.dump_traceback_later(45, exit=True)  # a script that waits for ever says where
         left = runpy.run_path(script, run_name="__main__")
-        hvd.init()  # some scripts leave with hvd.shutdown()
-        weights = weights_of(left["model"])
+        weights, final = weights_of(left["model"]), left["final"]
         digest = hashlib.sha256(b"".join(np.ascontiguousarray(one).tobytes() for one in weights)).hexdigest()
-        told[Path(script).stem] = {
-            "weights": hvd.allgather_object(digest),
-            "final": hvd.allgather_object(left["final"]),
-        }
+        del left, weights
+        gc.collect()  # optimizers are dropped on all ranks at the same point, also those in cycles
+        hvd.init()  # some scripts leave with hvd.shutdown()
+        told[Path(script).stem] = {"weights": hvd.allgather_object(digest), "final": hvd.allgather_object(final)}
     if hvd.rank() == 0:
         Path(result).write_text(json.dumps(told))
 
