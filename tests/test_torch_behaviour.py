@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -551,6 +552,27 @@ def _joined_no_shutdown(body: Callable[..., Any], *args: Any) -> Any:
     torch.set_num_threads(1)
     hvd.init(fusion_bytes=128)
     return body(*args)
+
+
+def _begin_again_with_garbage() -> None:
+    torch.set_num_threads(1)
+    gc.disable()
+    for _ in range(2):
+        hvd.init()
+        model = _model(torch.float32)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+        model(_inputs(hvd.rank()).float()).square().mean().backward()
+        optimizer.step()
+        optimizer.itself = optimizer
+        del model, optimizer
+        if hvd.rank() == 1:
+            gc.collect()
+        hvd.shutdown()
+    gc.enable()
+
+
+def test_what_waits_to_be_collected_on_one_rank_does_not_hold_up_the_others() -> None:
+    run_ranks(2, _begin_again_with_garbage, fresh=True, timeout=40)
 
 
 def _compiled(whole: bool) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -248,6 +249,9 @@ def _close_all() -> None:
 
 
 def _enter_all() -> None:
+    # One that only waits to be collected would be counted on some ranks and not on others, which wait for it then.
+    if _reducers:
+        gc.collect()
     for reducer in sorted(_reducers, key=lambda one: one.number):
         reducer.enter()
 
