@@ -31,4 +31,4 @@ def watch() -> None:
         weighed = torch.tensor(value * torch_weights.weight_seen(self), dtype=torch.float64)
         return plain(hvd.allreduce(weighed, name="wrap.loss"))
 
-    torch.Tensor.item = item  # type: ignore[method-assign, assignment]
+    torch.Tensor.item = item  # type: ignore[method-assign]

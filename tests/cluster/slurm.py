@@ -70,6 +70,10 @@ if ! munge -n >/dev/null 2>&1; then
 fi
 [ $name != $head ] || [ -e "$folder/slurmctld.pid" ] || slurmctld -c
 [ -e "$folder/slurmd.$name.pid" ] || slurmd
+for _ in $(seq 100); do # it goes to the background before it listens
+    (exec 3<>/dev/tcp/$name/6818) 2>/dev/null && break
+    sleep 0.1
+done
 """
 
 # Each host has two GPUs, as Slurm sees it: devices that are there. It shares them out, and shows each task its own.
@@ -138,8 +142,13 @@ class Slurm:
 
     def ready(self) -> None:
         """Bring back the hosts on which Slurm is not running, or which it holds for down."""
-        if not self._all_idle():
+        if not (self._all_run() and self._all_idle()):
             self.up()
+
+    def _all_run(self) -> bool:
+        """Has each host its daemon? Slurm takes one that was halted for idle until it has been silent for long."""
+        hosts = self.lab.hosts.values()
+        return all(any(line.startswith("slurmd") for line in host.processes().values()) for host in hosts)
 
     def _all_idle(self) -> bool:
         states = self.run("sinfo", "--noheader", "--Node", "--partition=normal", "--format=%T").stdout.split()
