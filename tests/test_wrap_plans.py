@@ -69,6 +69,10 @@ def test_the_reduction_of_a_loss_is_read_from_its_graph() -> None:
     assert not leaves_out(entropy(output, labels) / 2)
     assert leaves_out(entropy(output, labels, ignore_index=1) / 2)
     assert leaves_out(entropy(output, labels, weight=torch.tensor([1.0, 2.0, 3.0])))
+    gone = entropy(output, labels, weight=torch.tensor([1.0, 2.0, 3.0])) / 2
+    gone.backward()
+    assert kinds_of(gone, rows=4, whole=8) == {MEAN}
+    assert not leaves_out(gone), "its graph is gone"
 
 
 def test_each_rank_sees_the_gpu_that_is_its_own() -> None:

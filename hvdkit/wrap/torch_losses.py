@@ -40,7 +40,7 @@ def kinds_of(loss: Any, *, rows: int, whole: int) -> set[str]:
         if looked > _MOST or products or not _is(node, _LINEAR):
             return set()
         if _is(node, ("Div",)):
-            divisors = (*divisors, getattr(node, "_saved_other", None))
+            divisors = (*divisors, _saved(node, "_saved_other"))
         todo += [(one, divisors) for one in inputs]
     return kinds
 
@@ -53,14 +53,27 @@ def _divided(node: Any, divisors: tuple[Any, ...], rows: int, whole: int) -> str
     return SUM if all(not number % whole for number in numbers) and len(numbers) == len(divisors) else None
 
 
+def _keeps_weights(node: Any) -> bool:
+    return "NllLoss" in str(node.name())
+
+
 def leaves_out(loss: Any) -> bool:
     """Is this a cross entropy with class weights, or with targets that are ignored?"""
     node = loss.grad_fn
-    while node is not None and not hasattr(node, "_saved_total_weight"):
+    while node is not None and not _keeps_weights(node):
         node = node.next_functions[0][0] if node.next_functions and _is(node, _LINEAR) else None
     if node is None or node._saved_reduction != 1:
         return False
-    return bool(float(node._saved_total_weight) != float(node._saved_target.numel()))
+    total, target = _saved(node, "_saved_total_weight"), _saved(node, "_saved_target")
+    return total is not None and target is not None and bool(float(total) != float(target.numel()))
+
+
+def _saved(node: Any, name: str) -> Any:
+    """What autograd keeps of an operation; None if it keeps no such thing, or did until the backward pass."""
+    try:
+        return getattr(node, name, None)
+    except RuntimeError:
+        return None
 
 
 def _is(node: Any, words: tuple[str, ...]) -> bool:
@@ -69,7 +82,7 @@ def _is(node: Any, words: tuple[str, ...]) -> bool:
 
 def _kind(node: Any) -> str | None:
     """MEAN, SUM or FIXED, what does not depend on the batch; None for what is no reduction."""
-    reduction = getattr(node, "_saved_reduction", None)
+    reduction = _saved(node, "_saved_reduction")
     if reduction in (1, 2):
         return MEAN if reduction == 1 else SUM
     if _is(node, ("Mean",)):

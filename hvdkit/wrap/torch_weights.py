@@ -96,7 +96,8 @@ def _weigh(tensors: Any, gradients: Any) -> Any:
     losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     weights = [weight_of(one) for one in losses]
     for one, weight in zip(losses, weights, strict=True):
-        one._hvdkit_weight = weight  # the graph that tells it is gone afterwards
+        if isinstance(one, torch.Tensor):
+            one._hvdkit_weight = weight  # type: ignore[attr-defined]  # the graph that tells it is gone afterwards
     if all(weight == 1.0 for weight in weights):
         return gradients
     given = [gradients] * len(losses) if gradients is None or isinstance(gradients, torch.Tensor) else list(gradients)
