@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 
 #: A skip is fine if its reason begins with one of these: what the machine that runs CI cannot have.
-ALLOWED = ("no GPU",)
+ALLOWED = ("no GPU", "no /dev/fuse")
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 

@@ -52,7 +52,7 @@ def missing_for_faults() -> str:
     if not libfaketime():
         return _say(["libfaketime.so.1"])
     if not os.access("/dev/fuse", os.W_OK):
-        return "the cluster tests need /dev/fuse. Run: modprobe fuse; in a container: docker run --privileged"
+        return "no /dev/fuse here. Run: modprobe fuse; in a container: docker run --privileged"
     return ""
 
 
