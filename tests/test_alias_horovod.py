@@ -275,6 +275,12 @@ assert model.evaluate_generator(flow, steps=2)[0] > 0 and model.predict_classes(
 model.save("model%d" % hvd.rank())
 again = hvd.load_model("model%d" % hvd.rank())
 assert np.allclose(again.predict(images, verbose=0), model.predict(images, verbose=0))
+again.compile("sgd", tfk.losses.CategoricalCrossentropy(reduction=tf.keras.losses.Reduction.AUTO), metrics=["mse"])
+assert keras.losses.Reduction.AUTO == "sum_over_batch_size" and again.evaluate(images, labels, verbose=0)[0] > 0
+again.compile("sgd", "mse")
+again.save("whole%d.h5" % hvd.rank())
+assert np.allclose(tfk.models.load_model("whole%d.h5" % hvd.rank()).predict(images, verbose=0),
+                   hvd.load_model("whole%d.h5" % hvd.rank()).predict(images, verbose=0))
 assert float(Adam(lr=1).lr) == 1.0 and type(Adam()) is keras.optimizers.Adam
 set_session(tf.Session())
 tf.compat.v1.keras.backend.set_session(tf.compat.v1.Session(config=tf.compat.v1.ConfigProto()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from hvdkit.aliasing.keras2 import backend, callbacks, data, learning_rate, models, optimizers, saving
+from hvdkit.aliasing.keras2 import backend, callbacks, data, learning_rate, losses, models, optimizers, saving
 from hvdkit.aliasing.keras2.modules import FINDER, add_old_layers, add_old_modules, parents
 from hvdkit.aliasing.keras2.roots import ROOTS
 from hvdkit.startup.after_import import after_import
@@ -21,6 +21,7 @@ def apply(keras: ModuleType) -> None:
     saving.apply(keras)
     callbacks.apply(keras)
     data.apply(keras)
+    losses.apply(keras)
     for root in ROOTS:
         after_import(f"{root}.backend", backend.apply)
         after_import(f"{root}.optimizers.legacy", optimizers.apply_to_legacy)

@@ -88,6 +88,8 @@ def _generator(name: str, method: str) -> Callable[..., Any]:
     def run(self: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
         warn_once(f"model.{name}() is {method}() in Keras 3, and taken as that.")
         given = dict(zip(_ORDER[name], args, strict=False))
+        if method != "fit" and "verbose" not in given:
+            kwargs.setdefault("verbose", 0)  # the generators' methods were silent
         return getattr(self, method)(generator, **given, **kwargs)
 
     run.__name__ = name
