@@ -352,8 +352,10 @@ def refused() -> None:
     """What cannot be is said at once."""
     with joined():
         wrapped, wrong = hvd.DistributedOptimizer("sgd"), cast(Any, int)
+        legacy = type("SGD", (), {"__module__": "tf_keras.src.optimizers.sgd"})()
         cases: list[tuple[Any, str]] = [
             (lambda: hvd.DistributedOptimizer(wrapped), "wrap it once"),
+            (lambda: hvd.DistributedOptimizer(legacy), "Unset TF_USE_LEGACY_KERAS"),
             (lambda: hvd.DistributedOptimizer("sgd", op=hvd.Max), "Average or hvd.Sum"),
             (lambda: hvd.DistributedOptimizer("sgd", op=hvd.Sum, gradient_predivide_factor=2.0), "Average only"),
             (lambda: hvd.DistributedOptimizer("sgd", backward_passes_per_step=0), "1 or more"),

@@ -108,6 +108,7 @@ def _wrap(
     scale_local: bool = True,
 ) -> Any:
     engine.runtime("DistributedOptimizer()")
+    _refuse_other_keras(optimizer)
     optimizer = keras.optimizers.get(optimizer)
     outer = optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else None
     inner = outer.inner_optimizer if outer is not None else optimizer
@@ -126,6 +127,17 @@ def _wrap(
     if inner.built and not inner.gradient_accumulation_steps:
         reduction.prepare(inner._trainable_variables)
     return optimizer
+
+
+def _refuse_other_keras(optimizer: Any) -> None:
+    """Raise TypeError for an optimizer of another Keras than the one that is imported."""
+    origin = type(optimizer).__module__.partition(".")[0]
+    if origin == "tf_keras" or (origin == "tensorflow" and hasattr(optimizer, "apply_gradients")):
+        raise TypeError(
+            f"The optimizer is a {type(optimizer).__module__}.{type(optimizer).__name__}, of Keras 2; hvdkit.keras "
+            f"takes those of Keras 3 ({keras.__version__} here). Unset TF_USE_LEGACY_KERAS, so that tf.keras is Keras 3, and "
+            f"see `hvdrun --alias-horovod` for what a script of Keras 2 may keep."
+        )
 
 
 def _set_passes(optimizer: Any, passes: int) -> None:
