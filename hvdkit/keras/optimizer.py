@@ -135,7 +135,7 @@ def _refuse_other_keras(optimizer: Any) -> None:
     if origin == "tf_keras" or (origin == "tensorflow" and hasattr(optimizer, "apply_gradients")):
         raise TypeError(
             f"The optimizer is a {type(optimizer).__module__}.{type(optimizer).__name__}, of Keras 2; hvdkit.keras "
-            f"takes those of Keras 3 ({keras.__version__} here). Unset TF_USE_LEGACY_KERAS, so that tf.keras is Keras 3, and "
+            f"takes those of Keras 3 ({keras.__version__} here). Unset TF_USE_LEGACY_KERAS, and tf.keras is Keras 3; "
             f"see `hvdrun --alias-horovod` for what a script of Keras 2 may keep."
         )
 
