@@ -23,7 +23,7 @@ FLAGS = {
     "-v", "-hostfile", "--launcher", "--jsrun", "-p", "--ssh-port", "-i", "--ssh-identity-file",
     "--mpi-args", "--binding-args", "--tcp", "--config-file",
     "--network-interfaces", "--network-interface", "--start-timeout",
-    "--alias-horovod",
+    "--alias-horovod", "--wrap",
 }  # fmt: skip
 
 
