@@ -74,8 +74,8 @@ def _wire(compression: Any) -> Wire:
     try:
         return wire_of(compression)
     except TypeError:
-        codings = ", ".join(repr(kind()) for kind in CODINGS)
-        hint = f"use hvd.Compression's none, fp16 or bf16, or one of its {codings}"
+        ways = ["none", "fp16", "bf16", *(repr(kind()) for kind in CODINGS)]
+        hint = "use " + ", ".join(f"hvd.Compression.{way}" for way in ways)
         raise TypeError(_refuse(compression, hint)) from None
 
 
