@@ -144,6 +144,36 @@ def test_a_rank_that_has_left_is_told_from_a_dead_one(wait: Wait, tmp_path: Path
         assert f"while rank {rank} still waits for it" in message and seconds < NOTICED_S
 
 
+def look_when_two_have_died(group: PipeTransport, directory: str) -> str:
+    """Rank 1 is killed, rank 0 is told and ends for that, and rank 2 looks when both are gone."""
+    transport = open_shared(group, directory)
+    said = Path(directory) / "told"
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if group.rank == 0:
+        with pytest.raises(RankLostError, match="Rank 1"):
+            _look_until_told(transport)
+        said.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not said.exists():
+        time.sleep(0.01)
+    time.sleep(0.2)
+    with pytest.raises(RankLostError) as told:
+        _look_until_told(transport)
+    return str(told.value)
+
+
+def _look_until_told(transport: SharedMemoryTransport) -> None:
+    while True:
+        transport.check()
+        time.sleep(0.01)
+
+
+@pytest.mark.ranks
+def test_of_two_dead_ranks_the_one_that_died_first_is_named(tmp_path: Path) -> None:
+    assert "Rank 1 on host here has died" in run_piped(3, look_when_two_have_died, str(tmp_path))[2]
+
+
 def fork_while_others_wait(group: PipeTransport, directory: str) -> float:
     transport = open_shared(group, directory)
     buckets = transport.open_buckets([BucketSpec("float32", 1)])

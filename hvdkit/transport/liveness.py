@@ -14,7 +14,8 @@ from hvdkit.transport.gone import describe_death, describe_leaving
 from hvdkit.transport.segment import open_segment
 from hvdkit.transport.small import gather_ints
 
-_RUNNING, _LEFT = 0, 1
+#: Of a rank: it runs, it has shut hvdkit down, it knows of a rank that has died and may end for that.
+_RUNNING, _LEFT, _TOLD = 0, 1, 2
 
 
 class Liveness:
@@ -34,22 +35,38 @@ class Liveness:
         group.barrier()
 
     def check(self) -> None:
-        """Raise RankLostError if a rank of this host has ended or has shut hvdkit down."""
-        left = []
+        """Raise RankLostError if a rank of this host has ended or has shut hvdkit down.
+
+        Of several it names one that nobody's loss made end: ranks that were told of one may be gone by now as well.
+        """
+        left, told = [], []
         for peer, rank in enumerate(self._ranks):
             if peer == self._rank:
                 continue
-            if self._states.memory[64 * peer] == _LEFT:
+            state = self._states.memory[64 * peer]
+            if state == _LEFT:
                 left.append(rank)
-                continue
-            try:
-                fcntl.lockf(self._locks.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, peer)
-            except OSError:
-                continue
-            fcntl.lockf(self._locks.descriptor, fcntl.LOCK_UN, 1, peer)
-            raise RankLostError(describe_death(rank, self._host))
+            elif self._is_gone(peer):
+                if state != _TOLD:
+                    raise self._lost(rank)
+                told.append(rank)
+        if told:
+            raise self._lost(told[0])
         if left:  # told after a death, which may be why they left
             raise RankLostError(describe_leaving(left[0], self._host, self._ranks[self._rank]))
+
+    def _is_gone(self, peer: int) -> bool:
+        try:
+            fcntl.lockf(self._locks.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, peer)
+        except OSError:
+            return False
+        fcntl.lockf(self._locks.descriptor, fcntl.LOCK_UN, 1, peer)
+        return True
+
+    def _lost(self, rank: int) -> RankLostError:
+        if self._states.memory[64 * self._rank] == _RUNNING:
+            self._states.memory[64 * self._rank] = _TOLD
+        return RankLostError(describe_death(rank, self._host))
 
     def leave(self) -> None:
         """Tell those who wait for this rank, now or later, that it will not come."""
