@@ -122,7 +122,7 @@ def test_horovod_is_shadowed_only_when_asked(tmp_path: Path) -> None:
 
 
 def test_a_function_is_sent_with_hvdruns_flags() -> None:
-    assert plan_flags({"hosts": "a:1", "start_timeout": 30, "verbose": None}) == ["-H", "a:1", "--start-timeout=30"]
+    assert plan_flags({"hosts": "a:1", "start_timeout": 30, "verbose": None}) == ["--hosts=a:1", "--start-timeout=30"]
     assert plan_flags({"network_interfaces": ["ib0", "ib1"]}) == ["--network-interfaces=ib0,ib1"]
     with pytest.raises(LaunchError, match="horovodrun"):
         plan_flags({"min_np": 1})

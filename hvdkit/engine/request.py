@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvdkit.engine.compression import Policy, Wire, wire_of, wire_of_gradients
+from hvdkit.engine.compression import Policy, Wire, wire_of_gradients
 from hvdkit.engine.reduce_op import Average, Sum
-
-__all__ = ["ReduceOptions", "Wire", "gradient_options", "wire_of"]
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ import keras
 import numpy as np
 
 from hvdkit.engine import runtime as engine
+from hvdkit.engine.compression import wire_of
 from hvdkit.engine.execution import Operation
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
-from hvdkit.engine.request import wire_of
 from hvdkit.engine.submit import Options, do, find_group, reduce_options, root_options
 from hvdkit.keras.backends import settle
 from hvdkit.keras.compression import Compression, Compressor

@@ -18,7 +18,7 @@ FUNCTION = "function.pickle"
 
 _ELASTIC = "min_num_proc max_num_proc slots reset_limit cooldown_range host_discovery_script min_np max_np".split()
 _FLAGS = {
-    "hosts": "-H",
+    "hosts": "--hosts",
     "hostfile": "--hostfile",
     "start_timeout": "--start-timeout",
     "ssh_port": "--ssh-port",
@@ -47,8 +47,8 @@ def run(
     """Call func(*args, **kwargs) on every rank of a new job and return what each rank returned, by rank.
 
     func and what it returns are pickled with cloudpickle, so a function of the script itself will do.
-    num_proc, np: ranks. hosts, hostfile: as for hvdrun; () for this machine. Function and results travel in a folder
-    that is made here in TMPDIR, or, for several hosts, in the working directory, which all of them have to see.
+    num_proc, np: ranks. hosts, hostfile: as for hvdrun; neither for this machine. Function and results travel in a
+    folder that is made here in TMPDIR, or, for several hosts, in the working directory, which all of them have to see.
     executable: the Python of the ranks. options: start_timeout, ssh_port, ssh_identity_file, output_filename, mpi_args,
     network_interfaces, as Horovod's. use_gloo, use_mpi: accepted, how ranks talk is hvdkit's choice.
     Raises LaunchError for what cannot be started, HorovodInternalError if the job fails.
@@ -87,10 +87,8 @@ def plan_flags(options: Mapping[str, Any]) -> list[str]:
     unknown = [name for name in given if name not in _FLAGS]
     if unknown:
         raise LaunchError(f"run({unknown[0]}=...): there is no such option. It takes {', '.join(sorted(_FLAGS))}.")
-    flags = [f"{_FLAGS[name]}={value}" if _FLAGS[name].startswith("--") else "" for name, value in given.items()]
-    short = [word for name, value in given.items() if name == "hosts" for word in ("-H", str(value))]
     alias = ["--alias-horovod"] if "hvdkit.alias_horovod" in sys.modules else []
-    return [*short, *(flag for flag in flags if flag), *alias]
+    return [*(f"{_FLAGS[name]}={value}" for name, value in given.items()), *alias]
 
 
 def _cloudpickle() -> Any:

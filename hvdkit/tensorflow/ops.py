@@ -21,10 +21,10 @@ import numpy as np
 import tensorflow as tf
 
 from hvdkit.engine import runtime as engine
+from hvdkit.engine.compression import wire_of
 from hvdkit.engine.joining import join_all
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
-from hvdkit.engine.request import wire_of
 from hvdkit.engine.submit import find_group
 from hvdkit.tensorflow import collectives
 from hvdkit.tensorflow import differentiable as autograd

@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from hvdkit.engine import runtime as engine
-from hvdkit.engine.compression import Coded
+from hvdkit.engine.compression import Coded, wire_of
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
-from hvdkit.engine.request import ReduceOptions, gradient_options, wire_of
+from hvdkit.engine.request import ReduceOptions, gradient_options
 from hvdkit.tensorflow.compression import Compression, Compressor
 from hvdkit.tensorflow.ops import grouped_allreduce
 from hvdkit.tensorflow.reducer import GradientReducer

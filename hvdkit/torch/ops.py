@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from hvdkit.engine import runtime as engine
+from hvdkit.engine.compression import wire_of
 from hvdkit.engine.joining import join_all
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
-from hvdkit.engine.request import wire_of
 from hvdkit.engine.submit import find_group
 from hvdkit.torch import differentiable as autograd
 from hvdkit.torch.compression import Compression, Compressor

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from hvdkit.engine import runtime as engine
-from hvdkit.engine.compression import Coded
+from hvdkit.engine.compression import Coded, wire_of
 from hvdkit.engine.planned import Statistics
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
-from hvdkit.engine.request import gradient_options, wire_of
+from hvdkit.engine.request import gradient_options
 from hvdkit.torch.adasum_steps import AdasumSteps, adasum_attributes
 from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.groups import number_groups

@@ -229,7 +229,8 @@ class Lab:
             for pid in set(host.processes()) - host.settled:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            for path in Path(f"/proc/{host.pid}/root/dev/shm").iterdir():  # those that were killed could not clear up
+            memory = Path("/proc", str(host.pid), "root", "dev", "shm")  # the host's own, seen from here
+            for path in memory.iterdir():  # those that were killed could not clear up
                 with contextlib.suppress(OSError):
                     path.unlink()
         return left

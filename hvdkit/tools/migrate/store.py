@@ -6,6 +6,7 @@ import io
 import os
 import tempfile
 import tokenize
+from contextlib import ExitStack
 from pathlib import Path
 
 from hvdkit.errors import MigrateError
@@ -29,16 +30,15 @@ def write_script(path: str, text: str, encoding: str) -> None:
     """Replace a script by a new text in one step, with the mode it has. Raises MigrateError if it cannot be written."""
     target = Path(path).resolve()  # of a link, the file behind it
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
+        with ExitStack() as unfinished:
+            handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+            unfinished.callback(os.unlink, name)
             with os.fdopen(handle, "wb") as file:
                 file.write(text.encode(encoding))
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(name, target.stat().st_mode & 0o7777)
             os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
+            unfinished.pop_all()
     except OSError as error:
         raise MigrateError(f"{path}: cannot be written: {error.strerror}. The script is as it was.") from None
