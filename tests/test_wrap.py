@@ -80,3 +80,12 @@ def test_what_cannot_be_made_right_is_refused_with_its_line() -> None:
     for line, word in zip(lines, words, strict=False):
         assert word in line and "wrap_refused.py:" in line, told
     assert lines[len(words) :] == ["[0] child False", "[0] environment 0"], told
+
+
+def test_a_multiplied_batch_is_warmed_up_and_the_script_sees_its_own_rate() -> None:
+    options = ("--wrap", "--wrap-batch", "multiply", "--wrap-warmup", "2")
+    said, _ = run("wrap_rates_script.py", ranks=2, options=options)
+    steps, rate = said.replace("[0] ", "").splitlines()
+    expected = [0.1 * min(1 + step / 16, 2) for step in range(24)]  # 8 steps an epoch, from 0.1 to 0.2 in two of them
+    assert [float(step) for step in steps.split()] == pytest.approx(expected, abs=2e-5)
+    assert rate == "0.1"

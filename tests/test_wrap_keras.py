@@ -13,13 +13,17 @@ from test_wrap import run
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(110)]
 
 
-@pytest.mark.parametrize("backend", ["tensorflow"])
-def test_fit_ends_on_two_ranks_as_in_one_process(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def _use(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("keras", PACKAGES[backend]):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     monkeypatch.setenv("KERAS_BACKEND", backend)
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+@pytest.mark.parametrize("backend", ["tensorflow"])
+def test_fit_ends_on_two_ranks_as_in_one_process(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _use(backend, monkeypatch)
     alone, _ = run("wrap_keras_script.py", tmp_path / "alone")
     wrapped, said = run("wrap_keras_script.py", tmp_path / "wrapped", ranks=2)
     expected = [line.split() for line in alone.splitlines()]
@@ -29,3 +33,18 @@ def test_fit_ends_on_two_ranks_as_in_one_process(tmp_path: Path, backend: str, m
         numbers = [[float(word) for word in line if word != "True"] for line in (one, other)]
         np.testing.assert_allclose(np.array(numbers[1]), np.array(numbers[0]), rtol=0, atol=5e-5)
     assert said.count("hvdrun --wrap") == 1 and "wrap_keras_script.py:" in said, said
+
+
+def test_a_multiplied_batch_is_warmed_up_once_and_what_cannot_be_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _use("tensorflow", monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    said, _ = run("wrap_keras_rates_script.py", ranks=2, options=("--wrap", "--wrap-batch", "multiply"))
+    steps, *refused = said.replace("[0] ", "").splitlines()
+    # 8 steps an epoch; Horovod's warm-up counts a batch when it is done
+    expected = [0.1 * min(1 + (step + 1) / 8, 2) for step in range(24)]
+    assert [float(step) for step in steps.split()] == pytest.approx(expected, abs=2e-5)
+    words = ["is given a generator", "BackupAndRestore", "reduction='sum'", "learning rate is a schedule"]
+    for line, word in zip(refused, words, strict=True):
+        assert line.startswith("refused:") and word in line and "wrap_keras_rates_script.py:" in line, said

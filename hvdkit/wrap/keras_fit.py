@@ -91,7 +91,8 @@ def _callbacks(model: Any, given: Any) -> list[Any]:
         for one in mine:
             if isinstance(one, kinds.LearningRateScheduler) and not hasattr(one, "_hvdkit_factor"):
                 one.schedule, one._hvdkit_factor = _scaled(one.schedule, session.rate_factor), session.rate_factor
-        if session.config.wrap_warmup:
+        if session.config.wrap_warmup and not model.optimizer.__dict__.get("_hvdkit_warm"):  # in its first fit()
+            model.optimizer.__dict__["_hvdkit_warm"] = True
             rate = float(model.optimizer.learning_rate)
             epochs: Any = session.config.wrap_warmup
             made.append(hvd.callbacks.LearningRateWarmupCallback(rate, warmup_epochs=epochs))
