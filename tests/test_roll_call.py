@@ -37,7 +37,7 @@ class _Ranks:
             if number >= 0:
                 numbers.append(number)
             else:
-                self.coordinator.announce(rank, name, asked, 0.0)
+                self.coordinator.announce(1 << rank, name, asked, 0.0)
         if numbers:
             self.by_number += len(numbers)
             self.coordinator.announce_many(rank, np.array(numbers, np.int32), 0.0)
@@ -74,11 +74,11 @@ def _play(ranks: _Ranks, seed: int) -> list[list[str]]:
                 if odd in part:
                     ranks.announce(rank, [odd], _OTHER if rank == dice.randrange(ranks.size) else _ASKED)
             if rank == gone:
-                ranks.coordinator.join(rank)
+                ranks.coordinator.join(1 << rank)
         if gone >= 0:
             for rank in range(ranks.size):
                 if rank != gone:
-                    ranks.coordinator.join(rank)
+                    ranks.coordinator.join(1 << rank)
         heard.append(ranks.hear())
         heard.append(sorted(f"{one.name} {one.present}" for one in ranks.coordinator.waiting(turn)))
     ranks.coordinator.leave(0, "rank 0 has gone")
@@ -136,7 +136,7 @@ def test_all_that_wait_are_ready_when_the_last_one_joins() -> None:
             ranks.announce(rank, ["a"])
         ranks.hear()
     ranks.announce(0, ["a"])
-    ranks.coordinator.join(1)
+    ranks.coordinator.join(1 << 1)
     assert ranks.hear() == ["ready a (1,)"]
-    ranks.coordinator.join(0)
+    ranks.coordinator.join(1 << 0)
     assert isinstance(ranks.coordinator.take_answers()[0], AllJoined)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from hvdkit.engine.buckets import plan_digest
 from hvdkit.errors import PlanMismatchError
-from hvdkit.transport.base import Transport
+from hvdkit.transport.base import Transport, as_buffer
 from hvdkit.transport.small import gather_bytes
 
 _SHOWN = 6  # differing lines
@@ -15,8 +17,11 @@ def check_agreement(transport: Transport, description: str) -> None:
 
     Raises PlanMismatchError on every rank, with both sides of each difference and the ranks that hold them.
     """
-    digests = gather_bytes(transport, plan_digest(description))
-    if all(digest == digests[0] for digest in digests):
+    digest = np.frombuffer(plan_digest(description), np.int64)
+    # The smallest and, in the complement, the largest: as many bytes from each rank however many there are.
+    ends = as_buffer(np.concatenate([digest, ~digest]))
+    transport.allreduce(ends, "min")
+    if (ends.array[: digest.size] == ~ends.array[digest.size :]).all():
         return
     raise PlanMismatchError(explain_mismatch([text.decode() for text in gather_bytes(transport, description.encode())]))
 

@@ -1,8 +1,8 @@
 """The ad hoc path: operations under a name, submitted from any thread in any order, done when all ranks have them.
 
-Rank 0 of the group is told what every rank has, and tells all of them what is ready (negotiation.py). Whoever waits for
-a result drives that; a thread does where nobody waits. So a rank that computes still takes part, and a rank that waits
-does so without a detour through a thread.
+Rank 0 of the group learns what every rank has, and lets all of them know what is ready (negotiator.py). Whoever waits
+for a result drives that; a thread does where nobody waits. So a rank that computes still takes part, and a rank that
+waits does so without a detour through a thread.
 
 Small operations that every rank waits for at once need none of that on a fast lane (fast_lane.py).
 """
@@ -10,26 +10,21 @@ Small operations that every rank waits for at once need none of that on a fast l
 from __future__ import annotations
 
 import os
-import pickle
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
-
-import numpy as np
 
 from hvdkit.config import Config
 from hvdkit.engine.announcement import Announcement, Ready
+from hvdkit.engine.collecting import JOINING, WITHDRAWING
 from hvdkit.engine.execution import Action, Operation, execute
 from hvdkit.engine.fast_lane import FastLane
 from hvdkit.engine.joining import Joining
-from hvdkit.engine.negotiation import JOIN, AllJoined, Answer, Coordinator, Failed, Many
-from hvdkit.engine.outbox import Item, Outbox
-from hvdkit.engine.roll_call import Directory
-from hvdkit.engine.stall import Stalls, main_thread_stack
+from hvdkit.engine.negotiation import JOIN, AllJoined, Answer, Failed, Many
+from hvdkit.engine.negotiator import Negotiator
+from hvdkit.engine.stall import Stalls
 from hvdkit.engine.timeline import Timeline
-from hvdkit.engine.vocabulary import Heard, Said
+from hvdkit.engine.tree import FANOUT
 from hvdkit.errors import DuplicateNameError, HorovodInternalError
 from hvdkit.transport.base import Buffer, Transport
 from hvdkit.transport.waiting import Waiting
@@ -52,20 +47,23 @@ class NamedEngine:
         self.transport = transport
         self._limit_bytes = config.fusion_bytes
         self._hosts, self._ranks, self.timeline = hosts, ranks, timeline
-        self._mail = transport.open_mailbox()
-        self._coordinator = Coordinator(transport.size, self.who) if transport.rank == 0 else None
-        self._stalls = Stalls(config, self.who)
+        mail, lane = transport.open_mailbox(), transport.open_lane()
+        self._talks = Negotiator(
+            mail,
+            transport.rank,
+            transport.size,
+            who=self.who,
+            listener=self,
+            stalls=Stalls(config, self.who),
+            fanout=FANOUT if lane is None else transport.size,  # a lane's positions are compared in one place
+        )
         #: After so many seconds a wait that is no operation is told to the others.
         self.notice_s = min([1.0, *(each / 4 for each in (config.stall_check_s, config.stall_shutdown_s) if each > 0)])
-        self._lane = FastLane(self, transport.open_lane())
+        self._lane = FastLane(self, lane)
         self._operations: dict[str, Operation] = {}
-        self._directory = Directory()
-        self._outbox = Outbox(self._directory)
+        self._outbox = self._talks.outbox
         self._join: Operation | None = None
         self.joining = Joining()
-        self._asked: list[Heard[Announcement]] = [Heard() for _ in range(transport.size)]
-        self._telling: Said[tuple[Any, ...]] = Said()
-        self._told: Heard[tuple[Any, ...]] = Heard()
         self._failure: str | None = None
         self._submitting = threading.Lock()
         self._driving = threading.RLock()
@@ -136,7 +134,7 @@ class NamedEngine:
         self.timeline.begin(operation.name, f"NEGOTIATE_{operation.asked.kind.upper()}")
 
     def announce(self, operation: Operation, lane: int = 0) -> None:
-        """Let rank 0 know of an operation, with the next message. lane: the position after that of the fast lane."""
+        """Announce an operation with the next message. lane: the position after that of the fast lane."""
         self._outbox.add(operation.name, operation.asked, lane)
 
     def span_of(self, operation: Operation) -> AbstractContextManager[None]:
@@ -146,7 +144,7 @@ class NamedEngine:
 
     def join(self) -> Operation:
         """Begin to take part in the others' operations, and plans, with zeros until all ranks have joined."""
-        operation = Operation(JOIN, Announcement("join", ()), ())
+        operation = Operation(JOIN, JOINING, ())
         with self._submitting:
             if self._failure is not None:
                 raise HorovodInternalError(self._failure)
@@ -160,15 +158,14 @@ class NamedEngine:
         """Take back an operation without buffers, if it is still under way."""
         with self._submitting:
             if self._operations.pop(name, None) is not None:
-                self._outbox.add(name, Announcement("withdraw", ()))
+                self._outbox.add(name, WITHDRAWING)
         self.timeline.end(name)
 
     def take_back(self, operation: Operation) -> None:
         """Take the announcement of an operation back that has been done another way; wait() until that is known."""
         with self._driving:
-            self._post()
             operation.withdrawn = True
-            self._mail.send(0, pickle.dumps(("withdraw", operation.name)))
+            self._talks.take_back(operation.name, self._lane.met)
 
     def wait(self, operation: Operation) -> None:
         """Return when the operation is done; raises what it failed with."""
@@ -183,99 +180,27 @@ class NamedEngine:
     def drive(self) -> bool:
         """Send, receive and do what can be done now; True if anything moved."""
         with self._driving:
-            moved = self._post()
-            for rank, message in self._mail.receive():
-                moved = True
-                self._receive(rank, *pickle.loads(message))
-            if self._coordinator is not None:
-                self._stalls.look(self._coordinator, self._ask)
-                answers = self._coordinator.take_answers()
-                if answers:
-                    moved = True
-                    self._tell(answers)
+            moved = self._talks.turn(self._lane.met)
             if self._join is not None:
                 moved = self._help() or moved
             return moved
 
-    def _post(self) -> bool:
-        if not self._outbox:
-            return False
-        self._mail.send(0, self._outbox.pack(self._lane.met))
-        return True
-
-    def _receive(self, rank: int, what: str, content: Any) -> None:
-        if what == "announce":
-            self._announced(rank, *content)
-        elif what == "answer":
-            self._answered(content)
-        elif what == "withdraw":
-            assert self._coordinator is not None
-            answers = self._coordinator.take_answers()
-            if answers:
-                self._tell(answers)  # before the word that no answer will come
-            self._coordinator.withdraw(rank, content)
-            self._mail.send(rank, pickle.dumps(("withdrawn", content)))
-        elif what == "withdrawn":
-            self._withdrawn(content)
-        elif what == "leave":
-            assert self._coordinator is not None
-            self._coordinator.leave(rank, content)
-        elif what == "stack?":
-            self._mail.send(rank, pickle.dumps(("stack", main_thread_stack())))
-        elif what == "stack":
-            self._stalls.hear(rank, content)
-        elif what == "closed":
-            self._fail(content)
-
-    def _announced(self, rank: int, met: int, numbers: bytes, items: list[Item]) -> None:
-        assert self._coordinator is not None
-        self._coordinator.met_before(met)
-        now = time.monotonic()
-        if numbers:
-            self._coordinator.announce_many(rank, np.frombuffer(numbers, np.int32), now)
-        for name, number, said, lane in items:
-            asked = self._asked[rank].hear(number, said)
-            if asked.kind == "join":
-                self._coordinator.join(rank)
-            elif asked.kind == "withdraw":
-                self._coordinator.withdraw(rank, name)
-            else:
-                self._coordinator.announce(rank, name, asked, now, lane)
-
-    def _ask(self, rank: int) -> None:
-        self._mail.send(rank, pickle.dumps(("stack?", None)))
-
-    def _tell(self, answers: Sequence[Answer]) -> None:
-        """Let every rank know, this one last, so that nobody waits for what it does."""
-        items = [
-            (answer.name, *self._telling.say((answer.asked, answer.rows, answer.joined)), answer.lane, answer.number)
-            if isinstance(answer, Ready)
-            else answer
-            for answer in answers
-        ]
-        message = pickle.dumps(("answer", items), pickle.HIGHEST_PROTOCOL)
-        for rank in range(self.transport.size - 1, -1, -1):
-            self._mail.send(rank, message)
-
-    def _answered(self, items: list[Any]) -> None:
+    def answered(self, answers: Sequence[Answer]) -> None:
+        """See Listener.answered."""
         work: list[tuple[Ready, Operation]] = []
-        for item in items:
-            if isinstance(item, Failed):
-                self.finish(item.name, HorovodInternalError(item.why))
-            elif isinstance(item, AllJoined):
+        for answer in answers:
+            if isinstance(answer, Failed):
+                self.finish(answer.name, HorovodInternalError(answer.why))
+            elif isinstance(answer, AllJoined):
                 self._do(work)
                 work = []
-                self._joined(item.last)
-            elif isinstance(item, Many):
+                self._joined(answer.last)
+            elif isinstance(answer, Many):
                 self._lane.heard(0, some_joined=False)
-                work += [self._part_of(self._directory[number]) for number in item.numbers.tolist()]
+                work += [self._part_of(self._talks.directory[number]) for number in answer.numbers.tolist()]
             else:
-                name, said, thing, lane, number = item
-                ready = Ready(name, *self._told.hear(said, thing))
-                if number >= 0:
-                    self._directory.add(ready)
-                self._lane.heard(lane, some_joined=bool(ready.joined))
-                work.append(self._part_of(ready))
+                self._lane.heard(answer.lane, some_joined=bool(answer.joined))
+                work.append(self._part_of(answer))
         self._do(work)
 
     def _part_of(self, ready: Ready) -> tuple[Ready, Operation]:
@@ -295,7 +220,7 @@ class NamedEngine:
         except Exception as error:
             failure = error if isinstance(error, HorovodInternalError) else HorovodInternalError(str(error))
             self._finish_all(work, failure)
-            self._fail(str(failure))
+            self.failed(str(failure))
             if failure is error:
                 raise
             raise failure from error
@@ -323,7 +248,8 @@ class NamedEngine:
                 operation.error = error or operation.error
                 operation.done = True
 
-    def _withdrawn(self, name: str) -> None:
+    def withdrawn(self, name: str) -> None:
+        """See Listener.withdrawn."""
         self.timeline.end(name)
         with self._submitting:
             operation = self._operations.pop(name, None)
@@ -342,7 +268,7 @@ class NamedEngine:
             self.finish(JOIN)
         return moved
 
-    def _fail(self, why: str) -> None:
+    def failed(self, why: str) -> None:
         """Nothing can be done any more: tell all who wait, and who will come."""
         with self._submitting:
             self._failure = why
@@ -377,14 +303,8 @@ class NamedEngine:
     def leave(self, why: str) -> None:
         """Tell the others that this rank takes no further part; not collective. why: follows its name."""
         self._closing = True
-        why = f"{self.who(self.transport.rank)} {why}"
-        if self.transport.size == 1 or os.getpid() != self._process:
-            return
-        if self._coordinator is None:
-            self._mail.send(0, pickle.dumps(("leave", why)))
-        else:
-            for rank in range(1, self.transport.size):
-                self._mail.send(rank, pickle.dumps(("closed", why)))
+        if self.transport.size > 1 and os.getpid() == self._process:
+            self._talks.leave(f"{self.who(self.transport.rank)} {why}")
 
     def close(self) -> None:
         """Free what is the engine's, the transport too; collective."""
@@ -393,6 +313,6 @@ class NamedEngine:
         self._awake.set()
         if self._thread is not None:
             self._thread.join()
-        self._mail.close()
+        self._talks.close()
         self._lane.close()
         self.transport.close()

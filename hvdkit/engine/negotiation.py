@@ -2,6 +2,8 @@
 
 Ranks announce operations by name, in any order. An operation is ready when every rank that has not joined has announced
 it; what the announcements disagree about makes it fail on every rank instead. Answers come in one order for all ranks.
+
+Ranks that announce the same are one set (tree.py), so what there is to do grows with what they differ in.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass, field
 
 from hvdkit.engine.announcement import Announcement, Ready, Shape
 from hvdkit.engine.roll_call import Numbers, RollCall
+from hvdkit.engine.tree import first_in, ranks_in, run_of
 
 #: The name under which join() fails.
 JOIN = "join"
@@ -47,12 +50,23 @@ Answer = Ready | Many | Failed | AllJoined
 
 @dataclass
 class _Pending:
-    """An operation that some ranks have announced."""
+    """An operation that some ranks have announced. announced: the ranks that have said so, by what they said."""
 
     since_s: float
-    announced: dict[int, Announcement] = field(default_factory=dict)
+    announced: dict[Announcement, int] = field(default_factory=dict)
     lanes: dict[int, int] = field(default_factory=dict)
     lane: int = 0
+    here: int = 0
+
+    def add(self, ranks: int, asked: Announcement) -> None:
+        """These ranks, which have not announced it, do."""
+        self.announced[asked] = self.announced.get(asked, 0) | ranks
+        self.here |= ranks
+
+    def remove(self, ranks: int) -> None:
+        """These ranks have not announced it."""
+        self.announced = {asked: rest for asked, those in self.announced.items() if (rest := those & ~ranks)}
+        self.here &= ~ranks
 
 
 @dataclass(frozen=True)
@@ -62,66 +76,88 @@ class Waiting:
     name: str
     kind: str
     seconds: float
-    present: tuple[int, ...]
-    missing: tuple[int, ...]
+    here: int
+    lacking: int
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """The ranks that have announced it."""
+        return tuple(ranks_in(self.here))
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks that have not, and have not joined."""
+        return tuple(ranks_in(self.lacking))
 
 
 class Coordinator:
-    """Knows what each of `size` ranks has announced.
+    """Knows what each of `size` ranks has announced. Sets of ranks are numbers, see tree.py.
 
-    who: names a rank for messages, e.g. "rank 3 (host n1)".
+    who: names a rank for messages, e.g. "rank 3 (host n1)". parts: sets of ranks that announce numbers as one; each
+    rank by itself if None.
     """
 
-    def __init__(self, size: int, who: Callable[[int], str]) -> None:
+    def __init__(self, size: int, who: Callable[[int], str], parts: Sequence[int] | None = None) -> None:
         self._size, self._who = size, who
+        self._everyone = run_of(0, size)
+        self._parts = parts or [1 << rank for rank in range(size)]
         self._pending: dict[str, _Pending] = {}
-        self._joined: list[int] = []
+        self._joined: list[int] = []  # in the order of coming
+        self._joined_set = 0
         self._left: dict[int, str] = {}
         self._answers: list[Answer] = []
         self._met = 0
-        self._roll = RollCall(size)
+        self._roll = RollCall(len(self._parts))
 
-    def announce(self, rank: int, name: str, asked: Announcement, now_s: float, lane: int = 0) -> None:
-        """Take note of a rank's wish. lane: the position after that at which it has shown the operation in vain."""
+    def announce(self, ranks: int, name: str, asked: Announcement, now_s: float, lane: int = 0) -> None:
+        """Take note of the wish of some ranks.
+
+        lane: of one rank, the position after that at which it has shown the operation in vain.
+        """
         if 0 < lane <= self._met:
             return  # not in vain: it is going to take its announcement back
         pending = self._one_by_one(name) or self._pending.setdefault(name, _Pending(now_s))
-        pending.announced[rank] = asked
+        if pending.here & ranks:
+            pending.remove(ranks)
+        pending.add(ranks, asked)
         if lane:
-            pending.lanes[rank] = lane
+            pending.lanes[ranks] = lane
             pending.lane = max(pending.lane, lane)
         self._settle(name)
 
-    def announce_many(self, rank: int, numbers: Numbers, now_s: float) -> None:
-        """Take note of a rank's wish for operations with numbers."""
+    def announce_many(self, part: int, numbers: Numbers, now_s: float) -> None:
+        """Take note of the wish of a part of the ranks for operations with numbers. part: its index."""
         known = self._roll.directory
         if self._joined or self._left or any(known.has_name(name) for name in self._pending):
             for number in numbers.tolist():
-                self.announce(rank, known[number].name, known[number].asked, now_s)
+                self.announce(self._parts[part], known[number].name, known[number].asked, now_s)
             return
-        ready = self._roll.announce(rank, numbers, now_s)
+        ready = self._roll.announce(part, numbers, now_s)
         if ready.size:
             self._answers.append(Many(ready))
 
     def _one_by_one(self, name: str) -> _Pending | None:
         """Look at an operation with a number as at one without; None if no rank has announced it by number."""
-        ranks, since_s = self._roll.take(name)
-        if not ranks:
+        parts, since_s = self._roll.take(name)
+        if not parts:
             return None
         pending = self._pending.setdefault(name, _Pending(since_s))
         known = self._roll.directory
-        pending.announced.update(dict.fromkeys(ranks, known[known.number(name)].asked))
+        for part in parts:
+            pending.add(self._parts[part], known[known.number(name)].asked)
         return pending
 
     def _all_one_by_one(self) -> None:
         for name in self._roll.names():
             self._one_by_one(name)
 
-    def withdraw(self, rank: int, name: str) -> None:
-        """The rank does not wait for the operation any more."""
+    def withdraw(self, ranks: int, name: str) -> None:
+        """These ranks do not wait for the operation any more."""
         pending = self._pending.get(name)
-        if pending is not None and pending.announced.pop(rank, None) is not None and not pending.announced:
-            del self._pending[name]
+        if pending is not None and pending.here & ranks:
+            pending.remove(ranks)
+            if not pending.here:
+                del self._pending[name]
 
     def met_before(self, lane: int) -> None:
         """All ranks have met at the position before this one: who has announced what it has shown there takes it back.
@@ -132,20 +168,21 @@ class Coordinator:
             return
         self._met = lane
         for name, pending in list(self._pending.items()):
-            for rank in [rank for rank, at in pending.lanes.items() if at <= lane]:
-                self.withdraw(rank, name)
-                del pending.lanes[rank]
+            for ranks in [ranks for ranks, at in pending.lanes.items() if at <= lane]:
+                self.withdraw(ranks, name)
+                del pending.lanes[ranks]
 
-    def join(self, rank: int) -> None:
-        """The rank has no more work of its own; it takes part in the others' with zeros until all have joined."""
+    def join(self, ranks: int) -> None:
+        """These ranks have no more work of their own, and take part in the others' with zeros until all have joined."""
         self._all_one_by_one()
-        self._joined.append(rank)
+        self._joined += ranks_in(ranks)
+        self._joined_set |= ranks
         self._fail_join()
         for name in list(self._pending):
             self._settle(name)
         if len(self._joined) == self._size:
             self._answers.append(AllJoined(self._joined[-1]))
-            self._joined = []
+            self._joined, self._joined_set = [], 0
 
     def leave(self, rank: int, why: str) -> None:
         """The rank will never announce anything again: what waits for it fails, now and later."""
@@ -174,30 +211,27 @@ class Coordinator:
     def waiting(self, now_s: float) -> list[Waiting]:
         """What is not ready."""
         self._all_one_by_one()
-        everyone = set(range(self._size))
         return [
             Waiting(
                 name,
-                next(iter(pending.announced.values())).kind,
+                next(iter(pending.announced)).kind,
                 now_s - pending.since_s,
-                tuple(sorted(pending.announced)),
-                tuple(sorted(everyone - set(pending.announced) - set(self._joined))),
+                pending.here,
+                self._everyone & ~(pending.here | self._joined_set),
             )
             for name, pending in self._pending.items()
         ]
 
     def _settle(self, name: str) -> None:
         pending = self._pending[name]
-        announced = pending.announced
-        if len(announced) + len(self._joined) < self._size and not self._left:
-            return  # most calls end here, so soon
-        missing = [rank for rank in range(self._size) if rank not in announced and rank not in self._joined]
-        gone = [rank for rank in missing if rank in self._left]
+        missing = self._everyone & ~(pending.here | self._joined_set)
+        gone = [rank for rank in sorted(self._left) if missing >> rank & 1]
         if gone:
-            why = f"{self._left[gone[0]]}; {name} waits for it on {self._list(sorted(announced))}."
+            why = f"{self._left[gone[0]]}; {name} waits for it on {self._list(ranks_in(pending.here))}."
             self._answers.append(Failed(name, why))
         elif not missing:
-            answer = agree(name, announced, self._size, tuple(self._joined), self._who)
+            joined = tuple(rank for rank in self._joined if not pending.here >> rank & 1)
+            answer = agree(name, pending.announced, self._size, joined, self._who)
             if isinstance(answer, Ready):
                 answer = answer._replace(lane=pending.lane)
                 answer = answer._replace(number=self._roll.number_for(answer))
@@ -211,23 +245,21 @@ class Coordinator:
 
 
 def agree(
-    name: str, announced: dict[int, Announcement], size: int, joined: tuple[int, ...], who: Callable[[int], str]
+    name: str, announced: dict[Announcement, int], size: int, joined: tuple[int, ...], who: Callable[[int], str]
 ) -> Ready | Failed:
     """Compare what the ranks announced for one operation.
 
-    announced: by rank; ranks that have joined may be missing.
+    announced: the ranks that said so, by what they said. joined: the other ranks.
     """
-    joined = tuple(rank for rank in joined if rank not in announced)
-    ranks = sorted(announced)
-    first = announced[ranks[0]]
-    for rank in ranks[1:]:
-        difference = _difference(first, announced[rank])
+    (first, those), *others = sorted(announced.items(), key=lambda one: first_in(one[1]))
+    for other, ranks in others:
+        difference = _difference(first, other)
         if difference:
             what, here, there = difference
             return Failed(
                 name,
-                f"{name}: the ranks disagree about the {what}: {who(ranks[0])} has {here}, {who(rank)} has "
-                f"{there}. Call it with the same {what} on every rank.",
+                f"{name}: the ranks disagree about the {what}: {who(first_in(those))} has {here}, "
+                f"{who(first_in(ranks))} has {there}. Call it with the same {what} on every rank.",
             )
     if joined and first.kind not in _WITH_JOINED:
         return Failed(
@@ -235,12 +267,13 @@ def agree(
             f"{name}: {who(joined[0])} has joined, and takes part in allreduces and optimizer steps only: it has "
             f"nothing to give to {first.kind}. Do that before join(), or after all ranks have joined.",
         )
-    rows: tuple[tuple[int, ...], ...] = ()
-    if first.kind == "allgather":
-        rows = tuple(tuple(shape[0] for _, shape in announced[rank].tensors) for rank in range(size))
-    elif first.kind == "alltoall":
-        rows = tuple(announced[rank].splits for rank in range(size))
-    return Ready(name, first, rows, joined)
+    rows: list[tuple[int, ...]] = []
+    if first.kind in ("allgather", "alltoall"):
+        rows = [()] * size
+        for asked, ranks in announced.items():
+            for rank in ranks_in(ranks):
+                rows[rank] = asked.splits if first.kind == "alltoall" else tuple(shape[0] for _, shape in asked.tensors)
+    return Ready(name, first, tuple(rows), joined)
 
 
 def _difference(one: Announcement, other: Announcement) -> tuple[str, str, str] | None:

@@ -1,30 +1,20 @@
-"""What a rank has to tell rank 0, until the next message goes there."""
+"""What a rank has to announce, until somebody looks after it."""
 
 from __future__ import annotations
 
-import pickle
 import threading
 import time
 
-import numpy as np
-
 from hvdkit.engine.announcement import Announcement
-from hvdkit.engine.roll_call import Directory
-from hvdkit.engine.vocabulary import Said
 
 _PAUSE_S = 0.001
 _MOST_PAUSES = 10
 
-#: Of an announcement in a message: name, what Said.say() gives for it, and lane.
-Item = tuple[str, int, Announcement | None, int]
-
 
 class Outbox:
-    """Announcements from any thread. directory: of those that are said by number."""
+    """Announcements from any thread."""
 
-    def __init__(self, directory: Directory) -> None:
-        self._directory = directory
-        self._said: Said[Announcement] = Said()
+    def __init__(self) -> None:
         self._waiting: list[tuple[str, Announcement, int]] = []
         self._adding = threading.Lock()
 
@@ -45,21 +35,8 @@ class Outbox:
             if more in (0, before):
                 return
 
-    def pack(self, met: int) -> bytes:
-        """The message with all that waits; called by one thread at a time, and what it gives is sent in that order.
-
-        met: see FastLane.
-        """
+    def take(self) -> list[tuple[str, Announcement, int]]:
+        """All that waits, as (name, announcement, lane); called by one thread at a time."""
         with self._adding:
             waiting, self._waiting = self._waiting, []
-        items: list[Item] = []
-        numbers: list[int] = []
-        find = self._directory.find
-        for name, asked, lane in waiting:
-            number = -1 if lane else find(name, asked)
-            if number >= 0:
-                numbers.append(number)
-            else:
-                items.append((name, *self._said.say(asked), lane))
-        content = met, np.array(numbers, np.int32).tobytes(), items
-        return pickle.dumps(("announce", content), pickle.HIGHEST_PROTOCOL)
+        return waiting

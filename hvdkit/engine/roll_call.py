@@ -6,6 +6,8 @@ announcement, and says so in the answer. From then on ranks announce the number,
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -53,12 +55,15 @@ class Directory:
 
 
 class RollCall:
-    """On rank 0: which of `size` ranks have announced which numbers."""
+    """Which of so many parts of the ranks (of one rank each, in a small world) have announced which numbers.
 
-    def __init__(self, size: int) -> None:
-        self.directory = Directory()
-        self._here = np.zeros((size, _MOST), bool)
-        self._count = np.zeros(_MOST, np.int32)  # ranks that are here
+    directory: of this rank's, if another one gives the numbers.
+    """
+
+    def __init__(self, parts: int, directory: Directory | None = None) -> None:
+        self.directory = Directory() if directory is None else directory
+        self._here = np.zeros((parts, _MOST), bool)
+        self._count = np.zeros(_MOST, np.int32)  # parts that are here
         self._since_s = np.zeros(_MOST)
         self._once: dict[str, Announcement] = {}
 
@@ -75,11 +80,11 @@ class RollCall:
             del self._once[next(iter(self._once))]
         return -1
 
-    def announce(self, rank: int, numbers: Numbers, now_s: float) -> Numbers:
-        """A rank announces these numbers, each once; returns those that all ranks have announced now."""
+    def announce(self, part: int, numbers: Numbers, now_s: float) -> Numbers:
+        """A part announces these numbers, each once; returns those that all parts have announced now."""
         before = self._count[numbers]
         self._since_s[numbers[before == 0]] = now_s
-        self._here[rank, numbers] = True
+        self._here[part, numbers] = True
         self._count[numbers] = before + 1
         ready: Numbers = numbers[before + 1 == len(self._here)]
         self._forget(ready)
@@ -90,14 +95,15 @@ class RollCall:
         self._count[numbers] = 0
 
     def take(self, name: str) -> tuple[list[int], float]:
-        """Forget who has announced the operation of this name; returns the ranks that have, and since when one has."""
+        """Forget who has announced the operation of this name; returns the parts that have, and since when one has."""
         if not self.directory.has_name(name):
             return [], 0.0
         number = self.directory.number(name)
-        ranks: list[int] = np.flatnonzero(self._here[:, number]).tolist()
+        parts: list[int] = np.flatnonzero(self._here[:, number]).tolist()
         self._forget(number)
-        return ranks, float(self._since_s[number])
+        return parts, float(self._since_s[number])
 
-    def names(self) -> list[str]:
-        """The operations that some ranks have announced."""
-        return [self.directory[number].name for number in np.flatnonzero(self._count).tolist()]
+    def names(self, before_s: float = math.inf) -> list[str]:
+        """The operations that some parts have announced, the first of them before that time."""
+        waiting = (self._count > 0) & (self._since_s < before_s)
+        return [self.directory[number].name for number in np.flatnonzero(waiting).tolist()]

@@ -30,12 +30,12 @@ def _label(one: Waiting) -> str:
 class Stalls:
     """Looks after the operations that wait, on the rank that knows about all of them.
 
-    who: names a rank for messages.
+    who: names a rank for messages. clock: in seconds.
     """
 
-    def __init__(self, config: Config, who: Callable[[int], str]) -> None:
+    def __init__(self, config: Config, who: Callable[[int], str], clock: Callable[[], float] = time.monotonic) -> None:
         self._check_s, self._shutdown_s = config.stall_check_s, config.stall_shutdown_s
-        self._who = who
+        self._who, self._clock = who, clock
         self._next_s = 0.0
         self._reported: dict[str, float] = {}  # operation -> how long it had waited when it was last told of
         self._asked_s: dict[int, float] = {}
@@ -47,7 +47,7 @@ class Stalls:
 
     def look(self, coordinator: Coordinator, ask: Callable[[int], None]) -> None:
         """Ask missing ranks what they do, and tell of what has waited too long. ask: sends a rank the question."""
-        now = time.monotonic()
+        now = self._clock()
         if now < self._next_s:
             return
         self._next_s = now + _LOOK_S

@@ -1,0 +1,171 @@
+"""What agreement costs as ranks become more: hvdkit's own code among up to 4096 simulated ranks in this one process.
+
+    python -m benchmarks.agreement
+
+Nothing is started and no network is used: see simulated_ranks.py for what is counted, and with which link. Each row is
+of the rank that has most to do; "flat" is the same negotiation with every rank announcing to rank 0, as it was before
+there was a tree. log2 is how much more a tree of binary steps would have to do than among 2 ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from math import log2
+from pathlib import Path
+
+from benchmarks.simulated_ranks import Cost, SimulatedMailbox, Wire, run_simulated
+from hvdkit.config import Config
+from hvdkit.engine.agreement import check_agreement
+from hvdkit.engine.announcement import Announcement, Ready
+from hvdkit.engine.buckets import TensorSpec, describe_plan
+from hvdkit.engine.collecting import HOLD_S
+from hvdkit.engine.negotiation import AllJoined, Answer, Failed, Many
+from hvdkit.engine.negotiator import Negotiator
+from hvdkit.engine.objects import allgather_object
+from hvdkit.engine.stall import Stalls
+from hvdkit.engine.tree import FANOUT
+from hvdkit.transport.small import gather_ints
+
+_NAMES = 50
+_SIZES = [2**power for power in range(1, 13)]
+
+
+class SimulatedRank:
+    """One rank's negotiator, and all that it has heard: "ready NAME", "failed NAME", "joined" or "closed"."""
+
+    def __init__(self, wire: Wire, rank: int, fanout: int) -> None:
+        self.heard: list[str] = []
+        clock = lambda: wire.now[rank]  # noqa: E731
+        self.negotiator = Negotiator(
+            SimulatedMailbox(wire, rank),
+            rank,
+            wire.size,
+            who=lambda one: f"rank {one}",
+            listener=self,
+            stalls=Stalls(Config(stall_check_s=0), str, clock),
+            fanout=fanout,
+            clock=clock,
+        )
+
+    def answered(self, answers: Sequence[Answer]) -> None:
+        """See Listener.answered."""
+        for answer in answers:
+            if isinstance(answer, Many):
+                directory = self.negotiator.directory
+                self.heard += [f"ready {directory[number].name}" for number in answer.numbers.tolist()]
+            elif isinstance(answer, Ready):
+                self.heard.append(f"ready {answer.name}")
+            elif isinstance(answer, Failed):
+                self.heard.append(f"failed {answer.name}: {answer.why}")
+            elif isinstance(answer, AllJoined):
+                self.heard.append(f"joined {answer.last}")
+
+    def withdrawn(self, name: str) -> None:
+        """See Listener.withdrawn."""
+
+    def failed(self, why: str) -> None:
+        """See Listener.failed."""
+        self.heard.append(f"closed: {why}")
+
+    def drive(self) -> None:
+        """Do what can be done now."""
+        while self.negotiator.turn():
+            pass
+
+
+class SimulatedEngines:
+    """Negotiators of so many ranks on one wire."""
+
+    def __init__(self, size: int, fanout: int = FANOUT) -> None:
+        self.wire = Wire(size)
+        self.ranks = [SimulatedRank(self.wire, rank, fanout) for rank in range(size)]
+        self.wire.deliver = lambda rank: self.ranks[rank].drive()
+
+    def announce(self, rank: int, names: Sequence[str], asked: Announcement) -> None:
+        """Announce operations on one rank."""
+        for name in names:
+            self.ranks[rank].negotiator.outbox.add(name, asked)
+        self.ranks[rank].drive()
+
+    def settle(self) -> None:
+        """Deliver everything; what is kept for a while as well."""
+        self.wire.run()
+        for _ in range(16):  # a tree of more levels than that has nobody
+            self.wire.sleep(2 * HOLD_S)
+            for rank in self.ranks:
+                rank.drive()
+            self.wire.run()
+
+
+def negotiate(size: int, fanout: int = FANOUT) -> tuple[Cost, Cost]:
+    """The cost of 50 allreduces that all ranks announce at once: the first time, and the fourth, by number."""
+    engines = SimulatedEngines(size, fanout)
+    names, asked = [f"layer.{at}" for at in range(_NAMES)], Announcement("allreduce", (("float32", (1024,)),))
+    costs = []
+    for turn in range(4):
+        engines.wire.start_counting()
+        for rank in range(size):
+            engines.announce(rank, names, asked)
+        engines.wire.run()
+        costs.append(engines.wire.counted())
+        wanted = [f"ready {name}" for name in names] * (turn + 1)
+        assert all(sorted(rank.heard) == sorted(wanted) for rank in engines.ranks), "not all ranks have been told"
+    return costs[0], costs[3]
+
+
+def agree_on_plan(size: int) -> Cost:
+    """The cost of check_agreement() on the plan of 200 tensors."""
+    plan = describe_plan([TensorSpec(f"layer.{at}.weight", 4096, "float32") for at in range(200)], 2**23, "average")
+    results, cost = run_simulated(size, lambda transport: check_agreement(transport, plan))
+    assert results == [None] * size
+    return cost
+
+
+def start_up(size: int) -> Cost:
+    """The cost of what init() gathers through its transport: the hosts' sizes, twice, and their names."""
+    results, cost = run_simulated(
+        size,
+        lambda transport: (
+            gather_ints(transport, 8),
+            gather_ints(transport, 8),
+            allgather_object(transport, f"node{transport.rank // 8:04d}.cluster"),
+        ),
+    )
+    assert all(result == results[0] for result in results) and len(results[0][2]) == size
+    return cost
+
+
+WORKS: dict[str, Callable[[int], Cost]] = {
+    "plan agreement": agree_on_plan,
+    "init()'s gathering": start_up,
+    "50 names, first time": lambda size: negotiate(size)[0],
+    "50 names, known": lambda size: negotiate(size)[1],
+    "50 names, known, flat": lambda size: negotiate(size, fanout=size)[1],
+}
+
+
+def main() -> None:
+    """Print a table for each piece of work."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 8, 64, 512, 1024])
+    parser.add_argument("--json", type=Path, help="write the numbers there as well")
+    options = parser.parse_args()
+    results: dict[str, list[Cost]] = {}
+    for name, work in WORKS.items():
+        print(f"\n| {name}: ranks | microseconds | rounds | messages | bytes | log2 |\n|{'---|' * 6}")
+        results[name] = []
+        for size in options.ranks:
+            cost = work(size)
+            results[name].append(cost)
+            cells = [size, f"{1e6 * cost.seconds:.0f}", cost.rounds, cost.messages, cost.nbytes, f"{log2(size):.1f}"]
+            print(f"| {' | '.join(map(str, cells))} |", flush=True)
+    if options.json:
+        told = {name: [asdict(cost) for cost in costs] for name, costs in results.items()}
+        options.json.write_text(json.dumps(told, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Announcements through a tree of ranks: the same answers as without one, and hardly more to do among more ranks."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from math import log2
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ranks import run_ranks
+from torch_world import joined
+
+import hvdkit.torch as hvd
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from benchmarks.agreement import SimulatedEngines, agree_on_plan, negotiate, start_up
+from benchmarks.simulated_ranks import LINK, Cost, run_simulated
+from hvdkit.engine import named
+from hvdkit.engine.agreement import check_agreement
+from hvdkit.engine.announcement import Announcement
+from hvdkit.engine.collecting import HOLD_S, JOINING, WITHDRAWING
+from hvdkit.engine.tree import FANOUT, first_in, place_in_tree, ranks_in, run_of
+from hvdkit.errors import HorovodInternalError, PlanMismatchError
+
+ASKED = Announcement("allreduce", (("float32", (3,)),), (("op", "sum"),))
+OTHER = Announcement("allreduce", (("float32", (4,)),), (("op", "sum"),))
+MOST = 6  # times log2 of the ranks; 8 children and a parent are twice 9 messages
+
+
+@given(st.integers(1, 600), st.integers(1, 9))
+def test_every_rank_has_one_way_to_the_root(size: int, fanout: int) -> None:
+    places = [place_in_tree(rank, size, fanout) for rank in range(size)]
+    assert places[0].parent == -1 and places[0].stop == size
+    for one in places:
+        inside = list(range(one.rank + 1, one.stop))
+        assert [rank for first, stop in one.children for rank in range(first, stop)] == inside
+        assert len(one.children) <= fanout
+        assert all(places[first].parent == one.rank and places[first].stop == stop for first, stop in one.children)
+
+
+def test_a_small_world_is_flat_and_a_large_one_shallow() -> None:
+    assert all(place_in_tree(rank, 9).parent == 0 for rank in range(1, 9))
+    for size, most in ((10, 2), (73, 2), (585, 3), (1024, 4), (4096, 4)):
+        depths = [0] * size
+        for rank in range(1, size):
+            depths[rank] = depths[place_in_tree(rank, size).parent] + 1
+        assert max(depths) == most
+
+
+@given(st.sets(st.integers(0, 100), min_size=1))
+def test_a_set_of_ranks_is_a_number(ranks: set[int]) -> None:
+    number = sum(1 << rank for rank in ranks)
+    assert ranks_in(number) == sorted(ranks) and first_in(number) == min(ranks)
+    assert run_of(min(ranks), max(ranks) + 1) & number == number
+
+
+def _assert_logarithmic(cost: Cost) -> None:
+    most = MOST * log2(cost.ranks)
+    assert cost.rounds <= most and cost.messages <= most, cost
+    assert cost.seconds <= most * (LINK.latency_s + LINK.message_s + LINK.byte_s * cost.nbytes), cost
+
+
+@pytest.mark.parametrize("size", [2, 3, 8, 9, 10, 64, 100, 1024])
+def test_agreement_grows_with_the_logarithm_of_the_ranks(size: int) -> None:
+    for cost in negotiate(size):
+        _assert_logarithmic(cost)
+
+
+@pytest.mark.parametrize("size", [2, 64, 512])
+def test_what_init_gathers_takes_as_many_rounds_as_the_logarithm(size: int) -> None:
+    cost = start_up(size)
+    assert cost.rounds <= MOST * log2(size) and cost.messages <= 2 * MOST * log2(size)
+
+
+@pytest.mark.parametrize("size", [2, 5, 64, 1024])
+def test_a_plan_is_agreed_on_in_as_many_rounds_as_the_logarithm(size: int) -> None:
+    cost = agree_on_plan(size)
+    _assert_logarithmic(cost)
+    assert cost.nbytes <= 2 * 64 * (log2(size) + 2), "as many bytes a round among more ranks"
+
+
+def test_the_measure_sees_what_grows_with_the_ranks() -> None:
+    with pytest.raises(AssertionError):
+        _assert_logarithmic(negotiate(256, fanout=256)[1])
+
+
+def test_one_odd_plan_of_many_is_told_to_all_by_its_rank() -> None:
+    results, _ = run_simulated(64, lambda transport: check_agreement(transport, f"settings\n{transport.rank == 37}"))
+    assert all(isinstance(one, PlanMismatchError) and "rank 37 has True" in str(one) for one in results)
+
+
+def _play(size: int, fanout: int, seed: int) -> list[list[str]]:
+    """Rounds in which ranks announce in some order, disagree, take back, or join; what rank by rank has been heard."""
+    dice, engines = random.Random(seed), SimulatedEngines(size, fanout)
+    names = [f"t{at}" for at in range(6)]
+    rounds = []
+    for turn in range(6):
+        before = [len(rank.heard) for rank in engines.ranks]
+        odd = dice.choice(names) if dice.random() < 0.3 else ""
+        joins = dice.random() < 0.3
+        gone = dice.sample(range(size), dice.randrange(1, size)) if joins and size > 1 else []
+        fickle = dice.randrange(size)
+        for rank in dice.sample(range(size), size):
+            if dice.random() < 0.2:
+                engines.settle()  # whoever comes now comes late
+            if rank == fickle:
+                engines.announce(rank, [f"wait {turn}"], ASKED)
+            for name in names[:3] if rank in gone else dice.sample(names, len(names)):
+                engines.announce(rank, [name], OTHER if name == odd and rank == dice.randrange(size) else ASKED)
+            if rank in gone:
+                engines.announce(rank, [""], JOINING)
+            if rank == fickle:
+                engines.announce(rank, [f"wait {turn}"], WITHDRAWING)
+        engines.settle()
+        if gone:
+            for rank in set(range(size)) - set(gone):
+                engines.announce(rank, [""], JOINING)
+            engines.settle()
+        heard = [rank.heard[start:] for rank, start in zip(engines.ranks, before, strict=True)]
+        assert all(one == heard[0] for one in heard), "all ranks hear the same in the same order"
+        rounds.append(sorted(one.partition(":")[0] for one in heard[0] if not one.startswith("joined")))
+        assert sum(one.startswith("joined") for one in heard[0]) == bool(gone)
+    return rounds
+
+
+@settings(max_examples=25)
+@given(st.integers(2, 24), st.integers(1, 4), st.integers(0, 10**6))
+def test_a_tree_changes_no_answer(size: int, fanout: int, seed: int) -> None:
+    assert _play(size, fanout, seed) == _play(size, size, seed)
+
+
+def test_who_is_late_is_known_at_the_root_before_it_comes() -> None:
+    engines = SimulatedEngines(100)
+    for rank in set(range(100)) - {41}:
+        engines.announce(rank, ["x"], ASKED)
+    engines.settle()
+    coordinator = engines.ranks[0].negotiator._coordinator
+    assert coordinator is not None
+    (waiting,) = coordinator.waiting(1.0)
+    assert waiting.missing == (41,) and len(waiting.present) == 99
+    engines.wire.start_counting()
+    engines.announce(41, ["x"], ASKED)
+    engines.wire.run()
+    assert all(rank.heard == ["ready x"] for rank in engines.ranks)
+    assert engines.wire.counted().seconds < HOLD_S, "the one that was waited for is not kept anywhere"
+
+
+def test_a_rank_that_has_left_fails_what_others_wait_for_wherever_it_is() -> None:
+    for gone in (1, 5, 99):  # 1 speaks for others
+        engines = SimulatedEngines(100)
+        engines.ranks[gone].negotiator.leave(f"rank {gone} has left")
+        engines.settle()
+        for rank in set(range(100)) - {gone}:
+            engines.announce(rank, ["x"], ASKED)
+        engines.settle()
+        for rank in set(range(100)) - {gone}:
+            assert any(f"rank {gone} has left" in one for one in engines.ranks[rank].heard), rank
+
+
+def test_when_the_root_leaves_all_are_told_through_the_tree() -> None:
+    engines = SimulatedEngines(100)
+    engines.wire.start_counting()
+    engines.ranks[0].negotiator.leave("rank 0 has left")
+    engines.settle()
+    assert all(rank.heard == ["closed: rank 0 has left"] for rank in engines.ranks[1:])
+    assert engines.wire.counted().messages <= FANOUT + 1
+
+
+def _work_in_a_chain() -> str:
+    """Each rank speaks for all that come after it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(named, "FANOUT", 1)
+        with joined("mpi"):
+            rank, size = hvd.rank(), hvd.size()
+            for _ in range(4):
+                order = random.sample(range(30), 30)
+                handles = {at: hvd.allreduce_async(torch.ones(at), name=f"n{at}", op=hvd.Sum) for at in order}
+                assert all(hvd.synchronize(one).tolist() == [size] * at for at, one in handles.items())
+            if rank == size - 1:
+                time.sleep(4 * HOLD_S)
+            assert hvd.allgather(torch.ones(rank)).tolist() == [1.0] * sum(range(size))
+            with pytest.raises(HorovodInternalError) as caught:
+                hvd.allreduce(torch.ones(5 if rank == 2 else 4), name="t")
+            for batch in range(rank):
+                made = hvd.allreduce(torch.ones(1), name=f"batch{batch}", op=hvd.Sum)
+                assert made.item() == size - 1 - batch
+            assert hvd.join() == size - 1
+            return str(caught.value)
+
+
+@pytest.mark.ranks
+@pytest.mark.native("the tree is of hvdkit's own engine")
+def test_real_ranks_in_a_chain() -> None:
+    for message in run_ranks(4, _work_in_a_chain):
+        assert "disagree about the shape: rank 0 (host" in message and "rank 2 (host" in message
