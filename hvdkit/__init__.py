@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hvdkit.stacks import offer_stacks
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -72,6 +74,9 @@ __all__ = [
     "read_config",
     "run",
 ]
+
+
+offer_stacks()
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ from hvdkit.tools.compare.command import add_command as add_compare
 from hvdkit.tools.doctor.command import add_command as add_doctor
 from hvdkit.tools.hosts.command import add_command as add_hosts
 from hvdkit.tools.migrate.command import add_command as add_migrate
+from hvdkit.tools.stacks.command import add_command as add_stacks
 from hvdkit.tools.submit.command import add_command as add_submit
 
 
@@ -34,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_submit(commands)
     add_compare(commands)
     add_migrate(commands)
+    add_stacks(commands)
     return parser
 
 

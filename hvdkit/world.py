@@ -170,6 +170,12 @@ def under_agent(environ: Mapping[str, str] | None = None) -> bool:
     return (os.environ if environ is None else environ).get("HVDKIT_AGENT") == "1"
 
 
+def read_job(environ: Mapping[str, str] | None = None) -> tuple[str, str]:
+    """The name of hvdrun's job that this process is part of, and the host of hvdrun; ("", "") without hvdrun."""
+    name, _, host = (os.environ if environ is None else environ).get("HVDKIT_JOB", "").partition("@")
+    return name, host
+
+
 def parse_slurm_counts(text: str) -> list[int]:
     """Write out Slurm's counts: "2(x3),1" is three nodes with two tasks, then one with one.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from hvdkit.config import Config
 from hvdkit.engine.negotiation import Coordinator, Waiting
 from hvdkit.log import logger
+from hvdkit.world import read_job
 
 _LOOK_S = 0.2  # how often it is looked
 _ANSWER_S = 1.0  # how long a rank is waited for that has been asked what it does
@@ -21,6 +22,12 @@ def main_thread_stack() -> str:
     """What this process's main thread is doing, the innermost calls last."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return "".join(traceback.format_stack(frame)[-_FRAMES:]) if frame is not None else "unknown\n"
+
+
+def tell_command() -> str:
+    """What to type to see all ranks; "" for a job that hvdrun has not started."""
+    job, host = read_job()
+    return f"What all ranks are doing now is told by `hvdkit stacks {job}`, typed on {host}.\n" if job else ""
 
 
 def _label(one: Waiting) -> str:
@@ -89,4 +96,4 @@ class Stalls:
             stack = self._stacks.pop(rank, "it does not answer: its process hangs outside of Python, or is gone\n")
             self._asked_s.pop(rank, None)
             lines.append(f"What {self._who(rank)} is doing:\n{stack}")
-        return "".join(lines)
+        return "".join(lines) + tell_command()

@@ -284,6 +284,7 @@ def _start(options: argparse.Namespace, job: Job, choice: Choice) -> int:
     runner = Runner(
         build=build,
         size=job.ranks,
+        command=job.command,
         environ=job.environ,
         addresses=addresses,
         planned=plan_places(job.ranks, job.hosts) if as_planned else (),

@@ -9,10 +9,8 @@ import json
 import os
 import resource
 import secrets
-import shutil
 import socket
 import struct
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,11 +28,12 @@ _OTHER_FILES = 128  # beside two connections of each rank
 class Control:
     """Listens for the agents, keeps `ranks` up to date and hands their output on.
 
-    Jobs on one host meet at a Unix socket in a private folder. Others meet over TCP, where both sides prove with a
+    Jobs on one host meet at a Unix socket in the job's folder. Others meet over TCP, where both sides prove with a
     secret of this job that they belong to it; output is not encrypted.
 
     write: takes (rank, is it stderr, data).
     changed: called after every arrival, start, end or loss.
+    heard: takes (rank, what its agent answers to an inquiry).
     arrivals: what each agent has said of itself; it waits for `release`.
     problem: why an agent was turned away, as a sentence; "" if none was.
     """
@@ -42,27 +41,24 @@ class Control:
     ranks: Ranks
     write: Callable[[int, bool, bytes], None]
     changed: Callable[[], None]
+    heard: Callable[[int, bytes], None]
     variables: dict[str, str] = field(default_factory=dict)
     connected: dict[int, asyncio.StreamWriter] = field(default_factory=dict)
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     problem: str = ""
     _ending: bool = False
     _secret: str = ""
-    _folder: str = ""
     _server: asyncio.Server | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def open(self, addresses: Iterable[str]) -> None:
+    async def open(self, addresses: Iterable[str], folder: str) -> None:
         """Begin to listen; `variables` then tell the agents where.
 
         addresses: this machine's, as other hosts reach it; () if all ranks are on this host.
+        folder: the job's, which nobody else can open.
         """
         if not addresses:
-            self._folder = tempfile.mkdtemp(prefix="hvdrun-")
-            if len(self._folder) > 90:  # a socket's path has room for about 107 bytes
-                os.rmdir(self._folder)
-                self._folder = tempfile.mkdtemp(prefix="hvdrun-", dir="/tmp")
-            path = os.path.join(self._folder, "control")
+            path = os.path.join(folder, wire.CONTROL)
             self._server = await asyncio.start_unix_server(self._serve, path)
             self.variables = {"HVDKIT_CONTROL": f"unix:{path}"}
             return
@@ -83,8 +79,6 @@ class Control:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def release(self, orders: Mapping[int, Mapping[str, Any]]) -> None:
         """Let the ranks start their commands. orders: by rank."""
@@ -103,10 +97,11 @@ class Control:
         if writer is not None and not writer.is_closing():
             writer.write(wire.HEADER.pack(kind, len(payload)) + payload)
 
-    def send_all(self, kind: bytes, payload: bytes = b"") -> None:
-        """Send every agent one frame."""
+    def send_all(self, kind: bytes, payload: bytes = b"") -> list[int]:
+        """Send every agent one frame; returns their ranks."""
         for rank in self.connected:
             self.send(rank, kind, payload)
+        return sorted(self.connected)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -179,6 +174,8 @@ class Control:
             fields: Mapping[str, Any] = json.loads(payload)
             self.ranks.start(rank, Start(int(fields["pid"]), str(fields["threads"])))
             self.changed()
+        elif kind == wire.DOING:
+            self.heard(rank, payload)
         elif kind == wire.PAUSE:
             self.ranks.pause(rank, int(payload))
             self.changed()

@@ -7,7 +7,9 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +18,8 @@ from hvdkit.launch.agent import wire
 from hvdkit.launch.agent.guard import Guard, end_session
 from hvdkit.launch.arrivals import check_layout, plan_orders
 from hvdkit.launch.control import Control
+from hvdkit.launch.folders import JobFolder
+from hvdkit.launch.inquiry import Inquiries
 from hvdkit.launch.job import Launch, format_shell_line
 from hvdkit.launch.output import Output
 from hvdkit.launch.preflight import find_troubles
@@ -37,7 +41,7 @@ class Runner:
     """One job from its start to its end.
 
     build: makes the launch; is given the variables that lead the agents to hvdrun.
-    addresses: see Control.open.
+    command: what the ranks run, to show. addresses: see Control.open.
     verbose: tell about every start, and show what mpirun says at once.
     planned: (host, ranks) as they are to be placed; () if the user says by other means how they are.
     networks: names of interfaces or subnets for what ranks on different hosts say to each other; () to choose.
@@ -47,6 +51,7 @@ class Runner:
     build: Callable[[Mapping[str, str]], Launch]
     size: int
     environ: Mapping[str, str]
+    command: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
     verbose: bool = False
     logs: str = ""
@@ -68,14 +73,21 @@ class Runner:
         """Run the job and tell how it ended; returns the exit code."""
         self.ranks = Ranks(self.size)
         self._news = asyncio.Event()
-        self._control = Control(self.ranks, self._write, self._notice)
-        await self._control.open(self.addresses)
+        self._inquiries = Inquiries(self._describe, lambda number: self._control.send_all(wire.ASK, number))
+        self._control = Control(self.ranks, self._write, self._notice, self._inquiries.hear)
+        folder = JobFolder()
+        self._name = folder.name
         try:
+            await self._control.open(self.addresses, folder.path)
+            await self._inquiries.open(folder.path)
+            variables = {**self._control.variables, "HVDKIT_JOB": f"{folder.name}@{socket.gethostname()}"}
             with self._signals():
-                status = await self._run_mpirun(self.build(self._control.variables))
+                status = await self._run_mpirun(self.build(variables))
                 self.ranks.fall_silent(*self._control.connected)
         finally:
+            self._inquiries.close()
             await self._control.close()
+            folder.close()
         if self.output.broken and not self.ranks.failures:
             return 128 + signal.SIGPIPE
         verdict = judge(
@@ -213,6 +225,11 @@ class Runner:
         self.output.write(rank, is_stderr, data)
         if self.output.broken:
             self._news.set()
+
+    def _describe(self) -> dict[str, object]:
+        """What this job is, for those who ask."""
+        hosts = {str(rank): host for rank, host in sorted(self.ranks.hosts.items())}
+        return {"name": self._name, "command": shlex.join(self.command), "size": self.size, "hosts": hosts}
 
     def _notice(self) -> None:
         self._news.set()

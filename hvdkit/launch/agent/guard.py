@@ -46,14 +46,14 @@ def end_session(session: int, steps: Steps = ()) -> None:
     left after them is killed.
     """
     for number, patience in steps:
-        if not _find_members(session):
+        if not find_members(session):
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(session, number)
         deadline = time.monotonic() + patience
-        while time.monotonic() < deadline and _find_members(session):
+        while time.monotonic() < deadline and find_members(session):
             time.sleep(0.02)
-    for pid in _find_members(session):
+    for pid in find_members(session):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
@@ -80,7 +80,7 @@ def _guard(source: int, steps: Steps) -> None:
         os._exit(0)
 
 
-def _find_members(session: int) -> list[int]:
+def find_members(session: int) -> list[int]:
     """List the processes of a session that have not ended; where there is no /proc, its leader's group as a whole."""
     if not os.path.isdir("/proc/self"):
         return [-session]

@@ -19,8 +19,9 @@ from .interfaces import has_fabric, read_interfaces
 from .machine import look_around
 from .place import Place, adapt_environment, count_cores
 from .prefix import Prefixer
+from .stacks import StackTaker
 from .stream import HOLD_S, Stream, open_terminal, set_window, write_all
-from .wire import BYE, END, GO, HELLO, PAUSE, SIGNAL, START, STDERR, STDOUT, STOP, WINDOW, Control, Gone
+from .wire import ASK, BYE, DOING, END, GO, HELLO, PAUSE, SIGNAL, START, STDERR, STDOUT, STOP, WINDOW, Control, Gone
 
 KILL_AFTER_S = 2.0  # after SIGTERM
 DRAIN_S = 0.5  # output may come this long after the command's end, from processes that it left
@@ -54,6 +55,7 @@ class Agent:
         self.child: subprocess.Popen[bytes] | None = None
         self.streams: list[Stream] = []
         self.terminal: int | None = None
+        self.asked: list[tuple[bytes, StackTaker]] = []  # hvdrun wants to know what the rank is doing
         self.unread = False  # nobody takes the output any more
 
     def run(self, command: list[str], environ: Mapping[str, str]) -> int:
@@ -156,7 +158,7 @@ class Agent:
             poll.register(control, select.POLLIN)
         drain_until = 0.0
         while True:
-            busy = drain_until or self.kill_at or any(stream.held_since for stream in sources.values())
+            busy = drain_until or self.kill_at or self.asked or any(stream.held_since for stream in sources.values())
             ready = [fd for fd, _ in poll.poll(50 if busy else 1000)]
             if wake in ready:
                 os.read(wake, 4096)
@@ -174,6 +176,7 @@ class Agent:
                         poll.unregister(fd)
                         data = sources.pop(fd).finish()
                     self._emit_from(fd, data)
+            self._answer()
             now = time.monotonic()
             for stream in sources.values():
                 if stream.held_since and now - stream.held_since > HOLD_S:
@@ -201,7 +204,7 @@ class Agent:
                 self._send(PAUSE, str(news.si_status if news.si_code != os.CLD_CONTINUED else 0).encode())
 
     def _obey(self) -> None:
-        assert self.control is not None
+        assert self.control is not None and self.child is not None
         try:
             frames = self.control.receive()
         except Gone:
@@ -212,9 +215,19 @@ class Agent:
                 self._end_rank("hvdrun ended the job")
             elif kind == SIGNAL:
                 self._signal_group(signal.Signals(int(payload)))
+            elif kind == ASK:
+                self.asked.append((payload, StackTaker(self.child.pid)))
             elif kind == WINDOW and self.terminal is not None:
                 rows, columns = json.loads(payload)
                 set_window(self.terminal, rows, columns - len(self.prefix))
+
+    def _answer(self) -> None:
+        """Say what the rank is doing to whoever has asked, if that is known by now."""
+        for question, taker in list(self.asked):
+            found = taker.look()
+            if found is not None:
+                self.asked.remove((question, taker))
+                self._send(DOING, json.dumps({"question": int(question), "processes": found}).encode())
 
     def _lose_control(self) -> None:
         if self.control is not None:

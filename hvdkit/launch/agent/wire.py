@@ -10,9 +10,11 @@ import struct
 
 HEADER = struct.Struct(">cI")  # type, length of the payload
 HELLO, START, STDOUT, STDERR, PAUSE, END = b"H", b"S", b"O", b"E", b"Z", b"X"  # from an agent
+DOING = b"D"  # from an agent: what its rank is doing
 PULSE = b"P"  # from an agent, on a second connection, as the only frame there
-GO, STOP, BYE, SIGNAL, WINDOW = b"G", b"T", b"B", b"K", b"W"  # from hvdrun
+GO, STOP, BYE, SIGNAL, WINDOW, ASK = b"G", b"T", b"B", b"K", b"W", b"A"  # from hvdrun
 NONCE_BYTES = 32
+CONTROL, INQUIRY = "control", "inquiry"  # Unix sockets in the job's folder: for agents, for `hvdkit stacks`
 CONNECT_S = 10.0
 # A host that answers nothing for this long is lost: 4 s of quiet, then 3 questions 2 s apart.
 _QUIET_S, _ASK_S, _QUESTIONS = 4, 2, 3
@@ -52,12 +54,14 @@ class Control:
             view = view[self._send_some(view) :]
 
     def clean_up(self) -> None:
-        """Remove the Unix socket and its folder, which a killed hvdrun could not."""
+        """Remove the job's folder with its sockets, which a killed hvdrun could not."""
         if self._path:
-            with contextlib.suppress(OSError):  # another agent was first
-                os.unlink(self._path)
+            folder = os.path.dirname(self._path)
+            for path in (self._path, os.path.join(folder, INQUIRY)):
+                with contextlib.suppress(OSError):  # another agent was first
+                    os.unlink(path)
             with contextlib.suppress(OSError):
-                os.rmdir(os.path.dirname(self._path))
+                os.rmdir(folder)
 
     def receive(self) -> list[tuple[bytes, bytes]]:
         """Wait for some bytes and return the frames that are complete; raises Gone if hvdrun is not there."""

@@ -1,0 +1,1 @@
+"""`hvdkit stacks`: what all ranks of a running job are doing."""

@@ -1,0 +1,193 @@
+"""hvdkit stacks: what all ranks of a running job are doing, asked from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hvdrun_job import SLEEP, alive, descendants, environment, read_pids, started, wait_until
+
+from hvdkit import cli
+from hvdkit.errors import LaunchError
+from hvdkit.launch.folders import JobFolder, find_jobs
+from hvdkit.tools.stacks import command
+from hvdkit.tools.stacks.dump import Frame, parse_dump
+from hvdkit.tools.stacks.report import Doing, format_report, read_answer
+
+DUMP = """\
+Thread 0x00007f0000000001 (most recent call first):
+  File "/a/threading.py", line 320 in wait
+  File "/a/threading.py", line 1002 in _bootstrap
+
+Thread 0x00007f0000000002 [named] (most recent call first):
+  <no Python frame>
+
+Current thread 0x00007f0000000003 (most recent call first):
+  File "/a/in a "folder"/train.py", line 7 in step
+  File "/a/train.py", line ??? in <module>
+"""
+
+
+def test_the_main_thread_comes_first_and_its_innermost_call_last() -> None:
+    main, named, other = parse_dump(DUMP)
+    assert main == (Frame("/a/train.py", 0, "<module>"), Frame('/a/in a "folder"/train.py', 7, "step"))
+    assert named == ()
+    assert other == (Frame("/a/threading.py", 320, "wait"),)
+
+
+def test_this_pythons_dumps_are_understood() -> None:
+    code = "import faulthandler, threading\n\nthreading.Thread(target=faulthandler.dump_traceback).start()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    stacks = parse_dump(done.stderr)
+    assert stacks[0][0] == Frame("<string>", 3, "<module>")
+
+
+def test_ranks_that_do_the_same_are_together_and_the_odd_ones_first() -> None:
+    wait, work = (Frame("/no/wait.py", 1, "wait"),), (Frame("/no/work.py", 2, "work"),)
+    doings = [Doing(rank, "n1" if rank < 4 else "n2", "", (wait, work) if rank == 5 else (wait,)) for rank in range(6)]
+    doings[2] = Doing(2, "n1", "", (work,))
+    doings.append(Doing(5, "n2", "pid 77", (wait,)))
+    report = format_report(doings)
+    heads = [line for line in report.splitlines() if line.startswith(("rank", "  another"))]
+    assert heads == [
+        "rank 2 on n1:",
+        "ranks 0-1, 3 on n1; 4-5, 5 (pid 77) on n2:",
+        "  another thread of rank 5 on n2:",
+    ]
+
+
+def test_ranks_that_wait_in_hvdkit_do_the_same_wherever_they_look() -> None:
+    inside = str(Path(cli.__file__).parent / "engine" / "named.py")
+    call = Frame("/no/train.py", 1, "step")
+    stacks = [(call, Frame(inside, 1, "do")), (call, Frame(inside, 2, "do"), Frame("/no/select.py", 3, "poll"))]
+    report = format_report([Doing(rank, "n1", "", (stack,)) for rank, stack in enumerate(stacks)])
+    assert report.startswith("ranks 0-1 on n1 (inside hvdkit as rank 0 on n1 does):") and "select.py" not in report
+
+
+def process(**changes: Any) -> dict[str, Any]:
+    return {"pid": 9, "state": "S", "command": "cat", "stacks": "", "asked": False, **changes}
+
+
+@pytest.mark.parametrize(
+    ("processes", "words"),
+    [
+        (None, "its agent does not answer"),
+        ([process()], "nothing in it has imported hvdkit yet (pid 9, state S): cat"),
+        ([process(state="T")], "stopped by a signal (pid 9"),
+        ([process(state="D", asked=True)], "waiting for a file system"),
+        ([process(asked=True)], "it does not answer (pid 9"),
+        ([process(state="")], "its process has ended"),
+    ],
+)
+def test_a_rank_without_stacks_is_explained(processes: Any, words: str) -> None:
+    (doing,) = read_answer({"job": {"hosts": {"3": "n1"}}, "ranks": {"3": processes}})
+    assert words in doing.why and format_report([doing]).startswith("rank 3 on n1: ")
+
+
+HANGS = """
+import hvdkit.torch as hvd, torch
+from mpi4py import MPI
+hvd.init(stall_check_s=1)
+print("pid", os.getpid(), flush=True)
+def looks_at_the_sky():
+    MPI.COMM_WORLD.Recv(bytearray(1), source=0, tag=99)
+if hvd.rank() == 1:
+    looks_at_the_sky()
+def step():
+    hvd.allreduce(torch.ones(3), name="gradients")
+step()
+"""
+
+
+def ask(job: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "hvdkit", "stacks", job],
+        env={**environment(), "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(60)
+def test_a_hang_is_shown_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with started(3, HANGS) as hvdrun:
+        job = str(hvdrun.pid)
+        assert hvdrun.stderr is not None
+        pids = read_pids(hvdrun, 3)
+        told = ""
+        while "hvdkit stacks" not in told:  # the report of the stall says what to type
+            told = hvdrun.stderr.readline().decode()
+            assert told
+        assert f"`hvdkit stacks {job}`" in told
+        for _ in range(2):
+            odd, same = ask(job, tmp_path).partition("ranks 0, 2 on ")[::2]
+            assert "rank 1 on " in odd and "in looks_at_the_sky" in odd and "in step" not in odd
+            assert "in step" in same and "in allreduce" in same
+        os.kill(pids[1], signal.SIGSTOP)
+        assert f"stopped by a signal (pid {pids[1]}, state T)" in ask(job, tmp_path)
+        os.kill(pids[1], signal.SIGCONT)
+        assert hvdrun.poll() is None
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(60)
+def test_what_a_killed_job_left_is_gone_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with started(2, SLEEP) as hvdrun:
+        read_pids(hvdrun, 2)
+        job = str(hvdrun.pid)
+        left = Path(find_jobs()[job])
+        everything = [hvdrun.pid, *descendants(hvdrun.pid)]
+        for pid in everything:
+            os.kill(pid, signal.SIGSTOP)  # so that none can clean up after another
+        for pid in everything:
+            os.kill(pid, signal.SIGKILL)
+        assert wait_until(lambda: not any(map(alive, everything)), 5)
+        assert left.exists() and job not in find_jobs()
+        folder = JobFolder()
+        assert os.listdir(left.parent) == [folder.name]
+        folder.close()
+        assert os.listdir(left.parent) == []
+
+
+@pytest.mark.parametrize("kind", ["open", "link", "file"])
+def test_a_folder_that_somebody_else_has_prepared_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    place = tmp_path / f"hvdkit-{os.getuid()}"
+    if kind == "open":
+        place.mkdir()
+        place.chmod(0o777)
+    elif kind == "link":
+        (tmp_path / "elsewhere").mkdir(0o700)
+        place.symlink_to(tmp_path / "elsewhere")
+    else:
+        place.touch()
+    with pytest.raises(LaunchError, match="only you can open"):
+        JobFolder()
+    assert str(tmp_path) not in "".join(find_jobs().values())
+
+
+def test_the_job_that_is_meant_is_found_or_all_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "ask_job", lambda folder, what: {"job": {"size": 3, "command": f"{what} {folder}"}})
+    one, two = {"1": "/one"}, {"1": "/one", "2": "/two"}
+    assert command.choose(None, one) == command.choose("1", two) == "/one"
+    for name, jobs, words in ((None, {}, "No hvdrun"), (None, two, "Several jobs"), ("3", two, "There is no job 3")):
+        with pytest.raises(LaunchError, match=words) as caught:
+            command.choose(name, jobs)
+        for each, folder in jobs.items():
+            assert f"hvdkit stacks {each}    3 ranks of job {folder}" in str(caught.value)
