@@ -111,6 +111,13 @@ class Config:
         disable="HOROVOD_STALL_CHECK_DISABLE",
         flag="--stall-shutdown-s",
     )
+    bind: str = setting(
+        "auto",
+        choice("auto", "none", "core", "numa"),
+        "which cores each rank of a host may use: auto, its part, unless the launcher has bound it; core, that in any "
+        "case; numa, the NUMA nodes of its part; none, all",
+        flag="--bind",
+    )
     timeline: str = setting(
         "",
         str,

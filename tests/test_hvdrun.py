@@ -250,7 +250,9 @@ def test_verbose_tells_which_mpirun_and_where_each_rank_is() -> None:
     errors = done.stderr.decode()
     assert re.search(r"hvdrun: (Open MPI|MPICH|Intel MPI) \d", errors)
     for rank in range(2):
-        assert re.search(rf"hvdrun: rank {rank} on \S+: pid \d+, OMP_NUM_THREADS=\d+", errors)
+        assert re.search(
+            rf"hvdrun: rank {rank} on \S+: pid \d+, (bound to|may use) CPUs [\d,-]+, OMP_NUM_THREADS=\d+", errors
+        )
     assert "hvdrun: all 2 ranks ended well." in lines(done.stderr)
 
 

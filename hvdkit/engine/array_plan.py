@@ -59,7 +59,7 @@ class ArrayPlan:
                 options=options,
                 limit_bytes=made.config.fusion_bytes,
                 depth=made.config.buckets_in_flight,
-                threaded=wants_thread(made.config.progress, made.world.local_size, compute_threads),
+                threaded=wants_thread(made.config.progress, made.cores, compute_threads),
                 statistics=statistics,
                 engine=group.engine,
                 name=name,

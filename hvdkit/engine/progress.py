@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.base import Buckets
 from hvdkit.transport.waiting import Waiting
-
-
-def count_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def has_spare_core(*, local_size: int, compute_threads: int) -> bool:
-    """Would every rank of this host have a core for a thread of its own, beside those it computes with?
-
-    compute_threads: 0 for as many as there are cores.
-    """
-    cores = count_cores()
-    return cores >= local_size * ((compute_threads or cores) + 1)
 
 
 class ProgressThread:
@@ -68,8 +53,11 @@ class ProgressThread:
         self._thread.join()
 
 
-def wants_thread(progress: str, local_size: int | None, compute_threads: int) -> bool:
-    """Is a reduction driven by a thread? progress: the setting. The others: as has_spare_core()'s."""
+def wants_thread(progress: str, cores: float, compute_threads: int) -> bool:
+    """Is a reduction driven by a thread of its own? By the setting, or if the rank has a core for it.
+
+    progress: the setting. cores: this rank's, see fair_share(). compute_threads: 0 for as many as there are cores.
+    """
     if progress != "auto":
         return progress == "thread"
-    return has_spare_core(local_size=local_size or 1, compute_threads=compute_threads)
+    return compute_threads > 0 and cores >= compute_threads + 1

@@ -12,6 +12,7 @@ from typing import Any
 from hvdkit.config import Config, read_config
 from hvdkit.engine.base import Engine
 from hvdkit.engine.choice import choose_engine
+from hvdkit.engine.cores import count_cores, fair_share, look_at_cores, warn_of_crowding
 from hvdkit.engine.horovod.binding import Binding, built_bindings
 from hvdkit.engine.named import NamedEngine
 from hvdkit.engine.objects import allgather_object
@@ -22,7 +23,7 @@ from hvdkit.hook import install_exception_hook, uninstall_exception_hook
 from hvdkit.log import configure_logging, logger
 from hvdkit.transport import Abort, open_transport
 from hvdkit.transport.base import Arithmetic, Transport
-from hvdkit.world import World, read_world
+from hvdkit.world import World, read_world, under_agent
 
 
 @dataclass
@@ -34,6 +35,8 @@ class Runtime:
     transport: Transport
     sets: ProcessSets
     timeline: Timeline
+    #: That this rank has, see fair_share().
+    cores: float
     #: init() with the same arguments.
     again: Callable[[], Runtime]
     #: Horovod's core, where that is the engine.
@@ -85,10 +88,16 @@ def init(
     if horovod is None and config.timeline not in ("", "DYNAMIC") and world.rank == 0:
         timeline.start(config.timeline)  # DYNAMIC is Horovod's word for "start_timeline() will say"
     # Horovod's core gathers nothing yet: TensorFlow can be told which GPU to use until it has done an operation.
-    hosts = allgather_object(transport, world.host) if horovod is None else [""] * world.size
+    if horovod is None:
+        seen = allgather_object(transport, look_at_cores(world.host))
+        cores = fair_share(seen, world.rank)
+        if not under_agent():  # hvdrun has looked before it started the ranks
+            warn_of_crowding(seen, world.rank)
+    else:
+        seen, cores = [look_at_cores("")] * world.size, count_cores() / (world.local_size or 1)
 
     def open_engine(group: Transport, ranks: Sequence[int]) -> Engine:
-        options: dict[str, Any] = {"hosts": [hosts[rank] for rank in ranks], "ranks": ranks, "timeline": timeline}
+        options: dict[str, Any] = {"hosts": [seen[rank].host for rank in ranks], "ranks": ranks, "timeline": timeline}
         if horovod is not None:
             from hvdkit.engine.horovod.engine import HorovodEngine
 
@@ -97,7 +106,7 @@ def init(
 
     sets = ProcessSets(transport, open_engine)
     again = functools.partial(init, process_sets, arithmetic=arithmetic, framework=framework, opener=opener, **settings)
-    _runtime = Runtime(world, config, transport, sets, timeline, again, horovod)
+    _runtime = Runtime(world, config, transport, sets, timeline, cores, again, horovod)
     global_process_set.ranks = None  # an earlier world may have had others
     sets.add(global_process_set)
     for one in process_sets:

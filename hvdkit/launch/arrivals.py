@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hvdkit.launch.affinity import plan_cores
 from hvdkit.launch.network import Connection, choose_network, parse_interfaces, plan_network_variables
 from hvdkit.launch.preflight import Machine, parse_machine
 
@@ -86,11 +87,15 @@ def check_layout(planned: Sequence[tuple[str, int]], hosts: Mapping[int, str]) -
 
 
 def plan_orders(
-    arrivals: Mapping[int, Arrival], environ: Mapping[str, str], wish: Sequence[str], window: Sequence[object] | None
+    arrivals: Mapping[int, Arrival],
+    environ: Mapping[str, str],
+    wish: Sequence[str],
+    window: Sequence[object] | None,
+    bind: str = "auto",
 ) -> Orders:
     """Settle what each rank needs to know of the others.
 
-    environ: what the ranks have. wish: see choose_network. window: of the terminal, for rank 0.
+    environ: what the ranks have. wish: see choose_network. window: of the terminal, for rank 0. bind: see plan_cores.
     Raises LaunchError for a wish that some host cannot fulfil.
     """
     counts = Counter(arrival.host for arrival in arrivals.values())
@@ -104,12 +109,16 @@ def plan_orders(
             host: {**plain, **plan_network_variables(network.interfaces.get(host, ()), environ)} for host in counts
         }
         why = network.why
+    cores: dict[int, Any] = {}
+    for host in counts:
+        cores.update(plan_cores({r: one.machine.allowed for r, one in arrivals.items() if one.host == host}, bind))
     told = {
         rank: {
             "window": window if rank == 0 else None,
             "local_size": counts[arrival.host],
             "one_host": one_host,
             "variables": variables.get(arrival.host, {}),
+            "cores": cores[rank],
         }
         for rank, arrival in arrivals.items()
     }

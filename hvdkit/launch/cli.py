@@ -199,7 +199,7 @@ def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     variables.update(plan_variables(_starts_asked_for(options), environ))
     if options.wrap and "HVDKIT_WRAP_SEED" not in environ:
         variables["HVDKIT_WRAP_SEED"] = str(secrets.randbelow(2**31))
-    read_config({**environ, **variables})
+    config = read_config({**environ, **variables})
     if "PYTHONUNBUFFERED" not in environ:
         variables["PYTHONUNBUFFERED"] = "1"  # a rank that is killed has shown all it printed
     if options.tcp and "NCCL_IB_DISABLE" not in environ:
@@ -219,6 +219,7 @@ def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
         ssh_options=read_ssh_options(options),
         starter_arguments=split_words("--mpi-args", options.mpi_args) or (),
         binding=split_words("--binding-args", options.binding_args),
+        bind=_choose_binding(config.bind, options.binding_args),
         tcp=options.tcp,
     )
 
@@ -233,6 +234,17 @@ def _starts_asked_for(options: argparse.Namespace) -> dict[str, str]:
     if options.wrap:
         return {"HVDKIT_WRAP": "1"}
     return {"HVDKIT_ALIAS_HOROVOD": "1"} if options.alias_horovod else {}
+
+
+def _choose_binding(bind: str, binding_args: str | None) -> str:
+    """The setting `bind`, unless the user has told the launcher what to do."""
+    if binding_args is None:
+        return bind
+    if bind in ("core", "numa"):
+        raise LaunchError(
+            f"--bind {bind} has hvdkit bind the ranks, and --binding-args the launcher; leave one of them out."
+        )
+    return "none"
 
 
 def _find_hosts(options: argparse.Namespace, environ: Mapping[str, str]) -> FoundHosts:
@@ -292,6 +304,7 @@ def _start(options: argparse.Namespace, job: Job, choice: Choice) -> int:
         start_timeout_s=options.start_timeout,
         verbose=options.verbose,
         logs=options.output_filename or "",
+        bind=job.bind,
     )
     if options.verbose:
         mpi = choice.mpi

@@ -172,7 +172,7 @@ class Control:
             self.write(rank, kind == wire.STDERR, payload)
         elif kind == wire.START:
             fields: Mapping[str, Any] = json.loads(payload)
-            self.ranks.start(rank, Start(int(fields["pid"]), str(fields["threads"])))
+            self.ranks.start(rank, Start(**fields))
             self.changed()
         elif kind == wire.DOING:
             self.heard(rank, payload)

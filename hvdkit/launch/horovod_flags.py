@@ -117,7 +117,7 @@ FLAGS = (
     ),
     _refuse("--mpi-threads-disable", instead="hvdkit needs an MPI with threads. Leave it out."),
     _refuse("--num-nccl-streams", instead="Leave it out. With --engine horovod set HOROVOD_NUM_NCCL_STREAMS."),
-    _refuse("--thread-affinity", instead="Use --binding-args. With --engine horovod set HOROVOD_THREAD_AFFINITY."),
+    _refuse("--thread-affinity", instead="Use --bind. With --engine horovod set HOROVOD_THREAD_AFFINITY."),
     _refuse("--gloo-timeout-seconds", instead="To end a job in which a rank is missing: --stall-shutdown-s."),
     _refuse("--log-with-timestamp", "--no-log-hide-timestamp", instead=_CLOCK),
     _refuse("-prefix-timestamp", "--prefix-output-with-timestamp", instead=_CLOCK),

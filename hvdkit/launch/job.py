@@ -24,7 +24,8 @@ class Job:
     python: runs the rank agent; must be at the same path on every host.
     notes: what the user should be told before it starts.
     ssh_options: the user's own, for ssh. starter_arguments: the user's own, for whatever starts the ranks.
-    binding: how to bind ranks to cores, in the starter's words; None leaves them unbound.
+    binding: how to bind ranks to cores, in the starter's words; with None it leaves them unbound. bind: how hvdkit then
+    does it, see the setting.
     tcp: between hosts use nothing but TCP.
     """
 
@@ -41,6 +42,7 @@ class Job:
     ssh_options: tuple[str, ...] = ()
     starter_arguments: tuple[str, ...] = ()
     binding: tuple[str, ...] | None = None
+    bind: str = "auto"
     tcp: bool = False
 
     @property

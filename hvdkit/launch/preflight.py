@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hvdkit.launch.agent.topology import format_cpus
+
 #: Less is too little for the buckets of a few ranks.
 _LEAST_SHARED_MIB = 64
 
@@ -50,11 +52,12 @@ def find_troubles(machines: Iterable[tuple[str, Machine]]) -> list[str]:
 
 def _check_cores(host: str, ranks: list[Machine]) -> str:
     shared = {core for machine in ranks for core in machine.allowed}
-    if not (len(shared) == 1 < min(ranks[0].cores, len(ranks))):
+    if not 0 < len(shared) < min(ranks[0].cores, len(ranks)):
         return ""
+    which = f"core {min(shared)}" if len(shared) == 1 else f"cores {format_cpus(shared)}"
     return (
-        f"{host}: all {len(ranks)} ranks may use core {min(shared)} only, of {ranks[0].cores}. Start hvdrun without "
-        f"taskset; under Slurm ask for --cpus-per-task, or --ntasks-per-node={len(ranks)}."
+        f"{host}: all {len(ranks)} ranks may use {which} only, of {ranks[0].cores}. Start hvdrun without taskset, and "
+        f"without --binding-args that say so; under Slurm ask for --cpus-per-task, or --ntasks-per-node={len(ranks)}."
     )
 
 

@@ -45,7 +45,7 @@ class Runner:
     verbose: tell about every start, and show what mpirun says at once.
     planned: (host, ranks) as they are to be placed; () if the user says by other means how they are.
     networks: names of interfaces or subnets for what ranks on different hosts say to each other; () to choose.
-    start_timeout_s: how long all ranks may take until they are there.
+    start_timeout_s: how long all ranks may take until they are there. bind: ranks to cores, see the setting.
     """
 
     build: Callable[[Mapping[str, str]], Launch]
@@ -58,6 +58,7 @@ class Runner:
     planned: tuple[tuple[str, int], ...] = ()
     networks: tuple[str, ...] = ()
     start_timeout_s: float = 60.0
+    bind: str = "auto"
     output: Output = field(default_factory=Output)
     ranks: Ranks = field(init=False)
     _interrupted: int = 0
@@ -172,7 +173,7 @@ class Runner:
         if self._refused:
             return
         try:
-            orders = plan_orders(self._control.arrivals, self.environ, self.networks, self.output.window)
+            orders = plan_orders(self._control.arrivals, self.environ, self.networks, self.output.window, self.bind)
         except LaunchError as error:
             self._refused = str(error)
             return
@@ -237,8 +238,9 @@ class Runner:
     def _announce(self) -> None:
         for rank in sorted(self.ranks.started.keys() - self._announced) if self.verbose else ():
             start = self.ranks.started[rank]
-            threads = f", OMP_NUM_THREADS={start.threads}" if start.threads else ""
-            self.output.say(f"rank {rank} on {self.ranks.hosts[rank]}: pid {start.pid}{threads}")
+            cores = f"{'bound to' if start.bound else 'may use'} CPUs {start.cpus}"
+            place = f"rank {rank} on {self.ranks.hosts[rank]}"
+            self.output.say(f"{place}: pid {start.pid}, {cores}, OMP_NUM_THREADS={start.threads}")
             self._announced.add(rank)
         for rank in sorted(self.ranks.paused.keys() ^ self._paused):
             place = f"rank {rank} on {self.ranks.hosts[rank]}"

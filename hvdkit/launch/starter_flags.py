@@ -19,7 +19,7 @@ def add_starter_flags(parser: argparse.ArgumentParser) -> None:
     add("-p", "--ssh-port", type=int, metavar="PORT", help="of ssh on all hosts")
     add("-i", "--ssh-identity-file", metavar="FILE", help="the private key for ssh")
     add("--mpi-args", metavar="ARGS", help='more arguments of the launcher, like --mpi-args="--report-bindings"')
-    add("--binding-args", metavar="ARGS", help="how it places ranks and binds them to cores; unbound if left out")
+    add("--binding-args", metavar="ARGS", help="how it places ranks and binds them to cores, in place of --bind")
     add("--tcp", action="store_true", help="between hosts nothing but TCP")
 
 

@@ -24,11 +24,13 @@ _HINTS = {
 class Start:
     """A rank's command has started.
 
-    threads: its OMP_NUM_THREADS; "" if it has none.
+    threads: its OMP_NUM_THREADS. cpus: that it may run on, as "0-3,8". bound: to these by hvdkit.
     """
 
     pid: int
     threads: str
+    cpus: str
+    bound: bool
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from hvdkit.engine.basics import describe_world, join_world
+from hvdkit.engine.cores import count_cores
 from hvdkit.engine.process_sets import ProcessSet
-from hvdkit.engine.progress import count_cores
 from hvdkit.tensorflow.arithmetic import TensorflowArithmetic
 
 

@@ -71,7 +71,7 @@ class GradientPlan:
             options=options,
             limit_bytes=made.config.fusion_bytes,
             depth=made.config.buckets_in_flight,
-            threaded=wants_thread(made.config.progress, made.world.local_size, torch.get_num_threads()),
+            threaded=wants_thread(made.config.progress, made.cores, torch.get_num_threads()),
             statistics=statistics,
             engine=group.engine,
             name=name,

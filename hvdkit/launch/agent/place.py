@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from collections.abc import Mapping
@@ -58,24 +57,16 @@ def _read_slurm(environ: Mapping[str, str]) -> tuple[int, int, int]:
     return int(environ["SLURM_PROCID"]), int(size), counts[node] if node < len(counts) else 0
 
 
-def adapt_environment(
-    environ: Mapping[str, str], orders: Mapping[str, str], local_size: int, cores: int
-) -> dict[str, str]:
+def adapt_environment(environ: Mapping[str, str], orders: Mapping[str, str], threads: int) -> dict[str, str]:
     """Build the command's environment: what depends on the host is settled here, where the host can be seen.
 
-    orders: what hvdrun says on top; for a variable that the user has set, that stays.
+    orders: what hvdrun says on top; for a variable that the user has set, that stays. threads: to compute with.
     """
     variables = {k: v for k, v in environ.items() if not k.startswith("HVDKIT_CONTROL")}
     variables["HVDKIT_AGENT"] = "1"
     for name, value in orders.items():
         variables.setdefault(name, value)
-    if local_size:
-        variables.setdefault("OMP_NUM_THREADS", str(max(1, cores // local_size)))
-    if local_size >= cores:  # ranks that poll without yielding would take the cores from those that compute
+    variables.setdefault("OMP_NUM_THREADS", str(threads))
+    if threads == 1:  # ranks that poll without yielding would take the cores from those that compute
         variables.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     return variables
-
-
-def count_cores() -> int:
-    """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -14,13 +14,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .binding import Share, allowed_cpus, bind, plan_share
 from .guard import Guard
 from .interfaces import has_fabric, read_interfaces
 from .machine import look_around
-from .place import Place, adapt_environment, count_cores
+from .place import Place, adapt_environment
 from .prefix import Prefixer
 from .stacks import StackTaker
 from .stream import HOLD_S, Stream, open_terminal, set_window, write_all
+from .topology import format_cpus
 from .wire import ASK, BYE, DOING, END, GO, HELLO, PAUSE, SIGNAL, START, STDERR, STDOUT, STOP, WINDOW, Control, Gone
 
 KILL_AFTER_S = 2.0  # after SIGTERM
@@ -72,14 +74,20 @@ class Agent:
         one_host = orders.get("one_host", local_size in (0, self.place.size))
         self.prefix = (f"[{self.place.rank}] " if one_host else f"[{self.place.rank} {self.place.host}] ").encode()
         guard = Guard()  # launchers kill agents, and cannot know what the agents have started
-        variables = adapt_environment(environ, orders.get("variables", {}), local_size, count_cores())
-        problem = self._start(command, variables, orders.get("window"))
+        share = plan_share(allowed_cpus(), orders.get("cores", {}), local_size)
+        variables = adapt_environment(environ, orders.get("variables", {}), share.threads)
+        problem = self._start(command, variables, orders.get("window"), share)
         if problem is not None:
             return self._finish(*problem)
         assert self.child is not None
         guard.watch(self.child.pid)
-        threads = variables.get("OMP_NUM_THREADS", "")
-        self._send(START, json.dumps({"pid": self.child.pid, "threads": threads}).encode())
+        start = {
+            "pid": self.child.pid,
+            "threads": variables["OMP_NUM_THREADS"],
+            "cpus": format_cpus(share.cpus),
+            "bound": share.bound,
+        }
+        self._send(START, json.dumps(start).encode())
         self._relay(wake)
         self._signal_group(signal.SIGKILL)  # what the command has left behind
         guard.dismiss()
@@ -107,8 +115,10 @@ class Agent:
                     return orders
                 raise Gone("hvdrun is ending the job")
 
-    def _start(self, command: list[str], variables: dict[str, str], window: list[int] | None) -> tuple[int, str] | None:
-        """Start the command; returns (exit code, what is wrong) if it cannot be."""
+    def _start(
+        self, command: list[str], variables: dict[str, str], window: list[int] | None, share: Share
+    ) -> tuple[int, str] | None:
+        """Start the command on its CPUs; returns (exit code, what is wrong) if it cannot be."""
         targets, opened = [-1, -1], []
         if window is not None:
             rows, columns, both = window
@@ -125,15 +135,19 @@ class Agent:
                 self._add_stream(source, kind, live=False)
         opened = sorted(set(targets))
         try:
-            self.child = subprocess.Popen(
-                command,
-                env=variables,
-                stdout=targets[0],
-                stderr=targets[1],
-                start_new_session=True,
-                close_fds=False,  # MPICH's ranks talk to their launcher through an open file (PMI_FD)
-                preexec_fn=die_with_parent(os.getpid()),
-            )
+            with bind(share) as prevented:
+                self.child = subprocess.Popen(
+                    command,
+                    env=variables,
+                    stdout=targets[0],
+                    stderr=targets[1],
+                    start_new_session=True,
+                    close_fds=False,  # MPICH's ranks talk to their launcher through an open file (PMI_FD)
+                    preexec_fn=die_with_parent(os.getpid()),
+                )
+            if prevented:
+                cpus = format_cpus(share.cpus)
+                self._emit(STDERR, self.prefix + f"hvdkit: cannot be bound to CPUs {cpus}: {prevented}\n".encode())
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             code = 127 if isinstance(error, FileNotFoundError) else 126
             return code, f"{command[0]} cannot be started: {error}"

@@ -40,7 +40,8 @@ def time_allreduce(hosts: Sequence[Host], environ: Mapping[str, str], survey: Su
 def _run(hosts: Sequence[Host], environ: Mapping[str, str], survey: Survey) -> Allreduce:
     places = ",".join(f"{_bracket(host.login)}:{min(2, host.slots or 1)}" for host in hosts)
     script = find_probe("time_allreduce")
-    argv = [sys.executable, "-m", "hvdkit.launch", "-H", places, sys.executable, script, str(COUNT)]
+    # Without hvdkit's own binding, what the launcher does by itself is seen.
+    argv = [sys.executable, "-m", "hvdkit.launch", "--bind=none", "-H", places, sys.executable, script, str(COUNT)]
     status, out, err = run_program(argv, environ=environ, timeout_s=_TIMEOUT_S)
     objects = [found for line in out.splitlines() if (found := _read(line))]
     ranks = tuple(
