@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hvdkit.exit_codes import TRY_AGAIN
+
 
 class HvdkitError(Exception):
     """Base of every error that hvdkit raises on purpose."""
@@ -104,6 +106,17 @@ class WrapError(HvdkitError, RuntimeError):
 
 class LaunchError(HvdkitError, ValueError):
     """hvdrun was asked for something that cannot be started; nothing has been."""
+
+
+class CheckpointError(HvdkitError, RuntimeError):
+    """A checkpoint could not be written, cannot be loaded, or has not made all ranks equal."""
+
+
+class Preempted(SystemExit):
+    """The job was asked to end; the training is saved and not finished. Uncaught it ends the process, with code 75."""
+
+    def __init__(self) -> None:
+        super().__init__(TRY_AGAIN)
 
 
 class CompareError(HvdkitError, ValueError):

@@ -26,7 +26,7 @@ from hvdkit.engine.job_objects import allgather_object, broadcast_object
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
-from hvdkit.torch import data, elastic, learning_rate, metrics, mpi_ops
+from hvdkit.torch import checkpoint, data, elastic, learning_rate, metrics, mpi_ops
 from hvdkit.torch.asynchronous import (
     allgather_async,
     allreduce_async,
@@ -107,6 +107,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "checkpoint",
     "cross_rank",
     "cross_size",
     "cuda_built",

@@ -29,6 +29,7 @@ class ShardedSampler(Sampler[int]):
     over ranks with `hvd.metrics.Mean`, which weights by the number of samples.
 
     rank, size: this process and the number of ranks; those of the running world if None.
+    trained: samples of this rank in this epoch, since it began or was resumed, as record_batch() was told; else None.
     uneven: "pad" repeats the first few samples where the ranks do not divide the dataset, "drop" leaves out the last.
     """
 
@@ -58,15 +59,18 @@ class ShardedSampler(Sampler[int]):
         self.epoch = 0
         self._start = 0  # samples that all ranks together had used when this epoch began or was resumed
         self._given = 0  # samples given to this rank since then
+        self.trained: int | None = None
         self._finished = False
         self._plan()  # a shard that cannot be made is reported here, not in the first epoch
 
     def __iter__(self) -> Iterator[int]:
-        self._given, self._finished = 0, False
+        if self._finished:
+            self._start = 0
+        self._given, self.trained, self._finished = 0, None, False
         for index in self._plan().tolist():
             self._given += 1
             yield index
-        self._start, self._given, self._finished = 0, 0, True
+        self._finished = True
 
     def __len__(self) -> int:
         """Samples that the next iteration gives to this rank."""
@@ -78,18 +82,28 @@ class ShardedSampler(Sampler[int]):
         The epoch that was resumed goes on where it was; any other begins at its first sample.
         """
         if epoch != self.epoch or self._finished:
-            self._start, self._given, self._finished = 0, 0, False
+            self._start, self._given, self.trained, self._finished = 0, 0, None, False
         self.epoch = epoch
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """This rank has trained on so many samples more; Checkpoints.step() says so. batch_idx: does not count.
+
+        To be said where the DataLoader has worker processes: those fetch ahead, and what was given out is not trained
+        on yet. ElasticSampler has the same.
+        """
+        self.trained = (self.trained or 0) + batch_size
 
     def state_dict(self, given: int | None = None) -> SamplerState:
         """How far training is; the same on every rank, so that rank 0 can save it.
 
-        given: samples of this rank that were trained on since this epoch began or was resumed. None for those that this
-            sampler gave out, which is right unless the DataLoader has worker processes: those fetch ahead.
+        given: samples of this rank that were trained on since this epoch began or was resumed; the epoch is not over
+            then, even if they are all. None for those that were recorded, else those that this sampler gave out.
         """
-        if self._finished:
+        trained = self.trained if given is None else given
+        over = given is None and self._finished and (trained is None or trained >= self._given)
+        if over:
             return {"epoch": self.epoch + 1, "used": 0, "seed": self.seed}
-        mine = 0 if self.evaluation else self._given if given is None else given
+        mine = 0 if self.evaluation else self._given if trained is None else trained
         used = self._start + mine * self.size
         return {"epoch": self.epoch, "used": min(used, len(self.dataset)), "seed": self.seed}
 
@@ -99,10 +113,11 @@ class ShardedSampler(Sampler[int]):
         The training loop then begins with `range(sampler.epoch, epochs)`. An evaluation always begins anew.
         """
         self.epoch, self._start, self.seed = state["epoch"], state["used"], state["seed"]
-        self._given, self._finished = 0, False
+        self._given, self.trained, self._finished = 0, None, False
 
     def _plan(self) -> Indices:
         order = plan_order(len(self.dataset), seed=self.seed if self.shuffle else None, epoch=self.epoch)
         if self.evaluation:
             return split_for_evaluation(order, rank=self.rank, size=self.size)
-        return split_for_training(order, rank=self.rank, size=self.size, uneven=self.uneven, start=self._start)
+        start = 0 if self._finished else self._start
+        return split_for_training(order, rank=self.rank, size=self.size, uneven=self.uneven, start=start)

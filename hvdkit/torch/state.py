@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvdkit.engine import objects
+from hvdkit.engine.job_objects import broadcast_object
 from hvdkit.engine.process_sets import global_process_set
 from hvdkit.engine.submit import find_group
 from hvdkit.engine.together import do_together
@@ -118,6 +119,19 @@ def broadcast_optimizer_state(
         for parameter in one["params"]:
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)  # Horovod's leave gradients, and scripts read them
+
+
+def share_state(thing: Any) -> None:
+    """Make a module, an optimizer, or anything else with state_dict and load_state_dict what it is on rank 0.
+
+    Collective; raises what broadcast_parameters and broadcast_optimizer_state do.
+    """
+    if isinstance(thing, torch.nn.Module):
+        broadcast_parameters(thing.state_dict())
+    elif isinstance(thing, torch.optim.Optimizer):
+        broadcast_optimizer_state(thing)
+    else:
+        thing.load_state_dict(broadcast_object(thing.state_dict()))
 
 
 def _check_root(root_rank: int, size: int) -> None:

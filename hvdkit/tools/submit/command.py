@@ -13,9 +13,10 @@ from typing import Any
 
 from hvdkit.config import read_environment
 from hvdkit.errors import SubmitError
+from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.launch.check import find_script
 from hvdkit.tools.submit.follow import Follower
-from hvdkit.tools.submit.job import TRY_AGAIN, BatchJob, parse_variable, parse_warning
+from hvdkit.tools.submit.job import BatchJob, parse_variable, parse_warning
 from hvdkit.tools.submit.scheduler import Scheduler, find_defaults
 from hvdkit.tools.submit.send import ask_state, submit_script
 from hvdkit.tools.submit.table import SCHEDULERS

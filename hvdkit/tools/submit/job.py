@@ -9,9 +9,6 @@ from dataclasses import dataclass, field
 from hvdkit.errors import SubmitError
 from hvdkit.tools.submit.times import parse_time
 
-#: A training ends with this code to say "saved, not finished: start me again" (EX_TEMPFAIL of sysexits.h).
-TRY_AGAIN = 75
-
 # What goes into directives is read by schedulers, each with quoting rules of its own: letters that none of them minds.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*", re.ASCII)
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@+,=-]*", re.ASCII)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.tools.submit.body import write_environment, write_run
-from hvdkit.tools.submit.job import TRY_AGAIN, BatchJob, check_job
+from hvdkit.tools.submit.job import BatchJob, check_job
 from hvdkit.tools.submit.times import format_clock
 
 DIRECTIVE = "#SBATCH"

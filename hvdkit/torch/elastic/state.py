@@ -9,7 +9,7 @@ import torch
 
 from hvdkit.elastic.state import Handler, ObjectState
 from hvdkit.engine.job_objects import broadcast_object
-from hvdkit.torch.state import broadcast_optimizer_state, broadcast_parameters
+from hvdkit.torch.state import share_state
 
 
 class TorchState(ObjectState):
@@ -53,9 +53,4 @@ class _StateDictHandler:
         self._value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        if isinstance(self._value, torch.nn.Module):
-            broadcast_parameters(self._value.state_dict())
-        elif isinstance(self._value, torch.optim.Optimizer):
-            broadcast_optimizer_state(self._value)
-        else:
-            self._value.load_state_dict(broadcast_object(self._value.state_dict()))
+        share_state(self._value)

@@ -1,0 +1,87 @@
+"""Checkpoints of a training that goes on: saved when it is time, and when the job has to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hvdkit.checkpoint.agreement import Agreed, Agreement
+from hvdkit.checkpoint.kept import Kept
+from hvdkit.checkpoint.signals import Signals
+from hvdkit.checkpoint.store import Store
+from hvdkit.engine.job_objects import broadcast_object
+from hvdkit.errors import CheckpointError, Preempted
+from hvdkit.exit_codes import TRY_AGAIN
+from hvdkit.log import logger
+
+
+class TrainingCheckpoints(Store):
+    """What an adapter's Checkpoints are made of. every_s: seconds between checkpoints, at least."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        kept: Kept,
+        values: Mapping[str, Any],
+        *,
+        every_s: float,
+        keep: int,
+    ) -> None:
+        super().__init__(directory, kept, values, keep=keep)
+        self._every_s = every_s
+        self._signals = Signals()
+        self._agreement = Agreement()
+        self._saved_s = time.monotonic()
+
+    def step(self, samples: int | None = None) -> None:
+        """A step is done: save if it is time; every rank calls it equally often, after the optimizer's step.
+
+        samples: that this rank has trained on in it; to be said where a sampler is kept.
+        If SIGTERM, SIGUSR1 or SIGUSR2 has come to any rank, all ranks save after the same step, and this raises
+        Preempted, a SystemExit with code 75: "saved, not finished; start me again".
+        Raises CheckpointError, on rank 0, if an earlier checkpoint could not be written.
+        """
+        self._kept.record(samples)
+        if not self._agreement.is_due():
+            return
+        self._kept.settle()
+        agreed = self._agreement.ask(self._signals.number, time.monotonic() - self._saved_s >= self._every_s)
+        if agreed.signal:
+            self._end(agreed)
+        if agreed.save:
+            self._save(during_epoch=True)
+
+    def _save(self, *, during_epoch: bool) -> None:
+        self._saved_s = time.monotonic()
+        super()._save(during_epoch=during_epoch)
+
+    def _end(self, agreed: Agreed) -> None:
+        problem = ""
+        try:
+            self._save(during_epoch=True)
+            self.wait()
+        except CheckpointError as error:  # on rank 0, and the others wait for it
+            problem = str(error)
+        problem = broadcast_object(problem, name="checkpoint")
+        name = signal.Signals(agreed.signal).name
+        if problem:
+            raise CheckpointError(f"{name} came to rank {agreed.rank}, and this could not be saved: {problem}")
+        if self._is_rank_zero():
+            logger.warning(
+                "%s came to rank %d: saved, and ending with exit code %d; the same command goes on from here",
+                name,
+                agreed.rank,
+                TRY_AGAIN,
+            )
+        raise Preempted  # signals are heard to the very end: some come twice
+
+    def close(self) -> None:
+        """At the end of the training: return when all is on the disk; signals are no longer heard then.
+
+        Raises CheckpointError, on rank 0, if the last checkpoint could not be written.
+        """
+        self._signals.close()
+        self.wait()

@@ -1,0 +1,89 @@
+"""What makes a checkpoint whole: a list of its files with their sizes and hashes, written last."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+NAME = "manifest.json"
+_FORMAT = 1
+_LARGEST = 1 << 20
+_BLOCK = 1 << 22
+
+
+def write_manifest(folder: Path, about: Mapping[str, Any]) -> None:
+    """Hash all files of a folder, list them, and have all of it on the disk when this returns.
+
+    about: what a person may want to know, JSON.
+    """
+    files = {}
+    for path in sorted(folder.iterdir()):
+        with path.open("rb") as file:
+            files[path.name] = {"bytes": os.fstat(file.fileno()).st_size, "sha256": _hash(file)}
+            os.fsync(file.fileno())
+    with (folder / NAME).open("x") as file:
+        json.dump({"format": _FORMAT, "files": files, **about}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def find_flaw(folder: Path, names: Iterable[str] = (), *, hashed: bool = True) -> str:
+    """Say in words what is wrong with a checkpoint; "" if it is whole.
+
+    names: files that have to be there. hashed: read all of it, and not only the sizes.
+    """
+    try:
+        listed = _read_manifest(folder / NAME)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{NAME} cannot be read: {error or type(error).__name__}"
+    for name in names:
+        if name not in listed:
+            return f"{name} is not in {NAME}"
+    flaws = (_compare(folder / name, size, digest if hashed else "") for name, (size, digest) in sorted(listed.items()))
+    return next(filter(None, flaws), "")
+
+
+def _compare(path: Path, size: int, digest: str) -> str:
+    """How a file differs from what was written; "" if it does not. digest: "" for any."""
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != size:
+                return f"{path.name} has {found} bytes, and {size} were written"
+            return f"{path.name} is not what was written: its hash differs" if digest and _hash(file) != digest else ""
+    except OSError as error:
+        return f"{path.name} cannot be read: {error.strerror}"
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _read_manifest(path: Path) -> dict[str, tuple[int, str]]:
+    """Size and hash of each file. Names that lead out of the folder are a ValueError, as is all that is no manifest."""
+    with path.open("rb") as file:
+        told = json.loads(file.read(_LARGEST))
+    if told["format"] != _FORMAT:
+        raise ValueError(f"it is of format {told['format']!r}, and this hvdkit knows {_FORMAT}")
+    files = {str(name): (int(one["bytes"]), str(one["sha256"])) for name, one in told["files"].items()}
+    for name in files:
+        if Path(name).name != name:
+            raise ValueError(f"{name!r} is no name of a file")
+    return files
+
+
+def _hash(file: Any) -> str:
+    sha = hashlib.sha256()
+    while block := file.read(_BLOCK):
+        sha.update(block)
+    return sha.hexdigest()

@@ -1,0 +1,199 @@
+"""Checkpoints of a training with torch: `hvd.checkpoint`."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvdkit.checkpoint.checkpoints import TrainingCheckpoints
+from hvdkit.checkpoint.randomness import decode, encode
+from hvdkit.checkpoint.store import Store
+from hvdkit.errors import Preempted
+from hvdkit.torch.data import ShardedSampler
+from hvdkit.torch.state import share_state
+
+__all__ = ["Checkpoints", "Preempted", "load", "save"]
+
+_FILE = "state.pt"
+
+
+class Checkpoints(TrainingCheckpoints):
+    """Checkpoints of a training: `checkpoints = Checkpoints("checkpoints", model=model, optimizer=optimizer)`.
+
+    Then `checkpoints.load()` before the training, `checkpoints.step(len(batch))` after each step of the optimizer, and
+    `checkpoints.close()` at the end; save() where one is wanted besides. From its making on SIGTERM, SIGUSR1 and
+    SIGUSR2 end the training at the next step, saved, with exit code 75.
+
+    directory: of this training alone, on a disk that outlives the job; only rank 0 has to see it.
+    every_s: seconds between checkpoints. keep: how many are kept, the newest.
+    things: under any names, what has state_dict() and load_state_dict(): modules, optimizers, schedulers, GradScaler,
+    ShardedSampler, ElasticSampler (whose record_batch() is then not to be called: step() does it). Numbers and texts
+    besides, which are in `values` from then on: `checkpoints.values["best"] = 0.97`.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], *, every_s: float = 600.0, keep: int = 3, **things: Any
+    ) -> None:
+        super().__init__(directory, *_sort(things), every_s=every_s, keep=keep)
+
+
+def save(directory: str | os.PathLike[str], *, keep: int = 3, **things: Any) -> None:
+    """Save a checkpoint, and return when it is on the disk; every rank calls it. Arguments as for Checkpoints.
+
+    Raises CheckpointError, on rank 0, if it could not be written.
+    """
+    store = Store(directory, *_sort(things), keep=keep)
+    store.save()
+    store.wait()
+
+
+def load(directory: str | os.PathLike[str], **things: Any) -> dict[str, Any] | None:
+    """Take the newest whole checkpoint, on all ranks; every rank calls it. things: as for Checkpoints.
+
+    Returns the numbers and texts among them, as they were saved; None if there is no checkpoint. Raises as
+    Checkpoints.load().
+    """
+    store = Store(directory, *_sort(things), keep=1)
+    return store.values if store.load() else None
+
+
+def _sort(things: Mapping[str, Any]) -> tuple[TorchKept, dict[str, Any]]:
+    with_state = {name: one for name, one in things.items() if _has_state(one)}
+    return TorchKept(with_state), {name: one for name, one in things.items() if name not in with_state}
+
+
+def _has_state(thing: Any) -> bool:
+    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+
+
+class TorchKept:
+    """What has state_dict() and load_state_dict(), by name; see Kept."""
+
+    files = (_FILE,)
+    framework = f"torch {torch.__version__}"
+
+    def __init__(self, things: Mapping[str, Any]) -> None:
+        self._things = dict(things)
+
+    def copy(self, folder: Path, *, during_epoch: bool) -> Callable[[], None]:
+        """See Kept.copy. Raises ValueError for a state that could not be loaded again without executing something."""
+        states = {name: _state_of(one, during_epoch) for name, one in self._things.items()}
+        for name, state in states.items():
+            _check_plain(name, state)
+        copied = _map_tensors(states, lambda tensor: tensor.detach().to("cpu", copy=True))
+
+        def write() -> None:
+            with (folder / _FILE).open("xb") as file:
+                torch.save(copied, file)
+
+        return write
+
+    def read(self, folder: Path) -> None:
+        """See Kept.read."""
+        states = torch.load(folder / _FILE, map_location="cpu", weights_only=True)
+        if different := sorted(states.keys() ^ self._things.keys()):
+            raise ValueError(
+                f"it has {', '.join(sorted(states))}, and {', '.join(sorted(self._things))} is to be kept: "
+                f"{', '.join(different)} is in one only."
+            )
+        for name, one in self._things.items():
+            one.load_state_dict(states[name])
+
+    def share(self) -> None:
+        """See Kept.share."""
+        for one in self._things.values():
+            share_state(one)
+
+    def digests(self) -> dict[str, str]:
+        """See Kept.digests."""
+        return {name: _digest(one.state_dict()) for name, one in self._things.items()}
+
+    def record(self, samples: int | None) -> None:
+        """See Kept.record."""
+        for name, one in self._things.items():
+            if not hasattr(one, "record_batch"):
+                continue
+            if samples is None:
+                raise ValueError(
+                    f"Checkpoints.step(): how many samples has this rank trained on? Say step(len(batch)), since "
+                    f"{name!r} is to go on where it was."
+                )
+            one.record_batch(0, samples)
+
+    def read_random(self) -> dict[str, Any]:
+        """See Kept.read_random."""
+        devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        return {"torch": encode(torch.get_rng_state().numpy()), "cuda": [encode(one.numpy()) for one in devices]}
+
+    def set_random(self, state: dict[str, Any]) -> None:
+        """See Kept.set_random."""
+        torch.set_rng_state(torch.from_numpy(decode(state["torch"], np.uint8)))
+        if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all([torch.from_numpy(decode(one, np.uint8)) for one in state["cuda"]])
+
+    def settle(self) -> None:
+        """See Kept.settle; steps have ended here when they return."""
+
+
+def _state_of(thing: Any, during_epoch: bool) -> Any:
+    # Its epoch is over when all samples are trained on; only who calls knows whether what follows that is done.
+    if during_epoch and isinstance(thing, ShardedSampler):
+        return thing.state_dict(given=thing.trained)
+    return thing.state_dict()
+
+
+def _check_plain(name: str, state: Any) -> None:
+    skeleton = io.BytesIO()
+    torch.save(_map_tensors(state, lambda tensor: torch.empty(0)), skeleton)
+    skeleton.seek(0)
+    try:
+        torch.load(skeleton, weights_only=True)
+    except Exception as error:
+        why = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{name!r} cannot be kept: its state_dict() holds more than tensors, numbers, texts, lists and dicts, and "
+            f"would have to be loaded by executing code. {why}"
+        ) from None
+
+
+def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A copy of nested dicts, lists and tuples in which tensors are changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if type(value) in (list, tuple):
+        return type(value)(_map_tensors(one, change) for one in value)
+    if isinstance(value, dict):
+        other = copy.copy(value)  # a module's has attributes too
+        other.update({key: _map_tensors(one, change) for key, one in value.items()})
+        return other
+    return copy.deepcopy(value)
+
+
+def _digest(state: Any) -> str:
+    sha = hashlib.sha256()
+    _feed(sha.update, state)
+    return sha.hexdigest()
+
+
+def _feed(update: Callable[[Any], None], value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        update(f"{value.dtype} {list(value.shape)}".encode())
+        update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=repr):
+            update(repr(key).encode())
+            _feed(update, value[key])
+    elif isinstance(value, (list, tuple)):
+        update(f"{len(value)}".encode())
+        for one in value:
+            _feed(update, one)
+    else:
+        update(repr(value).encode())
