@@ -22,6 +22,7 @@ from hvdkit.launch.verdict import End, Ranks, Start
 _HANDSHAKE_S = 20.0
 _LARGEST_FRAME = 64 << 20
 _OTHER_FILES = 128  # beside two connections of each rank
+_BACKLOG = 4096  # ranks come all at once, and one that is turned away tries again after a second, then after three
 
 
 @dataclass
@@ -59,12 +60,12 @@ class Control:
         """
         if not addresses:
             path = os.path.join(folder, wire.CONTROL)
-            self._server = await asyncio.start_unix_server(self._serve, path)
+            self._server = await asyncio.start_unix_server(self._serve, path, backlog=_BACKLOG)
             self.variables = {"HVDKIT_CONTROL": f"unix:{path}"}
             return
         _make_room(2 * self.ranks.size + _OTHER_FILES)
         self._secret = secrets.token_hex(32)
-        self._server = await asyncio.start_server(self._serve, sock=_listen())
+        self._server = await asyncio.start_server(self._serve, sock=_listen(), backlog=_BACKLOG)
         port = self._server.sockets[0].getsockname()[1]
         self.variables = {
             "HVDKIT_CONTROL": f"tcp:{port}:{','.join(addresses)}",
@@ -205,8 +206,8 @@ def _make_room(files: int) -> None:
 def _listen() -> socket.socket:
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
-            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
-    return socket.create_server(("", 0), backlog=1024)
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+    return socket.create_server(("", 0), backlog=_BACKLOG)
 
 
 @contextlib.asynccontextmanager
