@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ _WAITING = Path("/proc/sys/net/core/somaxconn")
 
 
 async def _come_before_anyone_is_let_in() -> None:
-    control = Control(Ranks(_COMING), lambda rank, is_stderr, data: None, lambda: None)
-    await control.open(("127.0.0.1",))
+    nothing: Callable[..., None] = lambda *_: None  # noqa: E731
+    control = Control(Ranks(_COMING), nothing, nothing, nothing)
+    await control.open(("127.0.0.1",), folder="")
     port = int(control.variables["HVDKIT_CONTROL"].split(":")[1])
     with contextlib.ExitStack() as stack:
         for _ in range(_COMING):  # nothing is awaited, so all wait in the system's queue
