@@ -111,6 +111,12 @@ class Config:
         disable="HOROVOD_STALL_CHECK_DISABLE",
         flag="--stall-shutdown-s",
     )
+    check_replicas: int = setting(
+        0,
+        int,
+        "steps of an optimizer after which it is checked that all ranks' parameters are equal; 0 never",
+        flag="--check-replicas",
+    )
     timeline: str = setting(
         "",
         str,
@@ -162,6 +168,8 @@ class Config:
             problems.append(f"buckets_in_flight is {self.buckets_in_flight}; it must be 1 or more")
         if self.small_bytes < 0:
             problems.append(f"small_bytes is {self.small_bytes}; it must be 0 or more")
+        if self.check_replicas < 0:
+            problems.append(f"check_replicas is {self.check_replicas}; it must be 0 or more")
         if self.wrap_warmup < 0:
             problems.append(f"wrap_warmup is {self.wrap_warmup}; it must be 0 or more")
         if self.engine == "horovod" and self.transport != "auto":
