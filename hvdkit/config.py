@@ -117,6 +117,11 @@ class Config:
         "which cores each rank of a host may use: auto, its part, unless the launcher has bound it; core, that in any "
         "case; numa, the NUMA nodes of its part; none, all",
         flag="--bind",
+    check_replicas: int = setting(
+        0,
+        int,
+        "steps of an optimizer after which it is checked that all ranks' parameters are equal; 0 never",
+        flag="--check-replicas",
     )
     timeline: str = setting(
         "",
@@ -169,6 +174,8 @@ class Config:
             problems.append(f"buckets_in_flight is {self.buckets_in_flight}; it must be 1 or more")
         if self.small_bytes < 0:
             problems.append(f"small_bytes is {self.small_bytes}; it must be 0 or more")
+        if self.check_replicas < 0:
+            problems.append(f"check_replicas is {self.check_replicas}; it must be 0 or more")
         if self.wrap_warmup < 0:
             problems.append(f"wrap_warmup is {self.wrap_warmup}; it must be 0 or more")
         if self.engine == "horovod" and self.transport != "auto":

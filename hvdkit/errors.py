@@ -84,6 +84,10 @@ class PlanMismatchError(HorovodInternalError):
     """The ranks do not hold the same parameters, so their buckets do not match."""
 
 
+class ReplicasDifferError(HvdkitError, RuntimeError):
+    """The ranks' parameters are not equal any more. No HorovodInternalError: elastic.run must not hide it."""
+
+
 class DuplicateNameError(HorovodInternalError, ValueError):
     """An operation was begun under a name that another one still has. A ValueError as well, as in Horovod."""
 

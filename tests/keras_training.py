@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hvdkit.keras as hvd
+from hvdkit.errors import ReplicasDifferError
 
 ROWS = 4  # samples of a rank in a batch
 Arrays = tuple[NDArray[Any], NDArray[Any]]
@@ -357,3 +358,27 @@ def different_models() -> None:
             seen = str(error)
         assert "do not hold the same parameters" in seen, seen
         assert "dense/kernel" in seen, seen
+
+
+class _Plants(keras.callbacks.Callback):
+    """Changes one number of one rank after the fourth step."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Keras's own."""
+        if batch == 3 and hvd.rank() == 1:
+            bias = self.model.get_layer("out").bias
+            bias.assign(keras.ops.convert_to_numpy(bias) + np.float32(1e-3))
+
+
+def drift() -> str:
+    """What is said of a rank whose variables are changed, by the second check after."""
+    with joined(check_replicas=3):
+        x, y = mine(make_data())
+        model = make_model()
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), _Plants()]
+        try:
+            model.fit(x, y, batch_size=ROWS, epochs=2, verbose=0, shuffle=False, callbacks=callbacks)
+        except ReplicasDifferError as error:
+            return str(error)
+    return "nothing"

@@ -8,6 +8,7 @@ from typing import Any
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.job_objects import allgather_object
+from hvdkit.engine.joining import join_all
 from hvdkit.engine.process_sets import ProcessSet
 from hvdkit.errors import ConfigError
 from hvdkit.transport.base import Arithmetic
@@ -100,6 +101,17 @@ def describe_world(framework: str, threads: int) -> str:
         f"{count} rank{'s' * (count > 1)} on {len(hosts)} host{'s' * (len(hosts) > 1)} ({where}), "
         f"{made.transport.name} transport, {framework}, {threads} thread{'s' * (threads > 1)} a rank"
     )
+
+
+def join_ranks() -> int:
+    """What join() does; see the adapters'. Raises ConfigError where replicas are checked: they differ here."""
+    made = engine.runtime("join()")
+    if made.config.check_replicas:
+        raise ConfigError(
+            "join() is for ranks that take different numbers of steps, and "
+            f"check_replicas={made.config.check_replicas} compares them step by step. Leave one of the two out."
+        )
+    return join_all(made.sets.engines())
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:

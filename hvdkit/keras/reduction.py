@@ -27,6 +27,7 @@ class Reduction:
         self, settings: Settings, *, local_layers: Sequence[Any], scale_local: bool, passes_factor: float
     ) -> None:
         self.number = next(_numbers)  # the same on all ranks, as optimizers are wrapped in the same order
+        self.process_set = settings.process_set
         self._size = settings.size
         self._reducer: Reducer | None = open_reducer(settings) if settings.size > 1 else None
         self._local_layers, self._scale_local, self._passes_factor = list(local_layers), scale_local, passes_factor
@@ -66,7 +67,7 @@ class Reduction:
         result = list(gradients)
         if self._done or self._reducer is None:
             return result
-        local = self._local | {id(one) for layer in self._local_layers for one in layer.trainable_variables}
+        local = self._local_ids()
         shared = [at for at, one in enumerate(variables) if id(one) not in local]
         for at, one in enumerate(result):
             if id(variables[at]) in local and one is not None and self._scale_local:
@@ -76,6 +77,14 @@ class Reduction:
             for at, one in zip(shared, reduced, strict=True):
                 result[at] = one
         return result
+
+    def _local_ids(self) -> set[int]:
+        return self._local | {id(one) for layer in self._local_layers for one in layer.trainable_variables}
+
+    def shared(self, variables: Sequence[Any]) -> list[Any]:
+        """Those of the variables whose gradients are reduced."""
+        local = self._local_ids()
+        return [one for one in variables if id(one) not in local]
 
     def agree(self, flag: Any) -> Any:
         """Is a scalar bool true on all ranks? Collective, unless the gradients it was made of are reduced already."""

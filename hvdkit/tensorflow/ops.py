@@ -21,8 +21,8 @@ import numpy as np
 import tensorflow as tf
 
 from hvdkit.engine import runtime as engine
+from hvdkit.engine.basics import join_ranks
 from hvdkit.engine.compression import wire_of
-from hvdkit.engine.joining import join_all
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.engine.submit import find_group
@@ -338,6 +338,6 @@ def join() -> Any:
     engine.runtime("join()")
 
     def doing() -> list[Array]:
-        return [np.array(join_all(engine.runtime("join()").sets.engines()), np.int32)]
+        return [np.array(join_ranks(), np.int32)]
 
     return run(doing, [], [(tf.int32, [])], "join()")[0]

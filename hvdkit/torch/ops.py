@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from hvdkit.engine import runtime as engine
+from hvdkit.engine.basics import join_ranks
 from hvdkit.engine.compression import wire_of
-from hvdkit.engine.joining import join_all
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.engine.submit import find_group
@@ -293,4 +292,4 @@ def join(device: int = -1) -> int:
     Raises NotInitializedError before init(), HorovodInternalError if a rank leaves without joining, RankLostError if
     one dies. Anything else that the others do meanwhile (allgather, broadcast_object, ...) fails on all of them.
     """
-    return join_all(engine.runtime("join()").sets.engines())
+    return join_ranks()

@@ -15,6 +15,7 @@ from hvdkit.engine.execution import Action
 from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.planned import Statistics
 from hvdkit.engine.process_sets import ProcessSet
+from hvdkit.engine.replicas import ReplicaCheck
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.together import do_together
 from hvdkit.errors import BackwardInterruptedError, HorovodInternalError
@@ -22,6 +23,7 @@ from hvdkit.torch import autograd
 from hvdkit.torch.compiled import CompiledNotice
 from hvdkit.torch.layout import Named
 from hvdkit.torch.plans import Plan, open_plan
+from hvdkit.torch.replicas import checksums
 from hvdkit.torch.sparse import reduce_sparse
 from hvdkit.transport.base import Transport
 
@@ -74,6 +76,8 @@ class GradientReducer:
         self._group = group = self._process_set.group("DistributedOptimizer()")
         self._size = group.transport.size
         self.name = f"optimizer.{group.engine.count('optimizer')}"  # on these ranks, and alike on all of them
+        every = engine.runtime("DistributedOptimizer()").config.check_replicas
+        self._replicas = ReplicaCheck(group.engine, self.name, every)
         for kind, method in (("plan", GradientReducer._agree), ("sparse_gradients", GradientReducer._look_on)):
             group.engine.joining.stand_ins[f"{kind}.{self.name}"] = _weakly(weakref.ref(self), method)
 
@@ -252,6 +256,7 @@ class GradientReducer:
         """The optimizer has used the gradients."""
         self._reduced.clear()
         self._flushed = False
+        self._replicas.stepped(lambda: checksums(self._named))
 
     def _check_interrupted(self) -> None:
         if not self._tasks or autograd.current_task() != autograd.NO_TASK:

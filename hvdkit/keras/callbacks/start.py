@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from hvdkit.engine import runtime as engine
+from hvdkit.keras.replicas import FitCheck
 from hvdkit.keras.state import broadcast_model
 from hvdkit.log import logger
 
@@ -17,9 +18,10 @@ _COMPILERS = {"tensorflow": "XLA", "torch": "torch.compile"}
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Begin with root's weights and optimizer state on every rank, be they random or restored from a checkpoint.
 
-    It also does what else a fit() on many ranks wants: only rank 0 shows a progress bar, whatever `verbose` is; and a
-    step that TensorFlow would compile with XLA, or PyTorch with torch.compile, is not, because neither can compile
-    communication: rank 0 says so. On JAX steps are compiled.
+    It also does what else a fit() on many ranks wants: only rank 0 shows a progress bar, whatever `verbose` is; every
+    HVDKIT_CHECK_REPLICAS steps the ranks' variables are checked to be equal; and a step that TensorFlow would
+    compile with XLA, or PyTorch with torch.compile, is not, because neither can compile communication: rank 0 says so.
+    On JAX steps are compiled.
 
     root_rank: whose state it is. device: accepted as in Horovod.
     """
@@ -53,6 +55,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcast, unless the model gets its variables with the first batch."""
         self.broadcast_done = False
+        self._check, self._steps_done = FitCheck(self.model), 0
         if self.model.built:
             optimizer = getattr(self.model, "optimizer", None)
             if optimizer is not None and not optimizer.built:  # on TensorFlow that comes with the first batch as well
@@ -63,6 +66,14 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         """Broadcast after the first batch, if that is needed."""
         if batch > 0 and not self.broadcast_done:
             self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Check that all ranks' variables are equal, if that is due."""
+        # One call for several steps with steps_per_execution; the next epoch counts from 0 again.
+        steps = batch + 1 - self._steps_done if batch >= self._steps_done else batch + 1
+        self._steps_done = batch + 1
+        if self.broadcast_done:
+            self._check.stepped(self, steps)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Broadcast at the end of an epoch of one batch."""
