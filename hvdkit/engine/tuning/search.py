@@ -1,0 +1,127 @@
+"""Which settings to try next, and which are best: a search over noisy measurements, without any training in it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+#: Of the difference of two medians: what is followed while searching, and what is believed at the end.
+_FOLLOWED, _BELIEVED = 1.0, 2.5
+_LEAST_GAIN = 0.01  # less is not worth another configuration than everyone else's
+_LAST = 4  # trials at the end: first, best, best, first
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Settings, and the seconds of each step under them."""
+
+    point: Any
+    seconds: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        """Of the steps; infinite where there were none."""
+        return statistics.median(self.seconds) if self.seconds else math.inf
+
+    @property
+    def noise_s(self) -> float:
+        """Standard error of the median, from the median absolute deviation."""
+        if len(self.seconds) < 2:
+            return math.inf
+        spread = statistics.median(abs(one - self.median_s) for one in self.seconds)
+        return 1.2533 * 1.4826 * spread / math.sqrt(len(self.seconds))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a search has come to: `best` is `first` unless something else is faster beyond noise."""
+
+    first: Trial
+    best: Trial
+
+    @property
+    def gain(self) -> float:
+        """The part of a step's time that is saved."""
+        return 1 - self.best.median_s / self.first.median_s if self.best is not self.first else 0.0
+
+
+class Search:
+    """Coordinate descent from a first point: along each axis while steps get shorter; then the best against the first.
+
+    first: a dataclass of settings. axes: its fields that are searched, each with its values in order, the first point's
+    among them. most: trials, the last ones included. same: what tells points apart; those of one key are measured once.
+    Take `point`, train with it, tell() the seconds of its steps, and so on until `point` is None.
+    """
+
+    def __init__(
+        self,
+        first: Any,
+        axes: Mapping[str, Sequence[Any]],
+        *,
+        most: int,
+        same: Callable[[Any], Hashable] = lambda point: point,
+    ) -> None:
+        self._axes, self._left, self._same = axes, most, same
+        self._known: dict[Hashable, Trial] = {}
+        self.trials: list[Trial] = []
+        self.outcome: Outcome | None = None
+        self._steps = self._run(first)
+        self.point: Any = next(self._steps)
+
+    def tell(self, seconds: Sequence[float]) -> None:
+        """The steps under `point` took so long; none where it cannot be used."""
+        trial = Trial(self.point, tuple(seconds))
+        self.trials.append(trial)
+        self._left -= 1
+        try:
+            self.point = self._steps.send(trial)
+        except StopIteration as end:
+            self.point, self.outcome = None, end.value
+
+    def _run(self, point: Any) -> Generator[Any, Trial, Outcome]:
+        first = best = self._known[self._same(point)] = yield point
+        moved = True
+        while moved:
+            moved = False
+            for axis, values in self._axes.items():
+                for step in (1, -1):
+                    start = best
+                    while (nearest := self._beside(best.point, axis, values, step)) is not None and self._left > _LAST:
+                        key = self._same(nearest)
+                        if key not in self._known:
+                            self._known[key] = yield nearest
+                        trial = replace(self._known[key], point=nearest)
+                        if not _is_faster(trial, best, _FOLLOWED):
+                            break
+                        best = trial
+                    if best is not start:
+                        moved = True
+                        break  # the way back is known
+            if self._left <= _LAST:
+                break
+        if best is first:
+            return Outcome(first, first)
+        return (yield from self._compare(first.point, best.point))
+
+    def _beside(self, point: Any, axis: str, values: Sequence[Any], step: int) -> Any:
+        at = list(values).index(getattr(point, axis)) + step
+        return replace(point, **{axis: values[at]}) if 0 <= at < len(values) else None
+
+    def _compare(self, first: Any, best: Any) -> Generator[Any, Trial, Outcome]:
+        """Measure both again, in turn: what was best of many was so by luck as well."""
+        one, two = (yield first), (yield best)
+        three, four = (yield best), (yield first)
+        before = Trial(first, one.seconds + four.seconds)
+        after = Trial(best, two.seconds + three.seconds)
+        each_time = two.median_s < one.median_s and three.median_s < four.median_s
+        enough = after.median_s <= (1 - _LEAST_GAIN) * before.median_s
+        if each_time and enough and _is_faster(after, before, _BELIEVED):
+            return Outcome(before, after)
+        return Outcome(before, before)
+
+
+def _is_faster(one: Trial, other: Trial, sigmas: float) -> bool:
+    return other.median_s - one.median_s > sigmas * math.hypot(one.noise_s, other.noise_s)
