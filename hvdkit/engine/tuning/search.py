@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,7 +52,8 @@ class Search:
     """Coordinate descent from a first point: along each axis while steps get shorter; then the best against the first.
 
     first: a dataclass of settings. axes: its fields that are searched, each with its values in order, the first point's
-    among them. most: trials, the last ones included. same: what tells points apart; those of one key are measured once.
+    among them. unordered: axes whose values are in no order, and are all tried. most: trials, the last ones included.
+    same: what tells points apart; those of one key are measured once.
     Take `point`, train with it, tell() the seconds of its steps, and so on until `point` is None.
     """
 
@@ -61,10 +62,11 @@ class Search:
         first: Any,
         axes: Mapping[str, Sequence[Any]],
         *,
+        unordered: Collection[str] = (),
         most: int,
         same: Callable[[Any], Hashable] = lambda point: point,
     ) -> None:
-        self._axes, self._left, self._same = axes, most, same
+        self._axes, self._unordered, self._left, self._same = axes, unordered, most, same
         self._known: dict[Hashable, Trial] = {}
         self.trials: list[Trial] = []
         self.outcome: Outcome | None = None
@@ -86,10 +88,13 @@ class Search:
         moved = True
         while moved:
             moved = False
-            for axis, values in self._axes.items():
-                for step in (1, -1):
+            for axis in self._axes:
+                for way in self._ways(best.point, axis):
                     start = best
-                    while (nearest := self._beside(best.point, axis, values, step)) is not None and self._left > _LAST:
+                    for value in way:
+                        if self._left <= _LAST:
+                            break
+                        nearest = replace(best.point, **{axis: value})
                         key = self._same(nearest)
                         if key not in self._known:
                             self._known[key] = yield nearest
@@ -97,18 +102,20 @@ class Search:
                         if not _is_faster(trial, best, _FOLLOWED):
                             break
                         best = trial
-                    if best is not start:
-                        moved = True
+                    moved = moved or best is not start
+                    if best is not start and axis not in self._unordered:
                         break  # the way back is known
-            if self._left <= _LAST:
-                break
         if best is first:
             return Outcome(first, first)
         return (yield from self._compare(first.point, best.point))
 
-    def _beside(self, point: Any, axis: str, values: Sequence[Any], step: int) -> Any:
-        at = list(values).index(getattr(point, axis)) + step
-        return replace(point, **{axis: values[at]}) if 0 <= at < len(values) else None
+    def _ways(self, point: Any, axis: str) -> list[Sequence[Any]]:
+        """Values to try one after the other, while steps get shorter; up and down, or each by itself."""
+        values = list(self._axes[axis])
+        at = values.index(getattr(point, axis))
+        if axis in self._unordered:
+            return [[value] for value in values[:at] + values[at + 1 :]]
+        return [values[at + 1 :], values[:at][::-1]]
 
     def _compare(self, first: Any, best: Any) -> Generator[Any, Trial, Outcome]:
         """Measure both again, in turn: what was best of many was so by luck as well."""
