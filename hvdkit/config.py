@@ -90,6 +90,30 @@ class Config:
         "who drives a reduction: a thread of its own, or the training thread; auto: a thread if a core is spare",
         flag="--progress",
     )
+    chunk_bytes: int = setting(
+        512 * 1024,
+        parse_bytes,
+        "bytes of a bucket that are summed and handed out at a time in shared memory; few stay in a core's own cache",
+        flag="--chunk-bytes",
+    )
+    autotune: bool = setting(
+        False,
+        parse_bool,
+        "find the bucket size, the buckets in flight, the chunk and the progress that suit the training in its first "
+        "steps",
+        horovod="HOROVOD_AUTOTUNE",
+        flag="--autotune",
+    )
+    autotune_steps: int = setting(
+        160, int, "steps that --autotune may search in, ten for each trial", flag="--autotune-steps"
+    )
+    autotune_log: str = setting(
+        "", str, "CSV file for what --autotune tries", horovod="HOROVOD_AUTOTUNE_LOG", flag="--autotune-log-file"
+    )
+    autotune_save: str = setting(
+        "", str, "file in which --autotune, which this implies, keeps what it has found", flag="--autotune-save"
+    )
+    tuned: str = setting("", str, "file of --autotune-save whose settings are taken", flag="--tuned")
     small_bytes: int = setting(
         64 * 1024,
         parse_bytes,
@@ -172,6 +196,10 @@ class Config:
             problems.append(f"fusion_bytes is {self.fusion_bytes}; it must be 0 or more")
         if self.buckets_in_flight < 1:
             problems.append(f"buckets_in_flight is {self.buckets_in_flight}; it must be 1 or more")
+        if self.chunk_bytes < 4096:
+            problems.append(f"chunk_bytes is {self.chunk_bytes}; it must be 4096 or more")
+        if self.autotune_steps < 10:
+            problems.append(f"autotune_steps is {self.autotune_steps}; a trial takes 10")
         if self.small_bytes < 0:
             problems.append(f"small_bytes is {self.small_bytes}; it must be 0 or more")
         if self.check_replicas < 0:
@@ -185,6 +213,11 @@ class Config:
             )
         if problems:
             raise ConfigError("; ".join(problems))
+
+    @property
+    def searches(self) -> bool:
+        """Are settings to be found in the first steps?"""
+        return self.autotune or bool(self.autotune_save)
 
 
 @dataclass(frozen=True)

@@ -236,3 +236,22 @@ def join(mode: str, sparse: bool) -> None:
                     found = function(tf.constant(rank + 1.0), tf.constant([batch]))
                     np.testing.assert_allclose(found, [sum(given) / among] * 2, rtol=1e-6)
             assert int(in_mode(mode, hvd.join)()) == size - 1
+
+
+def tuned(mode: str, log: str) -> None:
+    """While the engine's settings are searched every gradient is the average, in every step."""
+    counts = (300_000, 7, 900_000, 64)
+    with joined(autotune=True, autotune_steps=60, autotune_log=log if mode == "graph" else ""):
+        variables = [tf.Variable(tf.zeros(count), name=f"v{count}") for count in counts]
+        mean_rank = (hvd.size() - 1) / 2
+
+        def compute(step: Any) -> Any:
+            with tf.GradientTape(persistent=True) as tape:
+                loss = tf.add_n([tf.reduce_sum(one * (at + step)) for at, one in enumerate(variables)])
+                loss *= tf.cast(hvd.rank(), tf.float32)
+            return hvd.DistributedGradientTape(tape).gradient(loss, variables)
+
+        function = in_mode(mode, compute)
+        for step in range(65):
+            for at, gradient in enumerate(function(tf.constant(float(step)))):
+                assert np.array_equal(gradient.numpy(), np.full(counts[at], mean_rank * (at + step), np.float32))

@@ -42,8 +42,10 @@ def test_a_settings_flag_sets_its_variable_and_no_other() -> None:
     assert parser.parse_args(["python"]).settings == {}
     for setting in read_settings({}):
         if setting.flag:
-            options = parser.parse_args([setting.flag, str(setting.default), "python", "x.py", setting.flag, "other"])
-            assert options.settings == {setting.variable: str(setting.default)}
+            switch = setting.default is False
+            given = [setting.flag] if switch else [setting.flag, str(setting.default)]
+            options = parser.parse_args([*given, "python", "x.py", setting.flag, "other"])
+            assert options.settings == {setting.variable: "1" if switch else str(setting.default)}
             assert options.command == ["python", "x.py", setting.flag, "other"]
 
 
@@ -59,7 +61,7 @@ def test_help_shows_the_defaults_of_the_settings_and_no_others() -> None:
     text = " ".join(hvdrun.build_parser().format_help().split())
     for setting in read_settings({}):
         if setting.flag:
-            assert f"{setting.variable} (default: {setting.default})" in text
+            assert setting.variable + f" (default: {setting.default})" * (setting.default is not False) in text
     assert "default: None" not in text
     assert "default: False" not in text
 

@@ -49,13 +49,16 @@ SETS = {
     "--stall-check-shutdown-time-seconds": {"HVDKIT_STALL_SHUTDOWN_S": "90"},
     "--timeline-filename": {"HVDKIT_TIMELINE": "trace.json"},
     "--log-level": {"HVDKIT_LOG_LEVEL": "INFO"},
+    "--autotune": {"HVDKIT_AUTOTUNE": "1"},
+    "--no-autotune": {"HVDKIT_AUTOTUNE": "0"},
+    "--autotune-log-file": {"HVDKIT_AUTOTUNE_LOG": "log.csv"},
     "--gloo": {"HVDKIT_TRANSPORT": "gloo"},
     "--tcp": {"NCCL_IB_DISABLE": "1"},
 }
 REFUSED = {
     *("-cb", "--check-build", "--cycle-time-ms", "--timeline-mark-cycles", "--cache-capacity"),
-    *("--hierarchical-allgather", "--no-hierarchical-allgather", "--torus-allreduce", "--autotune", "--min-np"),
-    *("--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample", "--min-num-proc", "--max-np"),
+    *("--hierarchical-allgather", "--no-hierarchical-allgather", "--torus-allreduce", "--min-np"),
+    *("--autotune-warmup-samples", "--autotune-steps-per-sample", "--min-num-proc", "--max-np"),
     *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise", "--max-num-proc", "--elastic-timeout"),
     *("--reset-limit", "--blacklist-cooldown-range", "--host-discovery-script"),
     *("--mpi-threads-disable", "--num-nccl-streams", "--thread-affinity", "--gloo-timeout-seconds"),
@@ -194,10 +197,10 @@ def test_what_a_configuration_cannot_have_is_said_with_its_file(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("yaml")
-    (files / "config.yaml").write_text("autotune: {enabled: true}")
+    (files / "config.yaml").write_text("params: {torus_allreduce: true}")
     with pytest.raises(SystemExit):
         hvdrun.main(["--config-file", "config.yaml", "-np", "1", "true"])
-    assert capsys.readouterr().err.startswith("hvdrun: config.yaml: --autotune is a flag of horovodrun's that")
+    assert capsys.readouterr().err.startswith("hvdrun: config.yaml: --torus-allreduce is a flag of horovodrun's that")
     for text, why in (
         ("a: [", "cannot be read"),
         ("- 1", "a list of sections is expected"),

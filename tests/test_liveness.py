@@ -36,6 +36,9 @@ class NoGradients:
     def drain(self, bucket: int, memory: Buffer, gone: Collection[int]) -> None:
         pass
 
+    def planned_anew(self) -> None:
+        pass
+
 
 def open_shared(group: PipeTransport, directory: str) -> SharedMemoryTransport:
     return SharedMemoryTransport(group, group, host="here", directory=directory)

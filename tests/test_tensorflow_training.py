@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,3 +55,11 @@ def test_in_particular(check: str, mode: str) -> None:
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_joined_rank_counts_as_zeros(mode: str, sparse: bool) -> None:
     run_check(3, "tensorflow", "tensorflow_training:join", mode, sparse, timeout=60)
+
+
+@pytest.mark.native("Horovod's core tunes itself")
+@each_mode
+def test_gradients_are_right_while_the_engine_is_tuned(mode: str, tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    run_check(2, "tensorflow", "tensorflow_training:tuned", mode, str(log))
+    assert mode == "eager" or 3 <= len(log.read_text().splitlines()) <= 7

@@ -9,9 +9,9 @@ import numpy as np
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.buckets import Bucket, Slot, TensorSpec, cut_slots
-from hvdkit.engine.planned import Filled, PlannedReduction, Statistics
+from hvdkit.engine.planned import Filled, Statistics
 from hvdkit.engine.process_sets import MemberGroup
-from hvdkit.engine.progress import wants_thread
+from hvdkit.engine.reduction import Reduction, open_reduction
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.together import do_together
 from hvdkit.transport.base import Array, Buffer, Transport
@@ -51,21 +51,19 @@ class ArrayPlan:
         made = engine.runtime("a reduction of gradients")
         name = f"arrays.{group.engine.count('arrays')}"
 
-        def plan(_: Transport, __: Sequence[int]) -> PlannedReduction:
-            return PlannedReduction(
-                group.transport,
+        def plan(_: Transport, __: Sequence[int]) -> Reduction:
+            return open_reduction(
+                made,
+                group,
+                name,
                 tensors,
                 self,
                 options=options,
-                limit_bytes=made.config.fusion_bytes,
-                depth=made.config.buckets_in_flight,
-                threaded=wants_thread(made.config.progress, made.cores, compute_threads),
+                compute_threads=compute_threads,
                 statistics=statistics,
-                engine=group.engine,
-                name=name,
             )
 
-        self._moving: PlannedReduction = do_together(group.engine, "plan", plan, name=name)
+        self._moving: Reduction = do_together(group.engine, "plan", plan, name=name)
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -114,6 +112,11 @@ class ArrayPlan:
     def close(self) -> None:
         """Free the buckets; collective."""
         self._moving.close()
+
+    def planned_anew(self) -> None:
+        """See Gradients.planned_anew."""
+        self._cuts.clear()
+        self._stayed.clear()
 
     def fill(self, bucket: int, memory: Buffer, own: tuple[int, int]) -> Filled:
         """See Gradients.fill. What may stay where it is goes to its target, and is reduced there."""

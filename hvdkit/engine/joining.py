@@ -92,7 +92,7 @@ class Joining:
 
 
 #: Kinds of operations that a rank which has joined takes part in by a stand-in.
-STOOD_IN_FOR = frozenset({"plan", "sparse_gradients"})
+STOOD_IN_FOR = frozenset({"plan", "sparse_gradients", "tune"})
 
 
 def join_all(engines: Sequence[Engine]) -> int:

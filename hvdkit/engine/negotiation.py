@@ -20,7 +20,7 @@ from hvdkit.engine.tree import first_in, ranks_in, run_of
 JOIN = "join"
 
 #: Kinds of operations that ranks which have joined take part in, with zeros or as onlookers.
-_WITH_JOINED = frozenset({"allreduce", "barrier", "plan", "sparse_gradients", "gradients"})
+_WITH_JOINED = frozenset({"allreduce", "barrier", "plan", "sparse_gradients", "gradients", "tune"})
 
 
 @dataclass(frozen=True)

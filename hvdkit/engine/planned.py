@@ -20,7 +20,7 @@ from hvdkit.engine.progress import ProgressThread
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.watch import Watch
 from hvdkit.errors import RankLostError
-from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Transport
+from hvdkit.transport.base import CHUNK_BYTES, Arithmetic, BucketSpec, Buffer, Transport
 from hvdkit.transport.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -58,6 +58,9 @@ class Gradients(Protocol):
         gone: tensors that no rank had; theirs are left alone.
         """
 
+    def planned_anew(self) -> None:
+        """The buckets are going to be others, with other memory. No bucket is under way."""
+
 
 @dataclass(frozen=True)
 class Filled:
@@ -76,8 +79,9 @@ class PlannedReduction:
 
     A round begins with the first tensor that arrives and ends with finish(). At most `depth` buckets are under way at a
     time: a rank that is so far ahead of the others waits for them.
-    statistics: added to. engine: of the ranks that the transport spans; knows the plan by its name, for waits that take
-    long and for ranks that join. Opened by all ranks together; raises PlanMismatchError where their tensors differ.
+    chunk_bytes: see BucketSpec. statistics: added to. engine: of the ranks that the transport spans; knows the plan by
+    its name, for waits that take long and for ranks that join. Opened by all ranks together; raises PlanMismatchError
+    where their tensors differ.
     """
 
     def __init__(
@@ -91,11 +95,13 @@ class PlannedReduction:
         depth: int,
         threaded: bool,
         statistics: Statistics,
+        chunk_bytes: int = CHUNK_BYTES,
         engine: Engine | None = None,
         name: str = "",
     ) -> None:
         wires = [options.wire_for(tensor.name, tensor.dtype) for tensor in tensors]
-        check_agreement(transport, describe_plan(tensors, limit_bytes, f"{depth} in flight, {options}"))
+        how = f"{depth} in flight, chunks of {chunk_bytes}, {options}"
+        check_agreement(transport, describe_plan(tensors, limit_bytes, how))
         self.buckets: tuple[Bucket, ...] = plan_buckets(tensors, limit_bytes, wires)
         self.statistics = statistics
         self._tensors, self._gradients = tensors, gradients
@@ -111,6 +117,7 @@ class PlannedReduction:
                     postscale,
                     bucket.wire,
                     bucket.count - bucket.data_count,
+                    chunk_bytes,
                 )
                 for bucket in self.buckets
             ],

@@ -42,6 +42,8 @@ class Runtime:
     #: Horovod's core, where that is the engine.
     horovod: Binding | None = None
     process: int = field(default_factory=os.getpid)
+    #: Plans of gradients that were opened so far.
+    plans: int = 0
 
 
 _runtime: Runtime | None = None
@@ -84,6 +86,8 @@ def init(
     install_exception_hook(world.rank, world.host, abort)
     logger.info("%d ranks on %d hosts, transport %s", world.size, world.cross_size or 1, transport.name)
     logger.info("engine %s: %s", name, why)
+    if horovod is not None and (config.tuned or config.autotune_save):
+        logger.warning("Horovod's core tunes itself, if that is asked for, and keeps nothing: no file is read or made.")
     timeline = Timeline()
     if horovod is None and config.timeline not in ("", "DYNAMIC") and world.rank == 0:
         timeline.start(config.timeline)  # DYNAMIC is Horovod's word for "start_timeline() will say"
@@ -130,6 +134,7 @@ def shutdown() -> None:
     if _runtime is None:
         return
     runtime, _runtime = _runtime, None
+    _say_if_untuned(runtime)
     uninstall_exception_hook()
     for leave in _leaving:
         leave()
@@ -138,6 +143,15 @@ def shutdown() -> None:
     runtime.transport.close()
     if runtime.horovod is not None:
         runtime.horovod.shutdown()
+
+
+def _say_if_untuned(runtime: Runtime) -> None:
+    config = runtime.config
+    if (config.searches or config.tuned) and not runtime.plans and runtime.horovod is None and not runtime.world.rank:
+        logger.warning(
+            "autotune: no gradients were reduced in buckets, so nothing was tuned. That takes several ranks, and an "
+            "optimizer or tape with op=Average or op=Sum; Adasum, asynchronous training and calls by hand have none."
+        )
 
 
 def begin_generation() -> None:
@@ -178,6 +192,7 @@ def on_shutdown(leave: Callable[[], None]) -> None:
 def _at_exit() -> None:
     # Not shutdown(): that is collective, and a rank that ends early must not wait for the others here.
     if _runtime is not None and _runtime.process == os.getpid():
+        _say_if_untuned(_runtime)
         _runtime.timeline.stop()
         _runtime.sets.leave("has reached the end of its script")
         _runtime.transport.leave()

@@ -63,11 +63,12 @@ class _Setting(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
+        text = "1" if self.nargs == 0 else values
         try:
-            read_config({self.variable: values})
+            read_config({self.variable: text})
         except HvdkitError as error:
             raise argparse.ArgumentError(self, str(error)) from None
-        namespace.settings = {**namespace.settings, self.variable: values}
+        namespace.settings = {**namespace.settings, self.variable: text}
 
     variable = ""
 
@@ -144,6 +145,7 @@ def build_parser() -> argparse.ArgumentParser:
             action = settings.add_argument(
                 setting.flag,
                 action=_Setting,
+                nargs=0 if setting.default is False else None,
                 default=setting.default,
                 metavar="VALUE",
                 help=f"{setting.help}; {setting.variable}",

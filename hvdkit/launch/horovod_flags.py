@@ -57,7 +57,7 @@ def _refuse(*names: str, instead: str) -> Flag:
     return Flag(names, refused=instead)
 
 
-_TUNE = "hvdkit does not tune itself: --fusion-bytes sets a bucket. With --engine horovod set HOROVOD_AUTOTUNE."
+_TUNE = "--autotune takes ten steps for each trial, and --autotune-steps says in how many steps to end. Leave it out."
 _ELASTIC = (
     "A job keeps its ranks. Save checkpoints, and let the scheduler start it again (hvdkit submit --requeue), or start "
     "it with horovodrun, which carries elastic worlds on Horovod's core."
@@ -80,11 +80,11 @@ FLAGS = (
     _accept("--stall-check-warning-time-seconds", HVDKIT_STALL_CHECK_S=_seconds, help="--stall-check-s"),
     _accept("--stall-check-shutdown-time-seconds", HVDKIT_STALL_SHUTDOWN_S=_seconds, help="--stall-shutdown-s"),
     _accept("--gloo", HVDKIT_TRANSPORT="gloo", help="--transport gloo; ranks are started through MPI all the same"),
+    _accept("--no-autotune", HVDKIT_AUTOTUNE="0", help="settings stay as they are"),
     # What asks for what is so anyway.
     _accept("--mpi", help="ranks are started through MPI: it is always so"),
     _accept("--disable-cache", help="everything is checked anew: it is always so"),
     _accept("--stall-check", help="stalls are told: it is so by default"),
-    _accept("--no-autotune"),
     _accept("--no-torus-allreduce"),
     _accept("--no-timeline-mark-cycles"),
     _accept("--no-mpi-threads-disable"),
@@ -106,7 +106,7 @@ FLAGS = (
         instead="The nearest is --transport hierarchical; with --engine horovod set HOROVOD_TORUS_ALLREDUCE.",
     ),
     _refuse(
-        *("--autotune", "--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"),
+        *("--autotune-warmup-samples", "--autotune-steps-per-sample"),
         *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
         instead=_TUNE,
     ),

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from hvdkit.engine.buckets import Slot, TensorSpec, cut_slots
-from hvdkit.engine.planned import Filled, PlannedReduction, Statistics
+from hvdkit.engine.planned import Filled, Statistics
 from hvdkit.engine.process_sets import MemberGroup
-from hvdkit.engine.progress import wants_thread
+from hvdkit.engine.reduction import Reduction, open_reduction
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.runtime import Runtime
 from hvdkit.torch import staging
@@ -59,8 +59,10 @@ class GradientPlan:
         self._sparse: set[int] = set()  # parameters whose gradient was made dense for this round
         self._pinned = staging.PinnedMemory()
         devices = list(dict.fromkeys(parameter.device for parameter in self._parameters))
-        self._moving = PlannedReduction(
-            group.transport,
+        self._moving: Reduction = open_reduction(
+            made,
+            group,
+            name,
             [
                 TensorSpec(
                     word, one.numel(), dtype_name(one), devices.index(one.device), layout_of(one), groups.get(id(one))
@@ -69,12 +71,8 @@ class GradientPlan:
             ],
             self,
             options=options,
-            limit_bytes=made.config.fusion_bytes,
-            depth=made.config.buckets_in_flight,
-            threaded=wants_thread(made.config.progress, made.cores, torch.get_num_threads()),
+            compute_threads=torch.get_num_threads(),
             statistics=statistics,
-            engine=group.engine,
-            name=name,
         )
 
     def arrived(self, index: int) -> None:
@@ -104,11 +102,15 @@ class GradientPlan:
 
     def close(self) -> None:
         """Free the buckets; collective."""
+        self.planned_anew()
+        self._moving.close()
+        self._parameters = []  # the plan knows the engine's part and is known by it: both are long in going
+
+    def planned_anew(self) -> None:
+        """See Gradients.planned_anew."""
         self._seen.clear()
         self._in_place.clear()
         self._pinned.close()
-        self._moving.close()
-        self._parameters = []  # the plan knows the engine's part and is known by it: both are long in going
 
     def fill(self, bucket: int, memory: Buffer, own: tuple[int, int]) -> Filled:
         """See Gradients.fill."""

@@ -102,13 +102,17 @@ class Arithmetic(Protocol):
         """out = source, same dtype."""
 
 
+#: Stays in a core's own cache between the sum and the copies of it.
+CHUNK_BYTES = 512 * 1024
+
+
 @dataclass(frozen=True)
 class BucketSpec:
     """One bucket of an agreed plan, the same on all ranks.
 
     count: elements. prescale: factor on each node's sum, before the wire. postscale: factor on the result.
     wire: dtype between hosts, "none" for the bucket's own; or a coding, which leaves the last `exact` elements as they
-    are.
+    are. chunk_bytes: that a rank sums and hands out at a time, where ranks share memory.
     """
 
     dtype: str
@@ -118,6 +122,7 @@ class BucketSpec:
     postscale: float = 1.0
     wire: Narrow | Coding = "none"
     exact: int = 0
+    chunk_bytes: int = CHUNK_BYTES
 
     @property
     def narrow(self) -> Narrow:

@@ -46,7 +46,6 @@ from hvdkit.transport.flags import Flags, flag_bytes
 from hvdkit.transport.segment import open_segment
 
 _ALIGN = 64  # bytes: a cache line
-_CHUNK_BYTES = 512 * 1024  # stays in a core's own cache between the sum and the copies of it
 
 
 def plan_shards(count: int, shards: int, itemsize: int) -> list[tuple[int, int]]:
@@ -133,15 +132,19 @@ class SharedBuckets(SteppedBuckets):
         views = tuple(see_as(raw, spec) for raw in self._raw[index % self.depth])
         partial = make_buffer(own[1] - own[0], spec.dtype) if self._crossing and own[1] > own[0] else None
         coder = None if partial is None else open_coder(spec, own)
-        return _Layout(spec, views, own, self._cut(views, own, ()), partial, coder)
+        return _Layout(spec, views, own, self._cut(spec, views, own, ()), partial, coder)
 
     def _cut(
-        self, views: Sequence[Buffer], own: tuple[int, int], elsewhere: Sequence[tuple[int, Buffer]]
+        self,
+        spec: BucketSpec,
+        views: Sequence[Buffer],
+        own: tuple[int, int],
+        elsewhere: Sequence[tuple[int, Buffer]],
     ) -> tuple[_Chunk, ...]:
         """This rank's shard in chunks."""
         rank, chunks = self._rank, []
         for start, numbers in whole(views[rank], own, elsewhere):
-            step = _CHUNK_BYTES // numbers.array.itemsize
+            step = spec.chunk_bytes // numbers.array.itemsize
             for at in range(0, numbers.count, step):
                 part = numbers.slice(at, min(at + step, numbers.count))
                 first = start + at
@@ -174,7 +177,7 @@ class SharedBuckets(SteppedBuckets):
         free = self._crossing is None  # the order of buckets matters to collectives between hosts only
         while not self._ready.everyone(index, generation):
             yield free
-        chunks = self._cut(layout.views, layout.own, elsewhere) if elsewhere else layout.chunks
+        chunks = self._cut(spec, layout.views, layout.own, elsewhere) if elsewhere else layout.chunks
         if layout.partial is None or self._crossing is None:
             for chunk in chunks:
                 self._arithmetic.combine(chunk.own, chunk.sources, spec.op, spec.prescale * spec.postscale)

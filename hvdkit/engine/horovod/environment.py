@@ -15,6 +15,8 @@ def variables_for(config: Config) -> dict[str, str]:
     }
     if not config.stall_check_s:
         told["HOROVOD_STALL_CHECK_DISABLE"] = "1"
+    if config.searches:
+        told.update(HOROVOD_AUTOTUNE="1", HOROVOD_AUTOTUNE_LOG=config.autotune_log)
     if config.timeline:
         told["HOROVOD_TIMELINE"] = config.timeline
     return told

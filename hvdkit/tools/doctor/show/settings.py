@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hvdkit.config import Setting, read_settings
+from hvdkit.engine.tuning.saved import read_entries
 
 
 def show_settings(*, as_json: bool) -> None:
-    """Print all settings. Raises ConfigError for variables that cannot be understood."""
-    settings = read_settings()
+    """Print all settings. Raises ConfigError for variables, or a file of --tuned, that cannot be understood."""
+    settings = with_tuned(read_settings())
     if as_json:
         print(json.dumps([_describe(setting) for setting in settings], indent=2))
     else:
         _print_table(settings)
+
+
+def with_tuned(settings: Sequence[Setting]) -> list[Setting]:
+    """The settings with what the file of --tuned says in place of defaults; each plan takes its own entry of it."""
+    path = next(setting.value for setting in settings if setting.name == "tuned")
+    entries = read_entries(path) if path else []
+    found = []
+    for setting in settings:
+        tuned = sorted(
+            {getattr(entry.settings, setting.name) for entry in entries if hasattr(entry.settings, setting.name)}
+        )
+        if tuned and setting.origin == "default":
+            value = tuned[0] if len(tuned) == 1 else " or ".join(map(str, tuned))
+            setting = replace(setting, value=value, origin=path)
+        found.append(setting)
+    return found
 
 
 def _describe(setting: Setting) -> dict[str, object]:

@@ -1,0 +1,60 @@
+"""What is worth trying for one plan: a few values of each setting, none that comes to the same as another."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdkit.config import MIB, Config
+from hvdkit.engine.buckets import Bucket
+from hvdkit.engine.plan_settings import PlanSettings
+from hvdkit.transport.base import STORAGE
+
+_KIB = 1024
+#: Setting -> values in order. Another setting of PlanSettings is searched as soon as it stands here.
+VALUES: Mapping[str, tuple[Any, ...]] = {
+    "fusion_bytes": (256 * _KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB),
+    "progress": ("inline", "thread"),
+    "buckets_in_flight": (2, 4, 8),
+    "chunk_bytes": (128 * _KIB, 512 * _KIB, 2 * MIB),
+}
+_SHARING = ("shared_memory", "hierarchical")  # transports that have chunks
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a plan, as far as settings come to the same for it. nbytes: of its tensors. sharers: ranks of a host."""
+
+    nbytes: int
+    transport: str
+    sharers: int
+
+    def same(self, settings: PlanSettings) -> Hashable:
+        """Equal for settings that this plan does not tell apart."""
+        bucket = min(settings.fusion_bytes or self.nbytes, self.nbytes)
+        depth = min(settings.buckets_in_flight, -(-self.nbytes // max(1, bucket)))
+        chunk = min(settings.chunk_bytes, -(-bucket // self.sharers)) if self.transport in _SHARING else 0
+        return bucket, depth, chunk, settings.progress
+
+    def shared_bytes(self, settings: PlanSettings) -> int:
+        """Memory that the ranks of a host share for it, about."""
+        bucket = min(settings.fusion_bytes or self.nbytes, self.nbytes)
+        return self.sharers * bucket * settings.buckets_in_flight if self.transport in _SHARING else 0
+
+
+def shape_of(buckets: Sequence[Bucket], transport: str, sharers: int) -> Shape:
+    """Of a plan that has been cut into these buckets."""
+    return Shape(sum(one.data_count * STORAGE[one.dtype].itemsize for one in buckets), transport, sharers)
+
+
+def fixed_fields(config: Config) -> list[str]:
+    """Settings that the user has taken from their defaults, and that stay so."""
+    default = Config()
+    return [name for name in VALUES if getattr(config, name) != getattr(default, name)]
+
+
+def plan_axes(first: PlanSettings, config: Config) -> dict[str, list[Any]]:
+    """What is searched from the first settings on."""
+    fixed = fixed_fields(config)
+    return {name: sorted({*values, getattr(first, name)}) for name, values in VALUES.items() if name not in fixed}

@@ -1,0 +1,65 @@
+"""What a user gets to see of a search: a line of a CSV file for each trial, and a sentence at its end."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from hvdkit.engine.plan_settings import PlanSettings
+from hvdkit.engine.tuning.search import Outcome, Trial
+from hvdkit.log import logger
+
+_COLUMNS = ("plan", "trial", *(one.name for one in fields(PlanSettings)), "steps", "median_ms", "noise_ms")
+
+
+class Record:
+    """Of one plan's search, kept by one rank. path: of the CSV file, which several plans share; "" for none."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self._name, self._path, self._trials, self._over = name, path, 0, False
+
+    def tried(self, trial: Trial) -> None:
+        """A trial is over."""
+        self._trials += 1
+        logger.info("autotune of %s: %.2f ms a step with %s", self._name, 1000 * trial.median_s, trial.point)
+        if not self._path:
+            return
+        numbers = (len(trial.seconds), f"{1000 * trial.median_s:.3f}", f"{1000 * trial.noise_s:.3f}")
+        try:
+            new = not Path(self._path).exists()
+            with open(self._path, "a", newline="", encoding="utf-8") as file:
+                write = csv.writer(file).writerow
+                if new:
+                    write(_COLUMNS)
+                write((self._name, self._trials, *asdict(trial.point).values(), *numbers))
+        except OSError as error:
+            logger.warning("The autotune log %s cannot be written, and is left out: %s", self._path, error.strerror)
+            self._path = ""
+
+    def ended(self, outcome: Outcome, steps: int) -> None:
+        """The search is over."""
+        self._over = True
+        before_ms = 1000 * outcome.first.median_s
+        if outcome.best is outcome.first:
+            logger.warning(
+                "autotune of %s: after %d trials in %d steps nothing is faster beyond noise than %s (%.2f ms a step, "
+                "+-%.2f); these stay.",
+                *(self._name, self._trials, steps, outcome.first.point, before_ms, 1000 * outcome.first.noise_s),
+            )
+            return
+        logger.warning(
+            "autotune of %s: after %d trials in %d steps %s: %.2f ms a step in place of %.2f (+-%.2f), %.1f %% less.",
+            *(self._name, self._trials, steps, outcome.best.point, 1000 * outcome.best.median_s, before_ms),
+            *(1000 * outcome.first.noise_s, 100 * outcome.gain),
+        )
+
+    def closed(self) -> None:
+        """The plan is no more; is the search over?"""
+        if not self._over:
+            self._over = True
+            logger.warning(
+                "autotune of %s: the training ended, or got other parameters, after %d trials, before the search was "
+                "over. Nothing was chosen or saved; --autotune-steps says in how many steps to search.",
+                *(self._name, self._trials),
+            )

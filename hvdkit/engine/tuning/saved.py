@@ -1,0 +1,95 @@
+"""Settings that were found for a plan, kept in a file for the next run: JSON, with what they are good for."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdkit import __version__
+from hvdkit.engine.plan_settings import PlanSettings
+from hvdkit.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Key:
+    """What settings were found for.
+
+    plan: hash of the tensors, in their order, and of how they are reduced. hosts: how many ranks each has, in the order
+    of their first ranks. cores: of a rank.
+    """
+
+    plan: str
+    hosts: tuple[int, ...]
+    transport: str
+    cores: float
+    version: str = __version__
+
+    def differences(self, other: Key) -> list[str]:
+        """In what a key of the same plan differs from what is wanted, this."""
+        found = []
+        if self.hosts != other.hosts:
+            found.append(f"it was {_place(other.hosts)}, and is {_place(self.hosts)}")
+        if self.transport != other.transport:
+            found.append(f"the transport was {other.transport}, and is {self.transport}")
+        if self.cores != other.cores:
+            found.append(f"a rank had {other.cores:g} cores, and has {self.cores:g}")
+        if self.version != other.version:
+            found.append(f"hvdkit was {other.version}, and is {self.version}")
+        return found
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Settings and what they are good for. default_s, tuned_s: median seconds of a step."""
+
+    key: Key
+    settings: PlanSettings
+    default_s: float
+    tuned_s: float
+
+
+def _place(hosts: Sequence[int]) -> str:
+    return f"{sum(hosts)} ranks on {len(hosts)} host{'s' * (len(hosts) != 1)}"
+
+
+def read_entries(path: str) -> list[Entry]:
+    """All entries of a file. Raises ConfigError for one that is not there, or is no such file."""
+    try:
+        return [_parse(item) for item in json.loads(Path(path).read_text(encoding="utf-8"))["plans"]]
+    except OSError as error:
+        why = error.strerror or str(error)
+    except (ValueError, KeyError, TypeError):
+        why = "it is not a file of --autotune-save"
+    raise ConfigError(
+        f"The tuned settings in {path} cannot be read: {why}. Make them: hvdrun --autotune-save {path} ..."
+    )
+
+
+def _parse(item: dict[str, Any]) -> Entry:
+    key = Key(**{**item["key"], "hosts": tuple(map(int, item["key"]["hosts"]))})
+    return Entry(key, PlanSettings(**item["settings"]), float(item["default_s"]), float(item["tuned_s"]))
+
+
+def find_entry(entries: Sequence[Entry], wanted: Key) -> tuple[Entry | None, str]:
+    """The entry for this plan, or why there is none, as the end of a sentence."""
+    same = [entry for entry in entries if entry.key.plan == wanted.plan]
+    for entry in same:
+        if entry.key == wanted:
+            return entry, ""
+    if same:
+        return None, "they were found for this model elsewhere: " + ", ".join(wanted.differences(same[0].key))
+    return None, "there are none for gradients of these names, sizes and options"
+
+
+def save_entry(path: str, entry: Entry) -> None:
+    """Put an entry into the file, in place of one with the same key. Raises OSError, or ConfigError as read_entries."""
+    entries = read_entries(path) if os.path.exists(path) else []
+    entries = [one for one in entries if one.key != entry.key] + [entry]
+    text = json.dumps({"plans": [asdict(one) for one in entries]}, indent=1)
+    part = Path(f"{path}.{os.getpid()}")
+    part.write_text(text + "\n", encoding="utf-8")
+    part.replace(path)

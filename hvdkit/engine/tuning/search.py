@@ -1,0 +1,134 @@
+"""Which settings to try next, and which are best: a search over noisy measurements, without any training in it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+#: Of the difference of two medians: what is followed while searching, and what is believed at the end.
+_FOLLOWED, _BELIEVED = 1.0, 2.5
+_LEAST_GAIN = 0.01  # less is not worth another configuration than everyone else's
+_LAST = 4  # trials at the end: first, best, best, first
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Settings, and the seconds of each step under them."""
+
+    point: Any
+    seconds: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        """Of the steps; infinite where there were none."""
+        return statistics.median(self.seconds) if self.seconds else math.inf
+
+    @property
+    def noise_s(self) -> float:
+        """Standard error of the median, from the median absolute deviation."""
+        if len(self.seconds) < 2:
+            return math.inf
+        spread = statistics.median(abs(one - self.median_s) for one in self.seconds)
+        return 1.2533 * 1.4826 * spread / math.sqrt(len(self.seconds))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a search has come to: `best` is `first` unless something else is faster beyond noise."""
+
+    first: Trial
+    best: Trial
+
+    @property
+    def gain(self) -> float:
+        """The part of a step's time that is saved."""
+        return 1 - self.best.median_s / self.first.median_s if self.best is not self.first else 0.0
+
+
+class Search:
+    """Coordinate descent from a first point: along each axis while steps get shorter; then the best against the first.
+
+    first: a dataclass of settings. axes: its fields that are searched, each with its values in order, the first point's
+    among them. unordered: axes whose values are in no order, and are all tried. most: trials, the last ones included.
+    same: what tells points apart; those of one key are measured once.
+    Take `point`, train with it, tell() the seconds of its steps, and so on until `point` is None.
+    """
+
+    def __init__(
+        self,
+        first: Any,
+        axes: Mapping[str, Sequence[Any]],
+        *,
+        unordered: Collection[str] = (),
+        most: int,
+        same: Callable[[Any], Hashable] = lambda point: point,
+    ) -> None:
+        self._axes, self._unordered, self._left, self._same = axes, unordered, most, same
+        self._known: dict[Hashable, Trial] = {}
+        self.trials: list[Trial] = []
+        self.outcome: Outcome | None = None
+        self._steps = self._run(first)
+        self.point: Any = next(self._steps)
+
+    def tell(self, seconds: Sequence[float]) -> None:
+        """The steps under `point` took so long; none where it cannot be used."""
+        trial = Trial(self.point, tuple(seconds))
+        self.trials.append(trial)
+        self._left -= 1
+        try:
+            self.point = self._steps.send(trial)
+        except StopIteration as end:
+            self.point, self.outcome = None, end.value
+
+    def _run(self, point: Any) -> Generator[Any, Trial, Outcome]:
+        first = best = self._known[self._same(point)] = yield point
+        moved = True
+        while moved:
+            moved = False
+            for axis in self._axes:
+                for way in self._ways(best.point, axis):
+                    start = best
+                    for value in way:
+                        if self._left <= _LAST:
+                            break
+                        nearest = replace(best.point, **{axis: value})
+                        key = self._same(nearest)
+                        if key not in self._known:
+                            self._known[key] = yield nearest
+                        trial = replace(self._known[key], point=nearest)
+                        if not _is_faster(trial, best, _FOLLOWED):
+                            break
+                        best = trial
+                    moved = moved or best is not start
+                    if best is not start and axis not in self._unordered:
+                        break  # the way back is known
+        if best is first:
+            return Outcome(first, first)
+        return (yield from self._compare(first.point, best.point))
+
+    def _ways(self, point: Any, axis: str) -> list[Sequence[Any]]:
+        """Values to try one after the other, while steps get shorter; up and down, or each by itself."""
+        values = list(self._axes[axis])
+        at = values.index(getattr(point, axis))
+        if axis in self._unordered:
+            return [[value] for value in values[:at] + values[at + 1 :]]
+        return [values[at + 1 :], values[:at][::-1]]
+
+    def _compare(self, first: Any, best: Any) -> Generator[Any, Trial, Outcome]:
+        """Measure both again, in turn: what was best of many was so by luck as well."""
+        one, two = (yield first), (yield best)
+        three, four = (yield best), (yield first)
+        before = Trial(first, one.seconds + four.seconds)
+        after = Trial(best, two.seconds + three.seconds)
+        each_time = two.median_s < one.median_s and three.median_s < four.median_s
+        enough = after.median_s <= (1 - _LEAST_GAIN) * before.median_s
+        if each_time and enough and _is_faster(after, before, _BELIEVED):
+            return Outcome(before, after)
+        return Outcome(before, before)
+
+
+def _is_faster(one: Trial, other: Trial, sigmas: float) -> bool:
+    return other.median_s - one.median_s > sigmas * math.hypot(one.noise_s, other.noise_s)
