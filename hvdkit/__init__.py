@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hvdkit.errors import (
         AliasError,
         BackwardInterruptedError,
+        BenchError,
         BuildError,
         CheckpointError,
         CompareError,
@@ -50,6 +51,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AliasError",
     "BackwardInterruptedError",
+    "BenchError",
     "BuildError",
     "CheckpointError",
     "CompareError",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from hvdkit import __version__
 from hvdkit.errors import HvdkitError
+from hvdkit.tools.bench.command import add_command as add_bench
 from hvdkit.tools.build_horovod.command import add_command as add_build_horovod
 from hvdkit.tools.compare.command import add_command as add_compare
 from hvdkit.tools.doctor.command import add_command as add_doctor
@@ -35,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_submit(commands)
     add_compare(commands)
     add_migrate(commands)
+    add_bench(commands)
     add_stacks(commands)
     return parser
 

@@ -127,6 +127,10 @@ class CompareError(HvdkitError, ValueError):
     """Two runs of a script could not be compared."""
 
 
+class BenchError(HvdkitError, ValueError):
+    """hvdkit bench cannot measure what was asked for, or has no such file to read or write."""
+
+
 class SubmitError(HvdkitError, ValueError):
     """A batch job cannot be written, was refused by its scheduler, or has failed."""
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,14 +25,15 @@ import hvdkit.torch as hvd
 from hvdkit.launch.agent.rank import die_with_parent
 
 _START_S = 60.0
+_PAUSE = re.compile(rb"hvdrun: rank \d+ on \S+ (was stopped by SIGSTOP|goes on)")
 
 
 def why_not() -> str:
     """What keeps Horovod out of a comparison here; "" if nothing does."""
     if importlib.util.find_spec("horovod") is None:
-        return "Horovod is not installed, so it is not in the table."
+        return "Horovod is not installed, so it is not compared."
     if hvd.cross_size() > 1:
-        return "Horovod's ranks are started on one host only, so it is not in the table."
+        return "Horovod's ranks are started on one host only, so it is not compared."
     return ""
 
 
@@ -46,9 +50,9 @@ class HorovodJob:
             listener.bind(str(Path(directory, str(hvd.rank()))))
             listener.listen()
             listener.settimeout(_START_S)
-            hvd.barrier()
+            cores = set().union(*hvd.allgather_object(os.sched_getaffinity(0)))
             if hvd.rank() == 0:
-                self._process = _start(directory)
+                self._process = _start(directory, cores)
             try:
                 accepted, _ = listener.accept()
             except TimeoutError:
@@ -61,14 +65,19 @@ class HorovodJob:
         self.call("torch:set_num_threads", threads)
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What "module:function" returns on Horovod's rank beside this one, which sleeps meanwhile."""
+        """What "module:function" returns on Horovod's rank beside this one, which otherwise sleeps.
+
+        Raises RuntimeError for what went wrong there.
+        """
         os.kill(self._pid, signal.SIGCONT)
         self._rank.send((function, arguments))
         try:
-            result = self._rank.recv()
+            result, failure = self._rank.recv()
         except EOFError:
             raise RuntimeError(f"Horovod's rank {hvd.rank()} has ended in {function}; see its output.") from None
         os.kill(self._pid, signal.SIGSTOP)
+        if failure:
+            raise RuntimeError(failure)
         return result
 
     def close(self) -> None:
@@ -80,9 +89,27 @@ class HorovodJob:
             self._process.wait()
 
 
-def _start(directory: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "benchmarks.horovod_rank", directory]
-    return subprocess.Popen(
+def _start(directory: str, cores: set[int]) -> subprocess.Popen[bytes]:
+    """Start Horovod's ranks on these cores, which hvdkit's ranks have among them: each is bound to some of its own."""
+    end_with_this = die_with_parent(os.getpid(), signal.SIGTERM)
+
+    def prepare() -> None:
+        end_with_this()
+        os.sched_setaffinity(0, cores)
+
+    command = [sys.executable, "-m", "hvdkit.tools.bench.horovod_rank", directory]
+    process = subprocess.Popen(
         [sys.executable, "-m", "hvdkit.launch", "-np", str(hvd.size()), *command],
-        preexec_fn=die_with_parent(os.getpid(), signal.SIGTERM),
+        stderr=subprocess.PIPE,
+        preexec_fn=prepare,
     )
+    threading.Thread(target=_pass_on, args=(process.stderr,), daemon=True).start()
+    return process
+
+
+def _pass_on(lines: Iterable[bytes]) -> None:
+    """Write what hvdrun says to stderr, but for the ranks standing still, which is meant to be."""
+    for line in lines:
+        if not _PAUSE.search(line):
+            sys.stderr.buffer.write(line)
+            sys.stderr.flush()

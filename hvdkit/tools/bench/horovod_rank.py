@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
 import horovod.torch as horovod
+from horovod.common.exceptions import HorovodInternalError
 
 
 def serve(directory: str) -> None:
@@ -19,8 +21,16 @@ def serve(directory: str) -> None:
         connection.send(os.getpid())
         while (task := connection.recv()) is not None:
             function, arguments = task
-            connection.send(_find(function)(*arguments))
+            connection.send(_call(_find(function), arguments))
     horovod.shutdown()
+
+
+def _call(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Any, str]:
+    """What it returns, and what went wrong."""
+    try:
+        return function(*arguments), ""
+    except (HorovodInternalError, RuntimeError, ValueError, TypeError) as error:
+        return None, str(error) or type(error).__name__
 
 
 def _find(function: str) -> Any:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from hvdkit.errors import BenchError
+
 
 @dataclass(frozen=True)
-class Work:
-    """A model to train. make: builds it. batch: inputs and targets of one step. aim: largest wanted ratio."""
+class Model:
+    """A model to train. make: builds it. batch: inputs and targets of one step."""
 
     name: str
     make: Callable[[], nn.Module]
     batch: Callable[[], tuple[Tensor, Tensor]]
-    aim: float
 
 
 def _mlp() -> nn.Module:
@@ -48,8 +49,18 @@ def _small_layers() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(64, 10))
 
 
-WORKS = (
-    Work("MLP, 8 x 1024x1024", _mlp, lambda: (torch.randn(64, 1024), torch.randn(64, 1024)), 1.10),
-    Work("small conv net", _conv, lambda: (torch.randn(8, 3, 32, 32), torch.randn(8, 10)), 1.10),
-    Work("101 small layers", _small_layers, lambda: (torch.randn(32, 64), torch.randn(32, 10)), 1.40),
+MODELS = (
+    Model("MLP, 8 x 1024x1024", _mlp, lambda: (torch.randn(64, 1024), torch.randn(64, 1024))),
+    Model("small conv net", _conv, lambda: (torch.randn(8, 3, 32, 32), torch.randn(8, 10))),
+    Model("101 small layers", _small_layers, lambda: (torch.randn(32, 64), torch.randn(32, 10))),
 )
+
+
+def find_models(words: Sequence[str]) -> list[Model]:
+    """The models whose names contain one of the words, in any case; all if there are none. BenchError if none does."""
+    found = [model for model in MODELS if not words or any(word.lower() in model.name.lower() for word in words)]
+    if not found:
+        raise BenchError(
+            f"No model is named like {' or '.join(words)}. There are: {'; '.join(model.name for model in MODELS)}."
+        )
+    return found

@@ -1,0 +1,1 @@
+"""hvdkit bench: the user's own machine or cluster, measured beside the peers that are installed."""

@@ -1,0 +1,28 @@
+"""What hvdkit bench is to measure, as it was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
+SIZES = tuple(4**power * 2**10 for power in range(1, 8))  # 4 KiB to 16 MiB
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure.
+
+    kind: a collective, or "step". sizes: bytes of a collective, one case each. dtype: of its numbers.
+    models: words in the names of those whose step is measured; all if empty. rounds: in which every peer has a turn.
+    seconds: that a turn takes, about; of a collective. threads: that a rank computes with. alone: without peers.
+    """
+
+    kind: str
+    sizes: Sequence[int] = SIZES
+    dtype: str = "float32"
+    models: Sequence[str] = ()
+    rounds: int = 11
+    seconds: float = 0.1
+    threads: int = 1
+    alone: bool = False
