@@ -22,7 +22,7 @@ FLAGS = {
     "--version",
     "-v", "-hostfile", "--launcher", "--jsrun", "-p", "--ssh-port", "-i", "--ssh-identity-file",
     "--mpi-args", "--binding-args", "--tcp", "--config-file",
-    "--network-interfaces", "--network-interface", "--start-timeout",
+    "--network-interfaces", "--network-interface", "--start-timeout", "--save-timeout",
     "--alias-horovod", "--wrap",
 }  # fmt: skip
 

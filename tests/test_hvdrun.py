@@ -269,6 +269,41 @@ def test_signals_for_the_ranks_are_passed_on() -> None:
         assert sorted(lines(out)) == ["[0] usr1", "[1] usr1"]
 
 
+#: Saves for longer than a rank that has no handler is left; what it has started is to outlive that.
+SAVER = """
+import subprocess
+child = subprocess.Popen(["sleep", "63"])
+def save(number, frame):
+    time.sleep(2.2 + rank / 5)
+    print("child", child.poll(), flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+print('pid', os.getpid(), flush=True); time.sleep(60)
+"""
+
+
+def test_ranks_that_save_at_sigterm_are_waited_for_and_are_no_failure() -> None:
+    with started(2, SAVER) as process:
+        pids = read_pids(process, 2)
+        process.send_signal(signal.SIGTERM)
+        out, errors = process.communicate(timeout=20)
+        assert sorted(lines(out)) == ["[0] child None", "[1] child None"]
+        expected = "hvdrun: saved, not finished: ended with exit code 75; the same command goes on from there."
+        assert lines(errors) == [expected]
+        assert process.returncode == 75
+        assert not any(map(alive, pids.values()))
+
+
+def test_ranks_that_save_for_too_long_are_ended() -> None:
+    script = "signal.signal(signal.SIGTERM, lambda *_: None)\nprint('pid', os.getpid(), flush=True)\n"
+    with started(2, script + "while True: time.sleep(1)", "--save-timeout", "0.5") as process:
+        pids = read_pids(process, 2)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=20)
+        assert (process.returncode, lines(errors)) == (143, ["hvdrun: SIGTERM: ended 2 ranks."])
+        assert not any(map(alive, pids.values()))
+
+
 def test_a_reader_that_leaves_ends_the_job() -> None:
     with started(2, "print('pid', os.getpid(), flush=True)\nwhile True: print('x' * 1000)") as process:
         assert process.stdout is not None

@@ -132,6 +132,15 @@ def test_slurm_requeues_what_is_saved_but_not_finished_and_nothing_else(place: P
         assert "scontrol" not in (place / "seen").read_text()
 
 
+def test_slurm_does_not_requeue_what_it_has_ended_itself(place: Path) -> None:
+    make(place, "hvdrun", HVDRUN.replace("exit 143", "exit 75"))
+    process = start(place, "slurm", replace(JOB, requeue=True))
+    assert seen(place, "started")
+    process.terminate()
+    assert process.wait(20) == 75
+    assert "scontrol" not in (place / "seen").read_text()
+
+
 def test_a_node_without_hvdrun_says_so(place: Path) -> None:
     (place / "bin" / "hvdrun").unlink()
     process = start(place, "pbs", JOB)

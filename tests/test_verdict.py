@@ -137,3 +137,14 @@ def test_a_job_that_was_not_let_start_has_code_2() -> None:
     late = Ranks(3, hosts={0: "a"})
     assert judge(late, -9, late_s=60).lines == ("ranks 1, 2 of 3 had not started after 60 s; hosts with ranks: a.",)
     assert judge(late, -9, late_s=60).code == 2
+
+
+def test_what_is_saved_is_to_be_started_again_whatever_became_of_the_others() -> None:
+    told = End(137, signal.SIGKILL, told="hvdrun ended the job")
+    for ends in ((End(75), End(75)), (End(75), told), (End(0), End(75, told="the launcher sent SIGTERM"), None)):
+        for interrupted in (0, signal.SIGTERM):
+            verdict = judge(job(*ends), 1, interrupted=interrupted)
+            assert verdict.code == 75
+            assert verdict.lines[0].startswith("saved, not finished")
+    assert judge(job(End(75), End(3)), 1).code == 3
+    assert judge(job(told, told), 1, interrupted=signal.SIGTERM).code == 143

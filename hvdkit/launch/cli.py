@@ -119,6 +119,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--start-timeout", type=float, default=60.0, metavar="SECONDS", help="how long all ranks may take to be there"
     )
+    parser.add_argument(
+        "--save-timeout",
+        type=float,
+        default=25.0,
+        metavar="SECONDS",
+        help="how long ranks with a handler for SIGTERM may take to save and end, once hvdrun is sent one",
+    )
     parser.add_argument("--output-filename", metavar="DIR", help="also write all output of each rank to DIR/rank.N.log")
     add_starter_flags(parser)
     parser.add_argument(
@@ -304,6 +311,7 @@ def _start(options: argparse.Namespace, job: Job, choice: Choice) -> int:
         planned=plan_places(job.ranks, job.hosts) if as_planned else (),
         networks=parse_wish(options.network_interfaces) if options.network_interfaces is not None else (),
         start_timeout_s=options.start_timeout,
+        save_timeout_s=options.save_timeout,
         verbose=options.verbose,
         logs=options.output_filename or "",
         bind=job.bind,

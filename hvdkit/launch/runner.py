@@ -31,6 +31,7 @@ _AGENTS_END_S = 2.7  # the agents kill after 2 s
 _MPIRUN_ENDS_S, _MPIRUN_FINISHES_S = 0.5, 10.0
 # Open MPI 5 does not always end at SIGTERM, but always at the second SIGINT.
 _ESCALATION = ((signal.SIGTERM, 0.5), (signal.SIGINT, 0.1), (signal.SIGINT, 0.4), (signal.SIGKILL, 1.0))
+_SAVED_END_S = 5.0
 _TALK_HELD_S = 1.0
 # Of a busy machine, where the ssh that mpirun has started was faster than mpirun.
 _HARMLESS = re.compile(rb"^\[\S+\] plm:ssh: Warning: setpgid\(.*\n", re.MULTILINE)
@@ -46,6 +47,7 @@ class Runner:
     planned: (host, ranks) as they are to be placed; () if the user says by other means how they are.
     networks: names of interfaces or subnets for what ranks on different hosts say to each other; () to choose.
     start_timeout_s: how long all ranks may take until they are there. bind: ranks to cores, see the setting.
+    save_timeout_s: how long they may take to save and end, where they have a handler for SIGTERM and hvdrun gets one.
     """
 
     build: Callable[[Mapping[str, str]], Launch]
@@ -59,9 +61,11 @@ class Runner:
     networks: tuple[str, ...] = ()
     start_timeout_s: float = 60.0
     bind: str = "auto"
+    save_timeout_s: float = 25.0
     output: Output = field(default_factory=Output)
     ranks: Ranks = field(init=False)
     _interrupted: int = 0
+    _hurried: bool = False
     _ending: bool = False
     _talk: bytearray = field(default_factory=bytearray)
     _announced: set[int] = field(default_factory=set)
@@ -148,6 +152,9 @@ class Runner:
                 self._late = left is not None and left <= 0 and not self._released
                 if self._refused or self._late:
                     return
+            if self.ranks.saved:
+                await self._wait_until(lambda: self.ranks.settled, _SAVED_END_S)
+                return
             if self.ranks.failures:
                 await asyncio.sleep(_SETTLE_S)
                 if not self.ranks.cause_is_sure:
@@ -187,6 +194,9 @@ class Runner:
     async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
         """End whatever is left: the ranks through their agents, then mpirun."""
         self._ending = True
+        if self._interrupted == signal.SIGTERM:
+            self._control.send_all(wire.SIGNAL, str(int(signal.SIGTERM)).encode())
+            await self._wait_until(lambda: self.ranks.settled or self._hurried, self.save_timeout_s)
         self._control.stop()
         await self._wait_until(lambda: not self._control.connected, _AGENTS_END_S)
         if self.ranks.hosts:
@@ -269,6 +279,7 @@ class Runner:
 
     def _interrupt(self, number: signal.Signals) -> None:
         self._interrupted = self._interrupted or int(number)
+        self._hurried = self._hurried or number != signal.SIGTERM  # which schedulers send more than once
         self._news.set()
 
     def _resize(self) -> None:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hvdkit.exit_codes import TRY_AGAIN
+
 # A rank that only lost its peer ends with this error; whoever failed otherwise is the cause.
 _AFTERMATH = ("RankLostError", "*** An error occurred in Socket closed")
 # Open MPI's own end of a rank that has lost a connection; it does not always say so on the rank's stderr.
@@ -104,6 +106,18 @@ class Ranks:
         self.silent = sorted({*self.silent, *ranks} - self.ended.keys())
 
     @property
+    def saved(self) -> bool:
+        """Ranks have saved, and ended so as to be started again; whatever became of the others, none has failed."""
+        others = [end for end in self.ended.values() if end.code != TRY_AGAIN]
+        return len(others) < len(self.ended) and not any(end.failed for end in others)
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is to be waited for: all ranks have ended, or one of them so that the others cannot go on."""
+        failed = any(end.code not in (0, TRY_AGAIN) for end in self.ended.values())
+        return failed or bool(self.lost) or len(self.ended) == len(self.hosts)
+
+    @property
     def all_well(self) -> bool:
         """Every rank has reported its end, with exit code 0."""
         return len(self.ended) == self.size and all(end.code == 0 for end in self.ended.values())
@@ -141,7 +155,7 @@ class Ranks:
 
     def _likelihood(self, rank: int) -> int:
         if rank in self.ended:
-            return 2 if self.ended[rank].aftermath else 0
+            return 2 if self.ended[rank].aftermath or self.ended[rank].code == TRY_AGAIN else 0
         # Some launchers (MPICH's) kill all agents the moment a rank ends badly.
         moment = self._arrival[rank]
         culprits = (other for other, end in self.ended.items() if end.failed and not end.aftermath)
@@ -173,6 +187,9 @@ def judge(
     logs: the folder with a log for each rank; "" for none.
     """
     code = 128 - status if status < 0 else status
+    if ranks.saved:
+        told = f"saved, not finished: ended with exit code {TRY_AGAIN}; the same command goes on from there."
+        return Verdict(TRY_AGAIN, (told,))
     if interrupted:
         name = "Ctrl-C" if interrupted == signal.SIGINT else signal.Signals(interrupted).name
         return Verdict(128 + interrupted, (f"{name}: ended {_count(len(ranks.hosts))}.",))

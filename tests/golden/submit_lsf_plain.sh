@@ -25,7 +25,8 @@ pass_on() {
     told=yes
     if [ -n "$job" ]; then kill -s "$1" "$job" 2>/dev/null; elif [ "$1" = TERM ]; then exit 143; fi
 }
-# The end is near (cancelled, preempted, requeued, out of time): hvdrun ends all ranks, on every node.
+# The end is near (cancelled, preempted, requeued, out of time): hvdrun ends all ranks, on every node; those
+# that have a handler for it save first.
 trap 'pass_on TERM' TERM USR2
 
 # Where and how many ranks, hvdrun reads from the allocation.

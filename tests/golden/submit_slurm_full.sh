@@ -47,11 +47,15 @@ pass_on() {
     told=yes
     if [ -n "$job" ]; then kill -s "$1" "$job" 2>/dev/null; elif [ "$1" = TERM ]; then exit 143; fi
 }
-# The end is near (cancelled, preempted, requeued, out of time): hvdrun ends all ranks, on every node.
+# The end is near (cancelled, preempted, requeued, out of time): hvdrun ends all ranks, on every node; those
+# that have a handler for it save first.
 trap 'pass_on TERM' TERM
 # Slurm sends it to this script alone, about 300 seconds before the time is up.
 # hvdrun passes it to every rank, which saves and ends. A program without a handler for it dies of it.
 trap 'pass_on USR1' USR1
+# Slurm itself requeues what it preempts; what was cancelled is not to come back.
+ended=''
+trap 'ended=yes; pass_on TERM' TERM
 
 # Where and how many ranks, hvdrun reads from the allocation.
 hvdrun python train.py --name 'two words' &
@@ -64,6 +68,6 @@ while
 do :; done
 
 # 75, by agreement with the training: saved, not finished. Slurm requeues none of itself.
-[ "$status" -ne 75 ] || scontrol requeue "$SLURM_JOB_ID" || exit 1
+[ "$status" -ne 75 ] || [ -n "$ended" ] || scontrol requeue "$SLURM_JOB_ID" || exit 1
 
 exit "$status"

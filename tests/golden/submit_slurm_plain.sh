@@ -21,7 +21,8 @@ pass_on() {
     told=yes
     if [ -n "$job" ]; then kill -s "$1" "$job" 2>/dev/null; elif [ "$1" = TERM ]; then exit 143; fi
 }
-# The end is near (cancelled, preempted, requeued, out of time): hvdrun ends all ranks, on every node.
+# The end is near (cancelled, preempted, requeued, out of time): hvdrun ends all ranks, on every node; those
+# that have a handler for it save first.
 trap 'pass_on TERM' TERM
 
 # Where and how many ranks, hvdrun reads from the allocation.

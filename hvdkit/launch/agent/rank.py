@@ -44,6 +44,16 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Cal
     return ask
 
 
+def catches(process: int, number: signal.Signals) -> bool:
+    """Has a process a handler for a signal? False where that cannot be found out."""
+    try:
+        with open(f"/proc/{process}/status") as file:
+            masks = [line.split()[1] for line in file if line.startswith("SigCgt:")]
+    except OSError:
+        return False
+    return bool(masks) and bool(int(masks[0], 16) >> (number - 1) & 1)
+
+
 class Agent:
     """Runs the command until it has ended, with everything it started."""
 
@@ -228,7 +238,7 @@ class Agent:
             if kind == STOP:
                 self._end_rank("hvdrun ended the job")
             elif kind == SIGNAL:
-                self._signal_group(signal.Signals(int(payload)))
+                self._pass_on(signal.Signals(int(payload)))
             elif kind == ASK:
                 self.asked.append((payload, StackTaker(self.child.pid)))
             elif kind == WINDOW and self.terminal is not None:
@@ -260,7 +270,17 @@ class Agent:
             raise SystemExit(128 + number)
         if number not in (signal.SIGUSR1, signal.SIGUSR2):
             self.told = self.told or f"the launcher sent {signal.Signals(number).name}"
-        self._signal_group(signal.Signals(number))
+        self._pass_on(signal.Signals(number))
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        """Send the command a signal; and what it has started too, unless it has a handler and so its own idea of that.
+
+        A training that is to save cannot do without the processes that load its data.
+        """
+        if self.child is not None and self.child.returncode is None and catches(self.child.pid, number):
+            self.child.send_signal(number)
+        else:
+            self._signal_group(number)
 
     def _signal_group(self, number: signal.Signals) -> None:
         # Until the child is reaped its number, and so its group's, cannot be given to another process.

@@ -61,7 +61,8 @@ def write_run(
         "    told=yes",
         '    if [ -n "$job" ]; then kill -s "$1" "$job" 2>/dev/null; elif [ "$1" = TERM ]; then exit 143; fi',
         "}",
-        "# The end is near (cancelled, preempted, requeued, out of time): hvdrun ends all ranks, on every node.",
+        "# The end is near (cancelled, preempted, requeued, out of time): hvdrun ends all ranks, on every node; those",
+        "# that have a handler for it save first.",
         f"trap 'pass_on TERM' {' '.join(ended_by)}",
     ]
     if job.warning:

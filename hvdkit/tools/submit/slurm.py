@@ -66,11 +66,16 @@ def _write_head(job: BatchJob) -> list[str]:
 
 
 def _write_run(job: BatchJob) -> list[str]:
-    after = []
+    before, after = [], []
     if job.requeue:
+        before = [
+            "# Slurm itself requeues what it preempts; what was cancelled is not to come back.",
+            "ended=''",
+            "trap 'ended=yes; pass_on TERM' TERM",
+        ]
         after = [
             "",
             f"# {TRY_AGAIN}, by agreement with the training: saved, not finished. Slurm requeues none of itself.",
-            f'[ "$status" -ne {TRY_AGAIN} ] || scontrol requeue "$SLURM_JOB_ID" || exit 1',
+            f'[ "$status" -ne {TRY_AGAIN} ] || [ -n "$ended" ] || scontrol requeue "$SLURM_JOB_ID" || exit 1',
         ]
-    return write_run(job, warned_by="Slurm sends it to this script alone", after=after)
+    return write_run(job, warned_by="Slurm sends it to this script alone", before=before, after=after)
