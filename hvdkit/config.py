@@ -141,6 +141,7 @@ class Config:
         "which cores each rank of a host may use: auto, its part, unless the launcher has bound it; core, that in any "
         "case; numa, the NUMA nodes of its part; none, all",
         flag="--bind",
+    )
     check_replicas: int = setting(
         0,
         int,
