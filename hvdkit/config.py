@@ -114,6 +114,12 @@ class Config:
         "", str, "file in which --autotune, which this implies, keeps what it has found", flag="--autotune-save"
     )
     tuned: str = setting("", str, "file of --autotune-save whose settings are taken", flag="--tuned")
+    algorithm: str = setting(
+        "auto",
+        choice("auto", "library", "pieces", "ring", "doubling", "halving", "tree"),
+        "how gradients are summed between hosts; auto takes what is fastest there, by size, from what is measured",
+        flag="--algorithm",
+    )
     small_bytes: int = setting(
         64 * 1024,
         parse_bytes,

@@ -14,7 +14,7 @@ from hvdkit.errors import RankLostError, TransportError
 from hvdkit.transport import mpi_library
 from hvdkit.transport.base import BucketSpec
 from hvdkit.transport.mpi import MpiTransport
-from hvdkit.transport.steps import split_evenly
+from hvdkit.transport.schedule import split_evenly
 
 
 @given(st.integers(0, 10_000), st.integers(1, 64))

@@ -97,9 +97,11 @@ def describe_world(framework: str, threads: int) -> str:
         hosts[host] = hosts.get(host, 0) + 1
     count = made.world.size
     where = ", ".join(f"{host}: {ranks}" for host, ranks in hosts.items())
+    between = made.transport.between if len(hosts) > 1 else None
+    speed = f", {between.describe()}" if between is not None else ""
     return (
         f"{count} rank{'s' * (count > 1)} on {len(hosts)} host{'s' * (len(hosts) > 1)} ({where}), "
-        f"{made.transport.name} transport, {framework}, {threads} thread{'s' * (threads > 1)} a rank"
+        f"{made.transport.name} transport{speed}, {framework}, {threads} thread{'s' * (threads > 1)} a rank"
     )
 
 

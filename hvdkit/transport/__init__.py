@@ -41,6 +41,8 @@ def open_transport(config: Config) -> tuple[World, Transport, Abort | None]:
             )
         return _alone(world)
     base, abort = _open_gloo(world) if carrier == "gloo" else _open_mpi(world)
+    base.between.algorithm = config.algorithm
+    base.between.check(())
     local, cross = base.split_by_node()
     local_sizes = gather_ints(base, local.size)
     world = complete_world(
@@ -61,6 +63,8 @@ def open_transport(config: Config) -> tuple[World, Transport, Abort | None]:
         base.close()
         return world, SingleTransport(), abort
     if name == base.name:
+        if world.cross_size > 1:
+            base.measure()
         return world, base, abort
     options: dict[str, Any] = {"directory": config.shared_directory, "small_bytes": config.small_bytes}
     if name == "shared_memory":

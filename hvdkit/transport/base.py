@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from hvdkit.transport.between import BetweenHosts
     from hvdkit.transport.coding import Coder, Coding
     from hvdkit.transport.lane import Lane
     from hvdkit.transport.mailbox import Mailbox
@@ -129,6 +130,11 @@ class BucketSpec:
         """The dtype between hosts of what is not coded."""
         return self.wire if isinstance(self.wire, str) else "none"
 
+    @property
+    def travels_as(self) -> str:
+        """The dtype between hosts of what is not coded; the bucket's own if no other was asked for."""
+        return self.dtype if self.narrow == "none" else self.narrow
+
 
 def see_as(memory: NDArray[np.uint8], spec: BucketSpec) -> Buffer:
     """The beginning of `memory` as the numbers of a bucket."""
@@ -207,6 +213,7 @@ class Transport(Protocol):
     carrier: what moves bytes where ranks share no memory: "mpi", "gloo", or "none" for one rank.
     local_ranks: how many ranks are summed inside a host before the sum crosses to others (1 where nothing is), the
     same number on all ranks.
+    between: the algorithm of sums between hosts, and what was measured there; None where ranks do not talk so.
     """
 
     name: str
@@ -215,6 +222,7 @@ class Transport(Protocol):
     size: int
     local_ranks: int
     arithmetic: Arithmetic
+    between: BetweenHosts | None
 
     def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
         """Replace `buffer` (n,) by scale * the element-wise reduction over all ranks, in place.
@@ -259,13 +267,32 @@ class Transport(Protocol):
         """Give everything back. Later calls of other methods are errors; closing twice is not."""
 
 
+#: Is told how many elements, from the first on, have come so far.
+Reached = Callable[[int], None]
+
+
+def nothing(_: int) -> None:
+    """Is told, and does nothing."""
+
+
 class Crossing(Protocol):
     """Reduces between hosts, beside a transport's own collectives."""
 
-    def __call__(self, source: Buffer, out: Buffer, spec: BucketSpec, *, coder: Coder | None = None) -> Iterator[bool]:
-        """Reduce `source`, already prescaled, into `out`, postscaled; steps as in SteppedBuckets.
+    between: BetweenHosts
 
-        coder: of spec.wire, for this source, where it is coded.
+    def __call__(
+        self,
+        numbers: Buffer,
+        spec: BucketSpec,
+        *,
+        coder: Coder | None = None,
+        before: Reached = nothing,
+        after: Reached = nothing,
+    ) -> Iterator[bool]:
+        """Reduce `numbers` (n,) in place, prescaled already, and postscale them; steps as in SteppedBuckets.
+
+        coder: of spec.wire, for these numbers, where they are coded. before: called with growing counts, the last of
+        them n: the first so many elements are needed now. after: the same, once the first so many are reduced.
         """
 
     def close(self, *, idle: bool = True) -> None:
@@ -274,6 +301,8 @@ class Crossing(Protocol):
 
 class BaseTransport(Transport, Protocol):
     """A transport that others are put on: it reaches ranks on any host, and knows who is where."""
+
+    between: BetweenHosts
 
     def subgroup(self, ranks: Sequence[int]) -> BaseTransport | None:
         """See Transport.subgroup."""
@@ -284,6 +313,9 @@ class BaseTransport(Transport, Protocol):
         The second may be shorter on some ranks, where hosts have different numbers of ranks.
         node: the number of this rank's host, given by all ranks or none; the transport finds out if None.
         """
+
+    def measure(self) -> None:
+        """Find out what is fast between these ranks, where they stand on different hosts; collective."""
 
     def open_crossing(self) -> Crossing:
         """What reduces over these ranks in steps, where they stand on different hosts; collective."""

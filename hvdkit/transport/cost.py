@@ -1,4 +1,4 @@
-"""What an allreduce between hosts costs, by algorithm: a model in three measured numbers.
+"""What an allreduce between hosts costs, by algorithm: a model in a few measured numbers.
 
 The algorithms and their costs are those of Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
 Operations in MPICH" (2005), with what a rank pays to have several messages under way added.
@@ -6,9 +6,13 @@ Operations in MPICH" (2005), with what a rank pays to have several messages unde
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, log2
+
+#: What is cut into messages of these sizes: the smallest goes without a handshake in every MPI that is known to us.
+MESSAGE_BYTES = (60_000, 240_000, 960_000, 3_840_000)
+_MESSAGE_SHARE = 0.1  # of a message's time may be what it costs to have a message at all
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,15 @@ class Link:
     latency_s: float
     byte_s: float
     message_s: float = 0.0
+
+    @property
+    def message_bytes(self) -> int:
+        """How large messages should be: the smallest of MESSAGE_BYTES whose bytes take ten times what a message costs.
+
+        Small ones fill the pipeline sooner; on a fast link the number of messages counts.
+        """
+        worth = self.message_s / _MESSAGE_SHARE
+        return next((size for size in MESSAGE_BYTES if size * self.byte_s >= worth), MESSAGE_BYTES[-1])
 
 
 def ring_s(link: Link, hosts: int, nbytes: float) -> float:
@@ -68,3 +81,43 @@ ALGORITHMS: dict[str, Callable[[Link, int, float], float]] = {
 def cheapest(link: Link, hosts: int, nbytes: float) -> str:
     """The algorithm that the model says is done first; "pieces" for one host."""
     return "pieces" if hosts < 2 else min(ALGORITHMS, key=lambda name: ALGORITHMS[name](link, hosts, nbytes))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured between hosts, the same numbers on all ranks.
+
+    library: (bytes, seconds) of the allreduce of MPI or Gloo, bytes rising.
+    """
+
+    hosts: int
+    link: Link
+    library: tuple[tuple[int, float], ...]
+
+    def seconds(self, algorithm: str, nbytes: float) -> float:
+        """What an allreduce of `nbytes` bytes takes: the library's as measured, the others' by the model."""
+        if algorithm == "library":
+            return _interpolate(self.library, nbytes)
+        return ALGORITHMS[algorithm](self.link, self.hosts, nbytes)
+
+    def fastest(self, nbytes: float, among: Sequence[str]) -> str:
+        """Which of these algorithms takes least; the first one of those that take the same."""
+        return min(among, key=lambda name: self.seconds(name, nbytes))
+
+    def table(self, among: Sequence[str]) -> list[tuple[int, str]]:
+        """The fastest by size, as (from so many bytes on, algorithm): sizes rising, looked at from 1 KiB to 64 MiB."""
+        found: list[tuple[int, str]] = []
+        for size in [0, *(1 << bit for bit in range(10, 27))]:
+            name = self.fastest(size, among)
+            if not found or found[-1][1] != name:
+                found.append((size, name))
+        return found
+
+
+def _interpolate(points: Sequence[tuple[int, float]], nbytes: float) -> float:
+    """On straight lines through the points; beyond them on the first and the last line."""
+    if len(points) == 1:
+        return points[0][1]
+    at = next((at for at, (size, _) in enumerate(points[1:-1], 1) if nbytes < size), len(points) - 1)
+    (size, seconds), (larger, more) = points[at - 1 : at + 1]
+    return max(0.0, seconds + (more - seconds) * (nbytes - size) / (larger - size))

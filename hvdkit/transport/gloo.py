@@ -11,11 +11,13 @@ from hvdkit.errors import RankLostError, TransportError
 from hvdkit.transport.addresses import address_towards
 from hvdkit.transport.arithmetic import NumpyArithmetic
 from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Op, make_buffer
+from hvdkit.transport.between import BetweenHosts
 from hvdkit.transport.boards import Board, BoardPlace, HttpBoard, StoreBoard
 from hvdkit.transport.checks import check_alltoall, check_counts, check_ranks, check_root
 from hvdkit.transport.connecting import connect_all, listen
 from hvdkit.transport.gloo_library import Group, TcpStores, load_gloo
 from hvdkit.transport.gloo_wire import GlooWire
+from hvdkit.transport.measuring import measure
 from hvdkit.transport.meeting import Meeting, collect, meet
 from hvdkit.transport.mesh import Mesh
 from hvdkit.transport.mesh_mailbox import MeshMailbox
@@ -84,17 +86,26 @@ class GlooTransport:
     """Moves bytes with Gloo's collectives; what Gloo does not add up, or not in float32, is added here.
 
     mesh: closed with this transport if it is that of all ranks. ranks: of this group, in the mesh. key: the group's
-    name, which no other has.
+    name, which no other has. algorithm: see BetweenHosts.
     """
 
     name = "gloo"
     carrier = "gloo"
     local_ranks = 1
 
-    def __init__(self, meeting: Meeting, mesh: Mesh, ranks: Sequence[int], key: str, arithmetic: Arithmetic) -> None:
+    def __init__(
+        self,
+        meeting: Meeting,
+        mesh: Mesh,
+        ranks: Sequence[int],
+        key: str,
+        arithmetic: Arithmetic,
+        algorithm: str = "auto",
+    ) -> None:
         self.ranks = tuple(ranks)
         self.rank, self.size = self.ranks.index(mesh.rank), len(self.ranks)
         self.arithmetic = arithmetic
+        self.between = BetweenHosts(algorithm, ("library", "pieces"), self.size)
         self._meeting, self._mesh, self._key = meeting, mesh, key
         self._made = itertools.count()
         self._wire_or_none: GlooWire | None = self._open_wire(key)
@@ -184,7 +195,7 @@ class GlooTransport:
         if self.rank not in ranks:
             return None
         members = [self.ranks[rank] for rank in ranks]
-        return GlooTransport(self._meeting, self._mesh, members, key, self.arithmetic)
+        return GlooTransport(self._meeting, self._mesh, members, key, self.arithmetic, self.between.algorithm)
 
     def split_by_node(self, node: int | None = None) -> tuple[GlooTransport, GlooTransport]:
         """See BaseTransport.split_by_node. A host is what has one name and one boot."""
@@ -209,9 +220,16 @@ class GlooTransport:
         """See Transport.open_buckets."""
         return WireBuckets(self.open_crossing(), specs, depth, self.check)
 
+    def measure(self) -> None:
+        """See BaseTransport.measure."""
+        if self.size > 1:
+            self.between.measured = measure(self._wire, self.check)
+
     def open_crossing(self) -> WireCrossing:
         """See BaseTransport.open_crossing."""
-        return WireCrossing(self._open_wire(self._name()), self.arithmetic)
+        if self.between.measured is None:
+            self.measure()
+        return WireCrossing(self._open_wire(self._name()), self.arithmetic, self.between)
 
     def check(self) -> None:
         """See Transport.check."""

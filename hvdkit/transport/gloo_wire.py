@@ -17,6 +17,7 @@ class GlooWire:
     """See Wire. group: this wire's alone; closed by close()."""
 
     largest_count = sys.maxsize
+    messages = None  # Gloo's can only be waited for
 
     def __init__(self, group: Group, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

@@ -6,11 +6,13 @@ shards reduce them between the hosts, all at once.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 
 from hvdkit.transport.base import BaseTransport, Crossing, Transport
+from hvdkit.transport.between import BetweenHosts
 from hvdkit.transport.shared_memory import SharedMemoryTransport
-from hvdkit.transport.small import gather_ints
+from hvdkit.transport.small import broadcast_bytes, gather_ints
 
 
 class HierarchicalTransport(SharedMemoryTransport):
@@ -34,6 +36,9 @@ class HierarchicalTransport(SharedMemoryTransport):
         self._spanning, self._node = base, node
         local, self._cross = base.split_by_node(node)
         shards = min(gather_ints(base, local.size))
+        between = BetweenHosts(base.between.algorithm, base.between.able, max(gather_ints(base, self._cross.size)))
+        if local.rank < shards:
+            self._cross.between = between
         super().__init__(
             base,
             local,
@@ -43,6 +48,16 @@ class HierarchicalTransport(SharedMemoryTransport):
             shards=shards,
             open_crossing=self._open_crossing if local.rank < shards else None,
         )
+        self.between: BetweenHosts = between
+        if between.hosts > 1:
+            self._measure(local.rank < shards)
+
+    def _measure(self, takes_part: bool) -> None:
+        """Find out what is fast while all that reduce a shard use the wire; rank 0's numbers are everyone's."""
+        if takes_part:
+            self._cross.measure()
+        told = broadcast_bytes(self._spanning, pickle.dumps(self.between.measured), 0)
+        self.between.measured = pickle.loads(told)
 
     def _open_crossing(self) -> Crossing:
         return self._cross.open_crossing()

@@ -10,8 +10,11 @@ from hvdkit.errors import TransportError
 from hvdkit.transport import mpi_library
 from hvdkit.transport.arithmetic import NumpyArithmetic
 from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, Op, make_buffer
+from hvdkit.transport.between import BetweenHosts
 from hvdkit.transport.checks import check_alltoall, check_counts, check_ranks, check_root
+from hvdkit.transport.cost import ALGORITHMS
 from hvdkit.transport.mailbox import MpiMailbox
+from hvdkit.transport.measuring import measure
 from hvdkit.transport.mpi_library import (
     call_mpi,
     collective,
@@ -47,17 +50,18 @@ def _own(comm: MPI.Comm) -> MPI.Intracomm:
 class MpiTransport:
     """Moves bytes with MPI's collectives; float16 and bfloat16, which MPI lacks, are added here, in float32.
 
-    comm: this transport's alone; freed by close().
+    comm: this transport's alone; freed by close(). algorithm: see BetweenHosts.
     """
 
     name = "mpi"
     carrier = "mpi"
     local_ranks = 1
 
-    def __init__(self, comm: MPI.Intracomm, arithmetic: Arithmetic) -> None:
+    def __init__(self, comm: MPI.Intracomm, arithmetic: Arithmetic, algorithm: str = "auto") -> None:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.arithmetic = arithmetic
+        self.between = BetweenHosts(algorithm, ("library", *ALGORITHMS), comm.size)
         self._comm: MPI.Intracomm | None = comm
 
     @property
@@ -133,7 +137,10 @@ class MpiTransport:
             everyone.Free()
         if self.rank not in ranks:
             return None
-        return MpiTransport(_own(comm), self.arithmetic)
+        return self._make(comm)
+
+    def _make(self, comm: MPI.Comm) -> MpiTransport:
+        return MpiTransport(_own(comm), self.arithmetic, self.between.algorithm)
 
     def split_by_node(self, node: int | None = None) -> tuple[MpiTransport, MpiTransport]:
         """See BaseTransport.split_by_node. A host is what shares memory, as MPI finds it."""
@@ -143,7 +150,7 @@ class MpiTransport:
         else:
             local = call_mpi("MPI_Comm_split", self.comm.Split, node, self.rank)
         cross = call_mpi("MPI_Comm_split", self.comm.Split, local.rank, self.rank)
-        return MpiTransport(_own(local), self.arithmetic), MpiTransport(_own(cross), self.arithmetic)
+        return self._make(local), self._make(cross)
 
     def open_mailbox(self) -> MpiMailbox:
         """See Transport.open_mailbox."""
@@ -157,9 +164,21 @@ class MpiTransport:
         # MPI itself tells of a lost rank, when it is asked for progress.
         return WireBuckets(self.open_crossing(), specs, depth, check=lambda: None)
 
+    def measure(self) -> None:
+        """See BaseTransport.measure."""
+        if self.size > 1:
+            wire = self._open_wire()
+            self.between.measured = measure(wire, self.check)
+            wire.close()
+
     def open_crossing(self) -> WireCrossing:
         """See BaseTransport.open_crossing."""
-        return WireCrossing(MpiWire(_own(call_mpi("MPI_Comm_dup", self.comm.Dup))), self.arithmetic)
+        if self.between.measured is None:
+            self.measure()
+        return WireCrossing(self._open_wire(), self.arithmetic, self.between)
+
+    def _open_wire(self) -> MpiWire:
+        return MpiWire(_own(call_mpi("MPI_Comm_dup", self.comm.Dup)))
 
     def check(self) -> None:
         """See Transport.check."""

@@ -1,4 +1,4 @@
-"""MPI's collectives that do not block, on a communicator of their own."""
+"""MPI's collectives that do not block, and messages, on a communicator of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hvdkit.transport import mpi_library
 from hvdkit.transport.base import HALF, Buffer, Op
 from hvdkit.transport.mpi_library import call_mpi, free_comm, load_mpi, moved_pieces, operation, plain
+from hvdkit.transport.mpi_messages import MpiMessages
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,6 +33,7 @@ class MpiWire:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.rank, self.size = comm.rank, comm.size
+        self.messages = MpiMessages(comm)
         self._comm = comm
 
     @property

@@ -22,6 +22,7 @@ line that another core has written is always the next to write it.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -181,26 +182,14 @@ class SharedBuckets(SteppedBuckets):
         if layout.partial is None or self._crossing is None:
             for chunk in chunks:
                 self._arithmetic.combine(chunk.own, chunk.sources, spec.op, spec.prescale * spec.postscale)
-                self._hand_out(chunk)
+                _hand_out(chunk, self._arithmetic)
         else:
-            partial, at = layout.partial, 0
-            for chunk in chunks:
-                target = partial.slice(at, at + chunk.own.count)
-                self._arithmetic.combine(target, chunk.sources, spec.op, spec.prescale)
-                at += target.count
-            yield from self._crossing(partial, partial, spec, coder=layout.coder)
-            at = 0
-            for chunk in chunks:
-                self._arithmetic.copy(chunk.own, partial.slice(at, at + chunk.own.count))
-                self._hand_out(chunk)
-                at += chunk.own.count
+            train = _Train(chunks, layout.partial, spec, self._arithmetic)
+            how = {"coder": layout.coder, "before": train.fill, "after": train.empty}
+            yield from self._crossing(layout.partial, spec, **how)
         self._reduced.show(index, generation)
         while not self._reduced.everyone(index, generation):
             yield True
-
-    def _hand_out(self, chunk: _Chunk) -> None:
-        for peer in chunk.peers:
-            self._arithmetic.copy(peer, chunk.own)
 
     def close(self) -> None:
         """See Buckets.close."""
@@ -212,6 +201,40 @@ class SharedBuckets(SteppedBuckets):
         self._reduced.close()
         self._segment.close()
         self._raw, self._layouts, self.memory, self.own = [], [], [], []
+
+
+class _Train:
+    """The chunks of a shard on their way between the hosts: its sum is made where it is needed, and handed out again.
+
+    partial: the host's sum of the shard.
+    """
+
+    def __init__(self, chunks: Sequence[_Chunk], partial: Buffer, spec: BucketSpec, arithmetic: Arithmetic) -> None:
+        ends = list(itertools.accumulate(chunk.own.count for chunk in chunks))
+        cars = [
+            (partial.slice(end - chunk.own.count, end), end, chunk) for chunk, end in zip(chunks, ends, strict=True)
+        ]
+        self._ahead, self._behind = deque(cars), deque(cars)
+        self._ready = 0
+        self._spec, self._arithmetic = spec, arithmetic
+
+    def fill(self, count: int) -> None:
+        """Make the sum of the first `count` elements at least."""
+        while self._ready < count:
+            part, self._ready, chunk = self._ahead.popleft()
+            self._arithmetic.combine(part, chunk.sources, self._spec.op, self._spec.prescale)
+
+    def empty(self, count: int) -> None:
+        """Hand out the chunks within the first `count` elements."""
+        while self._behind and self._behind[0][1] <= count:
+            part, _, chunk = self._behind.popleft()
+            self._arithmetic.copy(chunk.own, part)
+            _hand_out(chunk, self._arithmetic)
+
+
+def _hand_out(chunk: _Chunk, arithmetic: Arithmetic) -> None:
+    for peer in chunk.peers:
+        arithmetic.copy(peer, chunk.own)
 
 
 def _padded(nbytes: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Crossing, Op, Transport
+from hvdkit.transport.between import BetweenHosts
 from hvdkit.transport.lane import Lane, open_shared_lane
 from hvdkit.transport.liveness import Liveness
 from hvdkit.transport.mailbox import Mailbox
@@ -47,6 +48,7 @@ class SharedMemoryTransport:
         self._directory, self._small_bytes = directory, small_bytes
         self._shards, self._open_crossing = shards or local.size, open_crossing
         self.local_ranks = self._shards
+        self.between: BetweenHosts | None = None
         self._liveness = Liveness(local, host, directory, base.rank)
         self._staging: SharedBuckets | None = None
         self._closed = False
@@ -128,6 +130,8 @@ class SharedMemoryTransport:
 
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> SharedBuckets:
         """See Transport.open_buckets."""
+        if self.between is not None:
+            self.between.check(specs)
         return SharedBuckets(
             self._local,
             specs,

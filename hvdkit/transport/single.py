@@ -20,6 +20,7 @@ class SingleTransport:
     rank = 0
     size = 1
     local_ranks = 1
+    between = None
 
     def __init__(self, arithmetic: Arithmetic | None = None) -> None:
         self.arithmetic: Arithmetic = arithmetic or NumpyArithmetic()

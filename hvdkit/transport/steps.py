@@ -16,18 +16,13 @@ from collections.abc import Iterator, Sequence
 from hvdkit.errors import TransportError
 from hvdkit.transport.arithmetic import NumpyArithmetic
 from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, Op, make_buffer
-from hvdkit.transport.wire import Request, Wire
+from hvdkit.transport.schedule import split_evenly
+from hvdkit.transport.wire import Messages, Request, Wire
 
 _BLOCK = 64 * 1024  # elements that are widened, added and narrowed while they are in cache
 
-# Requests that nobody will wait for, because a step before failed. They may still write to their memory, so it is kept.
-_abandoned: list[Request] = []
-
-
-def split_evenly(count: int, parts: int) -> list[int]:
-    """Sizes of `parts` pieces of `count` elements; the first ones are one longer where it does not divide."""
-    size, longer = divmod(count, parts)
-    return [size + (part < longer) for part in range(parts)]
+# What nobody will wait for, because a step before failed. It may still write to its memory, so that is kept.
+_abandoned: list[Request | Messages] = []
 
 
 def reduce_steps(
@@ -38,15 +33,17 @@ def reduce_steps(
     *,
     arithmetic: Arithmetic,
     prescale: float = 1.0,
+    at_once: bool = True,
 ) -> Iterator[bool]:
-    """Reduce `source` over the ranks of `wire` into `out` (n,), as steps of SteppedBuckets.
+    """Reduce `source` over the ranks of `wire` into `out` (n,) by its collectives, as steps of SteppedBuckets.
 
     spec: op, wire and postscale are used; n may differ from its count. prescale: factor on `source`, before the wire;
     spec.prescale is the caller's to pass, or to have applied. source: may be `out`, else it is only read.
+    at_once: by the wire's own allreduce, where that can add up the dtype.
     Yields False while a collective is still to be posted, True when the last one has been. With a wire dtype what
     is too large for it is clamped, before and after the sum; a bucket that is 16 bits wide itself goes to inf.
     """
-    dtype = spec.dtype if spec.narrow == "none" else spec.narrow
+    dtype = spec.travels_as
     if spec.narrow != "none" and spec.dtype not in (*HALF, "float32", "float64"):
         raise TransportError(f"a {spec.dtype} bucket cannot travel as {dtype}; use compression none for it")
     # Less the number of ranks, since what one rank receives is rounded up to a whole piece from each.
@@ -56,7 +53,7 @@ def reduce_steps(
         pieces = source.slice(start, stop), out.slice(start, stop)
         steps = (
             _through_pieces(wire, *pieces, spec, dtype, arithmetic, prescale)
-            if dtype in HALF or not wire.can_reduce(dtype)
+            if not at_once or dtype in HALF or not wire.can_reduce(dtype)
             else _at_once(wire, *pieces, spec, arithmetic, prescale)
         )
         for free in steps:
@@ -118,13 +115,18 @@ def combine_pieces(out: Buffer, received: Buffer, spec: BucketSpec, arithmetic: 
     if not out.count:
         return
     pieces = [received.slice(at, at + out.count) for at in range(0, received.count, out.count)]
+    add_up(out, pieces, spec, arithmetic, spec.postscale)
+
+
+def add_up(out: Buffer, sources: Sequence[Buffer], spec: BucketSpec, arithmetic: Arithmetic, scale: float) -> None:
+    """out (n,) = scale * op(sources), in the order given, as spec's numbers are added that have come over the wire."""
     if spec.narrow == "none":
-        arithmetic.combine(out, pieces, spec.op, spec.postscale)
+        arithmetic.combine(out, sources, spec.op, scale)
         return
     for start in range(0, out.count, _BLOCK):
         stop = min(start + _BLOCK, out.count)
-        blocks = [piece.slice(start, stop) for piece in pieces]
-        _combine_clamped(out.slice(start, stop), blocks, spec.op, spec.postscale, arithmetic)
+        blocks = [piece.slice(start, stop) for piece in sources]
+        _combine_clamped(out.slice(start, stop), blocks, spec.op, scale, arithmetic)
 
 
 def _combine_clamped(out: Buffer, sources: Sequence[Buffer], op: Op, scale: float, arithmetic: Arithmetic) -> None:
@@ -142,5 +144,10 @@ def until_done(request: Request, free: bool) -> Iterator[bool]:
         while not request.test():
             yield free
     except BaseException:
-        _abandoned.append(request)
+        leave_behind(request)
         raise
+
+
+def leave_behind(what: Request | Messages) -> None:
+    """Keep what nobody waits for any more, with its memory."""
+    _abandoned.append(what)

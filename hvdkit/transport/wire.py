@@ -1,4 +1,4 @@
-"""What reductions in steps are made of: collectives that are begun now and asked after later."""
+"""What reductions in steps are made of: collectives that are begun now and asked after later, and messages."""
 
 from __future__ import annotations
 
@@ -15,14 +15,45 @@ class Request(Protocol):
         """Is it done? Only asks. Raises TransportError (RankLostError where the dead rank is known) if it failed."""
 
 
+class Pending:
+    """Counts the messages that somebody waits for."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Messages(Protocol):
+    """Messages between two ranks, sent and received in the background.
+
+    The memory of one is left alone until it is no longer pending.
+    """
+
+    def send(self, buffer: Buffer, peer: int, tag: int, pending: Pending) -> None:
+        """Begin to send. tag: below TAGS; messages from one rank to another with the same tag arrive in order."""
+
+    def receive(self, buffer: Buffer, peer: int, tag: int, pending: Pending) -> None:
+        """Begin to receive just so many numbers."""
+
+    def turn(self) -> None:
+        """Take note of what is done. Raises TransportError (RankLostError where it is known) if something failed."""
+
+
+#: As many as every MPI has.
+TAGS = 32768
+
+
 class Wire(Protocol):
     """The ranks of a group, and a way of their own to begin collectives: in the same order on all ranks.
 
     The memory that a request uses is left alone until it is done.
+    messages: None where there are collectives only.
     """
 
     rank: int
     size: int
+    messages: Messages | None
 
     @property
     def largest_count(self) -> int:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, plan_depth, see_as
+from hvdkit.transport.base import STORAGE, Arithmetic, BucketSpec, Buffer, Reached, nothing, plan_depth, see_as
+from hvdkit.transport.between import BetweenHosts
 from hvdkit.transport.buckets import SteppedBuckets
 from hvdkit.transport.coding import Coder, open_coder, sent_bytes
+from hvdkit.transport.exchange import Exchange
 from hvdkit.transport.steps import reduce_steps
 from hvdkit.transport.wire import Wire
 
@@ -17,31 +19,43 @@ class WireCrossing:
     """Reductions in steps over all ranks of a wire, which is this one's alone; opened by all of them together.
 
     A wire of its own, because steps may run in another thread than a transport's collectives, and those too want the
-    same order on all ranks.
+    same order on all ranks. between: says by which algorithm.
     """
 
-    def __init__(self, wire: Wire, arithmetic: Arithmetic) -> None:
+    def __init__(self, wire: Wire, arithmetic: Arithmetic, between: BetweenHosts) -> None:
+        self.between = between
         self._wire, self._arithmetic = wire, arithmetic
+        self._exchange = Exchange(wire, wire.messages, arithmetic) if wire.messages is not None else None
 
     def __call__(
         self,
-        source: Buffer,
-        out: Buffer,
+        numbers: Buffer,
         spec: BucketSpec,
         prescale: float = 1.0,
         *,
         coder: Coder | None = None,
+        before: Reached = nothing,
+        after: Reached = nothing,
     ) -> Iterator[bool]:
-        """Reduce `source` into `out`; see reduce_steps. spec.prescale has been applied, or is passed as `prescale`."""
+        """See Crossing. prescale: spec.prescale, where it has not been applied yet."""
         if coder is None:
-            yield from reduce_steps(self._wire, source, out, spec, arithmetic=self._arithmetic, prescale=prescale)
-            return
-        if prescale != 1.0:
-            self._arithmetic.combine(out, [source], scale=prescale)
-            source = out
-        yield from coder.steps(self._wire, source, out)
-        if spec.postscale != 1.0:
-            self._arithmetic.combine(out, [out], scale=spec.postscale)
+            between, sent = self.between, numbers.count * STORAGE[spec.travels_as].itemsize
+            algorithm = between.pick(spec.travels_as, sent)
+            if algorithm != "library" and self._exchange is not None:
+                how = {"prescale": prescale, "before": before, "after": after}
+                yield from self._exchange(numbers, spec, algorithm, between.message_bytes, **how)
+                return
+        before(numbers.count)
+        if coder is None:
+            how = {"arithmetic": self._arithmetic, "prescale": prescale, "at_once": algorithm == "library"}
+            yield from reduce_steps(self._wire, numbers, numbers, spec, **how)
+        else:
+            if prescale != 1.0:
+                self._arithmetic.combine(numbers, [numbers], scale=prescale)
+            yield from coder.steps(self._wire, numbers, numbers)
+            if spec.postscale != 1.0:
+                self._arithmetic.combine(numbers, [numbers], scale=spec.postscale)
+        after(numbers.count)
 
     def close(self, *, idle: bool = True) -> None:
         """Close the wire; collective. idle: False if a reduction has failed half-way."""
@@ -58,6 +72,7 @@ class WireBuckets(SteppedBuckets):
         self, crossing: WireCrossing, specs: Sequence[BucketSpec], depth: int | None, check: Callable[[], None]
     ) -> None:
         super().__init__(check)
+        crossing.between.check(specs)
         self._specs = list(specs)
         self._crossing = crossing
         self.depth, nbytes = plan_depth(specs, depth)
@@ -70,7 +85,7 @@ class WireBuckets(SteppedBuckets):
     def steps(self, index: int, elsewhere: Sequence[tuple[int, Buffer]]) -> Iterator[bool]:
         """See SteppedBuckets."""
         spec, memory = self._specs[index], self.memory[index]
-        return self._crossing(memory, memory, spec, spec.prescale, coder=self._coders[index])
+        return self._crossing(memory, spec, spec.prescale, coder=self._coders[index])
 
     def close(self) -> None:
         """See Buckets.close."""

@@ -28,6 +28,7 @@ class HorovodTransport:
     """
 
     local_ranks = 1
+    between = None
 
     def __init__(self, binding: Binding, sets: Sets, ranks: Sequence[int], this_rank: int) -> None:
         self.binding, self._sets, self._ranks = binding, sets, tuple(ranks)

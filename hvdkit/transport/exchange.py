@@ -1,0 +1,121 @@
+"""Sums by messages between hosts, in segments that follow one another like cars of a train.
+
+While one segment is on the wire the next one is made ready and the one before is taken out:
+
+    segment 0   before  round 1  round 2  after
+    segment 1           before   round 1  round 2  after
+    segment 2                    before   round 1  round 2  after
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, Reached, make_buffer, nothing
+from hvdkit.transport.schedule import Round, largest_part, plan_rounds
+from hvdkit.transport.steps import add_up, leave_behind
+from hvdkit.transport.wire import TAGS, Messages, Pending, Wire
+
+_WINDOW = 64  # segments under way
+
+
+class Exchange:
+    """Sums over the ranks of a wire that has messages; begun in the same order on all ranks."""
+
+    def __init__(self, wire: Wire, messages: Messages, arithmetic: Arithmetic) -> None:
+        self._rank, self._size, self._messages = wire.rank, wire.size, messages
+        self._arithmetic = arithmetic
+        self._tags = 0
+
+    def __call__(
+        self,
+        numbers: Buffer,
+        spec: BucketSpec,
+        algorithm: str,
+        message_bytes: int,
+        *,
+        prescale: float = 1.0,
+        before: Reached = nothing,
+        after: Reached = nothing,
+    ) -> Iterator[bool]:
+        """Reduce `numbers` (n,) in place; see Crossing, and steps of SteppedBuckets: yields True from the first on.
+
+        algorithm: one of SCHEDULES, that fits the dtype. prescale: factor on the numbers, before the wire.
+        message_bytes: of the largest message.
+        """
+        step = largest_part(algorithm, self._size) * max(1, message_bytes // make_buffer(1, spec.travels_as).nbytes)
+        first, starts = self._tags, deque(range(0, numbers.count, step))
+        self._tags += len(starts)
+        under_way: deque[_Segment] = deque()
+        try:
+            while starts or under_way:
+                while starts and len(under_way) < _WINDOW:
+                    start = starts.popleft()
+                    stop = min(start + step, numbers.count)
+                    before(stop)
+                    pending = Pending()
+                    steps = self._reduce(
+                        numbers.slice(start, stop), spec, algorithm, prescale, (first + start // step) % TAGS, pending
+                    )
+                    under_way.append(_Segment(stop, steps, pending))
+                    under_way[-1].advance()
+                self._messages.turn()
+                for segment in under_way:
+                    segment.advance()
+                while under_way and under_way[0].over:
+                    after(under_way.popleft().stop)
+                if under_way:
+                    yield True
+        except BaseException:
+            leave_behind(self._messages)
+            raise
+
+    def _reduce(
+        self, numbers: Buffer, spec: BucketSpec, algorithm: str, prescale: float, tag: int, pending: Pending
+    ) -> Iterator[None]:
+        """Reduce one segment; yields where messages are to be waited for."""
+        arithmetic, dtype = self._arithmetic, spec.travels_as
+        travelling = numbers
+        if dtype != numbers.dtype:
+            travelling = make_buffer(numbers.count, dtype)
+            arithmetic.cast(travelling, numbers, prescale)
+        elif prescale != 1.0:
+            arithmetic.combine(numbers, [numbers], scale=prescale)
+        # Of 16 bits there is but one sum, which is rounded once, with its factor.
+        scale = spec.postscale if dtype in HALF and self._size > 1 else 1.0
+        for one in plan_rounds(algorithm, self._rank, self._size, numbers.count):
+            received = self._post(one, travelling, tag, pending)
+            yield
+            if one.adds is not None:
+                own = travelling.slice(*one.adds)
+                received[self._rank] = own
+                add_up(own, [received[rank] for rank in sorted(received)], spec, arithmetic, scale)
+        if travelling is not numbers:
+            arithmetic.cast(numbers, travelling)
+        if spec.postscale != scale:
+            arithmetic.combine(numbers, [numbers], scale=spec.postscale)
+
+    def _post(self, one: Round, travelling: Buffer, tag: int, pending: Pending) -> dict[int, Buffer]:
+        """Begin a round; returns what is received, by rank."""
+        received = {}
+        for peer, start, stop in one.receives:
+            target = travelling.slice(start, stop)
+            received[peer] = target if one.adds is None else make_buffer(target.count, target.dtype)
+            self._messages.receive(received[peer], peer, tag, pending)
+        for peer, start, stop in one.sends:
+            self._messages.send(travelling.slice(start, stop), peer, tag, pending)
+        return received
+
+
+class _Segment:
+    """Elements up to `stop`, under way. pending: the messages that it waits for."""
+
+    def __init__(self, stop: int, steps: Iterator[object], pending: Pending) -> None:
+        self.stop, self._steps, self._pending = stop, steps, pending
+        self.over = False
+
+    def advance(self) -> None:
+        """Go on as far as nothing is waited for."""
+        while not self._pending.count and not self.over:
+            self.over = next(self._steps, self) is self

@@ -1,0 +1,51 @@
+"""Messages through MPI, which are all asked after at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hvdkit.transport.base import Buffer
+from hvdkit.transport.mpi_library import call_mpi, load_mpi, moved
+from hvdkit.transport.wire import Pending
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class MpiMessages:
+    """See Messages. comm: closed by whoever made it."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        # mpi4py's requests hold the memory.
+        self._requests: list[MPI.Request] = []
+        self._pending: list[Pending] = []
+
+    def send(self, buffer: Buffer, peer: int, tag: int, pending: Pending) -> None:
+        """See Messages.send."""
+        self._add(call_mpi("MPI_Isend", self._comm.Isend, moved(buffer), peer, tag), pending)
+
+    def receive(self, buffer: Buffer, peer: int, tag: int, pending: Pending) -> None:
+        """See Messages.receive."""
+        self._add(call_mpi("MPI_Irecv", self._comm.Irecv, moved(buffer), peer, tag), pending)
+
+    def _add(self, request: MPI.Request, pending: Pending) -> None:
+        self._requests.append(request)
+        self._pending.append(pending)
+        pending.count += 1
+
+    def turn(self) -> None:
+        """See Messages.turn."""
+        if not self._requests:
+            return
+        try:
+            done = call_mpi("MPI_Testsome", load_mpi().Request.Testsome, self._requests)
+        except Exception:
+            for request in self._requests:  # says what MPI_Testsome does not: which error it was
+                call_mpi("MPI_Test", request.Test)
+            raise
+        if not done:
+            return
+        for at in sorted(done, reverse=True):
+            self._pending[at].count -= 1
+            del self._requests[at], self._pending[at]
