@@ -21,7 +21,7 @@ class TensorflowArithmetic(NumpyArithmetic):
 
     def combine(self, out: Buffer, sources: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
         """See Arithmetic.combine."""
-        if out.dtype not in HALF or op != "sum" or out.count < _LEAST:
+        if sources[0].dtype not in HALF or op != "sum" or out.count < _LEAST:
             super().combine(out, sources, op, scale)
             return
         with _eager():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from hvdkit.transport.arithmetic import NumpyArithmetic
@@ -14,6 +15,8 @@ _CHUNK = 64 * 1024  # elements: 256 KiB of float32, which stays in cache
 
 #: dtypes that travel; torch has more.
 NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in STORAGE}
+#: From these bits on, without the sign, a number is inf or nan.
+_INF_BITS = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80}
 _DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
@@ -59,7 +62,7 @@ class TorchArithmetic(NumpyArithmetic):
 
     def combine(self, out: Buffer, sources: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
         """See Arithmetic.combine."""
-        if out.dtype not in HALF or op != "sum":
+        if sources[0].dtype not in HALF or op != "sum":
             super().combine(out, sources, op, scale)
             return
         target, tensors = as_tensor(out), [as_tensor(source) for source in sources]
@@ -84,5 +87,13 @@ class TorchArithmetic(NumpyArithmetic):
                 part = part * scale
             made = target[start : start + _CHUNK].copy_(part)
             # Few gradients overflow: look at the narrow result first, and mend it only where it has an inf.
-            if narrowing and not torch.isfinite(made).all():
+            if narrowing and _has_inf(made):
                 made.copy_(torch.where(torch.isinf(part), part, part.clamp(-largest, largest)))
+
+
+def _has_inf(numbers: torch.Tensor) -> bool:
+    """Is one of them inf or nan? Of 16 bits that is read from the bits: isfinite() takes twenty times as long."""
+    if numbers.element_size() != 2:
+        return not torch.isfinite(numbers).all()
+    magnitudes = numbers.view(torch.int16).numpy().view(np.uint16) & np.uint16(0x7FFF)
+    return bool(magnitudes.max(initial=0) >= _INF_BITS[numbers.dtype])

@@ -36,8 +36,13 @@ class NumpyArithmetic:
 
     def combine(self, out: Buffer, sources: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
         """See Arithmetic.combine. Raises ValueError for buffers that do not match, or a scale on integers."""
+        dtype = sources[0].dtype
         for source in sources:
-            if source.dtype != out.dtype or source.count != out.count:
+            if (
+                source.dtype != dtype
+                or source.count != out.count
+                or not (dtype == out.dtype or widens(dtype, out.dtype))
+            ):
                 raise ValueError(
                     f"cannot combine {source.count} {source.dtype} into {out.count} {out.dtype}; they must be alike"
                 )
@@ -46,8 +51,8 @@ class NumpyArithmetic:
         function = _COMBINE_BOOL[op] if out.dtype == "bool" else _COMBINE[op]
         arrays = [source.array for source in sources]
         with np.errstate(all="ignore"):
-            if out.dtype in HALF:
-                _combine_half(out, arrays, function, scale)
+            if dtype in HALF:
+                _combine_half(out, arrays, dtype, function, scale)
             else:
                 _combine_plain(out.array, arrays, function, scale)
 
@@ -109,15 +114,20 @@ def _combine_plain(out: Array, sources: Sequence[Array], function: np.ufunc, sca
             np.copyto(target, total)
 
 
-def _combine_half(out: Buffer, sources: Sequence[Array], function: np.ufunc, scale: float) -> None:
+def widens(dtype: str, wider: str) -> bool:
+    """May numbers of 16 bits be combined into wider ones?"""
+    return dtype in HALF and wider in ("float32", "float64")
+
+
+def _combine_half(out: Buffer, sources: Sequence[Array], dtype: str, function: np.ufunc, scale: float) -> None:
     step = _CHUNK_BYTES // 4
     scratch = np.empty((2, min(out.count, step)), np.float32)
     for piece in _pieces(out.count, step):
         target = out.array[piece]
         total, other = scratch[0, : target.size], scratch[1, : target.size]
-        _widen(sources[0][piece], out.dtype, total)
+        _widen(sources[0][piece], dtype, total)
         for source in sources[1:]:
-            function(total, _widen(source[piece], out.dtype, other), out=total)
+            function(total, _widen(source[piece], dtype, other), out=total)
         if scale != 1.0:
             _scale(total, scale, total)
         _narrow(total, target, out.dtype)

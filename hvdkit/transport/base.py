@@ -93,7 +93,7 @@ class Arithmetic(Protocol):
     def combine(self, out: Buffer, sources: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
         """out = scale * op(sources), element by element; float16 and bfloat16 in float32, rounded once.
 
-        out: may be one of `sources`. scale: 1.0 for integer and bool buffers.
+        out: may be one of `sources`; wider than they are if they are of 16 bits. scale: 1.0 for integers and bools.
         """
 
     def cast(self, out: Buffer, source: Buffer, scale: float = 1.0) -> None:

@@ -9,8 +9,9 @@ While one segment is on the wire the next one is made ready and the one before i
 
 from __future__ import annotations
 
+import functools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, Reached, make_buffer, nothing
 from hvdkit.transport.schedule import Round, largest_part, plan_rounds
@@ -54,15 +55,10 @@ class Exchange:
                     start = starts.popleft()
                     stop = min(start + step, numbers.count)
                     before(stop)
-                    pending = Pending()
-                    steps = self._reduce(
-                        numbers.slice(start, stop), spec, algorithm, prescale, (first + start // step) % TAGS, pending
-                    )
-                    under_way.append(_Segment(stop, steps, pending))
-                    under_way[-1].advance()
+                    tag = (first + start // step) % TAGS
+                    reduce = functools.partial(self._reduce, numbers.slice(start, stop), spec, algorithm, prescale, tag)
+                    under_way.append(_Segment(stop, reduce))
                 self._messages.turn()
-                for segment in under_way:
-                    segment.advance()
                 while under_way and under_way[0].over:
                     after(under_way.popleft().stop)
                 if under_way:
@@ -84,14 +80,16 @@ class Exchange:
             arithmetic.combine(numbers, [numbers], scale=prescale)
         # Of 16 bits there is but one sum, which is rounded once, with its factor.
         scale = spec.postscale if dtype in HALF and self._size > 1 else 1.0
-        for one in plan_rounds(algorithm, self._rank, self._size, numbers.count):
+        rounds = plan_rounds(algorithm, self._rank, self._size, numbers.count)
+        for one in rounds:
             received = self._post(one, travelling, tag, pending)
             yield
             if one.adds is not None:
-                own = travelling.slice(*one.adds)
-                received[self._rank] = own
-                add_up(own, [received[rank] for rank in sorted(received)], spec, arithmetic, scale)
-        if travelling is not numbers:
+                received[self._rank] = own = travelling.slice(*one.adds)
+                # What everybody adds up need not be rounded to be sent on.
+                out = numbers if len(rounds) == 1 else own
+                add_up(out, [received[rank] for rank in sorted(received)], spec, arithmetic, scale)
+        if travelling is not numbers and len(rounds) != 1:
             arithmetic.cast(numbers, travelling)
         if spec.postscale != scale:
             arithmetic.combine(numbers, [numbers], scale=spec.postscale)
@@ -108,14 +106,16 @@ class Exchange:
         return received
 
 
-class _Segment:
-    """Elements up to `stop`, under way. pending: the messages that it waits for."""
+class _Segment(Pending):
+    """Elements up to `stop`, under way. reduce: its steps; they count their messages in what they are given."""
 
-    def __init__(self, stop: int, steps: Iterator[object], pending: Pending) -> None:
-        self.stop, self._steps, self._pending = stop, steps, pending
-        self.over = False
+    def __init__(self, stop: int, reduce: Callable[[Pending], Iterator[None]]) -> None:
+        super().__init__()
+        self.stop, self.over = stop, False
+        self._steps: Iterator[object] = reduce(self)
+        self.wake()
 
-    def advance(self) -> None:
-        """Go on as far as nothing is waited for."""
-        while not self._pending.count and not self.over:
+    def wake(self) -> None:
+        """See Pending.wake. Goes on as far as nothing is waited for."""
+        while not self.count and not self.over:
             self.over = next(self._steps, self) is self

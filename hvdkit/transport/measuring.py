@@ -5,6 +5,7 @@ All ranks send to the next one at the same time, so that what is measured is wha
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -17,9 +18,9 @@ from hvdkit.transport.wire import Pending, Request, Wire
 
 _SMALL_TURNS = 8
 _FLOOD = 16  # small messages under way at once
-_STREAM_S = 0.005  # about what one stream may take
-_LARGEST_STREAM = 16 * 2**20
+_STREAM_S = 0.004  # so long a stream tells the speed
 _STEP = MESSAGE_BYTES[0]
+_LARGEST_STREAM = 2**24 // _STEP  # steps
 
 Check = Callable[[], None]
 
@@ -34,13 +35,16 @@ def measure(wire: Wire, check: Check) -> Measured:
     latency = ring.agree(min(ring.shift(1, 1) for _ in range(_SMALL_TURNS)))
     flood = min(ring.shift(1, _FLOOD) for _ in range(3))
     message = max(0.0, ring.agree(flood) - latency) / (_FLOOD - 1)
-    first = max(ring.agree(ring.shift(_STEP, 1)) - latency, 1e-7)
-    count = max(1, min(int(_STREAM_S / first), _LARGEST_STREAM // _STEP))
-    ring.shift(_STEP, count)  # whatever a link lets pass at once is used up after that
-    seconds = ring.agree(ring.shift(_STEP, count)) - latency
-    link = Link(latency, max(seconds, 1e-9) / (count * _STEP), message)
-    sizes = sorted({8, _STEP, count * _STEP})
-    return Measured(wire.size, link, tuple((size, ring.agree(ring.reduce(size))) for size in sizes))
+    count, seconds = 1, 0.0
+    while True:
+        seconds = max(ring.agree(ring.shift(_STEP, count)) - latency, 1e-7)
+        if seconds > _STREAM_S or count == _LARGEST_STREAM:
+            break
+        # What a link lets pass at once, however slow it is otherwise, is used up by the streams before the last.
+        count = min(_LARGEST_STREAM, 8 * count, max(2 * count, int(count * 1.5 * _STREAM_S / seconds)))
+    link = Link(latency, seconds / (count * _STEP), message)
+    sizes = sorted({8, _STEP, max(count // 2, 1) * _STEP})
+    return Measured(wire.size, link, tuple((size, ring.reduce(size)) for size in sizes))
 
 
 class _Ring:
@@ -75,15 +79,16 @@ class _Ring:
         return self._next, self._before
 
     def reduce(self, nbytes: int) -> float:
-        """Seconds that the library's allreduce takes; the shorter one of two."""
+        """Seconds that the library's allreduce takes; the shorter one of two if the first is short."""
         numbers = Buffer(np.zeros(nbytes // 4, np.float32), "float32")
-        times = []
+        shortest = math.inf
         for _ in range(2):
-            self.agree(0.0)
             began = time.perf_counter()
             self._wait_for(self._wire.allreduce(numbers, numbers, "sum"))
-            times.append(time.perf_counter() - began)
-        return min(times)
+            shortest = min(shortest, self.agree(time.perf_counter() - began))
+            if shortest > _STREAM_S:
+                break
+        return shortest
 
     def agree(self, seconds: float) -> float:
         """The largest of all ranks' numbers; also lets the ranks go on together."""

@@ -17,6 +17,7 @@ class MpiMessages:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
+        self._test_some = load_mpi().Request.Testsome
         # mpi4py's requests hold the memory.
         self._requests: list[MPI.Request] = []
         self._pending: list[Pending] = []
@@ -39,13 +40,19 @@ class MpiMessages:
         if not self._requests:
             return
         try:
-            done = call_mpi("MPI_Testsome", load_mpi().Request.Testsome, self._requests)
+            done = call_mpi("MPI_Testsome", self._test_some, self._requests)
         except Exception:
             for request in self._requests:  # says what MPI_Testsome does not: which error it was
                 call_mpi("MPI_Test", request.Test)
             raise
         if not done:
             return
+        woken = []
         for at in sorted(done, reverse=True):
-            self._pending[at].count -= 1
-            del self._requests[at], self._pending[at]
+            pending = self._pending.pop(at)
+            del self._requests[at]
+            pending.count -= 1
+            if not pending.count:
+                woken.append(pending)
+        for pending in reversed(woken):
+            pending.wake()

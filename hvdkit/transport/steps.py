@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, Op, make_buffer
+from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, make_buffer
 from hvdkit.transport.schedule import split_evenly
 from hvdkit.transport.wire import Messages, Request, Wire
 
@@ -120,22 +120,15 @@ def combine_pieces(out: Buffer, received: Buffer, spec: BucketSpec, arithmetic: 
 
 def add_up(out: Buffer, sources: Sequence[Buffer], spec: BucketSpec, arithmetic: Arithmetic, scale: float) -> None:
     """out (n,) = scale * op(sources), in the order given, as spec's numbers are added that have come over the wire."""
-    if spec.narrow == "none":
+    if spec.narrow == "none" or out.dtype not in HALF:
         arithmetic.combine(out, sources, spec.op, scale)
         return
+    total = make_buffer(min(_BLOCK, out.count), "float32")
     for start in range(0, out.count, _BLOCK):
         stop = min(start + _BLOCK, out.count)
-        blocks = [piece.slice(start, stop) for piece in sources]
-        _combine_clamped(out.slice(start, stop), blocks, spec.op, scale, arithmetic)
-
-
-def _combine_clamped(out: Buffer, sources: Sequence[Buffer], op: Op, scale: float, arithmetic: Arithmetic) -> None:
-    total, other = make_buffer(out.count, "float32"), make_buffer(out.count, "float32")
-    arithmetic.cast(total, sources[0])
-    for source in sources[1:]:
-        arithmetic.cast(other, source)
-        arithmetic.combine(total, [total, other], op)
-    arithmetic.cast(out, total, scale)
+        part = total.slice(0, stop - start)
+        arithmetic.combine(part, [source.slice(start, stop) for source in sources], spec.op)
+        arithmetic.cast(out.slice(start, stop), part, scale)
 
 
 def until_done(request: Request, free: bool) -> Iterator[bool]:

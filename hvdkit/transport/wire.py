@@ -18,10 +18,11 @@ class Request(Protocol):
 class Pending:
     """Counts the messages that somebody waits for."""
 
-    __slots__ = ("count",)
-
     def __init__(self) -> None:
         self.count = 0
+
+    def wake(self) -> None:
+        """Called by turn() when the last of them is done."""
 
 
 class Messages(Protocol):
