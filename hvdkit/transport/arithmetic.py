@@ -37,12 +37,9 @@ class NumpyArithmetic:
     def combine(self, out: Buffer, sources: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
         """See Arithmetic.combine. Raises ValueError for buffers that do not match, or a scale on integers."""
         dtype = sources[0].dtype
+        fits = dtype == out.dtype or (dtype in HALF and out.dtype in ("float32", "float64"))
         for source in sources:
-            if (
-                source.dtype != dtype
-                or source.count != out.count
-                or not (dtype == out.dtype or widens(dtype, out.dtype))
-            ):
+            if source.dtype != dtype or source.count != out.count or not fits:
                 raise ValueError(
                     f"cannot combine {source.count} {source.dtype} into {out.count} {out.dtype}; they must be alike"
                 )
@@ -112,11 +109,6 @@ def _combine_plain(out: Array, sources: Sequence[Array], function: np.ufunc, sca
             _scale(total, scale, target)
         elif total is not target:
             np.copyto(target, total)
-
-
-def widens(dtype: str, wider: str) -> bool:
-    """May numbers of 16 bits be combined into wider ones?"""
-    return dtype in HALF and wider in ("float32", "float64")
 
 
 def _combine_half(out: Buffer, sources: Sequence[Array], dtype: str, function: np.ufunc, scale: float) -> None:

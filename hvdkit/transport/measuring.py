@@ -35,16 +35,15 @@ def measure(wire: Wire, check: Check) -> Measured:
     latency = ring.agree(min(ring.shift(1, 1) for _ in range(_SMALL_TURNS)))
     flood = min(ring.shift(1, _FLOOD) for _ in range(3))
     message = max(0.0, ring.agree(flood) - latency) / (_FLOOD - 1)
-    count, seconds = 1, 0.0
-    while True:
-        seconds = max(ring.agree(ring.shift(_STEP, count)) - latency, 1e-7)
-        if seconds > _STREAM_S or count == _LARGEST_STREAM:
-            break
-        # What a link lets pass at once, however slow it is otherwise, is used up by the streams before the last.
-        count = min(_LARGEST_STREAM, 8 * count, max(2 * count, int(count * 1.5 * _STREAM_S / seconds)))
+    # What a link lets pass at once, however slow it is otherwise, is used up by the streams before the last one; and
+    # by then TCP sends as fast as it dares.
+    count, wanted = 1, _STREAM_S + 4 * latency
+    while (seconds := max(ring.agree(ring.shift(_STEP, count)) - latency, 1e-7)) < wanted and count < _LARGEST_STREAM:
+        count = min(_LARGEST_STREAM, 8 * count, max(2 * count, int(count * 1.5 * wanted / seconds)))
     link = Link(latency, seconds / (count * _STEP), message)
-    sizes = sorted({8, _STEP, max(count // 2, 1) * _STEP})
-    return Measured(wire.size, link, tuple((size, ring.reduce(size)) for size in sizes))
+    sizes = sorted({8, _STEP, max(count // 2, 1) * _STEP}, reverse=True)
+    library = [(size, ring.reduce(size)) for size in sizes]
+    return Measured(wire.size, link, tuple(reversed(library)))
 
 
 class _Ring:

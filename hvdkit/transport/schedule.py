@@ -137,4 +137,5 @@ def plan_rounds(algorithm: str, rank: int, size: int, count: int) -> tuple[Round
 
 def largest_part(algorithm: str, size: int) -> int:
     """Into how many parts the largest message of an algorithm divides what it reduces."""
-    return {"ring": size, "pieces": size, "halving": 2}.get(algorithm, 1)
+    whole = size & (size - 1) == 0  # else some ranks give all they have to others first
+    return {"ring": size, "pieces": size, "halving": 1 + whole}.get(algorithm, 1)

@@ -1,0 +1,171 @@
+"""Every algorithm between hosts: what it reduces is right and the same bits everywhere, whatever the transport."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bucket_checks import fill, reduce_all, take
+from numbers_of_ranks import DTYPES, OPS, buffer_of, expect, lengths, pattern, reduced
+from ranks import run_ranks
+
+from hvdkit.errors import TransportError
+from hvdkit.transport.base import BucketSpec, Buffer, Transport
+from hvdkit.transport.between import BetweenHosts
+from hvdkit.transport.cost import MESSAGE_BYTES, Measured
+from hvdkit.transport.small import gather_bytes
+
+pytestmark = pytest.mark.ranks
+
+PER_MESSAGE = MESSAGE_BYTES[0] // 4  # elements of float32
+
+
+def _between(transport: Transport) -> BetweenHosts:
+    assert transport.between is not None
+    return transport.between
+
+
+def every_algorithm_is_right(transport: Transport) -> list[str]:
+    """Sums of all kinds, and long ones that end at, before and after the edge of a segment."""
+    between, rank, size = _between(transport), transport.rank, transport.size
+    edge = PER_MESSAGE * between.hosts
+    long = [BucketSpec("float32", count, prescale=0.5, postscale=2.0) for count in (edge - 1, edge, 2 * edge + 1)]
+    narrow = [BucketSpec("float32", edge + 7, postscale=0.5, wire="float16"), BucketSpec("float64", 9, wire="bfloat16")]
+    short = [BucketSpec(dtype, count, op) for dtype in DTYPES for op in OPS for count in lengths(size)]
+    for algorithm in between.able:
+        between.algorithm = algorithm
+        specs = [one for one in (*short, *long, *narrow) if algorithm in between.fitting(one.travels_as)]
+        buckets = transport.open_buckets(specs, depth=7)
+        for start in range(0, len(specs), 7):
+            some = range(start, min(start + 7, len(specs)))
+            for index in some:
+                fill(buckets, index, pattern(rank, specs[index].count, specs[index].dtype, specs[index].op))
+                buckets.start(index)
+            for index in some:
+                buckets.wait(index)
+                spec = specs[index]
+                expected = reduced(size, spec.count, spec.dtype, spec.op)
+                if spec.postscale != 1.0:
+                    expected = expected * spec.prescale * spec.postscale
+                expect(take(buckets, index), expected, f"{algorithm} {spec}")
+        buckets.close()
+    between.algorithm = "auto"
+    return list(between.able)
+
+
+def every_algorithm_gives_the_same_bits(transport: Transport) -> None:
+    between = _between(transport)
+    numbers = np.random.default_rng(transport.rank).standard_normal(2 * PER_MESSAGE * between.hosts + 5)
+    specs = [BucketSpec("float32", numbers.size, postscale=1 / 3, wire=wire) for wire in ("none", "float16")]
+    for algorithm in between.able:
+        between.algorithm = algorithm
+        fitting = [one for one in specs if algorithm in between.fitting(one.travels_as)]
+        buckets = transport.open_buckets(fitting)
+        for index in range(len(fitting)):
+            fill(buckets, index, numbers)
+        reduce_all(buckets)
+        for index in range(len(fitting)):
+            assert len(set(gather_bytes(transport, take(buckets, index).array.tobytes()))) == 1, algorithm
+        buckets.close()
+    between.algorithm = "auto"
+
+
+def all_ranks_know_the_same(transport: Transport) -> None:
+    if _between(transport).measured is None:  # flat transports measure when they first have something to send
+        transport.open_buckets([BucketSpec("float32", 1)]).close()
+    between = _between(transport)
+    told = gather_bytes(transport, repr(between.measured).encode())
+    assert len(set(told)) == 1 and between.measured is not None
+    measured: Measured = between.measured
+    assert measured.hosts == between.hosts and measured.link.latency_s > 0 and measured.link.byte_s > 0
+    assert [size for size, _ in measured.library] == sorted({size for size, _ in measured.library})
+
+
+def a_wish_that_cannot_be_met_is_refused(transport: Transport) -> None:
+    between = _between(transport)
+    between.algorithm = "ring"
+    with pytest.raises(TransportError, match="HVDKIT_ALGORITHM=ring"):
+        transport.open_buckets([BucketSpec("float32", 9, wire="float16")])
+    between.algorithm = "auto"
+
+
+def what_is_not_a_plan_goes_on(transport: Transport) -> None:
+    """An allreduce by name is no bucket of a plan: one of 16 bits is summed in pieces, whatever plans go by."""
+    between = _between(transport)
+    between.algorithm = "ring" if "ring" in between.able else "library"
+    for dtype in ("float16", "float32"):
+        numbers = buffer_of(pattern(transport.rank, 50_001), dtype)
+        transport.allreduce(numbers)
+        expect(numbers, reduced(transport.size, 50_001), dtype)
+    between.algorithm = "auto"
+
+
+def a_group_has_its_parents_wish(transport: Transport) -> None:
+    _between(transport).algorithm = "library"
+    group = transport.subgroup(range(transport.size))
+    assert group is not None and _between(group).algorithm == "library"
+    group.close()
+    _between(transport).algorithm = "auto"
+
+
+def all_of_it(transport: Transport) -> list[str]:
+    all_ranks_know_the_same(transport)
+    able = every_algorithm_is_right(transport)
+    every_algorithm_gives_the_same_bits(transport)
+    a_wish_that_cannot_be_met_is_refused(transport)
+    what_is_not_a_plan_goes_on(transport)
+    a_group_has_its_parents_wish(transport)
+    return able
+
+
+MPI = {"library", "ring", "doubling", "halving", "pieces", "tree"}
+
+
+@pytest.mark.parametrize(
+    "size, transport, able",
+    [
+        (2, "mpi", MPI),
+        (3, "mpi", MPI),
+        (5, "mpi", MPI),
+        (4, "hierarchical_round_robin", MPI),
+        (4, "hierarchical_uneven", MPI),
+        (3, "gloo", {"library", "pieces"}),
+    ],
+)
+def test_every_algorithm_of_a_transport(size: int, transport: str, able: set[str]) -> None:
+    assert all(set(found) == able for found in run_ranks(size, all_of_it, transport=transport))
+
+
+def more_than_a_window(transport: Transport) -> None:
+    """More segments than may be under way at once, of buckets that are under way together."""
+    between = _between(transport)
+    count = 70 * PER_MESSAGE * transport.size + 3
+    for algorithm in ("ring", "doubling"):
+        between.algorithm = algorithm
+        buckets = transport.open_buckets([BucketSpec("float32", count)] * 2)
+        for index in range(2):
+            fill(buckets, index, pattern(transport.rank, count) + index)
+        reduce_all(buckets)
+        for index in range(2):
+            expect(take(buckets, index), reduced(transport.size, count) + index * transport.size)
+        buckets.close()
+    between.algorithm = "auto"
+
+
+def test_a_bucket_of_many_segments() -> None:
+    run_ranks(3, more_than_a_window, transport="mpi")
+
+
+def test_a_narrow_sum_of_two_is_not_rounded_again() -> None:
+    """Each of two hosts adds what both have sent, and needs no rounded sum to send on."""
+    run_ranks(2, _one_large_one_small, transport="mpi")
+
+
+def _one_large_one_small(transport: Transport) -> None:
+    _between(transport).algorithm = "doubling"
+    buckets = transport.open_buckets([BucketSpec("float32", 5, wire="float16")])
+    fill(buckets, 0, np.full(5, 2048.0 if transport.rank else 0.75))
+    reduce_all(buckets)
+    result: Buffer = take(buckets, 0)
+    expect(result, np.full(5, 2048.75))
+    buckets.close()
+    _between(transport).algorithm = "auto"
