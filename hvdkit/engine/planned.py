@@ -20,7 +20,7 @@ from hvdkit.engine.progress import ProgressThread
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.watch import Watch
 from hvdkit.errors import RankLostError
-from hvdkit.transport.base import CHUNK_BYTES, Arithmetic, BucketSpec, Buffer, Transport
+from hvdkit.transport.base import CHUNK_BYTES, Arithmetic, BucketSpec, Buffer, Transport, make_buffer
 from hvdkit.transport.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -127,10 +127,15 @@ class PlannedReduction:
         if self._thread:  # of an optimizer that is thrown away nobody closes the plan
             weakref.finalize(self, self._thread.end).atexit = False
         self._data, self._own, self._present = [], [], []
+        self._one: list[np.generic] = []  # 1 in the bucket's dtype
         for bucket, memory, own in zip(self.buckets, self._moving.memory, self._moving.own, strict=True):
             self._data.append(memory.slice(0, bucket.data_count))
             self._own.append((min(own[0], bucket.data_count), min(own[1], bucket.data_count)))
             self._present.append(memory.slice(bucket.data_count, bucket.count))
+            one = make_buffer(1, bucket.dtype)
+            self._arithmetic.cast(one, Buffer(np.ones(1, np.float32), "float32"))
+            self._one.append(one.array[0])
+        self._nbytes = sum(memory.nbytes for memory in self._data)
         # A coding takes all that it sees for numbers; sums of what nobody reads do no harm.
         self._gaps = [() if isinstance(bucket.wire, str) else bucket.gaps for bucket in self.buckets]
         self._of_tensor: list[list[int]] = [[] for _ in tensors]
@@ -196,8 +201,10 @@ class PlannedReduction:
             self._take_oldest()
 
     def _mark(self, at: int, absent: frozenset[int]) -> None:
-        values = np.array([*(slot.tensor not in absent for slot in self.buckets[at].slots), True], np.float32)
-        self._arithmetic.cast(self._present[at], Buffer(values, "float32"))
+        present = self._present[at].array
+        present.fill(self._one[at])
+        if absent:
+            present[[position for position, slot in enumerate(self.buckets[at].slots) if slot.tensor in absent]] = 0
 
     def _take_oldest(self) -> None:
         at = self._under_way[0]
@@ -285,7 +292,7 @@ class PlannedReduction:
             self._count_round()
         ended = time.perf_counter()
         self.statistics.generations += 1
-        self.statistics.reduced_bytes += sum(memory.nbytes for memory in self._data)
+        self.statistics.reduced_bytes += self._nbytes
         self.statistics.sent_bytes += self._moving.sent_bytes
         self.statistics.busy_s += ended - self._began_s
         self.statistics.exposed_s += ended - began

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -24,9 +25,8 @@ class Reducer(Protocol):
         """Reduce them; collective."""
 
 
-def current_task() -> int:
-    """autograd's number of the backward pass that runs in this thread, rising; NO_TASK outside of one."""
-    return torch._C._current_graph_task_id()
+#: autograd's number of the backward pass that runs in this thread, rising; NO_TASK outside of one. Asked by every hook.
+current_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def when_backward_ends(reducer: Reducer, task: int) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
 from hvdkit.engine.planned import Statistics
 from hvdkit.log import logger
+from hvdkit.torch.layout import Named
 
 _AFTER = 5  # reductions, so that there is something to say
 
@@ -17,12 +17,12 @@ class CompiledNotice:
     def __init__(self) -> None:
         self._said = False
 
-    def after_reduction(self, statistics: Statistics, names: Sequence[str], rank: int) -> None:
-        """Look whether there is reason to say it. names: of the parameters."""
+    def after_reduction(self, statistics: Statistics, named: Named, rank: int) -> None:
+        """Look whether there is reason to say it. named: the parameters, by name."""
         if self._said or statistics.generations < _AFTER:
             return
         self._said = True
-        if rank == 0 and (any("_orig_mod." in name for name in names) or _backward_compiled()):
+        if rank == 0 and (any("_orig_mod." in name for name, _ in named) or _backward_compiled()):
             logger.warning(
                 "torch.compile: a compiled module hands over all its gradients at the end of its backward, so their "
                 "reduction cannot overlap with it: %.1f ms a step are exposed. Results are right. Compiling the blocks "

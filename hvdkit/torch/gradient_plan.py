@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -20,12 +20,42 @@ from hvdkit.transport.base import Buffer
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Part:
     """A slot, or a part of one. view: of its memory in the bucket. own: only this rank reads it."""
 
     slot: Slot
     view: torch.Tensor
     own: bool
+
+
+class _Seen:
+    """A bucket seen as its parts.
+
+    whole: parameters that lie in it as one and are copied, as most small ones are; looked at together, since for them
+    Python's time is what counts. views: of their memory. tensors: their indices. others: the remaining parts.
+    """
+
+    def __init__(self, parts: Sequence[_Part], parameters: Sequence[torch.nn.Parameter]) -> None:
+        whole = [one for one in parts if not one.own and _is_whole(one.slot, parameters)]
+        self.parts = parts
+        self.whole = [parameters[one.slot.tensor] for one in whole]
+        self.views = [one.view for one in whole]
+        self.tensors = frozenset(one.slot.tensor for one in whole)
+        self.others = [one for one in parts if one.own or not _is_whole(one.slot, parameters)]
+
+    def gradients(self) -> list[torch.Tensor] | None:
+        """Those of `whole`; None if one is missing or sparse."""
+        found = []
+        for parameter in self.whole:
+            gradient = parameter.grad
+            if gradient is None or gradient.is_sparse:
+                return None
+            found.append(gradient)
+        return found
+
+
+def _is_whole(slot: Slot, parameters: Sequence[torch.nn.Parameter]) -> bool:
+    return slot.stop - slot.start == parameters[slot.tensor].numel()
 
 
 class GradientPlan:
@@ -47,15 +77,16 @@ class GradientPlan:
         named: Named,
         *,
         options: ReduceOptions,
-        touched: Collection[int],
+        touched: Set[int],
         groups: Mapping[int, int],
         statistics: Statistics,
     ) -> None:
         self._parameters = [parameter for _, parameter in named]
         self._strides = [strides_of(parameter) for parameter in self._parameters]
         self._touched = touched
-        self._seen: dict[int, list[_Seen]] = {}
-        self._in_place: dict[int, dict[int, torch.Tensor]] = {}  # bucket -> first element -> gradient as it was sent
+        self._seen: dict[int, _Seen] = {}
+        #: bucket -> first element -> (address of the gradient, the part of it that was sent)
+        self._in_place: dict[int, dict[int, tuple[int, torch.Tensor]]] = {}
         self._sparse: set[int] = set()  # parameters whose gradient was made dense for this round
         self._pinned = staging.PinnedMemory()
         devices = list(dict.fromkeys(parameter.device for parameter in self._parameters))
@@ -114,13 +145,29 @@ class GradientPlan:
 
     def fill(self, bucket: int, memory: Buffer, own: tuple[int, int]) -> Filled:
         """See Gradients.fill."""
-        host, device = as_tensor(memory), self._device(bucket)
-        staged = staging.is_staged(device)
-        flat = torch.empty_like(host, device=device) if staged else host
-        seen = self._see(bucket, flat, (0, 0)) if staged else self._see_again(bucket, flat, own)
-        absent, elsewhere, sources, targets = set(), [], [], []
+        device = self._device(bucket)
+        if staging.is_staged(device):
+            host = as_tensor(memory)
+            flat = torch.empty_like(host, device=device)
+            filled = self._fill(bucket, self._see(bucket, flat, (0, 0)))
+            self._pinned.add(host)
+            host.copy_(flat)
+            return filled
+        if bucket not in self._seen:  # the memory is the same each time
+            self._seen[bucket] = self._see(bucket, as_tensor(memory), own)
+        return self._fill(bucket, self._seen[bucket])
+
+    def _fill(self, bucket: int, seen: _Seen) -> Filled:
+        absent, elsewhere = set(), []
         in_place = self._in_place[bucket] = {}
-        for one in seen:
+        parts, sources, targets = seen.others, None, seen.views
+        if seen.tensors <= self._touched:
+            sources = seen.gradients()
+        if sources is None:
+            parts, sources, targets = seen.parts, [], []
+        elif parts:
+            targets = targets.copy()
+        for one in parts:
             slot, parameter = one.slot, self._parameters[one.slot.tensor]
             there = slot.tensor in self._touched
             if not there:
@@ -131,73 +178,71 @@ class GradientPlan:
             gradient = self._part(parameter, slot)
             numbers = self._flat(gradient, slot) if one.own and there else None
             if numbers is not None:
-                in_place[slot.start] = numbers
+                in_place[slot.start] = parameter.grad.data_ptr(), numbers
                 elsewhere.append((slot.start, as_buffer(numbers)))
             else:
                 sources.append(gradient)
                 targets.append(one.view)
         _copy(targets, sources)
-        if staged:
-            self._pinned.add(host)
-            host.copy_(flat)
         return Filled(frozenset(absent), elsewhere)
 
     def drain(self, bucket: int, memory: Buffer, gone: Collection[int]) -> None:
         """See Gradients.drain."""
-        host, device = as_tensor(memory), self._device(bucket)
-        staged = staging.is_staged(device)
-        if staged:
+        device = self._device(bucket)
+        if staging.is_staged(device):
+            host = as_tensor(memory)
             self._pinned.add(host)
-            seen = self._see(bucket, host.to(device, copy=True), (0, 0))
+            self._drain(bucket, self._see(bucket, host.to(device, copy=True), (0, 0)), gone)
         else:
-            seen = self._seen[bucket]
+            self._drain(bucket, self._seen[bucket], gone)
+
+    def _drain(self, bucket: int, seen: _Seen, gone: Collection[int]) -> None:
         in_place = self._in_place.pop(bucket)
-        sources, targets = [], []
-        for one in seen:
+        parts, sources, targets = seen.others, seen.views, None if gone else seen.gradients()
+        if targets is None:
+            parts, sources, targets = seen.parts, [], []
+        elif parts:
+            sources = sources.copy()
+        for one in parts:
             slot, parameter = one.slot, self._parameters[one.slot.tensor]
             if slot.tensor in gone:
                 continue
+            source = one.view
+            if slot.start in in_place:
+                address, numbers = in_place[slot.start]
+                if parameter.grad is not None and parameter.grad.data_ptr() == address:
+                    continue
+                source = self._view(numbers, 0, slot)  # a hook has put another gradient in place
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            gradient, source = self._part(parameter, slot), one.view
-            if slot.start in in_place:
-                source = in_place[slot.start]
-                if source.data_ptr() == gradient.data_ptr():
-                    continue
-                source = self._view(source, 0, slot)  # a hook has put another gradient in place
             sources.append(source)
-            targets.append(gradient)
+            targets.append(self._part(parameter, slot))
         _copy(targets, sources)
 
     def _device(self, bucket: int) -> torch.device:
         return self._parameters[self._moving.buckets[bucket].slots[0].tensor].device
 
-    def _see_again(self, bucket: int, flat: torch.Tensor, own: tuple[int, int]) -> list[_Seen]:
-        """See _see; what was seen before, if the memory is the same each time."""
-        if bucket not in self._seen:
-            self._seen[bucket] = self._see(bucket, flat, own)
-        return self._seen[bucket]
-
-    def _see(self, bucket: int, flat: torch.Tensor, own: tuple[int, int]) -> list[_Seen]:
+    def _see(self, bucket: int, flat: torch.Tensor, own: tuple[int, int]) -> _Seen:
         """The bucket's slots in `flat`, cut where `own` begins and ends.
 
         Views have the parameter's shape, or are flat for a part of one.
         """
         parts = cut_slots(self._moving.buckets[bucket].slots, own, flat.element_size())
-        return [_Seen(part, self._view(flat, part.start, part), mine) for part, mine in parts]
+        return _Seen([_Part(part, self._view(flat, part.start, part), mine) for part, mine in parts], self._parameters)
 
     def _view(self, flat: torch.Tensor, start: int, slot: Slot) -> torch.Tensor:
-        parameter, count = self._parameters[slot.tensor], slot.stop - slot.start
-        if count == parameter.numel():
+        if _is_whole(slot, self._parameters):
+            parameter = self._parameters[slot.tensor]
             return flat.as_strided(parameter.shape, self._strides[slot.tensor], flat.storage_offset() + start)
-        return flat[start : start + count]
+        return flat[start : start + slot.stop - slot.start]
 
     def _flat(self, gradient: torch.Tensor, slot: Slot) -> torch.Tensor | None:
         """The part of a gradient as (n,), sharing memory, or None where its elements do not follow each other."""
-        whole = gradient.numel() == self._parameters[slot.tensor].numel()
-        if whole and gradient.stride() != self._strides[slot.tensor]:
+        if not _is_whole(slot, self._parameters):
+            return gradient
+        if gradient.stride() != self._strides[slot.tensor]:
             return None
-        return gradient.detach().as_strided((slot.stop - slot.start,), (1,))
+        return gradient.detach().as_strided((gradient.numel(),), (1,))
 
     def _part(self, parameter: torch.nn.Parameter, slot: Slot) -> torch.Tensor:
         """The slot's elements of the parameter's gradient, sharing memory."""
@@ -206,13 +251,13 @@ class GradientPlan:
         if gradient.is_sparse:
             parameter.grad = gradient = gradient.to_dense()
             self._sparse.add(slot.tensor)
-        count = slot.stop - slot.start
-        if count == parameter.numel():
+        if _is_whole(slot, self._parameters):
             return gradient
         strides = self._strides[slot.tensor]
         if gradient.stride() != strides:
             like = torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype, device=gradient.device)
             parameter.grad = gradient = like.copy_(gradient)
+        count = slot.stop - slot.start
         return gradient.as_strided((count,), (1,), gradient.storage_offset() + slot.offset)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Set
 from typing import Protocol
 
 from hvdkit.engine.planned import Statistics
@@ -43,7 +43,7 @@ def open_plan(
     named: Named,
     *,
     options: ReduceOptions,
-    touched: Collection[int],
+    touched: Set[int],
     groups: Mapping[int, int],
     statistics: Statistics,
 ) -> Plan:

@@ -55,7 +55,7 @@ class GradientReducer:
         self._options, self._passes, self._sparse_as_dense = options, passes, sparse_as_dense
         self._groups = groups
         self._named: list[tuple[str, torch.nn.Parameter]] = []
-        self._hooked: set[int] = set()
+        self._unhooked: list[int] = []  # parameters that were not trained when last looked at
         self._hooks: list[RemovableHandle] = []
         weakref.finalize(self, _remove, self._hooks).atexit = False
         self._plan: Plan | None = None
@@ -83,16 +83,17 @@ class GradientReducer:
 
     def add(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
         """Take in more parameters; the next reduction makes a new plan, on all ranks alike."""
+        self._unhooked.extend(range(len(self._named), len(self._named) + len(named)))
         self._named.extend(named)
         self._changed = True
         self._hook()
 
     def _hook(self) -> list[int]:
         """Hook the parameters that are trained and have no hook yet; returns which."""
-        new = [i for i, (_, parameter) in enumerate(self._named) if parameter.requires_grad and i not in self._hooked]
+        new = [index for index in self._unhooked if self._named[index][1].requires_grad]
         for index in new:
             self._hooks.append(self._named[index][1].register_post_accumulate_grad_hook(self._make_hook(index)))
-        self._hooked.update(new)
+        self._unhooked = sorted({*self._unhooked}.difference(new))
         return new
 
     def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
@@ -167,9 +168,7 @@ class GradientReducer:
 
     def flush(self) -> None:
         """See autograd.Reducer."""
-        self._changed = self._changed or any(
-            parameter.requires_grad and index not in self._hooked for index, (_, parameter) in enumerate(self._named)
-        )
+        self._changed = self._changed or any(self._named[index][1].requires_grad for index in self._unhooked)
         if self._changed:
             self._make_plan()
         if self._plan is not None:
@@ -179,7 +178,7 @@ class GradientReducer:
             do_together(self._group.engine, "sparse_gradients", self._gather_sparse, name=self.name)
         if not self._options.average:
             self._reduced |= self._touched
-        self._notice.after_reduction(self.statistics, [name for name, _ in self._named], made.world.rank)
+        self._notice.after_reduction(self.statistics, self._named, made.world.rank)
         self._reset()
         self._flushed = True
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,15 +71,16 @@ class _Layout:
     """What a bucket holds.
 
     views: of every rank's memory. own: this rank's shard. partial: the host's sum of it, where that still has to cross
-    to other hosts. coder: what takes it there, where it is coded.
+    to other hosts. coder: what takes it there, where it is coded. around: by the first element and the number of them,
+    those of the ranks below and above.
     """
 
     spec: BucketSpec
     views: tuple[Buffer, ...]
     own: tuple[int, int]
-    chunks: tuple[_Chunk, ...]
     partial: Buffer | None
     coder: Coder | None
+    around: dict[tuple[int, int], tuple[tuple[Buffer, ...], tuple[Buffer, ...]]] = field(default_factory=dict)
 
 
 class SharedBuckets(SteppedBuckets):
@@ -133,26 +134,24 @@ class SharedBuckets(SteppedBuckets):
         views = tuple(see_as(raw, spec) for raw in self._raw[index % self.depth])
         partial = make_buffer(own[1] - own[0], spec.dtype) if self._crossing and own[1] > own[0] else None
         coder = None if partial is None else open_coder(spec, own)
-        return _Layout(spec, views, own, self._cut(spec, views, own, ()), partial, coder)
+        return _Layout(spec, views, own, partial, coder)
 
-    def _cut(
-        self,
-        spec: BucketSpec,
-        views: Sequence[Buffer],
-        own: tuple[int, int],
-        elsewhere: Sequence[tuple[int, Buffer]],
-    ) -> tuple[_Chunk, ...]:
+    def _cut(self, layout: _Layout, elsewhere: Sequence[tuple[int, Buffer]]) -> Iterator[_Chunk]:
         """This rank's shard in chunks."""
-        rank, chunks = self._rank, []
-        for start, numbers in whole(views[rank], own, elsewhere):
-            step = spec.chunk_bytes // numbers.array.itemsize
+        for start, numbers in whole(layout.views[self._rank], layout.own, elsewhere):
+            step = layout.spec.chunk_bytes // numbers.array.itemsize
             for at in range(0, numbers.count, step):
                 part = numbers.slice(at, min(at + step, numbers.count))
-                first = start + at
-                below = tuple(view.slice(first, first + part.count) for view in views[:rank])
-                above = tuple(view.slice(first, first + part.count) for view in views[rank + 1 :])
-                chunks.append(_Chunk((*below, part, *above), part, below + above))
-        return tuple(chunks)
+                below, above = self._around(layout, start + at, part.count)
+                yield _Chunk((*below, part, *above), part, below + above)
+
+    def _around(self, layout: _Layout, first: int, count: int) -> tuple[tuple[Buffer, ...], tuple[Buffer, ...]]:
+        """What the peers have of these elements; made once, since a round is cut like the one before."""
+        known = layout.around.get((first, count))
+        if known is None:
+            slices = [view.slice(first, first + count) for view in layout.views]
+            known = layout.around[first, count] = tuple(slices[: self._rank]), tuple(slices[self._rank + 1 :])
+        return known
 
     def _show_layouts(self) -> None:
         self.memory = [layout.views[self._rank] for layout in self._layouts]
@@ -178,7 +177,7 @@ class SharedBuckets(SteppedBuckets):
         free = self._crossing is None  # the order of buckets matters to collectives between hosts only
         while not self._ready.everyone(index, generation):
             yield free
-        chunks = self._cut(spec, layout.views, layout.own, elsewhere) if elsewhere else layout.chunks
+        chunks = list(self._cut(layout, elsewhere))
         if layout.partial is None or self._crossing is None:
             for chunk in chunks:
                 self._arithmetic.combine(chunk.own, chunk.sources, spec.op, spec.prescale * spec.postscale)
