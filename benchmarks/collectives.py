@@ -4,36 +4,27 @@
 
 "one" waits for its result; "200 at once" are begun one after the other, in place and each under its name (Gloo has no
 names), and then waited for one after the other, as gradients are. Calls follow each other without a pause, so all ranks
-are there; the slowest rank's time counts.
-
-All peers take turns, round after round, so that all of them meet the same machine; Horovod's ranks are processes of
-their own, which stand still while the others have their turn. The table gives medians over all rounds, and how many
-times faster hvdkit is, each ratio taken within its round. The aim is 5.
+are there; the slowest rank's time counts. Ratios are of the peer's time to hvdkit's, each within its round.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
-import statistics
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import hvdkit.torch as hvd
-from benchmarks.gloo import join_gloo
-from benchmarks.horovod_job import HorovodJob, why_not
-
-Call = Callable[[], object]
-Turn = Callable[[int], float]  # so many calls in a row; the seconds that one took on this rank, on average
+from benchmarks.rows import Row, build_parser, finish
+from hvdkit.tools.bench.figures import OURS, Figures, summarise
+from hvdkit.tools.bench.horovod_job import HorovodJob
+from hvdkit.tools.bench.rank import joined
+from hvdkit.tools.bench.turns import Call, Turn, plan_calls, take_turns, time_alone, time_in_a_row
 
 _MANY = 200
-_AIM = 5.0
+_ONE_AIM_S = 60e-6
+_MANY_AIM = 5.0
 #: What is measured: bytes of a tensor, and how many of them.
 WORKS = {"one of 4 KiB": (4096, 1), "200 at once of 4 KiB": (4096, _MANY), "200 at once of 256 B": (256, _MANY)}
 
@@ -66,13 +57,6 @@ def _make_gloo(nbytes: int, count: int) -> Call:
     return (lambda: dist.all_reduce(tensors[0])) if count == 1 else many
 
 
-def _time(call: Call, count: int) -> float:
-    began = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - began) / count
-
-
 @functools.cache
 def _horovod_call(nbytes: int, count: int) -> Call:
     import horovod.torch as horovod
@@ -80,82 +64,41 @@ def _horovod_call(nbytes: int, count: int) -> Call:
     return _make_named(horovod, nbytes, count)
 
 
-def time_horovod(nbytes: int, count: int, calls: int) -> float:
+def time_horovod(nbytes: int, count: int, calls: int) -> list[float]:
     """Seconds of a call on average; called in a rank of Horovod."""
-    return _time(_horovod_call(nbytes, count), calls)
+    return time_alone(_horovod_call(nbytes, count), calls)
 
 
 def _turns(nbytes: int, count: int, job: HorovodJob | None) -> dict[str, Turn]:
-    ours, gloo = _make_named(hvd, nbytes, count), _make_gloo(nbytes, count)
-    turns: dict[str, Turn] = {"hvdkit": lambda calls: _time(ours, calls), "Gloo": lambda calls: _time(gloo, calls)}
+    calls = {OURS: _make_named(hvd, nbytes, count), "Gloo": _make_gloo(nbytes, count)}
+    turns: dict[str, Turn] = {name: functools.partial(time_in_a_row, call) for name, call in calls.items()}
     if job is not None:
-        turns["Horovod"] = lambda calls: job.call("benchmarks.collectives:time_horovod", nbytes, count, calls)
+        turns["Horovod"] = functools.partial(job.call, "benchmarks.collectives:time_horovod", nbytes, count)
     return turns
 
 
-def _slowest(seconds: float) -> float:
-    return float(hvd.allreduce(torch.tensor(seconds, dtype=torch.float64), op=hvd.Max))
-
-
-def measure(turns: dict[str, Turn], *, rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Seconds a call of every peer in every round. seconds: about as long a peer's turn takes."""
-    calls = {}
-    for name, turn in turns.items():
-        turn(3)
-        calls[name] = max(3, min(1000, int(seconds / _slowest(turn(5)))))
-    times: dict[str, list[float]] = {name: [] for name in turns}
-    for _ in range(rounds):
-        for name, turn in turns.items():
-            hvd.barrier()
-            times[name].append(_slowest(turn(calls[name])))
-    return times
-
-
-def summarise(times: dict[str, list[float]]) -> dict[str, tuple[float, float]]:
-    """Per peer, the median time in seconds and the median ratio of it to hvdkit's."""
-    ours = times["hvdkit"]
-    return {
-        name: (statistics.median(each), statistics.median(one / own for one, own in zip(each, ours, strict=True)))
-        for name, each in times.items()
-    }
-
-
-def _show_time(seconds: float) -> str:
-    return f"{1000 * seconds:.2f} ms" if seconds >= 0.001 else f"{1e6 * seconds:.0f} us"
-
-
-def _show_row(work: str, summary: dict[str, tuple[float, float]]) -> str:
-    cells = [_show_time(each) + (f" x{ratio:.1f}" if n else "") for n, (each, ratio) in enumerate(summary.values())]
-    least = min(ratio for name, (_, ratio) in summary.items() if name != "hvdkit")
-    return f"| {work} | {' | '.join(cells)} | x{_AIM:g}{'' if least >= _AIM else ', missed'} |"
+def judge(peer: str, count: int, figures: Figures) -> tuple[str, bool | None]:
+    """The aim for a peer in words, and whether it is met: hvdkit's time of one; the peers' ratios of many."""
+    if count == 1:
+        return (f"under {1e6 * _ONE_AIM_S:g} us", figures.median_s < _ONE_AIM_S) if peer == OURS else ("", None)
+    return ("", None) if peer == OURS else (f"at least x{_MANY_AIM:g}", figures.ratio >= _MANY_AIM)
 
 
 def main() -> None:
     """Measure, and print the table on rank 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = build_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=float, default=0.2, help="how long a peer's turn in a round takes, about")
-    parser.add_argument("--json", type=Path, help="write the numbers there as well")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    hvd.init()
-    join_gloo()
-    missing = why_not()
-    job = None if missing else HorovodJob()
-    where = hvd.describe()
-    results: dict[str, dict[str, tuple[float, float]]] = {}
-    for work, (nbytes, count) in WORKS.items():
-        turns = _turns(nbytes, count, job)
-        if not results and hvd.rank() == 0:
-            print(f"{where}. {missing}\n\n| allreduce | {' | '.join(turns)} | aim |\n|{'---|' * (len(turns) + 2)}")
-        results[work] = summary = summarise(measure(turns, rounds=options.rounds, seconds=options.seconds))
-        if hvd.rank() == 0:
-            print(_show_row(work, summary), flush=True)
-    if options.json and hvd.rank() == 0:
-        options.json.write_text(json.dumps({"where": where, "results": results}, indent=1))
-    if job is not None:
-        job.close()
-    dist.destroy_process_group()
+    with joined(threads=1) as (job, notes):
+        where, rows = " ".join([hvd.describe() + ".", *notes]), []
+        for work, (nbytes, count) in WORKS.items():
+            turns = _turns(nbytes, count, job)
+            times = take_turns(turns, plan_calls(turns, options.seconds), options.rounds)
+            for peer, figures in summarise(times, OURS).items():
+                aim, met = judge(peer, count, figures)
+                rows.append(Row(f"allreduce, {work}", peer, figures.median_s, figures.ratio, OURS, aim, met))
+        finish(rows, where, options.json, first=hvd.rank() == 0)
 
 
 if __name__ == "__main__":

@@ -9,23 +9,21 @@ and the slower one's time counts. The table gives medians over all rounds, and r
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
 import hvdkit.keras as hvd
-from benchmarks.summary import summarise
+from benchmarks.rows import Row, build_parser, finish
+from hvdkit.tools.bench.figures import NO_COMMUNICATION, OURS, summarise
 
 Step = Callable[[], Any]
 Wrap = Callable[[Any], Any]
-AIM = 1.25
+AIMS = {"tensorflow": 1.15, "torch": 1.25, "jax": 1.25}
 ROWS, WIDTH = 64, 1024
 
 
@@ -68,7 +66,7 @@ _STEPS = {"tensorflow": _tensorflow_step, "torch": _torch_step, "jax": _jax_step
 
 
 def _peers() -> dict[str, Wrap]:
-    peers: dict[str, Wrap] = {"no communication": lambda optimizer: optimizer, "hvdkit": hvd.DistributedOptimizer}
+    peers: dict[str, Wrap] = {NO_COMMUNICATION: lambda optimizer: optimizer, OURS: hvd.DistributedOptimizer}
     if keras.backend.backend() != "tensorflow":
         return peers
     try:
@@ -88,18 +86,18 @@ def _peers() -> dict[str, Wrap]:
 
 
 def _time(step: Step, steps: int) -> float:
-    """Milliseconds a step: all ranks begin it together, the slowest one counts, and the median of `steps` is taken."""
+    """Seconds a step: all ranks begin it together, the slowest one counts, and the median of `steps` is taken."""
     times = []
     for _ in range(steps):
         hvd.barrier()
         began = time.perf_counter()
         step()
-        times.append(1000 * (time.perf_counter() - began))
+        times.append(time.perf_counter() - began)
     return float(np.median(hvd.allreduce(np.array(times), op=hvd.Max)))
 
 
 def measure(layers: int, *, rounds: int, steps: int) -> dict[str, list[float]]:
-    """Milliseconds a step of every peer in every round."""
+    """Seconds a step of every peer in every round."""
     made = {name: _make_step(wrap, layers) for name, wrap in _peers().items()}
     for step in made.values():
         for _ in range(3):
@@ -113,12 +111,11 @@ def measure(layers: int, *, rounds: int, steps: int) -> dict[str, list[float]]:
 
 def main() -> None:
     """Measure, and print the table on rank 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = build_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=15, help="steps in a round")
     parser.add_argument("--layers", type=int, default=8, help="of 1024 x 1024")
     parser.add_argument("--threads", type=int, default=1, help="threads that each rank computes with; not on JAX")
-    parser.add_argument("--json", type=Path, help="write the numbers there as well")
     options = parser.parse_args()
     backend = keras.backend.backend()
     if backend == "torch":
@@ -128,15 +125,13 @@ def main() -> None:
         threading.set_intra_op_parallelism_threads(options.threads)
         threading.set_inter_op_parallelism_threads(options.threads)
     hvd.init()
-    where = hvd.describe()
-    summary = summarise(measure(options.layers, rounds=options.rounds, steps=options.steps))
-    if hvd.rank() == 0:
-        cells = [f"{ms:.1f} ms" + (f" x{ratio:.2f}" if n else "") for n, (ms, ratio) in enumerate(summary.values())]
-        print(f"{where}\n\n| backend | {' | '.join(summary)} | aim |\n|{'---|' * (len(summary) + 2)}")
-        aim = f"x{AIM:.2f}"
-        print(f"| {backend} | " + " | ".join(cells) + f" | {aim} |")
-        if options.json:
-            options.json.write_text(json.dumps({"where": where, "results": summary}, indent=1))
+    where, rows, aim = hvd.describe(), [], AIMS[backend]
+    times = measure(options.layers, rounds=options.rounds, steps=options.steps)
+    for peer, figures in summarise(times, NO_COMMUNICATION).items():
+        told, met = (f"at most x{aim:.2f}", figures.ratio <= aim) if peer == OURS else ("", None)
+        work = f"Keras on {backend}, the MLP"
+        rows.append(Row(work, peer, figures.median_s, figures.ratio, NO_COMMUNICATION, told, met))
+    finish(rows, where, options.json, first=hvd.rank() == 0)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ that has trained one number with Adam, since torch loads a third of itself when 
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -23,7 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from benchmarks.models import WORKS
+from benchmarks.rows import Row, build_parser, finish
+from hvdkit.tools.bench.models import MODELS
 
 _AIM_MB = 150
 
@@ -66,7 +66,7 @@ def _megabytes(tensors: Iterable[Tensor | None]) -> float:
 
 def train(wrap: Callable[[nn.Module, torch.optim.Optimizer], Any], steps: int) -> Training:
     """Train, and look at the memory after each backward pass and each step."""
-    work = WORKS[0]
+    work = MODELS[0]
     model = work.make()
     optimizer = wrap(model, torch.optim.Adam(model.parameters(), lr=1e-4))
     inputs, targets = work.batch()
@@ -96,26 +96,30 @@ def _train_with_hvdkit(steps: int) -> tuple[Training, float]:
     return done, min(done.gradients, config.fusion_bytes * config.buckets_in_flight / 1e6)
 
 
-def _show(framework: Memory, alone: Training, ours: Training, buckets: float) -> None:
+def list_rows(framework: Memory, alone: Training, ours: Training, buckets: float) -> list[Row]:
+    """A row for each part of the memory, of which only what is over has an aim. buckets: of the rank, in MB."""
     fixed = Memory(*(part + ours.tensors for part in framework))
-    rows = {
+    over = Memory(*(peak - part - buckets for peak, part in zip(ours.peak, fixed, strict=True)))
+    parts = {
         "torch": framework,
         "parameters, gradients, Adam's state": Memory(ours.tensors, ours.tensors),
         "buckets of the rank": Memory(buckets, buckets),
         "peak without communication": alone.peak,
         "peak under hvdkit": ours.peak,
         "over, without communication": Memory(*(peak - part for peak, part in zip(alone.peak, fixed, strict=True))),
-        "over, under hvdkit": Memory(*(peak - part - buckets for peak, part in zip(ours.peak, fixed, strict=True))),
+        "over, under hvdkit": over,
     }
-    print("| MB | proportional | resident | aim |\n|---|---|---|---|")
-    for name, memory in rows.items():
-        aim = f"{_AIM_MB}" if name == "over, under hvdkit" else ""
-        print(f"| {name} | {memory.proportional:.0f} | {memory.resident:.0f} | {aim} |")
+    rows = []
+    for part, memory in parts.items():
+        for kind, mb in memory._asdict().items():
+            told, met = (f"at most {_AIM_MB} MB", mb <= _AIM_MB) if memory is over else ("", None)
+            rows.append(Row(f"memory, {part}", kind, None, mb=mb, aim=told, met=met))
+    return rows
 
 
 def main() -> None:
     """Measure, and print the table on rank 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = build_parser(__doc__)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1, help="threads that each rank computes with")
     parser.add_argument("--alone", action="store_true", help="only the training without communication; ranks start it")
@@ -136,9 +140,8 @@ def main() -> None:
     import hvdkit.torch as hvd
 
     where, measured = hvd.describe(), hvd.allgather_object((Memory(*framework), alone, ours, buckets))
-    if hvd.rank() == 0:
-        print(f"{where}\n")
-        _show(*max(measured, key=lambda one: one[2].peak.proportional))
+    rows = list_rows(*max(measured, key=lambda one: one[2].peak.proportional))
+    finish(rows, where, options.json, first=hvd.rank() == 0)
 
 
 if __name__ == "__main__":

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from hvdkit.tools.bench.figures import show_time
 
 
 @dataclass(frozen=True)
 class Row:
     """A measured number beside its aim.
 
+    median_s: seconds; None for memory, which is in `mb` (10^6 bytes).
     ratio: of the peer's time to that of `to`, medians within rounds; None where nothing is compared.
     aim: in words, "" for a peer that is there to compare with. met: None without an aim.
     """
 
     work: str
     peer: str
-    median_s: float
+    median_s: float | None
     ratio: float | None = None
     to: str = ""
     aim: str = ""
     met: bool | None = None
+    mb: float | None = None
 
 
 def write_rows(path: Path, where: str, rows: Sequence[Row]) -> None:
@@ -42,12 +47,21 @@ def show_rows(rows: Sequence[Row]) -> str:
     for row in rows:
         ratio = "" if row.ratio is None else f"x{row.ratio:.2f}"
         aim = row.aim + (", missed" if row.met is False else "")
-        lines.append(f"| {row.work} | {row.peer} | {show_time(row.median_s)} | {ratio} | {row.to} | {aim} |")
+        value = f"{row.mb or 0:.0f} MB" if row.median_s is None else show_time(row.median_s)
+        lines.append(f"| {row.work} | {row.peer} | {value} | {ratio} | {row.to} | {aim} |")
     return "\n".join(lines)
 
 
-def show_time(seconds: float) -> str:
-    """Seconds in the unit that suits them: "4.1 us", "48.2 ms", "1.30 s"."""
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{1000 * seconds:.3g} ms" if seconds >= 0.001 else f"{1e6 * seconds:.3g} us"
+def build_parser(about: str | None) -> argparse.ArgumentParser:
+    """The parser of a benchmark, with --json. about: the module's docstring."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the rows there as well")
+    return parser
+
+
+def finish(rows: Sequence[Row], where: str, path: Path | None, *, first: bool = True) -> None:
+    """Print the rows, and write them if there is a path. first: whether this is rank 0, which alone does so."""
+    if first:
+        print(f"{where}\n\n{show_rows(rows)}", flush=True)
+        if path:
+            write_rows(path, where, rows)

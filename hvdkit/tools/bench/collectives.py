@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from hvdkit.errors import HvdkitError
 from hvdkit.tools.bench.buckets import open_buckets, reduce_buckets
 from hvdkit.tools.bench.figures import IN_BUCKET, KINDS, OURS
 from hvdkit.tools.bench.horovod_job import HorovodJob
-from hvdkit.tools.bench.turns import Call, Turn, time_in_a_row
+from hvdkit.tools.bench.turns import Call, Turn, time_alone, time_in_a_row
 
 _MPI_HAS = frozenset({"float32", "float64", "int32", "int64"})
 
@@ -119,12 +118,7 @@ def make_named(api: Any, work: Work, ranks: int) -> Call:
 
 def time_horovod(work: Work, ranks: int, count: int) -> list[float]:
     """The average seconds of a call, of so many in a row; called in a rank of Horovod."""
-    call = _horovod_call(work, ranks)
-    call()
-    began = time.perf_counter()
-    for _ in range(count):
-        call()
-    return [(time.perf_counter() - began) / count]
+    return time_alone(_horovod_call(work, ranks), count)
 
 
 @functools.cache

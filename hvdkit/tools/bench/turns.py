@@ -20,12 +20,13 @@ def time_in_a_row(call: Call, count: int) -> list[float]:
     """The average seconds of a call, of so many in a row, after one that does not count."""
     call()
     hvd.barrier()
-    outside, began = 0.0, time.perf_counter()
-    for _ in range(count):
-        uncounted = call()
-        if isinstance(uncounted, float):
-            outside += uncounted
-    return [(time.perf_counter() - began - outside) / count]
+    return _time_in_a_row(call, count)
+
+
+def time_alone(call: Call, count: int) -> list[float]:
+    """The same in a rank that is not one of hvdkit's, but of Horovod's: only the calls bring the ranks together."""
+    call()
+    return _time_in_a_row(call, count)
 
 
 def time_each(call: Call, count: int, barrier: Call) -> list[float]:
@@ -62,3 +63,12 @@ def take_turns(
 
 def _slowest(seconds: list[float]) -> float:
     return float(hvd.allreduce(torch.tensor(seconds, dtype=torch.float64), op=hvd.Max).median())
+
+
+def _time_in_a_row(call: Call, count: int) -> list[float]:
+    outside, began = 0.0, time.perf_counter()
+    for _ in range(count):
+        uncounted = call()
+        if isinstance(uncounted, float):
+            outside += uncounted
+    return [(time.perf_counter() - began - outside) / count]

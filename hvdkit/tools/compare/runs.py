@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit.errors import CompareError
 from hvdkit.startup import plan_variables
 from hvdkit.tools.compare.records import RankRecord, read_records
+from hvdkit.tools.limited import read_tail, run_limited
 
 _TAIL = 15  # lines of a run that failed
 
@@ -51,7 +49,8 @@ def run_script(
     }
     variables = plan_variables({"HVDKIT_COMPARE": json.dumps(asked)}, environ)
     arguments = ["-np", str(ranks), "-H", f"localhost:{ranks}", *plan.flags, "--", *plan.command]
-    code = _start(arguments, {**environ, **variables}, folder / "output", plan.limit)
+    hvdrun = [sys.executable, "-m", "hvdkit.launch", *arguments]
+    code = run_limited(hvdrun, {**environ, **variables}, folder / "output", plan.limit)
     records = read_records(folder)
     steps = [len(record.steps) for record in records] + [0] * (ranks - len(records))
     if min(steps) >= plan.steps:
@@ -80,36 +79,6 @@ def run_script(
     return records
 
 
-def _start(arguments: Sequence[str], environ: Mapping[str, str], output: Path, limit: float) -> int | None:
-    """Run hvdrun to its end; returns its exit code, None if it took longer than the limit and was ended."""
-    with output.open("w") as file:
-        job = subprocess.Popen(
-            [sys.executable, "-m", "hvdkit.launch", *arguments],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            return job.wait(limit)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            if job.poll() is None:
-                _end(job)
-
-
-def _end(job: subprocess.Popen[bytes]) -> None:
-    # hvdrun ends its ranks when it is asked to.
-    job.terminate()
-    try:
-        job.wait(10)
-    except subprocess.TimeoutExpired:
-        os.killpg(job.pid, signal.SIGKILL)
-        job.wait()
-
-
 def _tail(output: Path) -> str:
-    lines = output.read_text(errors="replace").splitlines()[-_TAIL:]
+    lines = read_tail(output, _TAIL)
     return "Its last lines:\n    " + "\n    ".join(lines) + "\n" if lines else ""
