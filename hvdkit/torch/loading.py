@@ -1,0 +1,33 @@
+"""While steps are recorded: how long training waits for torch's DataLoaders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader, dataloader
+
+from hvdkit.engine.recording import RECORDER, clock
+
+
+def watch_loaders() -> None:
+    """Note the time that making an iterator, and each batch, takes; of every DataLoader of the process."""
+    iterator = dataloader._BaseDataLoaderIter
+    iterate: Any = DataLoader.__iter__
+    advance: Any = iterator.__next__
+
+    def __iter__(self: Any) -> Any:
+        began = clock()
+        try:
+            return iterate(self)
+        finally:
+            RECORDER.loading(began, clock(), self.num_workers)
+
+    def __next__(self: Any) -> Any:
+        began = clock()
+        try:
+            return advance(self)
+        finally:
+            RECORDER.loading(began, clock(), self._num_workers)
+
+    DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
+    iterator.__next__ = __next__
