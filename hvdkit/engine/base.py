@@ -16,22 +16,26 @@ from hvdkit.transport.base import Buffer, Transport
 class Engine(Protocol):
     """Named operations among the ranks of a transport; opened and closed by all of them together.
 
-    transport: for steps of several operations. ranks: by their numbers in the world. timeline, joining: of the planned path. watched: must waits in buckets
-    be told to withdraw() and submit(), since the engine reports what stalls? notice_s: after how many seconds.
-    takes_tensors: may buffers be a framework's tensors, on any device? tell_pace: lets the first rank know, at once or
-    soon, how some rounds of a plan went on this one.
+    transport: for steps of several operations. ranks: by their numbers in the world. tell_pace: lets the first of them
+    know, soon, how some rounds of a plan went on this one. timeline, joining: of the planned path. watched: must waits
+    in buckets be told to withdraw() and submit(), since the engine reports what stalls? notice_s: after how many
+    seconds. takes_tensors: may buffers be a framework's tensors, on any device?
     """
 
     @property
     def transport(self) -> Transport: ...  # noqa: D102
 
-    ranks: Sequence[int]
+    @property
+    def ranks(self) -> Sequence[int]: ...  # noqa: D102
+
+    @property
+    def tell_pace(self) -> Callable[[Window], None]: ...  # noqa: D102
+
     timeline: Timeline
     joining: Joining
     watched: bool
     takes_tensors: bool
     notice_s: float
-    tell_pace: Callable[[Window], None]
 
     def who(self, rank: int) -> str:
         """Name a rank of this engine for a message."""

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from dataclasses import asdict
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
 from hvdkit.engine.recording import PlanFacts, Recorder
@@ -26,16 +27,23 @@ def connect(place: str) -> Connection:
     key, port, addresses = place.split("@")
     problems = []
     for address in addresses.split(","):
-        try:
-            made = socket.create_connection((address, int(port)), timeout=_CONNECT_S)
-            made.settimeout(None)
-            connection = Connection(made.detach())
-            answer_challenge(connection, key.encode())
-            deliver_challenge(connection, key.encode())
-            return connection
-        except (OSError, EOFError) as error:
-            problems.append(f"{address}: {error}")
+        found = _try_address(address, int(port), key.encode())
+        if isinstance(found, Connection):
+            return found
+        problems.append(found)
     raise OSError("; ".join(problems))
+
+
+def _try_address(address: str, port: int, key: bytes) -> Connection | str:
+    try:
+        made = socket.create_connection((address, port), timeout=_CONNECT_S)
+        made.settimeout(None)
+        connection = Connection(made.detach())
+        answer_challenge(connection, key)
+        deliver_challenge(connection, key)
+    except (OSError, EOFError, AuthenticationError) as error:
+        return f"{address} port {port}: {error}"
+    return connection
 
 
 class RecordSender:

@@ -5,12 +5,11 @@ Whoever is late finds the others ready, and waits least. So the ranks' waits are
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hvdkit.engine.pace import Window
+from hvdkit.engine.pace import Window, median
 from hvdkit.log import logger
 
 _LEAST_S = 0.001  # nobody mends less
@@ -30,12 +29,12 @@ class Late:
 def find_late(windows: Mapping[int, Window], percent: float) -> Late | None:
     """Find the ranks that most others wait for, if that is for more than `percent` of a round.
 
-    windows: of the same rounds, by rank. Where some wait and some do not, and those that wait are fewer, nobody is late:
-    a few are early.
+    windows: of the same rounds, by rank. Where those that wait are fewer than those that do not, nobody is late: a few
+    are early.
     """
     waits = {rank: one.waited_s for rank, one in windows.items()}
-    usual = statistics.median_high(waits.values())
-    round_s = statistics.median(one.round_s for one in windows.values())
+    usual = median(waits.values())
+    round_s = median(one.round_s for one in windows.values())
     ranks = tuple(rank for rank, waited in sorted(waits.items()) if _is_late(usual - waited, round_s, percent))
     if not ranks:
         return None

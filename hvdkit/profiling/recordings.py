@@ -45,7 +45,8 @@ def parse_facts(facts: Mapping[str, Any]) -> RankFacts:
 
 def parse_plan(facts: Mapping[str, Any]) -> PlanFacts:
     """PlanFacts out of JSON."""
-    return PlanFacts(**{name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()})
+    made: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+    return PlanFacts(**made)
 
 
 def write_recordings(recordings: Sequence[RankRecording], path: Path) -> None:

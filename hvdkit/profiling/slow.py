@@ -21,7 +21,8 @@ class Slow:
     """Ranks that are waited for. ranks: all of `host` if there are several, else one.
 
     since: number of the first step; None for from the beginning. part: of all steps. step_s: a step since then.
-    waited_s: in each of them, by the others, on average. times: its own time in a step, compute and data, over that of the others. loading_s: data it waits for beyond them.
+    waited_s: in each of them, by the others, on average. times: its own time in a step, compute and data, over that of
+    the others. loading_s: data it waits for beyond them.
     """
 
     ranks: tuple[int, ...]

@@ -10,7 +10,11 @@ from hvdkit.profiling.steps import Steps
 
 @dataclass(frozen=True)
 class Span:
-    """rank: its place among steps.ranks. line: "training" or "buckets". kind: of Shares, or "bucket"."""
+    """What went on between two times, on the clock of its Steps.
+
+    rank: its place among steps.ranks. line: "training" or "buckets". kind: of Shares, or "bucket". step: number of the
+    round. bucket: its number. detail: its tensors.
+    """
 
     rank: int
     line: str
@@ -19,6 +23,7 @@ class Span:
     step: int
     began: float
     ended: float
+    bucket: int = 0
     detail: str = ""
 
 
@@ -40,7 +45,7 @@ def list_spans(steps: Steps, which: Iterable[int]) -> Iterator[Span]:
             for bucket, names in enumerate(steps.plan.names):
                 began, ended = float(steps.ready[rank, at, bucket]), float(steps.reduced[rank, at, bucket])
                 if ended > began:
-                    yield Span(rank, "buckets", "bucket", f"bucket {bucket}", number, began, ended, names)
+                    yield Span(rank, "buckets", "bucket", f"bucket {bucket}", number, began, ended, bucket, names)
 
 
 def _training(steps: Steps, rank: int, at: int) -> Iterator[Span]:

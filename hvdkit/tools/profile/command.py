@@ -10,8 +10,8 @@ its steps were made of, on all ranks: compute, waiting for data, waiting for slo
 when), and communication that nothing hides; how long a step would take on more hosts; and what to change first.
 
 The script is not changed; it is one that uses hvdkit's DistributedOptimizer, in PyTorch or Keras, or a gradient tape.
-The last 8 MiB of numbers of each rank are kept, which are thousands of steps. A job that fails, or is ended by Ctrl-C, is
-told of as far as it came.
+The last 8 MiB of numbers of each rank are kept, which are thousands of steps. A job that fails, or is ended by Ctrl-C,
+is told of as far as it came.
 """
 
 _EXAMPLES = """\

@@ -8,6 +8,14 @@ from hvdkit.profiling.spans import list_spans
 from hvdkit.profiling.verdict import Analysis
 
 _LINES = ("training", "buckets")
+#: Of Chrome's own palette.
+_COLOURS = {
+    "compute": "good",
+    "loading": "bad",
+    "late": "terrible",
+    "exposed": "yellow",
+    "bucket": "generic_work",
+}
 
 
 def build_trace(found: Analysis) -> dict[str, Any]:
@@ -19,20 +27,17 @@ def build_trace(found: Analysis) -> dict[str, Any]:
         for at, line in enumerate(_LINES):
             events.append({"name": "thread_name", "ph": "M", "pid": rank.rank, "tid": at, "args": {"name": line}})
     start = float(found.steps.began.min())
-    for span in list_spans(found.steps, range(len(found.steps.numbers))):
-        events.append(
-            {
-                "name": span.name,
-                "ph": "X",
-                "pid": found.steps.ranks[span.rank].rank,
-                "tid": _LINES.index(span.line),
-                "ts": round(1e6 * (span.began - start), 1),
-                "dur": round(1e6 * (span.ended - span.began), 1),
-                "cname": _COLOURS.get(span.kind, "generic_work"),
-                "args": {"step": span.step, **({"tensors": span.detail} if span.detail else {})},
-            }
-        )
+    events += [
+        {
+            "name": span.name,
+            "ph": "X",
+            "pid": found.steps.ranks[span.rank].rank,
+            "tid": _LINES.index(span.line),
+            "ts": round(1e6 * (span.began - start), 1),
+            "dur": round(1e6 * (span.ended - span.began), 1),
+            "cname": _COLOURS[span.kind],
+            "args": {"step": span.step, **({"tensors": span.detail} if span.detail else {})},
+        }
+        for span in list_spans(found.steps, range(len(found.steps.numbers)))
+    ]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-
-_COLOURS = {"loading": "bad", "late": "terrible", "exposed": "yellow", "compute": "good"}
