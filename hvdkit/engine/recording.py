@@ -88,10 +88,11 @@ class Recorder:
         """Write down no more."""
         self.on = False
 
-    def loading(self, began: float, ended: float, loaders: int) -> None:
-        """Training waited for data between these times. loaders: processes that load it; 0: training itself does."""
-        if not self.on or threading.current_thread() is not threading.main_thread():
-            return  # somebody loads ahead
+    def loading(self, began: float, ended: float, loaders: int = -1) -> None:
+        """Training waited for data between these times.
+
+        loaders: processes that load it; 0: training itself does; -1: not known.
+        """
         self._loading_s += ended - began
         self._loaded, self._loaders = ended, loaders
 

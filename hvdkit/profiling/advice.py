@@ -75,7 +75,10 @@ def _about_loading(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[
             f"it as training takes it."
         )
     elif loaders == 0:
-        cure = f"Training loads it itself: DataLoader(..., num_workers={min(room, 8)}) does so meanwhile."
+        cure = (
+            f"Training loads it itself: DataLoader(..., num_workers={min(room, 8)}) does so meanwhile; with fit(), a "
+            f"PyDataset with workers."
+        )
     else:
         cure = "Load it while training computes: .prefetch(tf.data.AUTOTUNE), workers, or data kept in memory."
     yield Advice("data-loading", loading_s, f"Training waits for data, {1e3 * loading_s:.3g} ms in each step. {cure}")

@@ -52,7 +52,7 @@ def _tell_where(verdict: Verdict) -> Iterator[str]:
     for name, label in _LABELS.items():
         seconds = getattr(parts, name)
         yield f"  {label:34}{show_s(seconds):>9}  {100 * seconds / parts.step_s:3.0f} %"
-    if verdict.loaders == -1:
+    if verdict.loaders == -1 and not parts.loading_s:
         yield "  (No DataLoader or fit() was seen: time spent on data, if any, is part of compute.)"
     if verdict.pauses:
         yield (
