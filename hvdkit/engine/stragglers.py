@@ -69,6 +69,7 @@ class Stragglers:
         known = self._windows.setdefault(window.plan, {})
         if any(one.last != window.last for one in known.values()):
             known.clear()  # some rank has joined, and never told of those
+            self._late.pop(window.plan, None)
         known[rank] = window
         if len(known) == self._size:
             self._judge(window, find_late(known, self._percent))

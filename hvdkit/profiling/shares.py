@@ -32,19 +32,41 @@ class Shares:
 
 
 def split_steps(steps: Steps) -> Shares:
-    """Split all steps. A wait for a bucket is for the last rank until that has its part ready, and exposed after."""
-    ready = steps.ready.max(axis=0)  # (n, B)
-    last = steps.ready.argmax(axis=0)
+    """Split all steps.
+
+    The last rank of a step is the one whose last bucket is ready last. While it is at work the others wait for it,
+    however much of the network's time goes by meanwhile: the step could not have ended before. While it waits itself,
+    and after its last bucket was ready, they all wait for the network.
+    """
     whole = steps.reduced - steps.waiting
-    late = np.clip(np.minimum(steps.reduced, ready) - steps.waiting, 0.0, whole)
+    last = steps.ready[:, :, -1].argmax(axis=0)
+    late = _overlap(steps, last)
     exposed = (whole - late + steps.handed - steps.filling + steps.taken - steps.reduced).sum(axis=2) + steps.extra
     others = max(1, len(steps.ranks) - 1)
-    waited_for = np.stack(
-        [np.where(last == rank, late.sum(axis=0), 0.0).sum(axis=1) / others for rank in range(len(steps.ranks))]
-    )
-    step, waits = steps.seconds, late.sum(axis=2)
+    waits = late.sum(axis=2)
+    waited_for = np.stack([np.where(last == rank, waits.sum(axis=0), 0.0) / others for rank in range(len(steps.ranks))])
+    step = steps.seconds
     loading = np.minimum(steps.loading, np.maximum(step - waits - exposed, 0.0))
     return Shares(step, step - loading - waits - exposed, loading, waits, exposed, waited_for, _find_usual(step))
+
+
+def _overlap(steps: Steps, last: np.typing.NDArray[np.intp]) -> Floats:
+    """Of each wait, (R, n, B), the time in which the step's last rank, (n,), was at work."""
+    found = np.zeros_like(steps.waiting)
+    for at, rank in enumerate(last):
+        own = np.stack([steps.waiting[rank, at], steps.reduced[rank, at]], axis=1)  # (B, 2), in the order of time
+        until = float(steps.ready[rank, at, -1])
+        found[:, at] = _work(steps.reduced[:, at], own, until) - _work(steps.waiting[:, at], own, until)
+        found[rank, at] = 0.0
+    return found
+
+
+def _work(times: Floats, waits: Floats, until: float) -> Floats:
+    """How long a rank was at work before these times, less a constant: it waits in `waits`, and works no more after."""
+    before = np.minimum(times, until)
+    waited = np.concatenate([[0.0], np.cumsum(waits[:, 1] - waits[:, 0])])
+    result: Floats = before - np.interp(before, waits.ravel(), np.stack([waited[:-1], waited[1:]], axis=1).ravel())
+    return result
 
 
 def _find_usual(step: Floats) -> np.typing.NDArray[np.bool_]:

@@ -71,7 +71,7 @@ def _stops(steps: Steps, rank: int, at: int) -> Iterator[tuple[str, float, float
         here = rank, at, bucket
         yield "exposed", float(steps.filling[here]), float(steps.handed[here])
         waiting, reduced = float(steps.waiting[here]), float(steps.reduced[here])
-        ready = min(max(float(steps.ready[:, at, bucket].max()), waiting), reduced)
+        ready = min(max(float(steps.ready[:, at, -1].max()), waiting), reduced)
         yield "late", waiting, ready
         yield "exposed", ready, float(steps.taken[here])
 
