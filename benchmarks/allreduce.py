@@ -3,8 +3,8 @@
     hvdrun -np 2 python -m benchmarks.allreduce
 
 What `hvdkit bench allreduce` measures, beside its aims. "in bucket" is hvdkit with the data in bucket memory, where it
-is reduced in place, as gradients are. "two copies" copies as many bytes twice, on all ranks at once: what the memory itself
-takes to bring the sum to and fro. Ratios are of the peer's time to that in bucket, each within its round.
+is reduced in place, as gradients are. "two copies" copies as many bytes twice, on all ranks at once: what the memory
+itself takes to bring the sum to and fro. Ratios are of the peer's time to that in bucket, each within its round.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from hvdkit.tools.compare.command import add_command as add_compare
 from hvdkit.tools.doctor.command import add_command as add_doctor
 from hvdkit.tools.hosts.command import add_command as add_hosts
 from hvdkit.tools.migrate.command import add_command as add_migrate
+from hvdkit.tools.profile.command import add_command as add_profile
 from hvdkit.tools.stacks.command import add_command as add_stacks
 from hvdkit.tools.submit.command import add_command as add_submit
 
@@ -36,6 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_submit(commands)
     add_compare(commands)
     add_migrate(commands)
+    add_profile(commands)
     add_bench(commands)
     add_stacks(commands)
     return parser

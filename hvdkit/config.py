@@ -154,6 +154,12 @@ class Config:
         "steps of an optimizer after which it is checked that all ranks' parameters are equal; 0 never",
         flag="--check-replicas",
     )
+    straggler_percent: float = setting(
+        20.0,
+        float,
+        "tell of a rank that the others wait for, 150 steps long, for more than so much of each step; 0 never",
+        flag="--straggler-percent",
+    )
     timeline: str = setting(
         "",
         str,
@@ -161,6 +167,7 @@ class Config:
         horovod="HOROVOD_TIMELINE",
         flag="--timeline-filename",
     )
+    profile: str = setting("", str, "where `hvdkit profile` listens, which sets this")
     shared_directory: str = setting("/dev/shm", str, "where node-shared memory is made; must be a memory file system")
     wrap_batch: str = setting(
         "split",
@@ -207,6 +214,8 @@ class Config:
             problems.append(f"chunk_bytes is {self.chunk_bytes}; it must be 4096 or more")
         if self.autotune_steps < 10:
             problems.append(f"autotune_steps is {self.autotune_steps}; a trial takes 10")
+        if self.straggler_percent < 0:
+            problems.append(f"straggler_percent is {self.straggler_percent}; it must be 0 or more")
         if self.small_bytes < 0:
             problems.append(f"small_bytes is {self.small_bytes}; it must be 0 or more")
         if self.check_replicas < 0:

@@ -131,6 +131,10 @@ class BenchError(HvdkitError, ValueError):
     """hvdkit bench cannot measure what was asked for, or has no such file to read or write."""
 
 
+class ProfileError(HvdkitError, ValueError):
+    """There is nothing to say about where the time of training goes, or no way to find out."""
+
+
 class SubmitError(HvdkitError, ValueError):
     """A batch job cannot be written, was refused by its scheduler, or has failed."""
 

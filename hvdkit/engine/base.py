@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from hvdkit.engine.announcement import Announcement
 from hvdkit.engine.execution import Action, Operation
 from hvdkit.engine.joining import Joining
+from hvdkit.engine.pace import Window
 from hvdkit.engine.timeline import Timeline
 from hvdkit.transport.base import Buffer, Transport
 
@@ -15,13 +16,20 @@ from hvdkit.transport.base import Buffer, Transport
 class Engine(Protocol):
     """Named operations among the ranks of a transport; opened and closed by all of them together.
 
-    transport: for steps of several operations. timeline, joining: of the planned path. watched: must waits in buckets
-    be told to withdraw() and submit(), since the engine reports what stalls? notice_s: after how many seconds.
-    takes_tensors: may buffers be a framework's tensors, on any device?
+    transport: for steps of several operations. ranks: by their numbers in the world. tell_pace: lets the first of them
+    know, soon, how some rounds of a plan went on this one. timeline, joining: of the planned path. watched: must waits
+    in buckets be told to withdraw() and submit(), since the engine reports what stalls? notice_s: after how many
+    seconds. takes_tensors: may buffers be a framework's tensors, on any device?
     """
 
     @property
     def transport(self) -> Transport: ...  # noqa: D102
+
+    @property
+    def ranks(self) -> Sequence[int]: ...  # noqa: D102
+
+    @property
+    def tell_pace(self) -> Callable[[Window], None]: ...  # noqa: D102
 
     timeline: Timeline
     joining: Joining

@@ -23,6 +23,7 @@ from hvdkit.engine.joining import Joining
 from hvdkit.engine.negotiation import JOIN, AllJoined, Answer, Failed, Many
 from hvdkit.engine.negotiator import Negotiator
 from hvdkit.engine.stall import Stalls
+from hvdkit.engine.stragglers import Stragglers
 from hvdkit.engine.timeline import Timeline
 from hvdkit.engine.tree import FANOUT
 from hvdkit.errors import DuplicateNameError, HorovodInternalError
@@ -46,7 +47,7 @@ class NamedEngine:
     ) -> None:
         self.transport = transport
         self._limit_bytes = config.fusion_bytes
-        self._hosts, self._ranks, self.timeline = hosts, ranks, timeline
+        self._hosts, self.ranks, self.timeline = hosts, ranks, timeline
         mail, lane = transport.open_mailbox(), transport.open_lane()
         self._talks = Negotiator(
             mail,
@@ -55,6 +56,7 @@ class NamedEngine:
             who=self.who,
             listener=self,
             stalls=Stalls(config, self.who),
+            stragglers=Stragglers(transport.size, self.who, config.straggler_percent),
             fanout=FANOUT if lane is None else transport.size,  # a lane's positions are compared in one place
         )
         #: After so many seconds a wait that is no operation is told to the others.
@@ -62,6 +64,7 @@ class NamedEngine:
         self._lane = FastLane(self, lane)
         self._operations: dict[str, Operation] = {}
         self._outbox = self._talks.outbox
+        self.tell_pace = self._outbox.add_pace
         self._join: Operation | None = None
         self.joining = Joining()
         self._failure: str | None = None
@@ -74,7 +77,7 @@ class NamedEngine:
 
     def who(self, rank: int) -> str:
         """Name a rank of this engine for a message."""
-        return f"rank {self._ranks[rank]} (host {self._hosts[rank]})"
+        return f"rank {self.ranks[rank]} (host {self._hosts[rank]})"
 
     def _start_thread(self) -> None:
         self._process = os.getpid()

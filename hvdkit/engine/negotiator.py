@@ -23,6 +23,7 @@ from hvdkit.engine.negotiation import Answer, Coordinator
 from hvdkit.engine.outbox import Outbox
 from hvdkit.engine.roll_call import Directory, Numbers
 from hvdkit.engine.stall import Stalls, main_thread_stack
+from hvdkit.engine.stragglers import Stragglers
 from hvdkit.engine.tree import place_in_tree, run_of
 from hvdkit.engine.vocabulary import Heard, Said
 from hvdkit.transport.mailbox import Mailbox
@@ -53,7 +54,8 @@ class Listener(Protocol):
 class Negotiator:
     """Announces for one rank of `mail`; all ranks make one together.
 
-    who: names a rank for messages. fanout: see tree.py. clock: in seconds.
+    who: names a rank for messages. stragglers: hears how the rounds of plans go, on rank 0. fanout: see tree.py. clock:
+    in seconds.
     """
 
     def __init__(
@@ -66,12 +68,14 @@ class Negotiator:
         listener: Listener,
         stalls: Stalls,
         fanout: int,
+        stragglers: Stragglers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.directory = Directory()
         self.outbox = Outbox()
         self._mail, self._rank = mail, rank
         self._listener, self._stalls, self._clock = listener, stalls, clock
+        self._stragglers = stragglers
         self._place = place = place_in_tree(rank, size, fanout)
         parts = [1 << rank, *(run_of(*child) for child in place.children)]
         self._part_of = {first: part for part, first in enumerate([rank, *(first for first, _ in place.children)])}
@@ -86,6 +90,9 @@ class Negotiator:
     def turn(self, met: int = 0) -> bool:
         """Send, receive and have done what can be done now; True if anything moved. met: see FastLane."""
         moved = self._post(met)
+        paces = self.outbox.take_paces()
+        if paces:
+            self._mail.send(0, _pack("pace", paces))
         for sender, message in self._mail.receive():
             moved = True
             what, content = pickle.loads(message)
@@ -178,6 +185,9 @@ class Negotiator:
             self._mail.send(sender, _pack("stack", main_thread_stack()))
         elif what == "stack":
             self._stalls.hear(sender, content)
+        elif what == "pace":
+            if self._stragglers is not None:
+                self._stragglers.hear(sender, content)
         elif what == "closed":
             self._listener.failed(content)
 

@@ -6,16 +6,18 @@ import threading
 import time
 
 from hvdkit.engine.announcement import Announcement
+from hvdkit.engine.pace import Window
 
 _PAUSE_S = 0.001
 _MOST_PAUSES = 10
 
 
 class Outbox:
-    """Announcements from any thread."""
+    """Announcements from any thread, and how the rounds of plans go."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[str, Announcement, int]] = []
+        self._paces: list[Window] = []
         self._adding = threading.Lock()
 
     def add(self, name: str, asked: Announcement, lane: int = 0) -> None:
@@ -23,8 +25,13 @@ class Outbox:
         with self._adding:
             self._waiting.append((name, asked, lane))
 
+    def add_pace(self, window: Window) -> None:
+        """Say with the next message how some rounds of a plan went here."""
+        with self._adding:
+            self._paces.append(window)
+
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting or self._paces)
 
     def let_gather(self) -> None:
         """Return soon; later while announcements go on coming, as they do many at a time."""
@@ -40,3 +47,11 @@ class Outbox:
         with self._adding:
             waiting, self._waiting = self._waiting, []
         return waiting
+
+    def take_paces(self) -> list[Window]:
+        """How rounds went, as far as nobody has been told."""
+        if not self._paces:
+            return []
+        with self._adding:
+            paces, self._paces = self._paces, []
+        return paces

@@ -16,11 +16,13 @@ from hvdkit.engine.agreement import check_agreement
 from hvdkit.engine.blind import BlindRounds
 from hvdkit.engine.bucket_trace import BucketTrace
 from hvdkit.engine.buckets import Bucket, TensorSpec, describe_plan, plan_buckets
+from hvdkit.engine.pace import Pace
 from hvdkit.engine.progress import ProgressThread
+from hvdkit.engine.recording import PlanFacts
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.watch import Watch
 from hvdkit.errors import RankLostError
-from hvdkit.transport.base import CHUNK_BYTES, Arithmetic, BucketSpec, Buffer, Transport, make_buffer
+from hvdkit.transport.base import CHUNK_BYTES, STORAGE, Arithmetic, BucketSpec, Buffer, Transport, make_buffer
 from hvdkit.transport.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -153,6 +155,15 @@ class PlannedReduction:
             self._rounds = engine.joining.rounds
             if engine.watched:
                 self._watch = Watch(engine, f"{name} ({_some([tensor.name for tensor in tensors])})")
+        facts = PlanFacts(
+            name,
+            tuple(range(transport.size) if engine is None else engine.ranks),
+            tuple(memory.nbytes for memory in self._data),
+            tuple(map(_wire_bytes, self.buckets)),
+            tuple(_some([tensors[slot.tensor].name for slot in bucket.slots]) for bucket in self.buckets),
+            threaded,
+        )
+        self._pace = Pace(facts, _ignore if engine is None else engine.tell_pace)
         self._begin()
 
     def _begin(self) -> None:
@@ -185,6 +196,7 @@ class PlannedReduction:
         self._next += 1
         if at == 0:
             self._began_s = time.perf_counter()
+        self._pace.filling(at)
         with self._trace.filling(at):
             filled = self._gradients.fill(at, self._data[at], self._own[at])
         for start, stop in self._gaps[at]:
@@ -194,8 +206,10 @@ class PlannedReduction:
             self._absent[at] = filled.absent
         self._under_way.append(at)
         self._trace.started(at)
+        self._pace.ready(at)
         self._moving.start(at, filled.elsewhere)
         self._wake()
+        self._pace.handed(at)
         # What is done is taken at once, while it is in cache.
         while self._under_way and self._moving.finished(self._under_way[0]):
             self._take_oldest()
@@ -208,9 +222,11 @@ class PlannedReduction:
 
     def _take_oldest(self) -> None:
         at = self._under_way[0]
+        self._pace.waiting(at)
         if not self._moving.finished(at):
             self._trace.waiting(at)
             self._wait(at)
+        self._pace.reduced(at)
         self._trace.ended(at)
         absent = self._absent.get(at)
         gone: Collection[int] = ()
@@ -219,6 +235,7 @@ class PlannedReduction:
             gone = frozenset(slot.tensor for slot, there in slots if not there)
         with self._trace.taking(at):
             self._gradients.drain(at, self._data[at], gone)
+        self._pace.taken(at)
         self._under_way.popleft()
 
     def _wait(self, at: int) -> None:
@@ -284,10 +301,12 @@ class PlannedReduction:
         """
         began = time.perf_counter()
         with self._lock:
+            self._pace.finishing()
             while self._next < len(self.buckets):
                 self._start()
             while self._under_way:
                 self._take_oldest()
+            self._pace.ended(self._rounds[self._name])
             self._begin()
             self._count_round()
         ended = time.perf_counter()
@@ -303,6 +322,16 @@ class PlannedReduction:
             self._thread.close()
         self._moving.close()
         self._data, self._present = [], []  # views of the memory, which stays mapped as long as one of them is left
+
+
+def _wire_bytes(bucket: Bucket) -> int:
+    """What of a bucket goes between hosts, where that is no coding's secret."""
+    dtype = bucket.wire if isinstance(bucket.wire, str) and bucket.wire != "none" else bucket.dtype
+    return bucket.data_count * STORAGE[dtype].itemsize
+
+
+def _ignore(_: object) -> None:
+    pass
 
 
 def _some(names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import atexit
 import functools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hvdkit.config import Config, read_config
@@ -17,6 +17,8 @@ from hvdkit.engine.horovod.binding import Binding, built_bindings
 from hvdkit.engine.named import NamedEngine
 from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.process_sets import ProcessSet, ProcessSets, global_process_set
+from hvdkit.engine.rank_facts import RankFacts, read_node
+from hvdkit.engine.recording import RECORDER
 from hvdkit.engine.timeline import Timeline
 from hvdkit.errors import NotInitializedError
 from hvdkit.hook import install_exception_hook, uninstall_exception_hook
@@ -44,6 +46,19 @@ class Runtime:
     process: int = field(default_factory=os.getpid)
     #: Plans of gradients that were opened so far.
     plans: int = 0
+
+    def facts(self) -> RankFacts:
+        """What a recording is to say of this rank."""
+        world = self.world
+        return RankFacts(
+            rank=world.rank,
+            size=world.size,
+            host=world.host,
+            node=read_node(world.host),
+            transport=self.transport.name,
+            cores=count_cores(),
+            fusion_bytes=self.config.fusion_bytes,
+        )
 
 
 _runtime: Runtime | None = None
@@ -118,6 +133,11 @@ def init(
             sets.add(one)
     for enter in _entering:
         enter()
+    if config.profile and not RECORDER.on:
+        from hvdkit.engine.record_sender import RecordSender
+
+        RECORDER.start()
+        RecordSender(RECORDER, config.profile, asdict(_runtime.facts()))
     return _runtime
 
 

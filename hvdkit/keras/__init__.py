@@ -48,6 +48,7 @@ from hvdkit.keras.objects import allgather_object, broadcast_object
 from hvdkit.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdkit.keras.state import broadcast_global_variables, broadcast_model, broadcast_variables, load_model
 from hvdkit.keras.values import allgather, allreduce, barrier, broadcast, reducescatter
+from hvdkit.profiling.session import profile
 from hvdkit.schedules import linear_scale, square_root_scale
 
 __all__ = [
@@ -97,6 +98,7 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "profile",
     "rank",
     "reducescatter",
     "remove_process_set",

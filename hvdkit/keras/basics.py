@@ -11,6 +11,10 @@ import keras
 
 from hvdkit.engine.basics import describe_world, join_world
 from hvdkit.engine.process_sets import ProcessSet
+from hvdkit.engine.recording import RECORDER
+from hvdkit.keras.loading import watch_fit
+
+RECORDER.when_on(watch_fit)
 
 
 def init(

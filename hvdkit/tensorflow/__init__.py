@@ -31,6 +31,7 @@ from hvdkit.engine.basics import (
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
+from hvdkit.profiling.session import profile
 from hvdkit.tensorflow import mpi_ops
 from hvdkit.tensorflow.basics import describe, init
 from hvdkit.tensorflow.built import (
@@ -125,6 +126,7 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "process_set_included_op",
+    "profile",
     "rank",
     "rank_op",
     "reducescatter",

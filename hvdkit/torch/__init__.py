@@ -26,6 +26,7 @@ from hvdkit.engine.job_objects import allgather_object, broadcast_object
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
+from hvdkit.profiling.session import profile
 from hvdkit.torch import checkpoint, data, elastic, learning_rate, metrics, mpi_ops
 from hvdkit.torch.asynchronous import (
     allgather_async,
@@ -143,6 +144,7 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "poll",
+    "profile",
     "rank",
     "reducescatter",
     "reducescatter_async",

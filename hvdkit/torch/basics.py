@@ -9,7 +9,11 @@ import torch
 
 from hvdkit.engine.basics import describe_world, join_world, local_rank
 from hvdkit.engine.process_sets import ProcessSet
+from hvdkit.engine.recording import RECORDER
+from hvdkit.torch.loading import watch_loaders
 from hvdkit.torch.tensors import TorchArithmetic
+
+RECORDER.when_on(watch_loaders)
 
 
 def init(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdkit.engine.announcement import Announcement
@@ -12,6 +12,7 @@ from hvdkit.engine.horovod.binding import Binding
 from hvdkit.engine.horovod.operations import Running, check_dtypes, collect, start_operation
 from hvdkit.engine.horovod.transport import HorovodTransport
 from hvdkit.engine.joining import Joining
+from hvdkit.engine.pace import Window
 from hvdkit.engine.timeline import Timeline
 from hvdkit.errors import DuplicateNameError, HorovodInternalError
 from hvdkit.transport.base import Transport
@@ -37,7 +38,8 @@ class HorovodEngine:
         self.timeline, self.joining = timeline, Joining()
         self.takes_tensors = binding.framework == "torch"
         self.notice_s = float("inf")
-        self._hosts, self._ranks = hosts, list(ranks)
+        self.tell_pace: Callable[[Window], None] = lambda _: None  # there is no way to the first rank but collectives
+        self._hosts, self.ranks = hosts, list(ranks)
         self._running: dict[str, Running] = {}
         self._counters: dict[str, int] = {}
         self._lock = threading.RLock()
@@ -46,7 +48,7 @@ class HorovodEngine:
     def who(self, rank: int) -> str:
         """Name a rank of this engine for a message."""
         host = self._hosts[rank]
-        return f"rank {self._ranks[rank]}" + (f" (host {host})" if host else "")
+        return f"rank {self.ranks[rank]}" + (f" (host {host})" if host else "")
 
     def make_name(self, kind: str) -> str:
         """A name for an operation without one: the n-th of its kind here and so on every rank."""
@@ -76,7 +78,7 @@ class HorovodEngine:
                     f"{name} is still under way on {self.who(self.transport.rank)}. Give operations that run at the "
                     f"same time different names, or synchronize() the first one before."
                 )
-            start_operation(self.binding, self.transport.process_set, self._ranks, operation)
+            start_operation(self.binding, self.transport.process_set, self.ranks, operation)
             self._running[name] = operation
         return operation
 

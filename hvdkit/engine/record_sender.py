@@ -1,0 +1,88 @@
+"""Takes what is recorded to where `hvdkit profile` listens, twice a second, so that it is there when the job dies."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import threading
+from dataclasses import asdict
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+
+from hvdkit.engine.recording import PlanFacts, Recorder
+from hvdkit.log import logger
+
+_EVERY_S = 0.5
+_CONNECT_S = 5.0
+_END_S = 5.0  # how long the end of a process waits for the last rounds to be on their way
+
+
+def connect(place: str) -> Connection:
+    """Connect to a collector. place: KEY@PORT@ADDRESS,ADDRESS,... of which the first that answers rightly is taken.
+
+    Raises OSError saying what was tried.
+    """
+    key, port, addresses = place.split("@")
+    problems = []
+    for address in addresses.split(","):
+        found = _try_address(address, int(port), key.encode())
+        if isinstance(found, Connection):
+            return found
+        problems.append(found)
+    raise OSError("; ".join(problems))
+
+
+def _try_address(address: str, port: int, key: bytes) -> Connection | str:
+    try:
+        made = socket.create_connection((address, port), timeout=_CONNECT_S)
+        made.settimeout(None)
+        connection = Connection(made.detach())
+        answer_challenge(connection, key)
+        deliver_challenge(connection, key)
+    except (OSError, EOFError, AuthenticationError) as error:
+        return f"{address} port {port}: {error}"
+    return connection
+
+
+class RecordSender:
+    """Of this process, in a thread of its own. about: what is known of the rank; sent first."""
+
+    def __init__(self, recorder: Recorder, place: str, about: dict[str, object]) -> None:
+        self._recorder, self._place, self._about = recorder, place, about
+        self._plans: list[PlanFacts] = []
+        self._ending = threading.Event()
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="hvdkit-record", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Send what is left."""
+        if os.getpid() == self._process:
+            self._ending.set()
+            self._thread.join(_END_S)
+
+    def _run(self) -> None:
+        try:
+            connection = connect(self._place)
+        except OSError as error:
+            logger.warning("What this rank does cannot be profiled: no way to `hvdkit profile`. %s", error)
+            return
+        try:
+            connection.send_bytes(json.dumps({"about": self._about}).encode())
+            while not self._ending.wait(_EVERY_S):
+                self._send(connection)
+            self._send(connection)
+            connection.close()
+        except OSError:
+            pass  # `hvdkit profile` has been ended, and nobody wants to know any more
+
+    def _send(self, connection: Connection) -> None:
+        for rounds in self._recorder.take():
+            if rounds.facts not in self._plans:
+                self._plans.append(rounds.facts)
+                connection.send_bytes(json.dumps({"plan": asdict(rounds.facts)}).encode())
+            number = self._plans.index(rounds.facts)
+            connection.send_bytes(b"R" + number.to_bytes(4, "little") + b"".join(rounds.rows))

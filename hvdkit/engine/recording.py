@@ -1,0 +1,117 @@
+"""What a rank writes down while it is profiled: when buckets were filled, waited for and taken, and when data came.
+
+Times are those of CLOCK_MONOTONIC, which all processes of a host share.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+#: The numbers of a round, before those of its buckets: its number; when backward had ended, when all results were in
+#: place; seconds in which training waited for data since the round before, when the last of these waits ended, and how
+#: many processes were loading (-1: not known).
+HEAD = ("round", "finishing", "ended", "loading_s", "loaded", "loaders")
+
+#: Of each bucket: gradients begin to be copied in; ready to be reduced; handed over; training begins to wait for it, or
+#: looks and finds it done; reduced, as training sees it; copied back.
+STAMPS = ("filling", "ready", "handed", "waiting", "reduced", "taken")
+
+_KEPT_BYTES = 8 << 20  # of a plan's rounds; the last ones are kept
+
+clock = time.monotonic
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """A plan that rounds were recorded of.
+
+    ranks: of its group, by their numbers in the world. nbytes, wire_bytes: of each bucket, in memory and as it goes
+    between hosts. names: of each bucket, its first tensors. threaded: does a thread of its own drive it?
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    nbytes: tuple[int, ...]
+    wire_bytes: tuple[int, ...]
+    names: tuple[str, ...]
+    threaded: bool
+
+    @property
+    def row(self) -> int:
+        """How many numbers a round has."""
+        return len(HEAD) + len(STAMPS) * len(self.nbytes)
+
+
+@dataclass
+class Rounds:
+    """The rounds of a plan, the last ones if they were many; rows of HEAD, then STAMPS of each bucket, float64."""
+
+    facts: PlanFacts
+    rows: deque[bytes] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.rows = deque(self.rows, maxlen=max(100, _KEPT_BYTES // (8 * self.facts.row)))
+
+
+class Recorder:
+    """Of this process; writes nothing down before start()."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self._lock = threading.Lock()
+        self._plans: list[Rounds] = []
+        self._loading_s = self._loaded = 0.0
+        self._loaders = -1
+        self._starting: list[Callable[[], object]] = []
+
+    def when_on(self, watch: Callable[[], object]) -> None:
+        """Have `watch` called once, when recording begins first: an adapter then begins to see data being loaded."""
+        self._starting.append(watch)
+
+    def start(self) -> None:
+        """Begin, with nothing. Raises ValueError if it is on."""
+        with self._lock:
+            if self.on:
+                raise ValueError("These steps are being profiled already.")
+            self._plans = []
+            self._loading_s = 0.0
+            self.on = True
+        while self._starting:
+            self._starting.pop()()
+
+    def stop(self) -> None:
+        """Write down no more."""
+        self.on = False
+
+    def loading(self, began: float, ended: float, loaders: int = -1) -> None:
+        """Training waited for data between these times.
+
+        loaders: processes that load it; 0: training itself does; -1: not known.
+        """
+        self._loading_s += ended - began
+        self._loaded, self._loaders = ended, loaders
+
+    def add(self, facts: PlanFacts, number: int, finishing: float, ended: float, stamps: Sequence[float]) -> None:
+        """A round has ended."""
+        with self._lock:
+            head = (number, finishing, ended, self._loading_s, self._loaded, self._loaders)
+            self._loading_s = 0.0
+            rounds = next((one for one in self._plans if one.facts is facts), None)
+            if rounds is None:
+                rounds = Rounds(facts)
+                self._plans.append(rounds)
+            rounds.rows.append(array("d", (*head, *stamps)).tobytes())
+
+    def take(self) -> list[Rounds]:
+        """What was written down since it was last taken."""
+        with self._lock:
+            taken, self._plans = self._plans, []
+        return taken
+
+
+RECORDER = Recorder()

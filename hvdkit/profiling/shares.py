@@ -1,0 +1,78 @@
+"""What the time of a step goes to, on each rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvdkit.profiling.recordings import Floats
+from hvdkit.profiling.steps import Steps
+
+_FIRST = 5  # steps that are left out where there are plenty: memory is touched and code is warmed up in them
+_PAUSE = 3.0  # times the usual step: something else went on
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Seconds of each step on each rank, (R, n); they add up to `step`.
+
+    loading: waiting for data. late: waiting for ranks that were not there yet. exposed: communication that nothing hid,
+    copies to and from buckets among it. compute: all the rest. waited_for: how long the others waited for this rank, on
+    average. usual: which steps are no pauses, (n,).
+    """
+
+    step: Floats
+    compute: Floats
+    loading: Floats
+    late: Floats
+    exposed: Floats
+    waited_for: Floats
+    usual: np.typing.NDArray[np.bool_]
+
+
+def split_steps(steps: Steps) -> Shares:
+    """Split all steps.
+
+    The last rank of a step is the one whose last bucket is ready last. While it is at work the others wait for it,
+    however much of the network's time goes by meanwhile: the step could not have ended before. While it waits itself,
+    and after its last bucket was ready, they all wait for the network.
+    """
+    whole = steps.reduced - steps.waiting
+    last = steps.ready[:, :, -1].argmax(axis=0)
+    late = _overlap(steps, last)
+    exposed = (whole - late + steps.handed - steps.filling + steps.taken - steps.reduced).sum(axis=2) + steps.extra
+    others = max(1, len(steps.ranks) - 1)
+    waits = late.sum(axis=2)
+    waited_for = np.stack([np.where(last == rank, waits.sum(axis=0), 0.0) / others for rank in range(len(steps.ranks))])
+    step = steps.seconds
+    loading = np.minimum(steps.loading, np.maximum(step - waits - exposed, 0.0))
+    return Shares(step, step - loading - waits - exposed, loading, waits, exposed, waited_for, _find_usual(step))
+
+
+def _overlap(steps: Steps, last: np.typing.NDArray[np.intp]) -> Floats:
+    """Of each wait, (R, n, B), the time in which the step's last rank, (n,), was at work."""
+    found = np.zeros_like(steps.waiting)
+    for at, rank in enumerate(last):
+        own = np.stack([steps.waiting[rank, at], steps.reduced[rank, at]], axis=1)  # (B, 2), in the order of time
+        until = float(steps.ready[rank, at, -1])
+        found[:, at] = _work(steps.reduced[:, at], own, until) - _work(steps.waiting[:, at], own, until)
+        found[rank, at] = 0.0
+    return found
+
+
+def _work(times: Floats, waits: Floats, until: float) -> Floats:
+    """How long a rank was at work before these times, less a constant: it waits in `waits`, and works no more after."""
+    before = np.minimum(times, until)
+    waited = np.concatenate([[0.0], np.cumsum(waits[:, 1] - waits[:, 0])])
+    result: Floats = before - np.interp(before, waits.ravel(), np.stack([waited[:-1], waited[1:]], axis=1).ravel())
+    return result
+
+
+def _find_usual(step: Floats) -> np.typing.NDArray[np.bool_]:
+    each = step.max(axis=0)
+    usual = each <= _PAUSE * np.median(each)
+    if len(each) > 4 * _FIRST:
+        usual[:_FIRST] = False
+    found: np.typing.NDArray[np.bool_] = usual
+    return found

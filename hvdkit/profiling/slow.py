@@ -1,0 +1,94 @@
+"""Which rank, or which host, do the others wait for; since when, by how much, and what is it that takes it longer?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvdkit.profiling.recordings import Floats
+from hvdkit.profiling.shares import Shares
+from hvdkit.profiling.steps import Steps
+
+_SHARE = 0.1  # of a step: less is not worth a word
+_LEAST = 20  # steps
+_MOST = 0.75  # of all waiting for late ranks, and of the steps since it began
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Ranks that are waited for. ranks: all of `host` if there are several, else one.
+
+    since: number of the first step; None for from the beginning. part: of all steps. step_s: a step since then.
+    waited_s: in each of them, by the others, on average. times: its own time in a step, compute and data, over that of
+    the others. loading_s: data it waits for beyond them.
+    """
+
+    ranks: tuple[int, ...]
+    host: str
+    since: int | None
+    part: float
+    step_s: float
+    waited_s: float
+    times: float
+    loading_s: float
+
+
+def find_slow(steps: Steps, shares: Shares) -> Slow | None:
+    """Find the rank, or all ranks of a host, that most of the waiting is for, if it is one."""
+    usual = np.flatnonzero(shares.usual)
+    total = shares.waited_for[:, usual].sum(axis=0)
+    best: tuple[float, list[int], int] | None = None
+    for members in _candidates(steps):
+        series = shares.waited_for[members][:, usual].sum(axis=0)
+        start = find_change(series)
+        since = series[start:]
+        waited = float(since.mean())
+        steady = float((since > waited / 3).mean())
+        step_s = float(shares.step[:, usual[start:]].mean())
+        if len(since) < min(_LEAST, len(usual)) or waited < _SHARE * step_s:
+            continue
+        if steady < _MOST or since.sum() < _MOST * total[start:].sum():
+            continue
+        if best is None or since.sum() > 1.2 * best[0]:  # a host's ranks only if one of them is not it
+            best = float(since.sum()), members, start
+    if best is None:
+        return None
+    _, members, start = best
+    then = usual[start:]
+    others = [rank for rank in range(len(steps.ranks)) if rank not in members]
+    own = shares.compute + shares.loading
+    times = float(own[members][:, then].mean() / own[others][:, then].mean())
+    loading = float(shares.loading[members][:, then].mean() - shares.loading[others][:, then].mean())
+    return Slow(
+        ranks=tuple(steps.ranks[rank].rank for rank in members),
+        host=steps.ranks[members[0]].host,
+        since=int(steps.numbers[usual[start]]) if start else None,
+        part=len(then) / len(usual),
+        step_s=float(shares.step[:, then].mean()),
+        waited_s=float(shares.waited_for[members][:, then].sum(axis=0).mean()),
+        times=times,
+        loading_s=loading,
+    )
+
+
+def find_change(series: Sequence[float] | Floats) -> int:
+    """Where a series steps up for good; 0 if it does not. Few large numbers do not count as a step."""
+    values = np.asarray(series, np.float64)
+    if len(values) < 20:
+        return 0
+    values = np.minimum(values, 3 * np.median(values[-len(values) // 4 :]))
+    falls = np.cumsum(values - values.mean())
+    at = int(falls[:-1].argmin()) + 1
+    before, after = values[:at].mean(), values[at:].mean()
+    return at if before < after / 2 and at >= 5 else 0
+
+
+def _candidates(steps: Steps) -> Iterator[list[int]]:
+    yield from ([rank] for rank in range(len(steps.ranks)))
+    hosts = list(dict.fromkeys(one.host for one in steps.ranks))
+    for host in hosts if len(hosts) > 1 else ():
+        members = [at for at, one in enumerate(steps.ranks) if one.host == host]
+        if len(members) > 1:
+            yield members

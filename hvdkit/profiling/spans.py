@@ -1,0 +1,80 @@
+"""The steps as spans of time, for drawings: what training did on each rank, and how long each bucket was under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from hvdkit.profiling.steps import Steps
+
+
+@dataclass(frozen=True)
+class Span:
+    """What went on between two times, on the clock of its Steps.
+
+    rank: its place among steps.ranks. line: "training" or "buckets". kind: of Shares, or "bucket". step: number of the
+    round. bucket: its number. detail: its tensors.
+    """
+
+    rank: int
+    line: str
+    kind: str
+    name: str
+    step: int
+    began: float
+    ended: float
+    bucket: int = 0
+    detail: str = ""
+
+
+_NAMES = {
+    "compute": "compute",
+    "loading": "waiting for data",
+    "late": "waiting for a slower rank",
+    "exposed": "communication",
+}
+
+
+def list_spans(steps: Steps, which: Iterable[int]) -> Iterator[Span]:
+    """The spans of these steps, by their place in `steps`, of each rank in the order of time."""
+    chosen = list(which)
+    for rank in range(len(steps.ranks)):
+        for at in chosen:
+            yield from _training(steps, rank, at)
+            number = int(steps.numbers[at])
+            for bucket, names in enumerate(steps.plan.names):
+                began, ended = float(steps.ready[rank, at, bucket]), float(steps.reduced[rank, at, bucket])
+                if ended > began:
+                    yield Span(rank, "buckets", "bucket", f"bucket {bucket}", number, began, ended, bucket, names)
+
+
+def _training(steps: Steps, rank: int, at: int) -> Iterator[Span]:
+    """What training did from the step's begin to its end; what is no wait, copy or load is compute."""
+    now = float(steps.began[rank, at])
+    for kind, began, ended in sorted(_stops(steps, rank, at), key=lambda one: one[1]):
+        began = max(began, now)
+        if ended <= began:
+            continue
+        if began > now:
+            yield _span(steps, rank, at, "compute", now, began)
+        yield _span(steps, rank, at, kind, began, ended)
+        now = ended
+    if steps.ended[rank, at] > now:
+        yield _span(steps, rank, at, "compute", now, float(steps.ended[rank, at]))
+
+
+def _stops(steps: Steps, rank: int, at: int) -> Iterator[tuple[str, float, float]]:
+    loaded, loading = float(steps.loaded[rank, at]), float(steps.loading[rank, at])
+    if loading:
+        yield "loading", loaded - loading, loaded
+    for bucket in range(len(steps.plan.nbytes)):
+        here = rank, at, bucket
+        yield "exposed", float(steps.filling[here]), float(steps.handed[here])
+        waiting, reduced = float(steps.waiting[here]), float(steps.reduced[here])
+        ready = min(max(float(steps.ready[:, at, -1].max()), waiting), reduced)
+        yield "late", waiting, ready
+        yield "exposed", ready, float(steps.taken[here])
+
+
+def _span(steps: Steps, rank: int, at: int, kind: str, began: float, ended: float) -> Span:
+    return Span(rank, "training", kind, _NAMES[kind], int(steps.numbers[at]), began, ended)

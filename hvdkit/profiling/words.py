@@ -1,0 +1,101 @@
+"""The verdict in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hvdkit.profiling.verdict import Verdict
+
+_LABELS = {
+    "compute_s": "compute, and all else",
+    "loading_s": "waiting for data",
+    "late_s": "waiting for slower ranks",
+    "exposed_s": "communication that nothing hides",
+}
+_SHOWN = 16  # ranks
+_WORD = 0.03  # of a step
+
+
+def tell(verdict: Verdict) -> str:
+    """All of it, in lines."""
+    return "\n".join([*_tell_where(verdict), "", *_tell_ranks(verdict), "", *_tell_slow(verdict), *_tell_more(verdict)])
+
+
+def tell_slow(verdict: Verdict) -> str:
+    """Who is waited for, in a sentence; "" if nobody in particular."""
+    slow = verdict.slow
+    if slow is None:
+        return ""
+    who = f"Rank {slow.ranks[0]} on {slow.host}" if len(slow.ranks) == 1 else f"Every rank on {slow.host}"
+    since = "in all steps" if slow.since is None else f"since step {slow.since}"
+    return (
+        f"{who} is late {since}: the others wait {show_s(slow.waited_s)} for it in each step "
+        f"of {show_s(slow.step_s)}; its own part takes {slow.times:.2f} times as long as "
+        f"theirs."
+    )
+
+
+def show_s(seconds: float) -> str:
+    """A time, in what it is easily read in."""
+    if abs(seconds) < 1e-3:
+        return f"{1e6 * seconds:.3g} us"
+    return f"{1e3 * seconds:.3g} ms" if abs(seconds) < 10 else f"{seconds:.3g} s"
+
+
+def _tell_where(verdict: Verdict) -> Iterator[str]:
+    hosts = len(verdict.hosts)
+    parts = verdict.parts
+    yield (
+        f"{verdict.size} ranks on {hosts} host{'s' * (hosts > 1)} ({verdict.transport}): a step takes "
+        f"{show_s(parts.step_s)} ({verdict.count} steps looked at, {verdict.first} to {verdict.last})."
+    )
+    for name, label in _LABELS.items():
+        seconds = getattr(parts, name)
+        yield f"  {label:34}{show_s(seconds):>9}  {100 * seconds / parts.step_s:3.0f} %"
+    if verdict.loaders == -1 and not parts.loading_s:
+        yield "  (No DataLoader or fit() was seen: time spent on data, if any, is part of compute.)"
+    if verdict.pauses:
+        yield (
+            f"  Beside these {verdict.pauses} step{'s' * (verdict.pauses > 1)} took {show_s(verdict.pauses_s)} more "
+            f"than usual: evaluation, checkpoints or the beginning of an epoch."
+        )
+    if verdict.missing:
+        some = ", ".join(map(str, verdict.missing))
+        yield f"  Nothing came from rank {some}, so waits for them count as communication."
+
+
+def _tell_ranks(verdict: Verdict) -> Iterator[str]:
+    several = len(verdict.hosts) > 1
+    yield f"  rank{'  host' + ' ' * 12 if several else ''}   compute      data  waiting  exposed  waited for"
+    ranks = sorted(verdict.ranks, key=lambda one: -one.waited_for_s)[:_SHOWN]
+    for one in sorted(ranks, key=lambda one: one.rank):
+        cells = (one.parts.compute_s, one.parts.loading_s, one.parts.late_s, one.parts.exposed_s, one.waited_for_s)
+        host = f"  {one.host:16}" if several else ""
+        yield f"  {one.rank:4}{host}" + "".join(f"{show_s(cell):>10}" for cell in cells)
+    if len(verdict.ranks) > _SHOWN:
+        yield f"  ... and {len(verdict.ranks) - _SHOWN} more that are waited for less"
+
+
+def _tell_slow(verdict: Verdict) -> Iterator[str]:
+    if verdict.slow is not None:
+        yield tell_slow(verdict)
+    elif verdict.parts.late_s > _WORD * verdict.parts.step_s:
+        yield "No rank in particular is late: they take turns."
+    else:
+        yield "No rank is late."
+
+
+def _tell_more(verdict: Verdict) -> Iterator[str]:
+    more = "; ".join(
+        f"{one.times}x the hosts ({one.hosts}): {show_s(one.step_s)}, {100 * one.efficiency:.0f} %"
+        for one in verdict.predicted
+        if one.times > 1
+    )
+    yield f"Predicted step, and efficiency over today, on {verdict.network}: {more}."
+    yield ""
+    if not verdict.advice:
+        yield "Nothing to change first: compute is what the time goes to."
+        return
+    yield "What to change first:"
+    for number, one in enumerate(verdict.advice, 1):
+        yield f"  {number}. [{one.name}, up to {show_s(one.saves_s)} of a step] {one.text}"

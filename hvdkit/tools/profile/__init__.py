@@ -1,0 +1,1 @@
+"""hvdkit profile: where the time of a training job goes."""

@@ -1,0 +1,117 @@
+"""The report: the verdict, and drawings of what it rests on, in one HTML file."""
+
+from __future__ import annotations
+
+from html import escape
+
+import numpy as np
+
+from hvdkit.profiling.verdict import Analysis, Parts
+from hvdkit.profiling.words import show_s, tell
+from hvdkit.tools.charts import Axis, Line, build_page, draw_bars, draw_lines
+from hvdkit.tools.profile.timeline import draw_timeline
+
+_STYLE = "pre { white-space: pre-wrap; }\n"
+_STEPS = 4  # in the timeline
+_RANKS = 32  # in drawings
+_POINTS = 400  # of a line over all steps
+
+
+def build_report(found: Analysis) -> str:
+    """The whole page."""
+    ranks = _chosen(found)
+    parts = [
+        f"<pre>{escape(tell(found.verdict))}</pre>",
+        "<h2>A step of each rank</h2>",
+        draw_bars(_by_rank(found, ranks), title="average step", show=show_s),
+        "<h2>Some steps of all ranks</h2>",
+        '<p class="quiet">Colours as above; the thin line below each rank shows its buckets, from when it had its part '
+        "ready to when it saw the sum. Point at anything for its name and time.</p>",
+        draw_timeline(found.steps, ranks, _typical(found)),
+        "<h2>Buckets</h2>",
+        draw_bars(_by_bucket(found), title="from the first rank that has it ready", show=show_s),
+        "<h2>All steps</h2>",
+        _draw_steps(found),
+        "<h2>On more hosts</h2>",
+        _draw_scaling(found),
+    ]
+    return build_page("Where the time of a step goes", parts, style=_STYLE)
+
+
+def _chosen(found: Analysis) -> list[int]:
+    """Places of the ranks that are drawn: those that are waited for most, if there are many."""
+    waited = [-one.waited_for_s for one in found.verdict.ranks]
+    return sorted(np.argsort(waited, kind="stable")[:_RANKS].tolist())
+
+
+def _typical(found: Analysis) -> list[int]:
+    """Places of some steps in a row that are as long as most are, near the end."""
+    usual = found.shares.usual
+    count = len(usual)
+    length = min(_STEPS, count)
+    sums = np.convolve(found.shares.step.max(axis=0), np.ones(length), "valid")
+    rows = np.convolve(usual, np.ones(length), "valid") == length
+    late = np.arange(len(sums)) >= len(sums) // 2
+    fit = rows & late if (rows & late).any() else np.ones_like(rows)
+    distance = np.where(fit, abs(sums - np.median(sums[fit])), np.inf)
+    first = int(distance.argmin())
+    return list(range(first, first + length))
+
+
+def _by_rank(found: Analysis, ranks: list[int]) -> dict[str, dict[str, float]]:
+    return {f"rank {one.rank} {one.host}": _name(one.parts) for one in (found.verdict.ranks[at] for at in ranks)}
+
+
+def _name(parts: Parts) -> dict[str, float]:
+    return {
+        "compute": parts.compute_s,
+        "waiting for data": parts.loading_s,
+        "waiting for slower ranks": parts.late_s,
+        "communication": parts.exposed_s,
+    }
+
+
+def _by_bucket(found: Analysis) -> dict[str, dict[str, float]]:
+    steps, usual = found.steps, found.shares.usual
+    first, last = steps.ready.min(axis=0), steps.ready.max(axis=0)
+    done = steps.reduced.min(axis=0)
+    bars = {}
+    for at, (nbytes, names) in enumerate(zip(steps.plan.nbytes, steps.plan.names, strict=True)):
+        name = f"{at}: {nbytes / 2**20:.2f} MiB, {names}"[:60]
+        bars[name] = {
+            "until the last rank has it": float((last - first)[usual, at].mean()),
+            "until it is reduced, and seen": float((done - last)[usual, at].clip(0).mean()),
+        }
+    return bars
+
+
+def _draw_steps(found: Analysis) -> str:
+    numbers, every = found.steps.numbers, max(1, len(found.steps.numbers) // _POINTS)
+    lines = {"step": found.shares.step.max(axis=0)}
+    slow = found.verdict.slow
+    if slow is not None:
+        members = [at for at, one in enumerate(found.steps.ranks) if one.rank in slow.ranks]
+        who = f"rank {slow.ranks[0]}" if len(slow.ranks) == 1 else slow.host
+        lines[f"waited for {who}"] = found.shares.waited_for[members].sum(axis=0)
+    drawn = [
+        Line(name, list(zip(numbers[::every].tolist(), (1e3 * series[::every]).tolist(), strict=True)))
+        for name, series in lines.items()
+    ]
+    return draw_lines(drawn, x=Axis("step"), y=Axis("ms"), title="how long each step took")
+
+
+def _draw_scaling(found: Analysis) -> str:
+    predicted = found.verdict.predicted
+    hosts = [float(one.hosts) for one in predicted]
+    times = [float(one.times) for one in predicted]
+    bare = predicted[0].step_s / found.scaling.work.compute_s
+    lines = [
+        Line("predicted", [(one.hosts, one.times * one.efficiency) for one in predicted]),
+        Line("without communication", [(at, more * bare) for at, more in zip(hosts, times, strict=True)], dashed=True),
+    ]
+    return draw_lines(
+        lines,
+        x=Axis("hosts", log=True, ticks=hosts),
+        y=Axis("times today's samples in a second"),
+        title=f"on {found.verdict.network}",
+    )

@@ -1,0 +1,41 @@
+"""While steps are recorded: how long training waits for torch's DataLoaders."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+from torch.utils.data import DataLoader, dataloader
+
+from hvdkit.engine.recording import RECORDER, clock
+
+
+@functools.cache
+def watch_loaders() -> None:
+    """Note the time that making an iterator, and each batch, takes; of every DataLoader of the process."""
+    iterator = dataloader._BaseDataLoaderIter
+    iterate: Any = DataLoader.__iter__
+    advance: Any = iterator.__next__
+
+    def __iter__(self: Any) -> Any:
+        began = clock()
+        try:
+            return iterate(self)
+        finally:
+            _loaded(began, self.num_workers)
+
+    def __next__(self: Any) -> Any:
+        began = clock()
+        try:
+            return advance(self)
+        finally:
+            _loaded(began, self._num_workers)
+
+    DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
+    iterator.__next__ = __next__
+
+
+def _loaded(began: float, workers: int) -> None:
+    if threading.current_thread() is threading.main_thread():  # else somebody loads ahead, and training does not wait
+        RECORDER.loading(began, clock(), workers)

@@ -1,0 +1,136 @@
+"""hvdkit profile on jobs in which something is slow, as a user starts it, and hvd.profile() inside of one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from profiled_script import train
+from ranks import run_ranks
+from torch_world import joined
+
+import hvdkit.torch as hvd
+from hvdkit.errors import ProfileError
+from hvdkit.profiling.recordings import read_recordings
+from hvdkit.profiling.verdict import Verdict
+from hvdkit.tools.profile.run import forward
+
+pytestmark = [pytest.mark.ranks, pytest.mark.native("rounds of buckets are recorded in hvdkit's own engine")]
+
+HERE = Path(__file__).parent
+
+
+def hvdkit(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "hvdkit", *arguments], capture_output=True, text=True, timeout=100)
+
+
+def profile(*options: str, script: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    job = [sys.executable, "-m", "hvdkit.launch", "-np", "2", "--", sys.executable, str(HERE / "profiled_script.py")]
+    return hvdkit("profile", *options, "--", *job, *script)
+
+
+def test_a_slow_rank_of_a_job_that_dies(tmp_path: Path) -> None:
+    """It is told of while it trains, and judged from what had come; the exit code is the job's."""
+    report, trace, kept = (tmp_path / name for name in ("report.html", "trace.json", "run.npz"))
+    written = "-o", str(report), "--trace", str(trace), "--save", str(kept)
+    done = profile(*written, script=("900", "slow=1,20,0.015", "dies=1,180"))
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "The other ranks wait for rank 1 (host" in done.stderr
+    assert "Rank 1 on" in done.stdout and "is late since step" in done.stdout
+    assert done.stdout.count("[slow-rank, up to") == 1 and "2x the hosts (2)" in done.stdout
+    assert {one["pid"] for one in json.loads(trace.read_text())["traceEvents"]} == {0, 1}
+    assert "waited for rank 1" in report.read_text()
+    again = hvdkit("profile", "--read", str(kept), "--json")
+    found = json.loads(again.stdout)
+    assert again.returncode == 0 and found["slow"]["ranks"] == [1] and found["slow"]["waited_s"] > 0.01
+
+
+def test_a_job_of_which_nothing_can_be_said() -> None:
+    done = hvdkit("profile", "--", sys.executable, "-c", "raise SystemExit(5)")
+    assert done.returncode == 2 and "ended with exit code 5, and there is no profile of it." in done.stderr
+
+
+def _profiled(path: str, *asked: str) -> tuple[Verdict | None, str]:
+    with joined():
+        with hvd.profile(path, network="25gbit") as seen:
+            train(80, *asked)
+        train(3)  # not in it
+    return seen.verdict, seen.text
+
+
+def test_steps_inside_of_a_script(tmp_path: Path) -> None:
+    path = tmp_path / "run.npz"
+    (verdict, text), (other, said) = run_ranks(2, _profiled, str(path), "slow=0,30,0.02")
+    assert verdict is not None and other is None and not said
+    assert verdict.slow is not None and verdict.slow.ranks == (0,)
+    assert verdict.slow.since in range(28, 33) and verdict.slow.waited_s > 0.015
+    assert verdict.slow.loading_s < 0.005 and "[slow-rank" in text and "25 Gbit/s" in text
+    assert [one.facts.rank for one in read_recordings(path)] == [0, 1]
+
+
+def test_data_that_all_ranks_wait_for(tmp_path: Path) -> None:
+    (verdict, _), _ = run_ranks(2, _profiled, str(tmp_path / "run.npz"), "loading=0.02")
+    assert verdict is not None and verdict.parts.loading_s >= 0.02 and verdict.loaders == 0
+    assert verdict.advice[0].name == "data-loading" and verdict.last < 80
+
+
+def _not_profiled() -> str:
+    with joined():
+        with pytest.raises(ProfileError, match="write it like"), hvd.profile(network="fast"):
+            pass
+        with pytest.raises(ZeroDivisionError), hvd.profile():
+            raise ZeroDivisionError
+        with hvd.profile() as nothing:
+            pass
+    assert nothing.verdict is None
+    return nothing.text
+
+
+def test_a_block_without_steps_or_with_an_error() -> None:
+    first, other = run_ranks(2, _not_profiled)
+    assert "reduced no gradients" in first and not other
+
+
+def _fit() -> Any:
+    import keras
+    import numpy as np
+
+    import hvdkit.keras as hvd
+
+    def batches() -> Any:
+        import time
+
+        while True:
+            time.sleep(0.01)
+            yield np.ones((4, 8), np.float32), np.zeros((4, 2), np.float32)
+
+    hvd.init()
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    with hvd.profile() as seen:
+        model.fit(batches(), steps_per_epoch=30, epochs=2, verbose=0)
+    hvd.shutdown()
+    return seen.verdict
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_data_that_fit_waits_for(backend: str) -> None:
+    verdict, _ = run_ranks(2, _fit, backend=backend, timeout=90)
+    assert verdict.parts.loading_s > verdict.parts.step_s / 2
+    assert verdict.advice[0].name == "data-loading"
+
+
+def test_only_mpirun_of_open_mpi_has_to_be_told_of_the_variable(tmp_path: Path) -> None:
+    mpirun = tmp_path / "mpirun"
+    for said, words in (
+        ("mpirun (Open MPI) 5.0.8", ["-x", "HVDKIT_PROFILE"]),
+        ("HYDRA build details:\n Version: 4.2", []),
+    ):
+        mpirun.write_text(f"#!/bin/sh\nprintf '%s\\n' '{said}'\n")
+        mpirun.chmod(0o755)
+        assert forward([str(mpirun), "-np", "2", "x"], {}) == [str(mpirun), *words, "-np", "2", "x"]
+    assert forward(["srun", "x"], {}) == ["srun", "x"]
