@@ -21,6 +21,7 @@ from torch_world import joined
 import hvdkit.torch as hvd
 from hvdkit.checkpoint.shelf import Shelf
 from hvdkit.errors import CheckpointError
+from hvdkit.torch.checkpoint import TorchKept
 
 pytestmark = pytest.mark.ranks
 
@@ -133,6 +134,16 @@ def test_what_is_loaded_is_the_same_on_all_ranks_and_a_cut_file_is_passed_over(t
     assert len(first) == 8
 
 
+class Odd:
+    """Its state is of a class of its own."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"path": Path("x")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """For hasattr()."""
+
+
 def errors_of(directory: Path) -> list[str]:
     """What is said of checkpoints that cannot be loaded, or made; the first that is there is whole."""
     said = []
@@ -152,10 +163,9 @@ def errors_of(directory: Path) -> list[str]:
         if hvd.rank() == 1:  # it says that it has taken what it was given
             different.state_dict = lambda: {"weight": torch.zeros(2, 2), "bias": torch.zeros(2)}  # type: ignore
         load(model=different)
-        odd = nn.Linear(2, 2)
-        odd.get_extra_state = lambda: Path("x")  # type: ignore[method-assign]
-        with pytest.raises(ValueError, match="'model' cannot be kept"):
-            hvd.checkpoint.Checkpoints(directory, model=odd)._kept.copy(directory, during_epoch=False)
+        if hvd.rank() == 0:  # who writes
+            with pytest.raises(ValueError, match="'odd' cannot be kept"):
+                TorchKept({"odd": Odd()}).copy(directory, during_epoch=False)
         checkpoints = hvd.checkpoint.Checkpoints(directory, sampler=hvd.data.ShardedSampler(NUMBERS))
         with pytest.raises(ValueError, match=r"Say step\(len\(batch\)\), since 'sampler'"):
             checkpoints.step()

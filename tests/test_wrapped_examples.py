@@ -31,4 +31,4 @@ def test_a_plain_script_writes_one_checkpoint(tmp_path: Path, name: str) -> None
 
 
 def test_every_example_but_those_with_a_loop_of_tensorflow_has_a_plain_twin() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} - set(TWINS) == {"tensorflow2_digits.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} - set(TWINS) == {"pytorch_resumable_digits.py", "tensorflow2_digits.py"}
