@@ -12,6 +12,7 @@ import numpy as np
 from keras_training import joined, make_data
 
 import hvdkit.keras as hvd
+from hvdkit.checkpoint import agreement
 
 EPOCHS = 3
 
@@ -21,7 +22,7 @@ def make_model() -> Any:
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(20, activation="tanh"), keras.layers.Dropout(0.5, seed=3 + hvd.rank())]
     model = keras.Sequential([keras.Input((12,)), *layers, keras.layers.Dense(5)])
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse", jit_compile=False)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
     return model
 
 
@@ -48,6 +49,7 @@ def train(directory: Path, signal_after: int = -1) -> tuple[int, list[Any]]:
         if hvd.rank() == 1 and signal_after >= 0:
             callbacks.append(_Signal(signal_after))
         callbacks.append(checkpoints.callback())
+        most, agreement._MOST_STEPS = agreement._MOST_STEPS, 1  # there are few
         try:
             model.fit(
                 x,
@@ -61,6 +63,8 @@ def train(directory: Path, signal_after: int = -1) -> tuple[int, list[Any]]:
             )
         except hvd.checkpoint.Preempted as ended:
             begin = int(str(ended.code))
+        finally:
+            agreement._MOST_STEPS = most
         checkpoints.close()
         variables = [*model.weights, *model.optimizer.variables]
         return begin, [np.asarray(keras.ops.convert_to_numpy(one), np.float64).tolist() for one in variables]
