@@ -39,7 +39,7 @@ from hvdkit.engine.built import (
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
-from hvdkit.keras import callbacks, elastic
+from hvdkit.keras import callbacks, checkpoint, elastic
 from hvdkit.keras.averages import average_metrics, evaluate
 from hvdkit.keras.basics import cuda_built, describe, init, rocm_built
 from hvdkit.keras.compression import Compression
@@ -76,6 +76,7 @@ __all__ = [
     "broadcast_variables",
     "callbacks",
     "ccl_built",
+    "checkpoint",
     "cross_rank",
     "cross_size",
     "cuda_built",

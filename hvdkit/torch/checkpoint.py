@@ -172,7 +172,8 @@ def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
         return type(value)(_map_tensors(one, change) for one in value)
     if isinstance(value, dict):
         other = copy.copy(value)  # a module's has attributes too
-        other.update({key: _map_tensors(one, change) for key, one in value.items()})
+        for key, one in value.items():
+            other[key] = _map_tensors(one, change)
         return other
     return copy.deepcopy(value)
 

@@ -1,0 +1,162 @@
+"""Checkpoints of a training with Keras, on any backend: `hvd.checkpoint`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from hvdkit.checkpoint.checkpoints import TrainingCheckpoints
+from hvdkit.checkpoint.store import Store
+from hvdkit.errors import Preempted
+from hvdkit.keras.backends import settle
+from hvdkit.keras.state import broadcast_model, optimizer_variables, sync_state
+
+__all__ = ["Checkpoints", "Preempted", "load", "save"]
+
+_FILE = "model.weights.h5"
+_EPOCH = "epoch"
+
+
+class Checkpoints(TrainingCheckpoints):
+    """Checkpoints of a training: `checkpoints = Checkpoints("checkpoints", model=model)`.
+
+    Then `model.fit(..., initial_epoch=checkpoints.load_epoch(), callbacks=[..., checkpoints.callback()])`: saved after
+    an epoch once it is time, and when SIGTERM, SIGUSR1 or SIGUSR2 has come to any rank, which ends the training with
+    exit code 75. In a loop of one's own load(), step(), save() and close() do the same.
+
+    directory: of this training alone, on a disk that outlives the job; only rank 0 has to see it.
+    model: built; the state of its optimizer belongs to it. every_s: seconds between checkpoints. keep: how many are
+    kept, the newest. values: numbers and texts, in `values` from then on; "epoch" is the callback's own.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        model: keras.Model,
+        every_s: float = 600.0,
+        keep: int = 3,
+        **values: Any,
+    ) -> None:
+        super().__init__(directory, KerasKept(model), {_EPOCH: 0, **values}, every_s=every_s, keep=keep)
+
+    def load_epoch(self) -> int:
+        """load(), and say with which epoch to go on; every rank calls it."""
+        self.load()
+        return int(self.values[_EPOCH])
+
+    def callback(self) -> keras.callbacks.Callback:
+        """For fit(), on every rank, after the callbacks that change the model or the learning rate."""
+        return _Callback(self)
+
+
+class _Callback(keras.callbacks.Callback):
+    """Saves between batches what has to be saved. An epoch that is cut short begins anew, from the weights reached."""
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        super().__init__()
+        self._checkpoints = checkpoints
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """End here if the job has to."""
+        self._checkpoints.step()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Count the epoch."""
+        self._checkpoints.values[_EPOCH] = epoch + 1
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Save what has come of it, and return when that is on the disk."""
+        self._checkpoints.save()
+        self._checkpoints.close()
+
+
+def save(directory: str | os.PathLike[str], *, model: keras.Model, keep: int = 3, **values: Any) -> None:
+    """Save a checkpoint, and return when it is on the disk; every rank calls it. Arguments as for Checkpoints.
+
+    Raises CheckpointError, on rank 0, if it could not be written.
+    """
+    store = Store(directory, KerasKept(model), values, keep=keep)
+    store.save()
+    store.wait()
+
+
+def load(directory: str | os.PathLike[str], *, model: keras.Model, **values: Any) -> dict[str, Any] | None:
+    """Take the newest whole checkpoint, on all ranks; every rank calls it. Arguments as for Checkpoints.
+
+    Returns the values as they were saved; None if there is no checkpoint. Raises as Checkpoints.load().
+    """
+    store = Store(directory, KerasKept(model), values, keep=1)
+    return store.values if store.load() else None
+
+
+class KerasKept:
+    """A model, with its optimizer; see Kept. Its file is what model.save_weights() writes, which holds both."""
+
+    files = (_FILE,)
+    framework = f"keras {keras.__version__} on {keras.backend.backend()}"
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+
+    def copy(self, folder: Path, *, during_epoch: bool) -> Callable[[], None]:
+        """See Kept.copy. Keras writes from the model itself: the copy is the file, and its way to the disk is left."""
+        sync_state(self._model)
+        self._model.save_weights(folder / _FILE)
+        return lambda: None
+
+    def read(self, folder: Path) -> None:
+        """See Kept.read. ValueError for a model that has not been built."""
+        if not self._model.built:
+            raise ValueError("the model has no weights yet: build it before, with keras.Input or model.build().")
+        self._build_optimizer()
+        self._model.load_weights(folder / _FILE)
+
+    def share(self) -> None:
+        """See Kept.share."""
+        self._build_optimizer()
+        broadcast_model(self._model)
+
+    def _build_optimizer(self) -> None:
+        optimizer = getattr(self._model, "optimizer", None)
+        if optimizer is not None and not optimizer.built:
+            optimizer.build(self._model.trainable_variables)
+
+    def digests(self) -> dict[str, str]:
+        """See Kept.digests."""
+        return {"model": _digest(self._model.weights), "optimizer": _digest(optimizer_variables(self._model))}
+
+    def record(self, samples: int | None) -> None:
+        """See Kept.record; there is no sampler."""
+
+    def read_random(self) -> dict[str, Any]:
+        """See Kept.read_random: the seeds of dropout and the like, which are variables of the model."""
+        sync_state(self._model)
+        return {"seeds": [keras.ops.convert_to_numpy(one).tolist() for one in self._seeds()]}
+
+    def set_random(self, state: dict[str, Any]) -> None:
+        """See Kept.set_random."""
+        for variable, value in zip(self._seeds(), state["seeds"], strict=True):
+            variable.assign(np.array(value, variable.dtype))
+
+    def _seeds(self) -> list[Any]:
+        known = {id(one) for one in self._model.weights}
+        return [one for one in self._model.variables if id(one) not in known and "seed" in one.name]
+
+    def settle(self) -> None:
+        """See Kept.settle."""
+        settle()
+
+
+def _digest(variables: list[Any]) -> str:
+    sha = hashlib.sha256()
+    for one in variables:
+        array = np.ascontiguousarray(keras.ops.convert_to_numpy(one))
+        sha.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
+    return sha.hexdigest()
