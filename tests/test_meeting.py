@@ -122,7 +122,9 @@ def expect_meeting(answers: list[Any]) -> None:
 
 
 def test_ranks_meet_on_any_board() -> None:
-    expect_meeting(gather(LocalBoard(), [0, 1, 2], 3))
+    there = gather(LocalBoard(), [0, 1, 2], 3)
+    expect_meeting(there)
+    assert not there[0].store.check(["secret"])  # anybody could ask the store for it
     with serve_values() as port:
         expect_meeting(gather(HttpBoard("127.0.0.1", port), [0, 1, 2], 3))
     expect_meeting(gather(StoreBoard(TcpStores().host), [0, 1, 2], 3))
@@ -135,7 +137,7 @@ def test_word_of_ranks_that_are_no_more_is_not_believed(answering: bool) -> None
     port = store.port
     if not answering:
         del store
-    board.put("test", json.dumps({"addresses": ["127.0.0.1"], "port": port, "mark": "gone"}).encode())
+    board.put("test", json.dumps({"addresses": ["127.0.0.1"], "port": port, "mark": "gone", "secret": ""}).encode())
     expect_meeting(gather(board, [0, 1], 2))
 
 

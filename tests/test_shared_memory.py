@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import random
 import re
@@ -164,6 +165,30 @@ def test_killed_ranks_leave_no_file(tmp_path: Path) -> None:
         run_ranks(SIZE, be_killed, str(tmp_path), fresh=True)
     assert not caught.value.tracebacks and caught.value.ended
     assert os.listdir(tmp_path) == []
+
+
+def be_killed_while_opening(directory: str) -> None:
+    os.posix_fallocate = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    open_shared(directory)
+
+
+@pytest.mark.ranks
+def test_what_ranks_left_that_were_killed_while_opening_is_gone_at_the_next_start(tmp_path: Path) -> None:
+    with pytest.raises(RanksFailedError):
+        run_ranks(SIZE, be_killed_while_opening, str(tmp_path), fresh=True)
+    (left,) = tmp_path.iterdir()
+    assert run_ranks(SIZE, open_and_close, str(tmp_path)) == [([left.name], [left.name])] * SIZE  # it is young
+    others = [tmp_path / name for name in ("hvdkit-in-use", "somebodys", "hvdkit-young")]
+    for one in others:
+        one.touch()
+    (tmp_path / "hvdkit-link").symlink_to(others[1])
+    for one in (left, *others[:2]):
+        os.utime(one, (0, 0))
+    with others[0].open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        kept = sorted(["hvdkit-link", *(one.name for one in others)])
+        for opened, closed in run_ranks(SIZE, open_and_close, str(tmp_path)):
+            assert sorted(opened) == sorted(closed) == kept
 
 
 def open_file(directory: str, umask: int) -> tuple[int, int]:

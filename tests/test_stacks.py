@@ -15,7 +15,7 @@ from hvdrun_job import SLEEP, alive, descendants, environment, read_pids, starte
 
 from hvdkit import cli
 from hvdkit.errors import LaunchError
-from hvdkit.launch.folders import JobFolder, find_jobs
+from hvdkit.launch.folders import OwnFolder, find_jobs
 from hvdkit.tools.stacks import command
 from hvdkit.tools.stacks.dump import Frame, parse_dump
 from hvdkit.tools.stacks.report import Doing, format_report, read_answer
@@ -157,7 +157,7 @@ def test_what_a_killed_job_left_is_gone_at_the_next_start(tmp_path: Path, monkey
             os.kill(pid, signal.SIGKILL)
         assert wait_until(lambda: not any(map(alive, everything)), 5)
         assert left.exists() and job not in find_jobs()
-        folder = JobFolder()
+        folder = OwnFolder()
         assert os.listdir(left.parent) == [folder.name]
         folder.close()
         assert os.listdir(left.parent) == []
@@ -178,7 +178,7 @@ def test_a_folder_that_somebody_else_has_prepared_is_refused(
     else:
         place.touch()
     with pytest.raises(LaunchError, match="only you can open"):
-        JobFolder()
+        OwnFolder()
     assert str(tmp_path) not in "".join(find_jobs().values())
 
 

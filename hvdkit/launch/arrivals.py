@@ -43,11 +43,12 @@ class Orders:
 
 
 def parse_arrival(hello: Mapping[str, Any]) -> Arrival:
-    """Take what an agent has sent; raises ValueError or KeyError for what no agent sends."""
+    """Take what an agent has sent; raises ValueError for what no agent sends."""
+    rank, size, host = (hello.get(name) for name in ("rank", "size", "host"))
+    if type(rank) is not int or type(size) is not int or not isinstance(host, str) or rank < 0 or size < 0:
+        raise ValueError(f"rank {rank!r} of {size!r} on {host!r}")
     connection = Connection(parse_interfaces(hello.get("interfaces", ())), str(hello.get("address", "")))
-    machine = parse_machine(hello.get("machine", {}))
-    fabric = bool(hello.get("fabric"))
-    return Arrival(int(hello["rank"]), int(hello["size"]), str(hello["host"]), connection, fabric, machine)
+    return Arrival(rank, size, host, connection, bool(hello.get("fabric")), parse_machine(hello.get("machine", {})))
 
 
 def check_arrival(arrival: Arrival, size: int, hosts: Mapping[int, str]) -> str:

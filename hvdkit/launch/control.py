@@ -17,7 +17,8 @@ from typing import Any
 
 from hvdkit.launch.agent import wire
 from hvdkit.launch.arrivals import Arrival, check_arrival, parse_arrival
-from hvdkit.launch.verdict import End, Ranks, Start
+from hvdkit.launch.reports import parse_end, parse_report, parse_start
+from hvdkit.launch.verdict import Ranks
 
 _HANDSHAKE_S = 20.0
 _LARGEST_FRAME = 64 << 20
@@ -122,7 +123,7 @@ class Control:
             rank = self._greet(kind, payload, writer)
             while rank is not None:
                 self._take(rank, *await _read_frame(reader))
-        except (OSError, EOFError, ValueError, KeyError, struct.error, asyncio.TimeoutError, asyncio.CancelledError):
+        except (OSError, EOFError, ValueError, struct.error, asyncio.TimeoutError, asyncio.CancelledError):
             pass  # not an agent, or one that went away, or the end: a rank without an end is seen as lost below
         finally:
             self._tasks.discard(task)
@@ -156,7 +157,7 @@ class Control:
     def _greet(self, kind: bytes, payload: bytes, writer: asyncio.StreamWriter) -> int | None:
         if kind != wire.HELLO or self._ending:
             return None
-        arrival = parse_arrival(json.loads(payload))
+        arrival = parse_arrival(parse_report(payload))
         problem = check_arrival(arrival, self.ranks.size, self.ranks.hosts)
         if problem:
             self.problem = self.problem or problem
@@ -172,8 +173,7 @@ class Control:
         if kind in (wire.STDOUT, wire.STDERR):
             self.write(rank, kind == wire.STDERR, payload)
         elif kind == wire.START:
-            fields: Mapping[str, Any] = json.loads(payload)
-            self.ranks.start(rank, Start(**fields))
+            self.ranks.start(rank, parse_start(payload))
             self.changed()
         elif kind == wire.DOING:
             self.heard(rank, payload)
@@ -181,8 +181,7 @@ class Control:
             self.ranks.pause(rank, int(payload))
             self.changed()
         elif kind == wire.END:
-            fields = json.loads(payload)
-            self.ranks.end(rank, End(**{**fields, "tail": tuple(fields["tail"])}))
+            self.ranks.end(rank, parse_end(payload))
             if self._ending:
                 self.send(rank, wire.BYE)
             self.changed()

@@ -1,4 +1,4 @@
-"""Where this user's running jobs have their sockets: a private folder for each, in a private folder of the user.
+"""Folders for what is of a moment: the sockets of a running job, say. Each is private, in a private one of the user's.
 
 Whoever works in a folder holds a lock on it, which the system takes away when the process ends, however it does. So
 what a killed job has left is told from what is in use, and goes when the next one starts.
@@ -19,14 +19,18 @@ from hvdkit.errors import LaunchError
 _LONGEST = 80  # a socket's path has room for about 107 bytes
 
 
-class JobFolder:
-    """A folder for this process's job, made at once and removed by close(). name: the job's; path: absolute."""
+class OwnFolder:
+    """A folder for this process alone, made at once and removed by close(), or as a context manager.
 
-    def __init__(self) -> None:
+    kind: "" for a job's, which is called by the process's number; else a word before that. path: absolute.
+    """
+
+    def __init__(self, kind: str = "") -> None:
         parent = _make_users_folder()
         with _locked(parent):
             _remove_abandoned(parent)
-            names = (str(os.getpid()) if n == 1 else f"{os.getpid()}-{n}" for n in range(1, 1000))  # of containers
+            word = f"{kind}-{os.getpid()}" if kind else str(os.getpid())
+            names = (word if n == 1 else f"{word}-{n}" for n in range(1, 1000))  # containers may share /tmp
             self.name = next(name for name in names if not os.path.lexists(os.path.join(parent, name)))
             self.path = os.path.join(parent, self.name)
             os.mkdir(self.path, 0o700)
@@ -38,6 +42,14 @@ class JobFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
+    def __enter__(self) -> str:
+        """The folder's path."""
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the folder."""
+        self.close()
+
 
 def find_jobs() -> dict[str, str]:
     """The folders of this user's jobs that are running on this host, by name."""
@@ -47,7 +59,7 @@ def find_jobs() -> dict[str, str]:
             _check(parent)
             for name in sorted(os.listdir(parent)):
                 path = os.path.join(parent, name)
-                if not _is_abandoned(path):
+                if name[0].isdigit() and not _is_abandoned(path):
                     found[name] = path
     return found
 
@@ -66,8 +78,8 @@ def _make_users_folder() -> str:
         _check(path)
     except OSError as error:
         raise LaunchError(
-            f"{path}, where jobs have their sockets, cannot be made: {error.strerror}. Set TMPDIR to a folder that can "
-            "be written."
+            f"{path}, for the files and sockets of running jobs, cannot be made: {error.strerror}. Set TMPDIR to a "
+            "folder that can be written."
         ) from None
     return path
 

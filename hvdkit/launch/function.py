@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.errors import HorovodInternalError, LaunchError, MissingDependencyError
+from hvdkit.launch.folders import OwnFolder
 
 FUNCTION = "function.pickle"
 
@@ -60,8 +61,8 @@ def run(
     ranks = np if np is not None else num_proc
     flags = plan_flags({"hosts": hosts, "hostfile": hostfile, **options})
     pickler = _cloudpickle()
-    there = None if hosts is None and hostfile is None else os.getcwd()
-    with tempfile.TemporaryDirectory(prefix="hvdkit-run-", dir=there) as folder:
+    here = hosts is None and hostfile is None
+    with OwnFolder("run") if here else tempfile.TemporaryDirectory(prefix="hvdkit-run-", dir=os.getcwd()) as folder:
         Path(folder, FUNCTION).write_bytes(pickler.dumps((func, tuple(args), dict(kwargs or {}), list(sys.path))))
         start = [sys.executable, "-m", "hvdkit.launch", "-np", str(ranks), *flags, *(["--verbose"] if verbose else [])]
         rank = [executable or sys.executable, "-m", "hvdkit.launch.called", folder]

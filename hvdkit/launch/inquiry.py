@@ -15,6 +15,7 @@ from typing import Any
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent import wire
+from hvdkit.launch.reports import parse_doing, parse_report
 
 _ANSWER_S = 4.0  # of agents; each needs less than two seconds
 _LONGEST = 1 << 16
@@ -43,22 +44,21 @@ class Inquiries:
             self._server.close()
 
     def hear(self, rank: int, payload: bytes) -> None:
-        """An agent has answered."""
-        said = json.loads(payload)
-        answers = self._questions.get(said["question"])
-        if answers is not None:
-            answers[rank] = said["processes"]
+        """An agent has answered. Raises ValueError for what is no answer."""
+        question, processes = parse_doing(payload)
+        if question in self._questions:
+            self._questions[question][rank] = processes
             self._news.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            question = json.loads(await asyncio.wait_for(reader.readline(), _ANSWER_S))
+            question = parse_report(await asyncio.wait_for(reader.readline(), _ANSWER_S))
             answer = {"job": self._describe()}
-            if question["ask"] == "stacks":
+            if question.get("ask") == "stacks":
                 answer["ranks"] = await self._gather()
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, asyncio.TimeoutError):
+        except (OSError, ValueError, asyncio.TimeoutError):
             pass  # not one of our commands, or one that went away
         finally:
             writer.close()
@@ -89,7 +89,6 @@ def ask_job(folder: str, question: str) -> dict[str, Any]:
             connection.sendall(json.dumps({"ask": question}).encode() + b"\n")
             while piece := connection.recv(1 << 16):
                 data += piece
-        answer: dict[str, Any] = json.loads(data)
+        return parse_report(data)
     except (OSError, ValueError) as error:
         raise LaunchError(f"The hvdrun behind {path} does not answer ({error}). Is it stopped, or ending?") from None
-    return answer

@@ -57,10 +57,16 @@ class Network:
 def parse_interfaces(rows: Iterable[Sequence[object]]) -> tuple[Interface, ...]:
     """Take what an agent says of its host, a list of [name, address, length of prefix, Mbit/s].
 
-    Raises ValueError for what is no address.
+    Raises ValueError for what no agent says.
     """
     found = []
-    for name, address, bits, speed in rows:
+    kinds = (str, str, int, int)
+    if not isinstance(rows, (list, tuple)):
+        raise ValueError(f"{rows!r} is no list of interfaces")
+    for row in rows:
+        if not isinstance(row, (list, tuple)) or tuple(map(type, row)) != kinds:
+            raise ValueError(f"{row!r} is no interface")
+        name, address, bits, speed = row
         subnet = ipaddress.ip_network(f"{address}/{bits}", strict=False)
         found.append(Interface(str(name), str(address), str(subnet), int(str(speed))))
     return tuple(found)

@@ -24,13 +24,19 @@ class Machine:
 
 
 def parse_machine(told: Mapping[str, Any]) -> Machine:
-    """Take what an agent has sent; raises ValueError or KeyError for what no agent sends."""
+    """Take what an agent has sent; raises ValueError for what no agent sends."""
     if not told:
         return Machine()
-    if not isinstance(told, Mapping) or not isinstance(told["allowed"], list):
+    if not isinstance(told, Mapping):
         raise ValueError(f"{told!r} is no machine")
-    allowed = tuple(int(core) for core in told["allowed"])
-    return Machine(allowed, int(told["cores"]), int(told["shared_mib"]), str(told["python"]))
+    allowed, cores, shared, python = (told.get(name) for name in ("allowed", "cores", "shared_mib", "python"))
+    if (
+        not isinstance(allowed, list)
+        or any(type(number) is not int for number in (*allowed, cores, shared))
+        or not isinstance(python, str)
+    ):
+        raise ValueError(f"{told!r} is no machine")
+    return Machine(tuple(allowed), int(cores), int(shared), python)
 
 
 def find_troubles(machines: Iterable[tuple[str, Machine]]) -> list[str]:

@@ -18,7 +18,7 @@ from hvdkit.launch.agent import wire
 from hvdkit.launch.agent.guard import Guard, end_session
 from hvdkit.launch.arrivals import check_layout, plan_orders
 from hvdkit.launch.control import Control
-from hvdkit.launch.folders import JobFolder
+from hvdkit.launch.folders import OwnFolder
 from hvdkit.launch.inquiry import Inquiries
 from hvdkit.launch.job import Launch, format_shell_line
 from hvdkit.launch.output import Output
@@ -80,7 +80,7 @@ class Runner:
         self._news = asyncio.Event()
         self._inquiries = Inquiries(self._describe, lambda number: self._control.send_all(wire.ASK, number))
         self._control = Control(self.ranks, self._write, self._notice, self._inquiries.hear)
-        folder = JobFolder()
+        folder = OwnFolder()
         self._name = folder.name
         try:
             await self._control.open(self.addresses, folder.path)

@@ -15,7 +15,9 @@ _ANSWER_S = 10.0
 
 
 class Board(Protocol):
-    """What one rank puts here the others find, sooner or later."""
+    """What one rank puts here the others find, sooner or later. private: and nobody else."""
+
+    private: bool
 
     def put(self, key: str, value: bytes) -> None:
         """Leave a value, in place of an older one."""
@@ -73,7 +75,9 @@ def _read_place(variables: Mapping[str, str], names: tuple[str, str], launcher: 
 
 
 class HttpBoard:
-    """horovodrun's own: PUT and GET of /scope/key. Proxies are not asked."""
+    """horovodrun's own: PUT and GET of /scope/key, by whoever reaches its port. Proxies are not asked."""
+
+    private = False
 
     def __init__(self, address: str, port: int) -> None:
         self._place = address, port
@@ -105,7 +109,9 @@ class HttpBoard:
 
 
 class StoreBoard:
-    """A TCPStore of torch's. open_store: connects to it; called once."""
+    """A TCPStore of torch's, which answers whoever reaches its port. open_store: connects to it; called once."""
+
+    private = False
 
     def __init__(self, open_store: Callable[[], Any]) -> None:
         self._store = open_store()
@@ -123,6 +129,8 @@ class StoreBoard:
 class LocalBoard:
     """The board of a world of one rank."""
 
+    private = True
+
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
 
@@ -137,6 +145,8 @@ class LocalBoard:
 
 class TransportBoard:
     """A transport of the same ranks that there is already: put() and the others' first get() are one collective."""
+
+    private = True
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport

@@ -7,11 +7,12 @@ answers there, so it is read again until somebody does.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,11 +37,15 @@ class Stores(Protocol):
 
 @dataclass(frozen=True)
 class Word:
-    """What rank 0 leaves on the board: where its store is, best address first, and what marks it as this job's."""
+    """What rank 0 leaves on the board: where its store is, best address first, and what marks it as this job's.
+
+    secret: of the job, in hex; "" where others can read the board. It is in the store then, which they can read too.
+    """
 
     addresses: tuple[str, ...]
     port: int
     mark: str
+    secret: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,48 @@ class Meeting:
     secret: bytes
 
 
+def parse_word(data: bytes) -> Word:
+    """Read what was left on the board. Raises TransportError for what rank 0 does not leave."""
+    found = _parse(data)
+    addresses, port, mark, secret = (found.get(key) for key in ("addresses", "port", "mark", "secret"))
+    if (
+        isinstance(addresses, list)
+        and all(isinstance(one, str) for one in addresses)
+        and type(port) is int
+        and 0 < port < 2**16
+        and isinstance(mark, str)
+        and isinstance(secret, str)
+        and re.fullmatch(r"([0-9a-f]{64})?", secret)
+    ):
+        return Word(tuple(addresses), port, mark, secret)
+    raise _strange(data)
+
+
+def parse_attendance(data: bytes) -> Attendance:
+    """Read what a rank says of itself. Raises TransportError for what no rank says."""
+    found = _parse(data)
+    words = [found.get(one.name) for one in fields(Attendance)]
+    if all(isinstance(one, str) for one in words):
+        return Attendance(*map(str, words))
+    raise _strange(data)
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise _strange(data)
+    return found
+
+
+def _strange(data: bytes) -> TransportError:
+    return TransportError(
+        f"Where the ranks meet somebody has left {data[:100]!r}, which is not hvdkit's. Do all ranks have one hvdkit?"
+    )
+
+
 def meet(
     board: Board,
     stores: Stores,
@@ -88,17 +135,19 @@ def meet(
     own = address_of(interface) if interface else ""
     if rank == 0:
         store, reached = stores.host(), ""
-        mark = secrets.token_hex(16)
+        mark, secret = secrets.token_hex(16), secrets.token_hex(32)
         store.set("mark", mark)
-        store.set("secret", secrets.token_bytes(32))
+        if not board.private:
+            store.set("secret", secret)
         addresses = (own,) if own else tuple(list_addresses(towards))
-        board.put(name, json.dumps(asdict(Word(addresses, store.port, mark))).encode())
+        word = Word(addresses, store.port, mark, secret if board.private else "")
+        board.put(name, json.dumps(asdict(word)).encode())
         address = own
     else:
-        store, reached, address = _find_store(board, stores, name, rank, deadline)
+        store, reached, address, secret = _find_store(board, stores, name, rank, deadline)
         address = own or address
     store.set(f"rank/{rank}", json.dumps(asdict(Attendance(host, _machine(), address, reached))))
-    everyone = [Attendance(**json.loads(one)) for one in collect(store, "rank", size, deadline)]
+    everyone = [parse_attendance(one) for one in collect(store, "rank", size, deadline)]
     machines = list(dict.fromkeys(one.machine for one in everyone))
     nodes = tuple(machines.index(one.machine) for one in everyone)
     return Meeting(
@@ -106,7 +155,7 @@ def meet(
         tuple(one.host for one in everyone),
         nodes,
         own or choose_address(everyone, nodes, rank),
-        bytes(store.get("secret")),
+        bytes.fromhex(secret or store.get("secret").decode()),
     )
 
 
@@ -138,17 +187,17 @@ def collect(store: Any, what: str, size: int, deadline: float) -> list[bytes]:
     return [bytes(one) for one in store.multi_get(keys)]
 
 
-def _find_store(board: Board, stores: Stores, name: str, rank: int, deadline: float) -> tuple[Any, str, str]:
-    """Rank 0's store, the address by which it was reached, and this host's own towards it."""
+def _find_store(board: Board, stores: Stores, name: str, rank: int, deadline: float) -> tuple[Any, str, str, str]:
+    """Rank 0's store, the address by which it was reached, this host's own towards it, and the word's secret."""
     seen = "it has left no word"
     while time.monotonic() < deadline:
         found = board.get(name)
         if found is not None:
-            word = Word(**json.loads(found))
+            word = parse_word(found)
             for address in word.addresses:
                 store, own = _try_store(stores, address, word)
                 if store is not None:
-                    return store, address, own
+                    return store, address, own, word.secret
                 seen = f"it should be at {address}:{word.port}, and is not: {own}"
         time.sleep(_PAUSE_S)
     raise TransportError(f"Rank {rank} has not found rank 0: {seen}. Rank 0's own output may say why.")

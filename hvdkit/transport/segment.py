@@ -1,11 +1,18 @@
-"""Memory that all ranks of a host share: a file in /dev/shm, nameless as soon as everyone has mapped it."""
+"""Memory that all ranks of a host share: a file in /dev/shm, nameless as soon as everyone has mapped it.
+
+Ranks that are killed before that leave the name behind. The one that made it holds a lock on the file, which the system
+takes away when the process ends; so whoever makes the next one can tell, and removes it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import secrets
+import time
 import weakref
 from collections.abc import Sequence
 
@@ -16,6 +23,8 @@ from hvdkit.errors import SharedMemoryError
 from hvdkit.transport.base import Transport
 from hvdkit.transport.small import broadcast_bytes, gather_ints
 
+_PREFIX = "hvdkit-"
+_YOUNG_S = 60.0  # a file of this age may have been made just now, and not been locked yet
 _WAY_ON = "or set HVDKIT_TRANSPORT=mpi to do without shared memory (slower)"
 
 
@@ -46,11 +55,13 @@ def open_segment(group: Transport, parts: Sequence[int], directory: str) -> Segm
     Raises SharedMemoryError on every rank if there is too little of it, or if the ranks do not see the same directory.
     """
     total = sum(parts)
-    path = os.path.join(directory, f"hvdkit-{os.getpid()}-{secrets.token_hex(8)}") if group.rank == 0 else ""
+    path = os.path.join(directory, f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}") if group.rank == 0 else ""
     descriptor, failure = -1, 0
     if group.rank == 0:
         try:
+            remove_abandoned(directory)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, total)
         except OSError as error:
             failure = error.errno or errno.EIO
@@ -76,6 +87,26 @@ def open_segment(group: Transport, parts: Sequence[int], directory: str) -> Segm
             os.close(descriptor)
         raise SharedMemoryError(_explain(failures, total, directory))
     return Segment(descriptor, total)
+
+
+def remove_abandoned(directory: str) -> None:
+    """Remove what this user's killed ranks have left in a memory file system, where no others would find it."""
+    for name in os.listdir(directory):
+        if name.startswith(_PREFIX):
+            with contextlib.suppress(OSError):  # somebody's own, in use, or gone by now
+                _remove_if_abandoned(os.path.join(directory, name))
+
+
+def _remove_if_abandoned(path: str) -> None:
+    found = os.lstat(path)
+    if found.st_uid != os.getuid() or time.time() - found.st_mtime < _YOUNG_S:
+        return
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+    finally:
+        os.close(descriptor)
 
 
 def _explain(failures: Sequence[int], total: int, directory: str) -> str:

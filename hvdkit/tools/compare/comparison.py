@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 
 from rich.console import Console
 
 from hvdkit.config import read_environment
 from hvdkit.errors import CompareError
+from hvdkit.launch.folders import OwnFolder
 from hvdkit.tools.compare.records import RankRecord
 from hvdkit.tools.compare.runs import Plan, run_script
 from hvdkit.tools.compare.show import print_verdict, show_json
@@ -22,7 +22,7 @@ def compare(options: argparse.Namespace) -> int:
     plan = _plan(options)
     environ = read_environment()
     told = Console(stderr=True, highlight=False, quiet=options.json)
-    with tempfile.TemporaryDirectory(prefix="hvdkit-compare-") as folder:
+    with OwnFolder("compare") as folder:
         here = Path(folder)
         told.print(f"running it on {plan.ranks} ranks")
         many = run_script(plan, plan.ranks, here / "ranks", environ)

@@ -1,0 +1,435 @@
+"""Whatever a parser is given, it answers, or raises the error that it documents; and it does not take long over it.
+
+Every public function of hvdkit that is called parse... is in a table, or REACHED says by which other one.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hvdkit import config, world
+from hvdkit.errors import ConfigError, HostfileError, HvdkitError, LaunchError, TransportError, WorldError
+from hvdkit.launch import arrivals, cli, facts, horovod_config, mpi, network, preflight, reports, starter_flags
+from hvdkit.launch.agent import place, prefix
+from hvdkit.launch.allocation import read_allocation
+from hvdkit.launch.hosts import AUTO, DIALECTS, files, horovod, lsf, names, openmpi, ranges, reading, slurm
+from hvdkit.tools.doctor import script
+from hvdkit.tools.doctor.checks import scheduler as doctor_scheduler
+from hvdkit.tools.doctor.look import accelerators, system
+from hvdkit.tools.stacks import dump, report
+from hvdkit.tools.submit import job, scheduler, times
+from hvdkit.transport import boards, handshake, meeting
+
+ROOT = Path(__file__).parents[1] / "hvdkit"
+EXAMPLES = settings(
+    max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+
+#: Of everything: numbers that are none, or too large, and letters that are no letters.
+_ODD = [
+    "",
+    " ",
+    "\n",
+    "\t",
+    "\0",
+    "é",
+    "²",
+    "\uff11",
+    "-1",
+    "0",
+    "00",
+    "9" * 30,
+    "9" * 5000,
+    "1e999",
+    "nan",
+    "'",
+    '"',
+    "\\",
+]
+_HOSTS = [
+    "n1",
+    "n[1-3]",
+    "n[01-10,12]",
+    "[",
+    "]",
+    ":",
+    "4",
+    ",",
+    "@",
+    "#",
+    "slots=2",
+    "max_slots=",
+    "=",
+    "::1",
+    "%",
+    "-",
+    "*",
+]
+_HOSTS += [
+    "ppn=",
+    "@x",
+    "UNDEFINED",
+    "<NULL>",
+    "(x3)",
+    "localhost",
+    "/",
+    ";",
+    "$(id)",
+    "Host",
+    "[0-99999]",
+    "[0-65535]",
+]
+_TIMES = ["1d", "2h", "30m", "5s", "01:02:03", "1-", "USR1", "@", ":", "A=", "="]
+_SETTINGS = ["1", "true", "no", "4m", "64k", "1.5", "inf", "auto", "mpi", "-", "b"]
+
+
+class Parser(NamedTuple):
+    """What is fuzzed. words: that inputs are made of, beside any text. raises: what it documents."""
+
+    call: Callable[[Any], object]
+    words: list[str]
+    raises: tuple[type[Exception], ...] = ()
+
+
+def _variables(*known: str) -> st.SearchStrategy[dict[str, str]]:
+    return st.dictionaries(st.sampled_from(known), _texts([*_HOSTS, "2(x3),1", "pbs", "2", "4"]), max_size=8)
+
+
+def _texts(words: list[str]) -> st.SearchStrategy[str]:
+    piece = st.sampled_from([*words, *words, *_ODD]) | st.text(max_size=4)
+    return st.lists(piece, max_size=10).map("".join)
+
+
+def _in_file(read: Callable[[str], object]) -> Callable[[str], object]:
+    def call(text: str) -> object:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", errors="surrogatepass") as file:
+            file.write(text)
+            file.flush()
+            return read(file.name)
+
+    return call
+
+
+def _read_hostfile(format: str) -> Callable[[str], object]:
+    return lambda text: files.parse_hostfile(text, "hosts", format)
+
+
+TEXTS: dict[str, Parser] = {
+    **{
+        f"launch.hosts.files.parse_hostfile {name}": Parser(_read_hostfile(name), _HOSTS, (HostfileError,))
+        for name in (AUTO, *DIALECTS)
+    },
+    "launch.hosts.files.read_hostfile": Parser(_in_file(files.read_hostfile), _HOSTS, (HostfileError,)),
+    "launch.hosts.horovod.parse_host_list": Parser(horovod.parse_host_list, _HOSTS, (LaunchError,)),
+    "launch.hosts.horovod.parse_part": Parser(horovod.parse_part, _HOSTS, (ValueError,)),
+    "launch.hosts.lsf.parse_pairs": Parser(lsf.parse_pairs, _HOSTS, (ValueError,)),
+    "launch.hosts.lsf.parse_repeats": Parser(lsf.parse_repeats, _HOSTS, (ValueError,)),
+    "launch.hosts.names.parse_hosts": Parser(names.parse_hosts, _HOSTS, (ValueError,)),
+    "launch.hosts.names.parse_slots": Parser(lambda text: names.parse_slots("slots", text), _HOSTS, (ValueError,)),
+    "launch.hosts.names.split_slots": Parser(names.split_slots, _HOSTS, (ValueError,)),
+    "launch.hosts.openmpi.parse_keyed": Parser(
+        lambda text: openmpi.parse_keyed(text, {"slots": "slots"}), _HOSTS, (ValueError,)
+    ),
+    "launch.hosts.ranges.expand": Parser(ranges.expand, _HOSTS, (ValueError,)),
+    "launch.hosts.ranges.split_list": Parser(ranges.split_list, _HOSTS),
+    "launch.hosts.ranges.fold": Parser(lambda text: ranges.fold(text.split(",")), _HOSTS),
+    "launch.hosts.reading.parse_assignment": Parser(reading.parse_assignment, _HOSTS, (ValueError,)),
+    "launch.hosts.slurm.parse_nodelist": Parser(slurm.parse_nodelist, _HOSTS, (ValueError,)),
+    "world.parse_slurm_counts": Parser(world.parse_slurm_counts, ["2", "(x3)", ","], (ValueError,)),
+    "tools.doctor.checks.scheduler.parse_counts": Parser(doctor_scheduler.parse_counts, ["2", "(x3)", ","]),
+    "config.parse_bool": Parser(config.parse_bool, _SETTINGS, (ValueError,)),
+    "config.parse_bytes": Parser(config.parse_bytes, _SETTINGS, (ValueError,)),
+    "launch.network.parse_wish": Parser(
+        network.parse_wish, ["eth0", "10.0.0.0/24", ",", "/", "fe80::"], (LaunchError,)
+    ),
+    "launch.starter_flags.split_words": Parser(
+        lambda text: starter_flags.split_words("-x", text), _HOSTS, (LaunchError,)
+    ),
+    "launch.mpi.parse_version": Parser(
+        mpi.parse_version, ["mpirun (Open MPI) ", "5.0", "HYDRA", "Version: ", "Intel(R) "]
+    ),
+    "launch.facts.parse_pmi_list": Parser(facts.parse_pmi_list, ["pmix", "_v", "4", "none", " "]),
+    "launch.horovod_config.read_flags": Parser(
+        _in_file(horovod_config.read_flags),
+        ["params:", "\n", "  ", "cycle-time-ms", ": ", "- ", "&a", "*a", "!!python/"],
+        (LaunchError,),
+    ),
+    "tools.submit.times.parse_time": Parser(times.parse_time, _TIMES, (ValueError,)),
+    "tools.submit.job.parse_warning": Parser(job.parse_warning, _TIMES, (ValueError,)),
+    "tools.submit.job.parse_variable": Parser(job.parse_variable, _TIMES, (ValueError,)),
+    **{
+        f"tools.submit.scheduler.{read.__name__}": Parser(
+            read,
+            [
+                "JobState=",
+                "FAILED",
+                " ExitCode=",
+                "1:9",
+                "\n    Exit_status = ",
+                "job_state = F",
+                "EXIT ",
+                '{"status":',
+                "}",
+                "[1]",
+            ],
+        )
+        for read in (
+            scheduler.read_slurm_state,
+            scheduler.read_pbs_state,
+            scheduler.read_lsf_state,
+            scheduler.read_mpijob_state,
+        )
+    },
+    "tools.doctor.look.accelerators.parse_gpus": Parser(accelerators.parse_gpus, ["0", ",", "GPU-1", "80 MiB", "\n"]),
+    "tools.doctor.look.system.parse_quota": Parser(system.parse_quota, ["max", " ", "150000"]),
+    "tools.doctor.script.read_script": Parser(
+        _in_file(script.read_script), ["import torch\n", "if x:\n", "  ", "(", ")", "x"]
+    ),
+    "tools.stacks.dump.parse_dump": Parser(dump.parse_dump, ['  File "x", line ', " in f", "Thread 0x1 (most):", "\n"]),
+}
+
+VARIABLES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[dict[str, str]], tuple[type[Exception], ...]]] = {
+    "config.read_settings": (
+        config.read_settings,
+        st.dictionaries(
+            st.sampled_from([one.variable for one in config.read_settings({})]), _texts(_SETTINGS), max_size=6
+        ),
+        (ConfigError,),
+    ),
+    "config.read_config": (
+        config.read_config,
+        st.dictionaries(
+            st.sampled_from([one.variable for one in config.read_settings({})]), _texts(_SETTINGS), max_size=6
+        ),
+        (ConfigError,),
+    ),
+    "world.read_world": (
+        world.read_world,
+        _variables(
+            *sorted({name for table in world._LAUNCHERS.values() for each in table.values() for name in each}),
+            "SLURM_STEP_TASKS_PER_NODE",
+            "SLURM_JOB_ID",
+        ),
+        (WorldError,),
+    ),
+    "world.read_job": (world.read_job, _variables("HVDKIT_JOB"), ()),
+    "launch.allocation.read_allocation": (
+        read_allocation,
+        _variables(
+            *("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS", "SLURM_JOB_CPUS_PER_NODE"),
+            *(
+                "PBS_NODEFILE",
+                "PBS_JOBID",
+                "LSB_JOBID",
+                "LSB_MCPU_HOSTS",
+                "LSB_HOSTS",
+                "LSB_DJOB_HOSTFILE",
+                "PE_HOSTFILE",
+            ),
+        ),
+        (LaunchError,),
+    ),
+    "launch.agent.place.read_place": (
+        place.read_place,
+        _variables(
+            *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE"),
+            *("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
+        ),
+        (),
+    ),
+    "transport.boards.find_board": (
+        lambda environ: boards.find_board(environ, "torchrun"),
+        _variables("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"),
+        (WorldError,),
+    ),
+}
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 70000) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def _objects(**good: Any) -> st.SearchStrategy[Any]:
+    """Objects like a good one, with some of its fields something else, or gone."""
+    fields = {name: st.just(value) | _JSON for name, value in good.items()}
+    return st.fixed_dictionaries({}, optional=fields) | st.fixed_dictionaries(fields)
+
+
+_PROCESS = {"pid": 1, "state": "S", "command": "", "stacks": dump.__doc__, "asked": True}
+_MACHINE = {"allowed": [0], "cores": 1, "shared_mib": 5, "python": "3"}
+MESSAGES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any], tuple[type[Exception], ...]]] = {
+    "launch.arrivals.parse_arrival": (
+        arrivals.parse_arrival,
+        _objects(
+            rank=0, size=1, host="n", interfaces=[["eth0", "10.0.0.1", 24, 0]], address="10.0.0.1", machine=_MACHINE
+        ),
+        (ValueError,),
+    ),
+    "launch.preflight.parse_machine": (preflight.parse_machine, _objects(**_MACHINE), (ValueError,)),
+    "launch.network.parse_interfaces": (
+        network.parse_interfaces,
+        _JSON
+        | st.lists(st.tuples(st.just("eth0"), st.just("10.0.0.1") | _JSON, st.just(24) | _JSON, _JSON), max_size=2),
+        (ValueError,),
+    ),
+    "launch.reports.parse_start": (
+        lambda value: reports.parse_start(json.dumps(value).encode()),
+        _objects(pid=1, threads=""),
+        (ValueError,),
+    ),
+    "launch.reports.parse_end": (
+        lambda value: reports.parse_end(json.dumps(value).encode()),
+        _objects(code=0, signal=0, told="", tail=["x"], time=0.5),
+        (ValueError,),
+    ),
+    "launch.reports.parse_doing": (
+        lambda value: reports.parse_doing(json.dumps(value).encode()),
+        _objects(question=1, processes=[_PROCESS]),
+        (ValueError,),
+    ),
+    "tools.stacks.report.read_answer": (
+        lambda value: report.format_report(report.read_answer(value)),
+        _objects(job={"hosts": {"0": "n"}}, ranks={"0": [_PROCESS], "1": None}),
+        (LaunchError,),
+    ),
+    "transport.meeting.parse_word": (
+        lambda value: meeting.parse_word(json.dumps(value).encode()),
+        _objects(addresses=["10.0.0.1"], port=5, mark="x", secret=""),
+        (TransportError,),
+    ),
+    "transport.meeting.parse_attendance": (
+        lambda value: meeting.parse_attendance(json.dumps(value).encode()),
+        _objects(host="n", machine="", address="", reached=""),
+        (TransportError,),
+    ),
+    "launch.horovod_config.write_flags": (
+        lambda value: horovod_config.write_flags(value, "file"),
+        _JSON | _objects(params={"fusion-threshold-mb": 3}, timeline=None, controller="mpi"),
+        (LaunchError,),
+    ),
+    "launch.cli.parse_arguments": (
+        cli.parse_arguments,
+        st.lists(
+            st.sampled_from(["-np", "2", "-H", "--tcp", "--", "true", "-p", "--start-timeout"]) | _texts(_HOSTS),
+            max_size=5,
+        ),
+        (HvdkitError, SystemExit),  # type: ignore[dict-item]
+    ),
+}
+
+BYTES: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]] = {
+    "launch.reports.parse_report": (reports.parse_report, (ValueError,)),
+    "transport.meeting.parse_word": (meeting.parse_word, (TransportError,)),
+    "transport.meeting.parse_attendance": (meeting.parse_attendance, (TransportError,)),
+    "launch.agent.prefix.Prefixer": (lambda data: prefix.Prefixer(b"[0] ").feed(data), ()),
+}
+
+#: Reached through another one of the table.
+REACHED = {
+    **{
+        f"launch.hosts.{name}.parse": "launch.hosts.files.parse_hostfile, of each dialect"
+        for name in (
+            *("deepspeed", "horovod", "hydra", "kubernetes", "lsf", "openmpi", "pbs", "plain", "sge", "slurm"),
+        )
+    },
+    "launch.hosts.intel.parse_hostfile": "the same",
+    "launch.hosts.intel.parse_machinefile": "the same",
+    "launch.hosts.files.parse_hostfile": "the same",
+}
+
+
+def test_every_parser_is_fuzzed() -> None:
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        tree = ast.parse(path.read_text())
+        found |= {
+            f"{module}.{one.name}"
+            for one in tree.body
+            if isinstance(one, ast.FunctionDef) and one.name.startswith("parse")
+        }
+    known = {*TEXTS, *VARIABLES, *MESSAGES, *BYTES, *REACHED}
+    assert not found - known, "put these into the table of their kind"
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", TEXTS)
+def test_any_text(name: str) -> None:
+    parser = TEXTS[name]
+
+    @EXAMPLES
+    @given(_texts(parser.words))
+    def check(text: str) -> None:
+        with contextlib.suppress(*parser.raises):
+            parser.call(text)
+
+    check()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_long_text_takes_no_long_time(name: str) -> None:
+    parser = TEXTS[name]
+    for word in [*dict.fromkeys([*parser.words, *_ODD]), "[1]", "a[0-60000],", "[0-60000,", "1,", "(", "((((a", "- "]:
+        with contextlib.suppress(*parser.raises):
+            parser.call("n" + word * (20_000 // max(1, len(word))))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", {**VARIABLES, **MESSAGES})
+def test_any_variables_and_any_message(name: str) -> None:
+    call, values, raises = {**VARIABLES, **MESSAGES}[name]
+
+    @EXAMPLES
+    @given(values)
+    def check(value: Any) -> None:
+        with contextlib.suppress(*raises):
+            call(value)
+
+    check()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", BYTES)
+def test_any_bytes(name: str) -> None:
+    call, raises = BYTES[name]
+
+    @EXAMPLES
+    @given(st.binary(max_size=40) | _texts(["[", "{", '"', ":", ",", "1", "\x1b", "[", ";", "\r"]).map(str.encode))
+    def check(data: bytes) -> None:
+        with contextlib.suppress(*raises):
+            call(data)
+
+    check()
+    for piece in (b"[", b'{"a":', b"\x1b", b"\x1b[", b"\r", b"9", b"\x1b]0"):
+        with contextlib.suppress(*raises):
+            call(piece * (200_000 // len(piece)))
+
+
+@pytest.mark.timeout(30)
+def test_what_connects_and_is_no_rank_is_not_taken_for_one() -> None:
+    @EXAMPLES
+    @given(st.binary(max_size=80))
+    def check(data: bytes) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.settimeout(5)
+            theirs.sendall(data)
+            theirs.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):
+                assert handshake.hear(ours, b"secret", 0) is None
+
+    check()

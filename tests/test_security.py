@@ -1,0 +1,249 @@
+"""What others could do to a job: who may connect, what is executed, what can be read, on one host.
+
+tests/cluster/test_private.py looks at several hosts.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hvdrun_job import HVDRUN, SLEEP, descendants, environment, read_pids, started
+
+from hvdkit.launch.agent import wire
+from hvdkit.launch.control import Control
+from hvdkit.launch.verdict import Ranks
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "hvdkit").rglob("*.py"))
+
+#: What opens a socket that others can connect to.
+LISTENING = {"create_server", "start_server", "start_unix_server", "TCPStore", "ProcessGroupGloo", "HTTPServer"}
+#: What executes data, or could. By file: who has made the data.
+EXECUTING = {
+    "engine/named.py": "ranks of the job, over MPI or connections that have proven the job's secret",
+    "engine/objects.py": "the same",
+    "launch/called.py": "run(), in a folder of this user alone",
+    "launch/function.py": "ranks of run(), in a folder of this user alone",
+    "tools/compare/recorder/keras_fit.py": "ranks of hvdkit compare, in a folder of this user alone",
+    "tools/compare/recorder/session.py": "the same",
+    "tools/compare/recorder/torch_steps.py": "the same",
+}
+
+
+def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
+    """What a file calls: the last word, and the call."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def test_every_socket_that_listens_is_in_the_table_of_contributing() -> None:
+    table = set(re.findall(r"^\| `hvdkit/([^`]+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE))
+    found = set()
+    for path in FILES:
+        for name, _ in calls(path):
+            if name.rpartition(".")[2] in LISTENING or name == "gloo":
+                found.add(path.relative_to(ROOT / "hvdkit").as_posix())
+    assert found == table
+
+
+def test_data_is_executed_only_where_the_job_itself_has_made_it() -> None:
+    found = set()
+    for path in FILES:
+        for name, call in calls(path):
+            options = {word.arg: ast.unparse(word.value) for word in call.keywords}
+            if (
+                name in ("eval", "exec", "os.system", "os.popen", "yaml.load", "marshal.loads")
+                or name in ("pickle.loads", "pickle.load")
+                or (name in ("torch.load", "load") and options.get("weights_only") == "False")
+                or (name == "np.load" and options.get("allow_pickle") == "True")
+                or options.get("shell") == "True"
+            ):
+                found.add(path.relative_to(ROOT / "hvdkit").as_posix())
+    assert found == set(EXECUTING)
+
+
+HOSTILE = [
+    "$(touch pwned)",
+    "`touch pwned`",
+    "; touch pwned #",
+    "it's",
+    '"',
+    "a\nb",
+    "-oProxyCommand=touch pwned",
+    "\\",
+    "*",
+    "",
+]
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(60)
+def test_arguments_and_variables_reach_the_ranks_as_they_are(tmp_path: Path) -> None:
+    code = "import os, sys, json; n = len(sys.argv) - 1; "
+    code += "print(json.dumps([sys.argv[1:], [os.environ[f'H{i}'] for i in range(n)]]))"
+    variables = {f"H{at}": value for at, value in enumerate(HOSTILE)}
+    done = subprocess.run(
+        [*HVDRUN, "-np", "2", sys.executable, "-c", code, *HOSTILE],
+        env={**environment(), **variables},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=40,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line[4:]) for line in done.stdout.splitlines()] == [[HOSTILE, HOSTILE]] * 2
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "name", ["-oProxyCommand=x", "a b", "a;b", "$(id)", "`id`", "a\nb", "a|b", "@", "root@-x", "[::1;id]"]
+)
+@pytest.mark.parametrize("way", ["-H", "--hostfile"])
+def test_a_host_that_is_no_name_reaches_no_command_line(name: str, way: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text(f"node1 slots=1\n{name}\n")
+    given = f"node1:1,{name}" if way == "-H" else str(tmp_path / "hosts")
+    done = subprocess.run(
+        [*HVDRUN, "--dry-run", "-np", "2", f"{way}={given}" if way != "-H" else f"-H{given}", "true"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    if name == "a\nb" and way == "--hostfile":  # these are two lines of a hostfile
+        return
+    assert done.returncode == 2 and not done.stdout, done
+
+
+def listening_sockets() -> set[str]:
+    """Inodes of the TCP sockets of this machine that listen."""
+    rows = [line.split() for file in ("tcp", "tcp6") for line in Path("/proc/net", file).read_text().splitlines()[1:]]
+    return {row[9] for row in rows if row[3] == "0A"}
+
+
+def sockets_of(pid: int) -> set[str]:
+    found = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            match = re.match(r"socket:\[(\d+)\]", os.readlink(link))
+            found |= {match[1]} if match else set()
+    return found
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(60)
+def test_on_one_host_nothing_of_ours_listens_on_a_network_and_files_are_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    before = os.umask(0)
+    try:
+        with started(2, "import hvdkit.torch as hvd; hvd.init(); " + SLEEP) as hvdrun:
+            read_pids(hvdrun, 2)
+            everything = {hvdrun.pid, *descendants(hvdrun.pid)}
+            lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in everything}
+            ours = [pid for pid, words in lines.items() if b"prterun" not in words[0] and b"mpirun" not in words[0]]
+            assert len(ours) >= 5  # hvdrun, two agents, two ranks
+            listening = listening_sockets()
+            # What ranks listen with is MPI's: hvdkit has started none of it (--transport auto on one host).
+            for pid in ours:
+                if any(b"launch" in word for word in lines[pid]):
+                    assert not sockets_of(pid) & listening, lines[pid]
+            for folder in tmp_path.glob("hvdkit-*"):
+                assert {path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())} == {0}
+    finally:
+        os.umask(before)
+
+
+SECRET = "the job's"
+
+
+async def _shown(*frames: bytes, secret: str = SECRET) -> tuple[bytes, dict[int, str]]:
+    """What hvdrun answers to somebody who shakes hands with a secret and sends frames; and the ranks that it knows."""
+    ranks = Ranks(2)
+    control = Control(ranks, lambda *_: None, lambda: None, lambda *_: None)
+    await control.open(["127.0.0.1"], "")
+    control._secret = SECRET
+    port = int(control.variables["HVDKIT_CONTROL"].split(":")[1])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    theirs, mine = await reader.readexactly(wire.NONCE_BYTES), os.urandom(wire.NONCE_BYTES)
+    writer.write(mine + wire.sign(secret, b"agent", theirs, mine))
+    for frame in frames:
+        writer.write(frame)
+    with contextlib.suppress(ConnectionError):
+        writer.write_eof()
+    answer = b""
+    with contextlib.suppress(ConnectionError):
+        answer = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    known = dict(ranks.hosts)
+    await control.close()
+    return answer, known
+
+
+def frame(kind: bytes, payload: bytes) -> bytes:
+    return wire.HEADER.pack(kind, len(payload)) + payload
+
+
+HELLO = json.dumps({"rank": 0, "size": 2, "host": "n1"}).encode()
+
+
+def test_only_who_knows_the_secret_is_heard() -> None:
+    answer, known = asyncio.run(_shown(frame(wire.HELLO, HELLO)))
+    assert len(answer) == wire.NONCE_BYTES and known == {0: "n1"}
+    answer, known = asyncio.run(_shown(frame(wire.HELLO, HELLO), secret="another"))
+    assert (answer, known) == (b"", {})
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        wire.HEADER.pack(wire.HELLO, 2**32 - 1),
+        frame(wire.HELLO, b"[" * 100_000),
+        frame(wire.HELLO, b"[1]"),
+        frame(wire.HELLO, b'{"rank": [], "size": 2, "host": "x"}'),
+        frame(wire.HELLO, b'{"rank": -1, "size": 2, "host": "x"}'),
+        frame(wire.HELLO, b"\xff"),
+        frame(wire.PULSE, b"x"),
+        frame(b"?", b""),
+    ],
+)
+def test_what_no_agent_sends_ends_the_connection_and_nothing_else(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, known = asyncio.run(_shown(sent))
+    assert known == {}
+    assert "never retrieved" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\n", b"[]\n", b'{"ask": []}\n', b"{" * 70_000 + b"\n", b"[" * 50_000 + b"\n", b"no line"]
+)
+def test_a_question_that_is_none_gets_no_answer(sent: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from hvdkit.launch.inquiry import Inquiries
+
+    async def ask() -> bytes:
+        inquiries = Inquiries(dict, lambda number: [])
+        await inquiries.open(str(tmp_path))
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / wire.INQUIRY))
+        writer.write(sent)
+        writer.write_eof()
+        with contextlib.suppress(ConnectionError):
+            return await asyncio.wait_for(reader.read(), 5)
+        return b""
+
+    answer = asyncio.run(ask())
+    assert answer == b"" or json.loads(answer) == {"job": {}}
+    assert "never retrieved" not in caplog.text
