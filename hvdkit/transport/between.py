@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.base import HALF, BucketSpec
@@ -46,8 +46,13 @@ class BetweenHosts:
             return "pieces"
         return self.measured.fastest(nbytes, fitting)
 
-    def check(self, specs: Iterable[BucketSpec]) -> None:
-        """Raise TransportError if the algorithm asked for cannot reduce these buckets."""
+    def check(self, specs: Sequence[BucketSpec]) -> None:
+        """Raise TransportError if these buckets cannot be reduced, or not by the algorithm asked for."""
+        for spec in specs:
+            if spec.narrow != "none" and spec.dtype not in (*HALF, "float32", "float64"):
+                raise TransportError(
+                    f"a {spec.dtype} bucket cannot travel as {spec.narrow}; use compression none for it"
+                )
         wish = self.algorithm
         if wish == "auto":
             return
