@@ -213,7 +213,6 @@ class Transport(Protocol):
     carrier: what moves bytes where ranks share no memory: "mpi", "gloo", or "none" for one rank.
     local_ranks: how many ranks are summed inside a host before the sum crosses to others (1 where nothing is), the
     same number on all ranks.
-    between: the algorithm of sums between hosts, and what was measured there; None where ranks do not talk so.
     """
 
     name: str
@@ -222,7 +221,10 @@ class Transport(Protocol):
     size: int
     local_ranks: int
     arithmetic: Arithmetic
-    between: BetweenHosts | None
+
+    @property
+    def between(self) -> BetweenHosts | None:
+        """The algorithm of sums between hosts, and what was measured there; None where nothing crosses."""
 
     def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
         """Replace `buffer` (n,) by scale * the element-wise reduction over all ranks, in place.
@@ -278,8 +280,6 @@ def nothing(_: int) -> None:
 class Crossing(Protocol):
     """Reduces between hosts, beside a transport's own collectives."""
 
-    between: BetweenHosts
-
     def __call__(
         self,
         numbers: Buffer,
@@ -302,7 +302,9 @@ class Crossing(Protocol):
 class BaseTransport(Transport, Protocol):
     """A transport that others are put on: it reaches ranks on any host, and knows who is where."""
 
-    between: BetweenHosts
+    @property
+    def between(self) -> BetweenHosts:
+        """See Transport.between."""
 
     def subgroup(self, ranks: Sequence[int]) -> BaseTransport | None:
         """See Transport.subgroup."""

@@ -184,8 +184,7 @@ class SharedBuckets(SteppedBuckets):
                 _hand_out(chunk, self._arithmetic)
         else:
             train = _Train(chunks, layout.partial, spec, self._arithmetic)
-            how = {"coder": layout.coder, "before": train.fill, "after": train.empty}
-            yield from self._crossing(layout.partial, spec, **how)
+            yield from self._crossing(layout.partial, spec, coder=layout.coder, before=train.fill, after=train.empty)
         self._reduced.show(index, generation)
         while not self._reduced.everyone(index, generation):
             yield True

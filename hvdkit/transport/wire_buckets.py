@@ -42,13 +42,16 @@ class WireCrossing:
             between, sent = self.between, numbers.count * STORAGE[spec.travels_as].itemsize
             algorithm = between.pick(spec.travels_as, sent)
             if algorithm != "library" and self._exchange is not None:
-                how = {"prescale": prescale, "before": before, "after": after}
-                yield from self._exchange(numbers, spec, algorithm, between.message_bytes, **how)
+                yield from self._exchange(
+                    numbers, spec, algorithm, between.message_bytes, prescale=prescale, before=before, after=after
+                )
                 return
         before(numbers.count)
         if coder is None:
-            how = {"arithmetic": self._arithmetic, "prescale": prescale, "at_once": algorithm == "library"}
-            yield from reduce_steps(self._wire, numbers, numbers, spec, **how)
+            at_once, arithmetic = algorithm == "library", self._arithmetic
+            yield from reduce_steps(
+                self._wire, numbers, numbers, spec, arithmetic=arithmetic, prescale=prescale, at_once=at_once
+            )
         else:
             if prescale != 1.0:
                 self._arithmetic.combine(numbers, [numbers], scale=prescale)
