@@ -67,6 +67,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         base = self._spanning.subgroup(ranks)
         if base is None or base.size == 1:
             return base
+        base.between.algorithm = self.between.algorithm  # which may have been set since
         return HierarchicalTransport(
             base, host=self._host, directory=self._directory, small_bytes=self._small_bytes, node=self._node
         )
