@@ -49,7 +49,8 @@ class Runtime:
 
     def facts(self) -> RankFacts:
         """What a recording is to say of this rank."""
-        world = self.world
+        world, between = self.world, self.transport.between
+        link = between.measured.link if between is not None and between.measured is not None else None
         return RankFacts(
             rank=world.rank,
             size=world.size,
@@ -58,6 +59,7 @@ class Runtime:
             transport=self.transport.name,
             cores=count_cores(),
             fusion_bytes=self.config.fusion_bytes,
+            link=(link.latency_s, link.byte_s, link.message_s) if link is not None else None,
         )
 
 
