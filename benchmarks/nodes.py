@@ -11,7 +11,6 @@ rank counts.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -23,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.rows import Row, show_rows, write_rows
+from benchmarks.rows import Row, build_parser, finish
 
 if TYPE_CHECKING:
     from cluster.lab import Lab
@@ -132,18 +131,15 @@ def measure_rows(rounds: int = 2, steps: int = 5) -> list[Row]:
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = build_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=5, help="of each peer in a round")
-    parser.add_argument("--json", type=Path, help="write the rows there as well")
     options = parser.parse_args()
     try:
         rows = measure_rows(options.rounds, options.steps)
     except RuntimeError as error:
         raise SystemExit(str(error)) from error
-    print(show_rows(rows), flush=True)
-    if options.json:
-        write_rows(options.json, f"hosts of network namespaces on one machine of {os.cpu_count()} cores", rows)
+    finish(rows, f"hosts of network namespaces on one machine of {os.cpu_count()} cores", options.json)
 
 
 if __name__ == "__main__":

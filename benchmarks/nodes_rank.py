@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.models import WORKS, Work
+from hvdkit.tools.bench.models import MODELS, Model
 
 Step = Callable[[], object]
 Wrap = Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, Any]]
@@ -30,7 +30,7 @@ _TURNS = 2  # of all peers of a job, one after another
 _MESSAGE = 60_000
 
 
-def _make(work: Work, wrap: Wrap) -> Step:
+def _make(work: Model, wrap: Wrap) -> Step:
     torch.manual_seed(0)
     model, optimizer = wrap(plain := work.make(), torch.optim.SGD(plain.parameters(), lr=1e-4))
     inputs, targets = work.batch()
@@ -43,7 +43,7 @@ def _make(work: Work, wrap: Wrap) -> Step:
     return step
 
 
-def _hvdkit(work: Work, folder: Path) -> dict[str, Step]:
+def _hvdkit(work: Model, folder: Path) -> dict[str, Step]:
     import hvdkit.torch as hvd
 
     hvd.init()
@@ -86,7 +86,7 @@ def _round_trip() -> None:
         _exchange(1)
 
 
-def _horovod(work: Work) -> dict[str, Step]:
+def _horovod(work: Model) -> dict[str, Step]:
     import horovod.torch as horovod
 
     horovod.init()
@@ -107,7 +107,7 @@ def main() -> None:
     """Measure what sys.argv says."""
     kind, name, count, out = sys.argv[1:]
     torch.set_num_threads(1)
-    work = next(one for one in WORKS if one.name == name)
+    work = next(one for one in MODELS if one.name == name)
     steps = _hvdkit(work, Path(out).parent) if kind == "hvdkit" else _horovod(work)
     from mpi4py import MPI
 
