@@ -174,6 +174,7 @@ def test_a_plot_that_cannot_be_is_refused_before_anything_is_measured(
         ("--plot", "x.pdf"): "end it in .html or .png",
         ("--json", str(tmp_path / "no" / "x.json")): "There is no folder",
         ("--fail-over", "20"): "--baseline FILE",
+        ("--keras",): "--keras is for hvdkit bench step",
         ("--baseline", str(tmp_path / "none.json")): "cannot be read",
     }.items():
         assert main(["bench", "allreduce", *words]) == 2

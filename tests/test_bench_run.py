@@ -62,7 +62,7 @@ def test_a_step_on_ranks_that_hvdrun_has_started_already(tmp_path: Path) -> None
 
 @pytest.mark.ranks
 def test_ranks_that_fail_are_no_result(tmp_path: Path) -> None:
-    done = run(tmp_path, "hvdkit", "bench", "step", "--models", "nothing like it", "--alone")
+    done = run(tmp_path, "hvdkit", "bench", "step", "-np", "1", "--models", "nothing like it", "--alone")
     assert done.returncode == 2
     assert "No model is named like nothing like it. There are: MLP" in done.stderr
     assert "The ranks ended with exit code" in done.stderr

@@ -16,13 +16,12 @@ from hvdkit.tools.bench.gloo import join_gloo
 from hvdkit.tools.bench.horovod_job import HorovodJob, why_not
 from hvdkit.tools.bench.machine import describe_machine
 from hvdkit.tools.bench.models import Model, find_models
-from hvdkit.tools.bench.plan import Plan
+from hvdkit.tools.bench.plan import STEPS, Plan
 from hvdkit.tools.bench.report import Case, Report
 from hvdkit.tools.bench.step import make_peers
 from hvdkit.tools.bench.turns import plan_calls, take_turns
 
 Progress = Callable[[], object]
-_STEPS = 15  # of a peer's turn
 
 
 @contextlib.contextmanager
@@ -56,8 +55,8 @@ def measure(plan: Plan, tell: Callable[[str, int, int], object]) -> Report:
             case, more = work(lambda name=name, done=done: tell(name, next(done), len(works) * plan.rounds))
             cases.append(case)
             notes += [note for note in more if note not in notes]
-        base = NO_COMMUNICATION if plan.kind == "step" else OURS
-        return Report(plan.kind, base, hvd.size(), plan.dtype, hvd.describe(), describe_machine(), notes, cases)
+        base, dtype = (NO_COMMUNICATION, "") if plan.kind == "step" else (OURS, plan.dtype)
+        return Report(plan.kind, base, hvd.size(), dtype, hvd.describe(), describe_machine(), notes, cases)
 
 
 def measure_collective(
@@ -76,7 +75,7 @@ def measure_step(
 ) -> tuple[Case, list[str]]:
     """Measure a model's step beside all peers; returns as measure_collective does."""
     turns = make_peers(model, job, alone=plan.alone)
-    return Case(model.name, 0, take_turns(turns, dict.fromkeys(turns, _STEPS), plan.rounds, progress)), []
+    return Case(model.name, 0, take_turns(turns, dict.fromkeys(turns, STEPS), plan.rounds, progress)), []
 
 
 def _list_works(plan: Plan, job: HorovodJob | None) -> list[tuple[str, Callable[[Progress], tuple[Case, list[str]]]]]:

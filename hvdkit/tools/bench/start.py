@@ -12,7 +12,7 @@ from dataclasses import asdict
 from hvdkit.config import read_environment
 from hvdkit.errors import BenchError
 from hvdkit.launch.where import find_hosts
-from hvdkit.need import need
+from hvdkit.tools.bench.here import check_framework
 from hvdkit.tools.bench.plan import Plan
 from hvdkit.tools.bench.report import Report, decode_report
 
@@ -26,7 +26,7 @@ def start_ranks(plan: Plan, flags: Sequence[str], tell: Callable[[str, int, int]
 
     Raises BenchError if they fail; what they have printed is on stderr by then.
     """
-    need("torch", "torch")
+    check_framework(plan)
     command = [sys.executable, "-m", "hvdkit.launch", *plan_flags(flags)]
     command += [sys.executable, "-m", "hvdkit.tools.bench.started", json.dumps(asdict(plan))]
     report = None

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from hvdkit.errors import BenchError
 from hvdkit.tools.bench.baseline import Change, compare, failed
+from hvdkit.tools.bench.here import measure_here
 from hvdkit.tools.bench.plan import Plan
 from hvdkit.tools.bench.plot import check_plot, write_plot
 from hvdkit.tools.bench.report import Report, read_report, write_report
@@ -32,13 +33,13 @@ def carry_out(options: argparse.Namespace, plan: Plan) -> int:
                 f"or run hvdkit bench by itself."
             )
         if world.rank:
-            _measure_here(plan, _say_nothing)
+            measure_here(plan, _say_nothing)
             return 0
     check(options)
     before = read_report(options.baseline) if options.baseline else None
     with Bar() as bar:
         here = world.launcher != "none"
-        report = _measure_here(plan, bar.tell) if here else start_ranks(plan, options.hvdrun, bar.tell)
+        report = measure_here(plan, bar.tell) if here else start_ranks(plan, options.hvdrun, bar.tell)
     changes = compare(before, report) if before else []
     return tell(options, report, changes)
 
@@ -82,15 +83,6 @@ class Bar:
     def tell(self, what: str, done: int, of: int) -> None:
         """Show that so many rounds of so many are done."""
         self._progress.update(self._task, description=what, completed=done, total=of)
-
-
-def _measure_here(plan: Plan, tell: Tell) -> Report:
-    from hvdkit.need import need
-
-    need("torch", "torch")
-    from hvdkit.tools.bench.rank import measure
-
-    return measure(plan, tell)
 
 
 def _say_nothing(what: str, done: int, of: int) -> None:

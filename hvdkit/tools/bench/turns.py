@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping
 
-import torch
-
-import hvdkit.torch as hvd
+from hvdkit.engine.job_objects import allgather_object
 
 Call = Callable[[], object]  # a float returned is the seconds of it that do not count
 #: So many calls; the seconds that each took on this rank, or that one took on average.
@@ -16,21 +15,20 @@ Turn = Callable[[int], list[float]]
 _MOST_CALLS = 1000
 
 
-def time_in_a_row(call: Call, count: int) -> list[float]:
-    """The average seconds of a call, of so many in a row, after one that does not count."""
+def time_in_a_row(call: Call, barrier: Call, count: int) -> list[float]:
+    """The average seconds of a call, of so many in a row, after one that does not count. barrier: before the first."""
     call()
-    hvd.barrier()
-    return _time_in_a_row(call, count)
+    barrier()
+    outside, began = 0.0, time.perf_counter()
+    for _ in range(count):
+        uncounted = call()
+        if isinstance(uncounted, float):
+            outside += uncounted
+    return [(time.perf_counter() - began - outside) / count]
 
 
-def time_alone(call: Call, count: int) -> list[float]:
-    """The same in a rank that is not one of hvdkit's, but of Horovod's: only the calls bring the ranks together."""
-    call()
-    return _time_in_a_row(call, count)
-
-
-def time_each(call: Call, count: int, barrier: Call) -> list[float]:
-    """The seconds of each of so many calls, which all ranks begin together. barrier: lets them."""
+def time_each(call: Call, barrier: Call, count: int) -> list[float]:
+    """The seconds of each of so many calls. barrier: before each, so that all ranks begin it together."""
     times = []
     for _ in range(count):
         barrier()
@@ -55,20 +53,11 @@ def take_turns(
     times: dict[str, list[float]] = {name: [] for name in turns}
     for _ in range(rounds):
         for name, turn in turns.items():
-            hvd.barrier()
             times[name].append(_slowest(turn(calls[name])))
         progress()
     return times
 
 
 def _slowest(seconds: list[float]) -> float:
-    return float(hvd.allreduce(torch.tensor(seconds, dtype=torch.float64), op=hvd.Max).median())
-
-
-def _time_in_a_row(call: Call, count: int) -> list[float]:
-    outside, began = 0.0, time.perf_counter()
-    for _ in range(count):
-        uncounted = call()
-        if isinstance(uncounted, float):
-            outside += uncounted
-    return [(time.perf_counter() - began - outside) / count]
+    """Collective, so no rank begins another turn before all have ended this one."""
+    return statistics.median(map(max, zip(*allgather_object(seconds), strict=True)))
