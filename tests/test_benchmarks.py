@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import parts
 from benchmarks.__main__ import build_text
 from benchmarks.allreduce import COPIES
 from benchmarks.allreduce import judge as judge_allreduce
@@ -69,7 +68,7 @@ def test_a_part_that_succeeds_fails_or_says_nothing(scripts: dict[str, str]) -> 
 
 
 def test_a_part_that_cannot_be_run_here_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert run_part(Part("a", "", ("x",), root=True), {}).why.startswith("needs root")
     done = run_part(Part("b", "", ("x",), needs=("no_such_package",)), {})
     assert (done.state, done.why) == ("not run", "needs no_such_package")

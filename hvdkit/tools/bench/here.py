@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 
 from hvdkit.errors import MissingDependencyError
-from hvdkit.tools.bench.plan import Plan
+from hvdkit.tools.bench.plan import Plan, Tell
 from hvdkit.tools.bench.report import Report
 
 
@@ -17,7 +16,7 @@ def check_framework(plan: Plan) -> None:
         raise MissingDependencyError(f"hvdkit bench needs {name} here. Run: pip install 'hvdkit[{name}]'")
 
 
-def measure_here(plan: Plan, tell: Callable[[str, int, int], object]) -> Report:
+def measure_here(plan: Plan, tell: Tell) -> Report:
     """Measure the plan as one of the ranks; see rank.measure."""
     check_framework(plan)
     if plan.keras:

@@ -8,17 +8,15 @@ import hvdkit.keras as hvd
 from hvdkit.tools.bench.figures import NO_COMMUNICATION
 from hvdkit.tools.bench.keras_step import join, make_peers
 from hvdkit.tools.bench.machine import describe_machine
-from hvdkit.tools.bench.plan import STEPS, Plan
+from hvdkit.tools.bench.plan import STEPS, Plan, Tell
 from hvdkit.tools.bench.report import Case, Report
-from hvdkit.tools.bench.turns import take_turns
+from hvdkit.tools.bench.turns import count_rounds, take_turns
 
 
-def measure(plan: Plan, tell: Callable[[str, int, int], object]) -> Report:
+def measure(plan: Plan, tell: Tell) -> Report:
     """Measure the step; see rank.measure."""
     work = join(plan.threads)
-    done = iter(range(1, plan.rounds + 1))
-    tell(work, 0, plan.rounds)
-    case = measure_keras_step(plan, work, lambda: tell(work, next(done), plan.rounds))
+    case = measure_keras_step(plan, work, count_rounds(tell, work, plan.rounds, of=plan.rounds))
     return Report("step", NO_COMMUNICATION, hvd.size(), "", hvd.describe(), describe_machine(), [], [case])
 
 

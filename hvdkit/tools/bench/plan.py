@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+#: Is given what is being measured, and how many rounds of how many are done.
+Tell = Callable[[str, int, int], object]
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 STEPS = 15  # of a peer's turn

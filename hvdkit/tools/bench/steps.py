@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,6 @@ from hvdkit.tools.bench.report import Report, read_report, write_report
 from hvdkit.tools.bench.show import print_report
 from hvdkit.tools.bench.start import start_ranks
 from hvdkit.world import read_world
-
-Tell = Callable[[str, int, int], None]
 
 
 def carry_out(options: argparse.Namespace, plan: Plan) -> int:

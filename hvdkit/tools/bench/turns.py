@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from hvdkit.engine.job_objects import allgather_object
+from hvdkit.tools.bench.plan import Tell
 
 Call = Callable[[], object]  # a float returned is the seconds of it that do not count
 #: So many calls; the seconds that each took on this rank, or that one took on average.
@@ -43,6 +44,17 @@ def plan_calls(turns: Mapping[str, Turn], seconds: float) -> dict[str, int]:
     return {name: max(1, min(_MOST_CALLS, int(seconds / _slowest(turn(3))))) for name, turn in turns.items()}
 
 
+def count_rounds(tell: Tell, what: str, rounds: int, *, before: int = 0, of: int) -> Callable[[], None]:
+    """A function to be called after each round, which tells how many are done. before: this work; of: in all."""
+    done = iter(range(before, before + rounds + 1))
+
+    def tell_next() -> None:
+        tell(what, next(done), of)
+
+    tell_next()
+    return tell_next
+
+
 def take_turns(
     turns: Mapping[str, Turn], calls: Mapping[str, int], rounds: int, progress: Callable[[], object] = lambda: None
 ) -> dict[str, list[float]]:
@@ -60,4 +72,5 @@ def take_turns(
 
 def _slowest(seconds: list[float]) -> float:
     """Collective, so no rank begins another turn before all have ended this one."""
-    return statistics.median(map(max, zip(*allgather_object(seconds), strict=True)))
+    slowest: list[float] = [max(each) for each in zip(*allgather_object(seconds), strict=True)]
+    return statistics.median(slowest)
