@@ -16,6 +16,7 @@ from hvdkit.tools.bench.buckets import open_buckets, reduce_buckets
 from hvdkit.tools.bench.figures import IN_BUCKET, KINDS, OURS
 from hvdkit.tools.bench.horovod_job import HorovodJob
 from hvdkit.tools.bench.turns import Call, Turn, time_in_a_row
+from hvdkit.world import WITHOUT_MPI, read_world
 
 _MPI_HAS = frozenset({"float32", "float64", "int32", "int64"})
 
@@ -129,9 +130,7 @@ def _horovod_call(work: Work, ranks: int) -> Call:
 
 
 def _why_no_mpi(work: Work) -> str:
-    from mpi4py import MPI
-
-    if hvd.size() != MPI.COMM_WORLD.size:
+    if read_world().launcher in WITHOUT_MPI:
         return "MPI is not compared: what started the ranks has started no MPI."
     if work.dtype not in _MPI_HAS:
         return f"MPI is not compared: it has no {work.dtype}."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -63,15 +62,16 @@ def tell(options: argparse.Namespace, report: Report, changes: Sequence[Change])
     return int(options.fail_over is not None and bool(failed(changes, options.fail_over)))
 
 
-@dataclass
 class Bar:
-    """How far the measuring is, on stderr if that is a terminal."""
+    """How far the measuring is, on stderr if that is a terminal; shown inside a `with`."""
 
-    def __enter__(self) -> Bar:
+    def __init__(self) -> None:
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task("starting the ranks", total=None)
+
+    def __enter__(self) -> Bar:
         self._progress.start()
         return self
 
