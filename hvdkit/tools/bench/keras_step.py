@@ -32,7 +32,7 @@ def join(threads: int) -> str:
         threading.set_intra_op_parallelism_threads(threads)
         threading.set_inter_op_parallelism_threads(threads)
     hvd.init()
-    return f"Keras on {backend}, MLP, {LAYERS} x {WIDTH}x{WIDTH}"
+    return f"Keras MLP on {backend}"
 
 
 def make_peers(*, alone: bool = False) -> dict[str, Turn]:
