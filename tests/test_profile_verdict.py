@@ -112,7 +112,7 @@ def test_a_slow_network_wants_fewer_bytes() -> None:
     found = analyse(job.record())
     first = found.verdict.advice[0]
     assert first.name == "compression" and first.saves_s == pytest.approx(20 * MS, rel=0.1)
-    assert found.verdict.network.known == "measured"
+    assert found.verdict.network.known == "as this job had it"
     assert found.verdict.network.link.byte_s == pytest.approx(10 * MS / (4 << 20), rel=0.05)
     assert found.verdict.predicted[0].step_s == pytest.approx(found.verdict.parts.step_s)
 
