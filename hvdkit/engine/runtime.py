@@ -6,7 +6,7 @@ import atexit
 import functools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from hvdkit.config import Config, read_config
@@ -50,6 +50,8 @@ class Runtime:
     def facts(self) -> RankFacts:
         """What a recording is to say of this rank."""
         world = self.world
+        measured = getattr(getattr(self.transport, "between", None), "measured", None)  # of transports between hosts
+        link = measured and measured.link
         return RankFacts(
             rank=world.rank,
             size=world.size,
@@ -58,6 +60,7 @@ class Runtime:
             transport=self.transport.name,
             cores=count_cores(),
             fusion_bytes=self.config.fusion_bytes,
+            link=link and (link.latency_s, link.byte_s, link.message_s),
         )
 
 
@@ -137,7 +140,7 @@ def init(
         from hvdkit.engine.record_sender import RecordSender
 
         RECORDER.start()
-        RecordSender(RECORDER, config.profile, asdict(_runtime.facts()))
+        RecordSender(RECORDER, config.profile, _runtime.facts)
     return _runtime
 
 
