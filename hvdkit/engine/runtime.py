@@ -58,7 +58,7 @@ class Runtime:
             host=world.host,
             node=read_node(world.host),
             transport=self.transport.name,
-            cores=count_cores(),
+            cores=self.cores,
             fusion_bytes=self.config.fusion_bytes,
             link=link and (link.latency_s, link.byte_s, link.message_s),
         )
