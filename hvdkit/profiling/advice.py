@@ -74,8 +74,8 @@ def _about_loading(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[
     elif loaders == 0:
         workers = max(1, min(8, int(cores) - 1))
         cure = (
-            f"Training loads it itself: DataLoader(..., num_workers={workers}) does so meanwhile; with fit(), a PyDataset "
-            f"with workers."
+            f"Training loads it itself: DataLoader(..., num_workers={workers}) does so meanwhile; with fit(), a "
+            f"PyDataset with workers."
         )
     else:
         cure = "Load it while training computes: .prefetch(tf.data.AUTOTUNE), workers, or data kept in memory."
