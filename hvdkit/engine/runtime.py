@@ -50,8 +50,8 @@ class Runtime:
     def facts(self) -> RankFacts:
         """What a recording is to say of this rank."""
         world = self.world
-        measured = getattr(getattr(self.transport, "between", None), "measured", None)  # of transports between hosts
-        link = measured and measured.link
+        between = self.transport.between
+        link = between.measured.link if between is not None and between.measured is not None else None
         return RankFacts(
             rank=world.rank,
             size=world.size,
@@ -60,7 +60,7 @@ class Runtime:
             transport=self.transport.name,
             cores=self.cores,
             fusion_bytes=self.config.fusion_bytes,
-            link=link and (link.latency_s, link.byte_s, link.message_s),
+            link=None if link is None else (link.latency_s, link.byte_s, link.message_s),
         )
 
 
