@@ -81,9 +81,9 @@ class PlannedReduction:
 
     A round begins with the first tensor that arrives and ends with finish(). At most `depth` buckets are under way at a
     time: a rank that is so far ahead of the others waits for them.
-    chunk_bytes: see BucketSpec. statistics: added to. engine: of the ranks that the transport spans; knows the plan by
-    its name, for waits that take long and for ranks that join. Opened by all ranks together; raises PlanMismatchError
-    where their tensors differ.
+    chunk_bytes, algorithm: see BucketSpec. statistics: added to. engine: of the ranks that the transport spans; knows
+    the plan by its name, for waits that take long and for ranks that join. Opened by all ranks together; raises
+    PlanMismatchError where their tensors differ.
     """
 
     def __init__(
@@ -98,11 +98,12 @@ class PlannedReduction:
         threaded: bool,
         statistics: Statistics,
         chunk_bytes: int = CHUNK_BYTES,
+        algorithm: str = "auto",
         engine: Engine | None = None,
         name: str = "",
     ) -> None:
         wires = [options.wire_for(tensor.name, tensor.dtype) for tensor in tensors]
-        how = f"{depth} in flight, chunks of {chunk_bytes}, {options}"
+        how = f"{depth} in flight, chunks of {chunk_bytes}, {algorithm} between hosts, {options}"
         check_agreement(transport, describe_plan(tensors, limit_bytes, how))
         self.buckets: tuple[Bucket, ...] = plan_buckets(tensors, limit_bytes, wires)
         self.statistics = statistics
@@ -120,6 +121,7 @@ class PlannedReduction:
                     bucket.wire,
                     bucket.count - bucket.data_count,
                     chunk_bytes,
+                    algorithm,
                 )
                 for bucket in self.buckets
             ],

@@ -113,7 +113,8 @@ class BucketSpec:
 
     count: elements. prescale: factor on each node's sum, before the wire. postscale: factor on the result.
     wire: dtype between hosts, "none" for the bucket's own; or a coding, which leaves the last `exact` elements as they
-    are. chunk_bytes: that a rank sums and hands out at a time, where ranks share memory.
+    are. chunk_bytes: that a rank sums and hands out at a time, where ranks share memory. algorithm: between hosts, see
+    BetweenHosts; that of the transport if it is "auto".
     """
 
     dtype: str
@@ -124,6 +125,7 @@ class BucketSpec:
     wire: Narrow | Coding = "none"
     exact: int = 0
     chunk_bytes: int = CHUNK_BYTES
+    algorithm: str = "auto"
 
     @property
     def narrow(self) -> Narrow:

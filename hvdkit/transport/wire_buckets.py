@@ -40,7 +40,7 @@ class WireCrossing:
         """See Crossing. prescale: spec.prescale, where it has not been applied yet."""
         if coder is None:
             between, sent = self.between, numbers.count * STORAGE[spec.travels_as].itemsize
-            algorithm = between.pick(spec.travels_as, sent)
+            algorithm = between.pick(spec.travels_as, sent, spec.algorithm)
             if algorithm != "library" and self._exchange is not None:
                 yield from self._exchange(
                     numbers, spec, algorithm, between.message_bytes, prescale=prescale, before=before, after=after
