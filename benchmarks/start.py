@@ -8,27 +8,25 @@ has taken its first step, and of what hvdrun took more in a round.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-from hvdkit.launch.mpi import find_mpi
+from benchmarks.rows import Row, build_parser, finish
+from hvdkit.launch.mpi import Mpi, find_mpi
 
 AIM_S = 0.5  # that hvdrun may take more
+_WORK = "start to first step, 2 ranks"
 _SCRIPT = [sys.executable, "-m", "benchmarks.first_step"]
 
 
-def commands() -> dict[str, list[str]]:
-    """The commands to compare. Raises LaunchError where there is no MPI."""
-    mpirun = find_mpi(os.environ, sys.prefix)
-    flags = ["--oversubscribe", "--bind-to", "none"] if mpirun.kind == "open_mpi" else []
+def plan_commands(mpi: Mpi) -> dict[str, list[str]]:
+    """The commands to compare, from starting them to the first step of two ranks."""
+    flags = ["--oversubscribe", "--bind-to", "none"] if mpi.kind == "open_mpi" else []
     return {
-        "mpirun": [mpirun.mpirun, *flags, "-np", "2", *_SCRIPT],
+        "mpirun": [mpi.mpirun, *flags, "-np", "2", *_SCRIPT],
         "hvdrun": [sys.executable, "-m", "hvdkit.launch", "-np", "2", *_SCRIPT],
     }
 
@@ -51,9 +49,9 @@ def time_start(command: list[str]) -> float:
     raise RuntimeError(f"{' '.join(command)} took no step and ended with {job.returncode}:\n{''.join(said)}")
 
 
-def measure(*, rounds: int) -> dict[str, list[float]]:
+def measure(mpi: Mpi, *, rounds: int) -> dict[str, list[float]]:
     """Seconds from each command to its first step, in every round."""
-    made = commands()
+    made = plan_commands(mpi)
     times: dict[str, list[float]] = {name: [] for name in made}
     for command in made.values():
         time_start(command)
@@ -63,24 +61,25 @@ def measure(*, rounds: int) -> dict[str, list[float]]:
     return times
 
 
-def summarise(times: dict[str, list[float]]) -> dict[str, float]:
-    """The median seconds of each, and "more": the median of what hvdrun took more in a round."""
-    medians = {name: statistics.median(each) for name, each in times.items()}
-    more = [ours - plain for ours, plain in zip(times["hvdrun"], times["mpirun"], strict=True)]
-    return {**medians, "more": statistics.median(more)}
+def judge(times: dict[str, list[float]]) -> list[Row]:
+    """Rows of the two, the aim for hvdrun with the median of what it took more within a round."""
+    ours, plain = times["hvdrun"], times["mpirun"]
+    more = statistics.median(mine - other for mine, other in zip(ours, plain, strict=True))
+    ratio = statistics.median(mine / other for mine, other in zip(ours, plain, strict=True))
+    aim = f"at most {AIM_S:g} s more; here {more:.2f} s"
+    return [
+        Row(_WORK, "mpirun", statistics.median(plain)),
+        Row(_WORK, "hvdrun", statistics.median(ours), ratio, "mpirun", aim, more <= AIM_S),
+    ]
 
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = build_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write the numbers there as well")
     options = parser.parse_args()
-    summary = summarise(measure(rounds=options.rounds))
-    print("| to the first step | mpirun | hvdrun | more | aim |\n|---|---|---|---|---|")
-    print("| 2 ranks | " + " | ".join(f"{seconds:.2f} s" for seconds in summary.values()) + f" | {AIM_S:.2f} s more |")
-    if options.json:
-        options.json.write_text(json.dumps(summary, indent=1))
+    mpi = find_mpi(os.environ, sys.prefix)
+    finish(judge(measure(mpi, rounds=options.rounds)), f"mpirun of {mpi.name} {mpi.version}.", options.json)
 
 
 if __name__ == "__main__":
