@@ -22,7 +22,16 @@ from hvdkit.engine.recording import PlanFacts
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.watch import Watch
 from hvdkit.errors import RankLostError
-from hvdkit.transport.base import CHUNK_BYTES, STORAGE, Arithmetic, BucketSpec, Buffer, Transport, make_buffer
+from hvdkit.transport.base import (
+    CHUNK_BYTES,
+    STORAGE,
+    Arithmetic,
+    BucketSpec,
+    Buffer,
+    Elsewhere,
+    Transport,
+    make_buffer,
+)
 from hvdkit.transport.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -68,12 +77,11 @@ class Gradients(Protocol):
 class Filled:
     """How a bucket was filled.
 
-    absent: indices of the tensors that this rank does not have. elsewhere: (first element, numbers), rising, of what
-    stayed where it is, and is reduced there.
+    absent: indices of the tensors that this rank does not have. elsewhere: rising, what stayed where it is.
     """
 
     absent: frozenset[int]
-    elsewhere: Sequence[tuple[int, Buffer]] = ()
+    elsewhere: Sequence[Elsewhere] = ()
 
 
 class PlannedReduction:

@@ -144,6 +144,19 @@ def see_as(memory: NDArray[np.uint8], spec: BucketSpec) -> Buffer:
     return Buffer(memory[: spec.count * storage.itemsize].view(storage), spec.dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Numbers of a bucket that are not in its memory.
+
+    first: element of the bucket. source: the numbers. target: where the result goes, `source` itself or as much memory
+    that does not overlap it. Both are left alone until the bucket is reduced.
+    """
+
+    first: int
+    source: Buffer
+    target: Buffer
+
+
 class Buckets(Protocol):
     """The buckets of one plan in memory of the transport's choice, reduced in place, again and again.
 
@@ -161,10 +174,10 @@ class Buckets(Protocol):
     memory: Sequence[Buffer]
     own: Sequence[tuple[int, int]]
 
-    def start(self, index: int, elsewhere: Sequence[tuple[int, Buffer]] = ()) -> None:
+    def start(self, index: int, elsewhere: Sequence[Elsewhere] = ()) -> None:
         """This rank's bucket is full: reduce it once the others' are.
 
-        elsewhere: (first element, numbers), rising, within own[index]: instead of memory's, and reduced in place.
+        elsewhere: instead of memory's numbers; rising, within own[index].
         """
 
     def advance(self) -> bool:
@@ -187,16 +200,17 @@ class Buckets(Protocol):
         """Free the memory; a collective call."""
 
 
-def whole(memory: Buffer, own: tuple[int, int], elsewhere: Sequence[tuple[int, Buffer]]) -> list[tuple[int, Buffer]]:
-    """The elements from own[0] up to own[1] as (first element, numbers): those elsewhere, between them memory's."""
-    found: list[tuple[int, Buffer]] = []
+def whole(memory: Buffer, own: tuple[int, int], elsewhere: Sequence[Elsewhere]) -> list[Elsewhere]:
+    """The elements from own[0] up to own[1]: those elsewhere, and between them memory's, which are reduced in place."""
+    found: list[Elsewhere] = []
     at = own[0]
-    for first, numbers in (*elsewhere, (own[1], memory.slice(own[1], own[1]))):
-        if at < first:
-            found.append((at, memory.slice(at, first)))
-        if numbers.count:
-            found.append((first, numbers))
-        at = first + numbers.count
+    for one in (*elsewhere, Elsewhere(own[1], empty := memory.slice(own[1], own[1]), empty)):
+        if at < one.first:
+            numbers = memory.slice(at, one.first)
+            found.append(Elsewhere(at, numbers, numbers))
+        if one.source.count:
+            found.append(one)
+        at = one.first + one.source.count
     return found
 
 

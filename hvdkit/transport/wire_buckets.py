@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from hvdkit.transport.base import STORAGE, Arithmetic, BucketSpec, Buffer, Reached, nothing, plan_depth, see_as
+from hvdkit.transport.base import (
+    STORAGE,
+    Arithmetic,
+    BucketSpec,
+    Buffer,
+    Elsewhere,
+    Reached,
+    nothing,
+    plan_depth,
+    see_as,
+)
 from hvdkit.transport.between import BetweenHosts
 from hvdkit.transport.buckets import SteppedBuckets
 from hvdkit.transport.coding import Coder, open_coder, sent_bytes
@@ -85,7 +95,7 @@ class WireBuckets(SteppedBuckets):
         self._coders = [open_coder(spec, (0, spec.count)) for spec in specs]
         self.sent_bytes = sum(map(sent_bytes, specs, self._coders, self.memory))
 
-    def steps(self, index: int, elsewhere: Sequence[tuple[int, Buffer]]) -> Iterator[bool]:
+    def steps(self, index: int, elsewhere: Sequence[Elsewhere]) -> Iterator[bool]:
         """See SteppedBuckets."""
         spec, memory = self._specs[index], self.memory[index]
         return self._crossing(memory, spec, spec.prescale, coder=self._coders[index])
