@@ -10,17 +10,16 @@ import sys
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, random_split
+from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
 
 import hvdkit.torch as hvd  # hvd
 
 
-def read_digits() -> tuple[torch.utils.data.Dataset, torch.utils.data.Dataset]:
+def read_digits() -> list[Subset[tuple[torch.Tensor, ...]]]:
     """Split 1797 images of 8 x 8 pixels into 1437 to train on and 360 to test with, always the same."""
     images, labels = load_digits(return_X_y=True)
     dataset = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
-    train, test = random_split(dataset, [1437, 360], torch.Generator().manual_seed(0))
-    return train, test
+    return random_split(dataset, [1437, 360], torch.Generator().manual_seed(0))
 
 
 def main(args: argparse.Namespace) -> int:

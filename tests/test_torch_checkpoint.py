@@ -25,7 +25,7 @@ from hvdkit.torch.checkpoint import TorchKept
 
 pytestmark = pytest.mark.ranks
 
-STEPS = 12  # two epochs of 6 steps on two ranks
+NEVER = 1000  # steps; on two ranks there are twelve, in two epochs
 NUMBERS = TensorDataset(torch.arange(48, dtype=torch.float32).reshape(48, 1))
 
 
@@ -89,9 +89,9 @@ def train_and_be_told_to_end(directory: Path, steps: int, workers: int = 0) -> A
 
 @pytest.mark.parametrize(("steps", "workers"), [(4, 0), (6, 1)])
 def test_a_training_that_was_ended_goes_on_to_the_same_bits(tmp_path: Path, steps: int, workers: int) -> None:
-    whole = run_ranks(2, train, tmp_path / "never", STEPS + 1)
+    whole = run_ranks(2, train, tmp_path / "never", NEVER)
     assert run_ranks(2, train_and_be_told_to_end, tmp_path / "a", steps, workers=workers) == [75, 75]
-    resumed = run_ranks(2, train, tmp_path / "a", STEPS + 1, resume=True)
+    resumed = run_ranks(2, train, tmp_path / "a", NEVER, resume=True)
     for (parameters, seen), (expected, all_seen) in zip(resumed, whole, strict=True):
         assert parameters == expected
         assert seen == all_seen[4 * steps :]
@@ -101,7 +101,7 @@ def test_another_number_of_ranks_goes_on_with_the_samples_that_are_left(tmp_path
     assert run_ranks(2, train_and_be_told_to_end, tmp_path, 3) == [75, 75]
     used = 3 * 4 * 2
     for size in (1, 3):
-        results = run_ranks(size, train, tmp_path, STEPS + 1, resume=True)
+        results = run_ranks(size, train, tmp_path, NEVER, resume=True)
         assert all(parameters == results[0][0] for parameters, _ in results)
         first_epoch = [one for _, seen in results for one in seen[: (48 - used) // size]]
         order = hvd.data.ShardedSampler(NUMBERS, rank=0, size=1)
@@ -148,7 +148,7 @@ def errors_of(directory: Path) -> list[str]:
     """What is said of checkpoints that cannot be loaded, or made; the first that is there is whole."""
     said = []
     with joined():
-        kept = {"model": nn.Linear(2, 2)}
+        kept: dict[str, Any] = {"model": nn.Linear(2, 2)}
         hvd.checkpoint.save(directory, **kept)
 
         def load(**other: Any) -> None:
@@ -173,6 +173,7 @@ def errors_of(directory: Path) -> list[str]:
     return said
 
 
+@pytest.mark.native("rank 0 and its disk, whatever the engine")
 def test_what_does_not_fit_is_an_error_on_every_rank(tmp_path: Path) -> None:
     first, second = run_ranks(2, errors_of, tmp_path)
     assert first == second
@@ -198,10 +199,12 @@ def load_evil(directory: Path) -> str:
     with joined():
         model = nn.Linear(2, 2)
         if hvd.rank() == 0:
-            for number, write in enumerate((torch.save, lambda it, path: path.write_bytes(pickle.dumps(it)))):
+            for number in range(2):
                 shelf = Shelf(directory / str(number))
                 folder = shelf.begin()
-                write({"model": Evil()}, folder / "state.pt")
+                torch.save({"model": Evil()}, folder / "state.pt")
+                if number == 1:  # torch's older form is a pickle as it is
+                    (folder / "state.pt").write_bytes(pickle.dumps({"model": Evil()}))
                 (folder / "values.json").write_text(json.dumps({"values": {}, "random": []}))
                 shelf.commit(folder, {})
         hvd.barrier()
@@ -213,6 +216,7 @@ def load_evil(directory: Path) -> str:
         return said
 
 
+@pytest.mark.native("rank 0 and its disk, whatever the engine")
 def test_a_file_from_anybody_executes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for said in run_ranks(2, load_evil, tmp_path, fresh=True):
@@ -238,6 +242,7 @@ def overwritten_while_it_is_saved(directory: Path) -> tuple[str, str]:
         return there, hashlib.sha256(np.ascontiguousarray(saved.numpy()).tobytes()).hexdigest()
 
 
+@pytest.mark.native("rank 0 and its disk, whatever the engine")
 def test_training_may_go_on_while_it_is_saved(tmp_path: Path) -> None:
     there, saved = run_ranks(2, overwritten_while_it_is_saved, tmp_path)[0]
     assert there == saved

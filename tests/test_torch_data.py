@@ -84,6 +84,18 @@ def test_the_loop_may_say_how_many_samples_it_used() -> None:
     assert sampler.state_dict(given=1)["used"] == 2
 
 
+def test_what_was_trained_on_counts_where_workers_have_fetched_ahead() -> None:
+    sampler = ShardedSampler(range(10), rank=0, size=1)
+    assert len(list(sampler)) == 10
+    sampler.record_batch(0, 4)
+    assert sampler.state_dict() == {"epoch": 0, "used": 4, "seed": 0}
+    sampler.record_batch(1, 6)
+    assert sampler.state_dict() == {"epoch": 1, "used": 0, "seed": 0}
+    assert sampler.state_dict(given=sampler.trained) == {"epoch": 0, "used": 10, "seed": 0}
+    sampler.set_epoch(1)
+    assert sampler.state_dict() == {"epoch": 1, "used": 0, "seed": 0}
+
+
 def test_the_state_after_an_epoch_is_the_start_of_the_next() -> None:
     sampler = ShardedSampler(TEN, rank=0, size=2)
     list(sampler)

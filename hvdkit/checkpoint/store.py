@@ -53,9 +53,13 @@ class Store:
         began_s = time.perf_counter()
         text = _as_json({"values": self.values, "random": randoms})
         about = {"framework": self._kept.framework, "ranks": len(randoms), "unix_time": round(time.time(), 3)}
-        folder = self._shelf.begin()
-        with self._shelf.removing(folder):
-            write = self._kept.copy(folder, during_epoch=during_epoch)
+        what = f"saving a checkpoint to {self._shelf.path}"
+        try:
+            folder = self._shelf.begin()
+            with self._shelf.removing(folder):
+                write = self._kept.copy(folder, during_epoch=during_epoch)
+        except OSError as error:
+            raise CheckpointError(f"{what} failed: {error}") from error
         copied_s = time.perf_counter() - began_s
 
         def finish() -> None:
@@ -66,7 +70,7 @@ class Store:
             took_s = time.perf_counter() - began_s
             logger.info("%s: copied in %.2f s, on the disk after %.2f s", self._shelf.folder(number), copied_s, took_s)
 
-        self._writer.start(finish, f"saving a checkpoint to {self._shelf.path}")
+        self._writer.start(finish, what)
 
     def load(self) -> bool:
         """Take the newest checkpoint that is whole, on all ranks, whose number may be another; every rank calls it.
@@ -107,12 +111,11 @@ class Store:
             folder = self._shelf.folder(number)
             place = str(folder)
             told = json.loads((folder / _VALUES).read_text())
+            if different := sorted(self.values.keys() ^ told["values"].keys()):
+                raise ValueError(f"{', '.join(different)} is in one only of the checkpoint and what is to be kept")
             self._kept.read(folder)
         except Exception as error:  # of whatever kind, all ranks have to hear of it
             return place, f"{place or self._shelf.path} cannot be loaded: {type(error).__name__}: {error}", {}
-        unknown = sorted(self.values.keys() ^ told["values"].keys())
-        if unknown:
-            return place, f"{place}: {', '.join(unknown)} is in one only of the checkpoint and what is to be kept.", {}
         return place, "", told
 
     def _check_equal(self, place: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def load(directory: str | os.PathLike[str], *, model: keras.Model, **values: Any
 class KerasKept:
     """A model, with its optimizer; see Kept. Its file is what model.save_weights() writes, which holds both."""
 
-    files = (_FILE,)
+    files: Sequence[str] = (_FILE,)
     framework = f"keras {keras.__version__} on {keras.backend.backend()}"
 
     def __init__(self, model: keras.Model) -> None:

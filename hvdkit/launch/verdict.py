@@ -188,8 +188,8 @@ def judge(
     """
     code = 128 - status if status < 0 else status
     if ranks.saved:
-        told = f"saved, not finished: ended with exit code {TRY_AGAIN}; the same command goes on from there."
-        return Verdict(TRY_AGAIN, (told,))
+        how = f"saved, not finished: ended with exit code {TRY_AGAIN}; the same command goes on from there."
+        return Verdict(TRY_AGAIN, (how,))
     if interrupted:
         name = "Ctrl-C" if interrupted == signal.SIGINT else signal.Signals(interrupted).name
         return Verdict(128 + interrupted, (f"{name}: ended {_count(len(ranks.hosts))}.",))

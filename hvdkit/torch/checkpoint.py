@@ -6,7 +6,7 @@ import copy
 import hashlib
 import io
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,8 @@ class Checkpoints(TrainingCheckpoints):
     def __init__(
         self, directory: str | os.PathLike[str], *, every_s: float = 600.0, keep: int = 3, **things: Any
     ) -> None:
-        super().__init__(directory, *_sort(things), every_s=every_s, keep=keep)
+        kept, values = _sort(things)
+        super().__init__(directory, kept, values, every_s=every_s, keep=keep)
 
 
 def save(directory: str | os.PathLike[str], *, keep: int = 3, **things: Any) -> None:
@@ -50,7 +51,8 @@ def save(directory: str | os.PathLike[str], *, keep: int = 3, **things: Any) -> 
 
     Raises CheckpointError, on rank 0, if it could not be written.
     """
-    store = Store(directory, *_sort(things), keep=keep)
+    kept, values = _sort(things)
+    store = Store(directory, kept, values, keep=keep)
     store.save()
     store.wait()
 
@@ -61,7 +63,8 @@ def load(directory: str | os.PathLike[str], **things: Any) -> dict[str, Any] | N
     Returns the numbers and texts among them, as they were saved; None if there is no checkpoint. Raises as
     Checkpoints.load().
     """
-    store = Store(directory, *_sort(things), keep=1)
+    kept, values = _sort(things)
+    store = Store(directory, kept, values, keep=1)
     return store.values if store.load() else None
 
 
@@ -77,7 +80,7 @@ def _has_state(thing: Any) -> bool:
 class TorchKept:
     """What has state_dict() and load_state_dict(), by name; see Kept."""
 
-    files = (_FILE,)
+    files: Sequence[str] = (_FILE,)
     framework = f"torch {torch.__version__}"
 
     def __init__(self, things: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -100,20 +101,52 @@ def test_hvdrun_needs_neither_hosts_nor_number_in_an_allocation(slurm: Slurm, tm
     assert (code, said(output)) == (0, FOUR), output
 
 
-def test_the_script_that_submit_shows_trains(slurm: Slurm, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    shim = tmp_path / "bin" / "hvdrun"  # the checkout need not be installed
+def write_script(slurm: Slurm, folder: Path, options: list[str], command: list[str]) -> tuple[str, dict[str, str]]:
+    """What hvdkit submit shows for two nodes, without its first line, and the variables to submit it with."""
+    shim = folder / "bin" / "hvdrun"  # the checkout need not be installed
     shim.parent.mkdir()
     shim.write_text(f'#!/bin/sh\nexec {HVDRUN} "$@"\n')
     shim.chmod(0o755)
     where = environment()
     where["PATH"] = f"{shim.parent}:{where['PATH']}"
-    digits = ROOT / "examples" / "pytorch_digits.py"
     submit = [sys.executable, "-m", "hvdkit", "submit", "--dry-run", "--scheduler", "slurm", "--nodes", "2"]
-    submit += ["--tasks-per-node", "1", "--time", "10m", "--", "python", str(digits)]
-    shown = slurm.run(*submit, "--epochs", "4", "--min-accuracy", "0.8", env=where, cwd=tmp_path)
+    submit += ["--tasks-per-node", "1", "--time", "10m", *options, "--", "python", *command]
+    shown = slurm.run(*submit, env=where, cwd=folder)
     assert shown.returncode == 0, shown.stderr
-    body = shown.stdout.removeprefix("#!/bin/bash\n")
+    return shown.stdout.removeprefix("#!/bin/bash\n"), where
+
+
+def test_the_script_that_submit_shows_trains(slurm: Slurm, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    digits = [str(ROOT / "examples" / "pytorch_digits.py"), "--epochs", "4", "--min-accuracy", "0.8"]
+    body, where = write_script(slurm, tmp_path, [], digits)
     code, output = slurm.batch(tmp_path, body, env=where, timeout=80)
     assert code == 0, output
     assert "2 ranks on 2 hosts (node1: 1, node2: 1)" in output
+
+
+def test_a_job_that_is_warned_saves_is_requeued_and_goes_on_and_one_that_is_cancelled_is_not(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    digits = [str(ROOT / "examples" / "pytorch_resumable_digits.py"), "--epochs", "100000"]
+    body, where = write_script(slurm, tmp_path, ["--requeue", "--signal", "USR1@60"], digits)
+    script, output = tmp_path / "job.sh", tmp_path / "job.out"
+    script.write_text(f"#!/bin/bash\n{body}")
+    output.touch()
+    words = ["sbatch", "--parsable", f"--output={output}", f"--chdir={tmp_path}", str(script)]
+    job = slurm.run(*words, env=where).stdout.strip()
+
+    def show() -> str:
+        return slurm.run("scontrol", "--oneliner", "show", "job", job).stdout
+
+    slurm.wait_for(lambda: "epoch 2 " in output.read_text(), 40)
+    slurm.run("scancel", "--signal=USR1", "--batch", job)  # as Slurm does before the time is up
+    slurm.wait_for(lambda: "Restarts=1" in show() and "JobState=PENDING" in show(), 30)
+    assert "saved, not finished: ended with exit code 75" in output.read_text()
+    time.sleep(2)  # within a second it would fail with a revoked credential
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    slurm.wait_for(lambda: re.search(r"going on from (.|\n)*epoch", output.read_text()), 40)
+    slurm.run("scancel", job)
+    slurm.wait_for(lambda: "JobState=CANCELLED" in show() and not slurm.lab.strays(), 30)
+    assert "Restarts=1" in show()
