@@ -4,18 +4,17 @@
 
 Nothing is started and no network is used: see simulated_ranks.py for what is counted, and with which link. Each row is
 of the rank that has most to do; "flat" is the same negotiation with every rank announcing to rank 0, as it was before
-there was a tree. log2 is how much more a tree of binary steps would have to do than among 2 ranks.
+there was a tree. The aim: no more rounds, and messages of one rank, than 8 times log2 of the ranks.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from math import log2
 from pathlib import Path
 
+from benchmarks.rows import Row, write_rows
 from benchmarks.simulated_ranks import Cost, SimulatedMailbox, Wire, run_simulated
 from hvdkit.config import Config
 from hvdkit.engine.agreement import check_agreement
@@ -27,14 +26,15 @@ from hvdkit.engine.negotiator import Negotiator
 from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.stall import Stalls
 from hvdkit.engine.tree import FANOUT
+from hvdkit.tools.bench.figures import show_time
 from hvdkit.transport.small import gather_ints
 
+MOST = 8  # rounds, and messages, for each doubling of the ranks: init() gathers four times, at two messages each
 _NAMES = 50
-_SIZES = [2**power for power in range(1, 13)]
 
 
 class SimulatedRank:
-    """One rank's negotiator, and all that it has heard: "ready NAME", "failed NAME", "joined" or "closed"."""
+    """A rank's negotiator, and what it has heard: "ready NAME", "failed NAME: WHY", "joined LAST", "closed: WHY"."""
 
     def __init__(self, wire: Wire, rank: int, fanout: int) -> None:
         self.heard: list[str] = []
@@ -57,7 +57,8 @@ class SimulatedRank:
                 directory = self.negotiator.directory
                 self.heard += [f"ready {directory[number].name}" for number in answer.numbers.tolist()]
             elif isinstance(answer, Ready):
-                self.heard.append(f"ready {answer.name}")
+                without = f" without {sorted(answer.joined)}" if answer.joined else ""
+                self.heard.append(f"ready {answer.name}{without}")
             elif isinstance(answer, Failed):
                 self.heard.append(f"failed {answer.name}: {answer.why}")
             elif isinstance(answer, AllJoined):
@@ -116,6 +117,11 @@ def negotiate(size: int, fanout: int = FANOUT) -> tuple[Cost, Cost]:
     return costs[0], costs[3]
 
 
+def is_logarithmic(cost: Cost) -> bool:
+    """Is the aim met?"""
+    return max(cost.rounds, cost.messages) <= MOST * log2(cost.ranks)
+
+
 def agree_on_plan(size: int) -> Cost:
     """The cost of check_agreement() on the plan of 200 tensors."""
     plan = describe_plan([TensorSpec(f"layer.{at}.weight", 4096, "float32") for at in range(200)], 2**23, "average")
@@ -153,18 +159,19 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 8, 64, 512, 1024])
     parser.add_argument("--json", type=Path, help="write the numbers there as well")
     options = parser.parse_args()
-    results: dict[str, list[Cost]] = {}
+    rows = []
     for name, work in WORKS.items():
-        print(f"\n| {name}: ranks | microseconds | rounds | messages | bytes | log2 |\n|{'---|' * 6}")
-        results[name] = []
+        print(f"\n| {name}: ranks | time | rounds | messages | bytes |\n|{'---|' * 5}")
         for size in options.ranks:
             cost = work(size)
-            results[name].append(cost)
-            cells = [size, f"{1e6 * cost.seconds:.0f}", cost.rounds, cost.messages, cost.nbytes, f"{log2(size):.1f}"]
+            met = None if "flat" in name else is_logarithmic(cost)
+            miss = ", missed" if met is False else ""
+            cells = [size, show_time(cost.seconds), cost.rounds, f"{cost.messages}{miss}", cost.nbytes]
             print(f"| {' | '.join(map(str, cells))} |", flush=True)
+            aim = "" if met is None else f"at most {MOST} messages and rounds x log2(ranks)"
+            rows.append(Row(f"{name}, {size} ranks", "hvdkit, simulated", cost.seconds, aim=aim, met=met))
     if options.json:
-        told = {name: [asdict(cost) for cost in costs] for name, costs in results.items()}
-        options.json.write_text(json.dumps(told, indent=1))
+        write_rows(options.json, "simulated ranks", rows)
 
 
 if __name__ == "__main__":

@@ -110,15 +110,13 @@ class Collector:
         if self._joining:
             self._joining_since_s = min(self._joining_since_s, now_s)
         joins = self._joining and (self._joining_since_s < before_s or self._joined == self._everyone)
-        if joins:
-            before_s = math.inf  # what a rank has announced before it joined goes ahead of that
         if joins or all_of_it or now_s >= self._next_look_s:
             self._next_look_s = now_s + HOLD_S / 4
             for name in self._roll.names(before_s):
                 self._one_by_one(name)
             for name in [name for name, held in self._held.items() if held.since_s < before_s]:
                 self._pass_on(name)
-        if joins:
+        if joins:  # after what these ranks have announced before, which has been held for longer
             self._items.append(("", JOINING, self._joining))
             self._joining, self._joining_since_s = 0, math.inf
         numbers, self._numbers = self._numbers, []

@@ -44,9 +44,13 @@ def ring_s(link: Link, hosts: int, nbytes: float) -> float:
 
 
 def doubling_s(link: Link, hosts: int, nbytes: float) -> float:
-    """Seconds: all of it to a partner twice as far each time; hosts beyond a power of two give and take at the ends."""
-    rounds = int(log2(hosts)) + (0 if hosts & (hosts - 1) == 0 else 2)
-    return rounds * (link.latency_s + link.message_s + link.byte_s * nbytes)
+    """Seconds: all of it to a partner twice as far each time; hosts beyond a power of two give and take at the ends.
+
+    What these give goes one way while what they take goes the other, so it is on the wire at the same time.
+    """
+    more = 0 if hosts & (hosts - 1) == 0 else 1
+    rounds = int(log2(hosts))
+    return (rounds + 2 * more) * (link.latency_s + link.message_s) + (rounds + more) * link.byte_s * nbytes
 
 
 def halving_s(link: Link, hosts: int, nbytes: float) -> float:
@@ -65,8 +69,9 @@ def pieces_s(link: Link, hosts: int, nbytes: float) -> float:
 
 
 def tree_s(link: Link, hosts: int, nbytes: float) -> float:
-    """Seconds: up a binary tree and down again."""
-    return 2 * ceil(log2(hosts)) * (link.latency_s + link.message_s + link.byte_s * nbytes)
+    """Seconds: up a binary tree and down again; segments go down while others still go up."""
+    levels = ceil(log2(hosts))
+    return 2 * levels * (link.latency_s + link.message_s) + levels * link.byte_s * nbytes
 
 
 ALGORITHMS: dict[str, Callable[[Link, int, float], float]] = {

@@ -31,7 +31,8 @@ class Cluster:
 
     link: between any two hosts, shared by a host's ranks. local_byte_s: seconds for each byte that the ranks of a host
     reduce among themselves. overlap: how much of the communication that could hide behind backward does, 0 to 1.
-    algorithm: of cost.ALGORITHMS, between hosts; "" for the cheapest at each size.
+    algorithm: of cost.ALGORITHMS, between hosts; "" for the cheapest at each size. start_s: of every allreduce between
+    hosts, however many there are.
     """
 
     link: Link
@@ -39,6 +40,7 @@ class Cluster:
     local_byte_s: float = 0.0
     overlap: float = 1.0
     algorithm: str = ""
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def reduce_s(cluster: Cluster, hosts: int, nbytes: float) -> float:
     if hosts == 1:
         return local
     name = cluster.algorithm or cheapest(cluster.link, hosts, nbytes)
-    return local + ALGORITHMS[name](cluster.link, hosts, nbytes)
+    return local + cluster.start_s + ALGORITHMS[name](cluster.link, hosts, nbytes)
 
 
 def predict_step(work: Work, cluster: Cluster, hosts: int) -> Prediction:
