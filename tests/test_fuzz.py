@@ -24,6 +24,7 @@ from hvdkit.launch import arrivals, cli, facts, horovod_config, mpi, network, pr
 from hvdkit.launch.agent import place, prefix
 from hvdkit.launch.allocation import read_allocation
 from hvdkit.launch.hosts import AUTO, DIALECTS, files, horovod, lsf, names, openmpi, ranges, reading, slurm
+from hvdkit.tools.build_horovod import progress, versions
 from hvdkit.tools.doctor import script
 from hvdkit.tools.doctor.checks import scheduler as doctor_scheduler
 from hvdkit.tools.doctor.look import accelerators, system
@@ -196,6 +197,9 @@ TEXTS: dict[str, Parser] = {
     "tools.doctor.script.read_script": Parser(
         _in_file(script.read_script), ["import torch\n", "if x:\n", "  ", "(", ")", "x"]
     ),
+    "tools.build_horovod.versions.parse_numbers": Parser(versions.parse_numbers, ["2", ".", "+cpu", "rc1"]),
+    "tools.build_horovod.versions.parse_torch_cuda": Parser(versions.parse_torch_cuda, ["cuda", " = ", "'12.1'", "\n"]),
+    "tools.build_horovod.progress.parse_step": Parser(progress.parse_step, ["[ 12%]", " Building ", "a/b.o", "/"]),
     "tools.stacks.dump.parse_dump": Parser(dump.parse_dump, ['  File "x", line ', " in f", "Thread 0x1 (most):", "\n"]),
 }
 
@@ -345,6 +349,8 @@ REACHED = {
             *("deepspeed", "horovod", "hydra", "kubernetes", "lsf", "openmpi", "pbs", "plain", "sge", "slurm"),
         )
     },
+    "launch.hosts.names.parse_list": "the same",
+    "launch.reports.parse_processes": "launch.reports.parse_doing",
     "launch.hosts.intel.parse_hostfile": "the same",
     "launch.hosts.intel.parse_machinefile": "the same",
     "launch.hosts.files.parse_hostfile": "the same",
