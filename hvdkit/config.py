@@ -5,6 +5,7 @@ An argument beats an HVDKIT_ variable, which beats Horovod's variable of the sam
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -29,7 +30,10 @@ def parse_bytes(text: str) -> int:
     """Turn "4194304", "4096k", "4m" or "1g" (binary multiples, any case) into a number of bytes."""
     word = text.strip().lower().removesuffix("b").removesuffix("i")
     factor = {"k": 1024, "m": MIB, "g": 1024 * MIB}.get(word[-1:], 1)
-    return int(float(word.rstrip("kmg")) * factor)
+    number = float(word.rstrip("kmg")) * factor
+    if not math.isfinite(number):
+        raise ValueError(f"{text!r} is no number of bytes")
+    return int(number)
 
 
 def choice(*names: str) -> Callable[[str], str]:

@@ -19,11 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hvdkit import config, world
-from hvdkit.errors import ConfigError, HostfileError, HvdkitError, LaunchError, TransportError, WorldError
+from hvdkit.errors import ConfigError, HostfileError, HvdkitError, LaunchError, ProfileError, TransportError, WorldError
 from hvdkit.launch import arrivals, cli, facts, horovod_config, mpi, network, preflight, reports, starter_flags
-from hvdkit.launch.agent import place, prefix
+from hvdkit.launch.agent import place, prefix, topology
 from hvdkit.launch.allocation import read_allocation
 from hvdkit.launch.hosts import AUTO, DIALECTS, files, horovod, lsf, names, openmpi, ranges, reading, slurm
+from hvdkit.profiling import network as profiled
+from hvdkit.tools.build_horovod import progress, versions
 from hvdkit.tools.doctor import script
 from hvdkit.tools.doctor.checks import scheduler as doctor_scheduler
 from hvdkit.tools.doctor.look import accelerators, system
@@ -196,6 +198,11 @@ TEXTS: dict[str, Parser] = {
     "tools.doctor.script.read_script": Parser(
         _in_file(script.read_script), ["import torch\n", "if x:\n", "  ", "(", ")", "x"]
     ),
+    "tools.build_horovod.versions.parse_numbers": Parser(versions.parse_numbers, ["2", ".", "+cpu", "rc1"]),
+    "tools.build_horovod.versions.parse_torch_cuda": Parser(versions.parse_torch_cuda, ["cuda", " = ", "'12.1'", "\n"]),
+    "tools.build_horovod.progress.parse_step": Parser(progress.parse_step, ["[ 12%]", " Building ", "a/b.o", "/"]),
+    "launch.agent.topology.parse_cpus": Parser(topology.parse_cpus, ["0", "-", ",", "0-999"]),
+    "profiling.network.parse_network": Parser(profiled.parse_network, ["10", "gbit", ",", "30", "us"], (ProfileError,)),
     "tools.stacks.dump.parse_dump": Parser(dump.parse_dump, ['  File "x", line ', " in f", "Thread 0x1 (most):", "\n"]),
 }
 
@@ -345,6 +352,10 @@ REACHED = {
             *("deepspeed", "horovod", "hydra", "kubernetes", "lsf", "openmpi", "pbs", "plain", "sge", "slurm"),
         )
     },
+    "launch.hosts.names.parse_list": "the same",
+    "profiling.recordings.parse_facts": "read_recordings, of files that hvdkit profile has written",
+    "profiling.recordings.parse_plan": "the same",
+    "launch.reports.parse_processes": "launch.reports.parse_doing",
     "launch.hosts.intel.parse_hostfile": "the same",
     "launch.hosts.intel.parse_machinefile": "the same",
     "launch.hosts.files.parse_hostfile": "the same",
@@ -389,9 +400,9 @@ def test_a_long_text_takes_no_long_time(name: str) -> None:
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("name", {**VARIABLES, **MESSAGES})
+@pytest.mark.parametrize("name", [*VARIABLES, *MESSAGES])
 def test_any_variables_and_any_message(name: str) -> None:
-    call, values, raises = {**VARIABLES, **MESSAGES}[name]
+    call, values, raises = VARIABLES[name] if name in VARIABLES else MESSAGES[name]
 
     @EXAMPLES
     @given(values)

@@ -96,7 +96,8 @@ def _trains(planted: bool) -> str:
                 assert step == 5  # one check was before
                 return str(error)
             if planted and step == 3 and hvd.rank() == 1:
-                model[1].bias.data[1] = torch.nextafter(model[1].bias.data[1], torch.tensor(9.0))  # the last bit
+                bias = model.get_parameter("1.bias").data
+                bias[1] = torch.nextafter(bias[1], torch.tensor(9.0))  # the last bit
         return ""
 
 

@@ -14,6 +14,7 @@ from torch_world import joined
 
 import hvdkit.torch as hvd
 from hvdkit.engine import runtime as engine
+from hvdkit.engine.replicas import compare_replicas
 from hvdkit.errors import HorovodInternalError
 
 pytestmark = pytest.mark.native("Horovod reports what stalls itself, in its own words")
@@ -39,6 +40,7 @@ STEPS: dict[str, Callable[[], Any]] = {
     "broadcast_optimizer_state": lambda: hvd.broadcast_optimizer_state(torch.optim.SGD([torch.ones(1)], 0.1)),
     "add_process_set": lambda: hvd.add_process_set([0, 1]),
     "plan": lambda: _one_step(),
+    "check_replicas": lambda: compare_replicas(hvd.global_process_set.group("the test").engine, "here", []),
 }
 
 

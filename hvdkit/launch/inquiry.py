@@ -53,7 +53,7 @@ class Inquiries:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             question = parse_report(await asyncio.wait_for(reader.readline(), _ANSWER_S))
-            answer = {"job": self._describe()}
+            answer: dict[str, Any] = {"job": self._describe()}
             if question.get("ask") == "stacks":
                 answer["ranks"] = await self._gather()
             writer.write(json.dumps(answer).encode() + b"\n")

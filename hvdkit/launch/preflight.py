@@ -27,16 +27,17 @@ def parse_machine(told: Mapping[str, Any]) -> Machine:
     """Take what an agent has sent; raises ValueError for what no agent sends."""
     if not told:
         return Machine()
-    if not isinstance(told, Mapping):
-        raise ValueError(f"{told!r} is no machine")
-    allowed, cores, shared, python = (told.get(name) for name in ("allowed", "cores", "shared_mib", "python"))
+    found: list[Any] = [None] * 4
+    if isinstance(told, Mapping):
+        found = [told.get(name) for name in ("allowed", "cores", "shared_mib", "python")]
+    allowed, cores, shared, python = found
     if (
         not isinstance(allowed, list)
         or any(type(number) is not int for number in (*allowed, cores, shared))
         or not isinstance(python, str)
     ):
         raise ValueError(f"{told!r} is no machine")
-    return Machine(tuple(allowed), int(cores), int(shared), python)
+    return Machine(tuple(allowed), cores, shared, python)
 
 
 def find_troubles(machines: Iterable[tuple[str, Machine]]) -> list[str]:

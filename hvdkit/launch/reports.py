@@ -47,10 +47,17 @@ def parse_doing(payload: bytes) -> tuple[int, list[dict[str, Any]]]:
     """Read the answer to a question, see agent/stacks.py: the question's number, and what each process does."""
     fields = parse_report(payload)
     question, processes = fields.get("question"), fields.get("processes")
-    if type(question) is not int or not isinstance(processes, list):
+    if type(question) is not int:
         raise ValueError(f"{payload[:40]!r} is no answer")
+    return question, parse_processes(processes)
+
+
+def parse_processes(told: object) -> list[dict[str, Any]]:
+    """Check a list of what processes do."""
     kinds = {"pid": int, "state": str, "command": str, "stacks": str, "asked": bool}
-    for one in processes:
+    if not isinstance(told, list):
+        raise ValueError(f"{told!r} is no list of processes")
+    for one in told:
         if not isinstance(one, dict) or any(type(one.get(name)) is not kind for name, kind in kinds.items()):
-            raise ValueError(f"{payload[:40]!r} is no answer")
-    return question, processes
+            raise ValueError(f"{one!r} is no process")
+    return told

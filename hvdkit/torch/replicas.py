@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -20,7 +21,8 @@ def checksums(named: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, int]
 
 
 def _on_host(tensor: torch.Tensor) -> int:
-    return zlib.crc32(own_memory(tensor).reshape(-1).view(torch.uint8).numpy())
+    memory: Any = own_memory(tensor).reshape(-1).view(torch.uint8).numpy()
+    return zlib.crc32(memory)
 
 
 def _on_device(tensor: torch.Tensor) -> torch.Tensor:

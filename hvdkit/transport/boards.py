@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -65,7 +66,7 @@ def read_interface(variables: Mapping[str, str]) -> str:
 
 def _read_place(variables: Mapping[str, str], names: tuple[str, str], launcher: str) -> tuple[str, int]:
     address, port = (variables.get(name, "") for name in names)
-    if address and port.isdecimal() and 0 < int(port) < 2**16:
+    if address and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 2**16:
         return address, int(port)
     raise WorldError(
         f"Ranks meet through {names[0]} and {names[1]}, and these are {address!r} and {port!r} here (launcher: "

@@ -32,11 +32,13 @@ def read_place(environ: Mapping[str, str]) -> Place:
     host = environ.get("PMIX_HOSTNAME") or environ.get("PMI_HOSTNAME") or socket.gethostname()
     slurm_rank, slurm_size, slurm_local_size = _read_slurm(environ)
     for rank, size, local_size in _RANKS:
-        if environ.get(rank, "").isdigit():
+        number = _read_number(environ, rank)
+        if number >= 0:
+            by_slurm = number == slurm_rank
             return Place(
-                int(environ[rank]),
-                int(environ.get(size, 0)) or (slurm_size if int(environ[rank]) == slurm_rank else 0),
-                int(environ.get(local_size, 0)) or (slurm_local_size if int(environ[rank]) == slurm_rank else 0),
+                number,
+                max(0, _read_number(environ, size)) or (slurm_size if by_slurm else 0),
+                max(0, _read_number(environ, local_size)) or (slurm_local_size if by_slurm else 0),
                 host,
             )
     if slurm_rank >= 0:
@@ -46,15 +48,22 @@ def read_place(environ: Mapping[str, str]) -> Place:
 
 def _read_slurm(environ: Mapping[str, str]) -> tuple[int, int, int]:
     """Tell (rank, size, ranks of this host) of a task of a Slurm step; (-1, 0, 0) of anything else."""
-    step = environ.get("SLURM_STEP_ID", "")
-    size = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", ""))
-    if not step.isdigit() or not environ.get("SLURM_PROCID", "").isdigit() or not size.isdigit():
+    rank, size = _read_number(environ, "SLURM_PROCID"), _read_number(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    if _read_number(environ, "SLURM_STEP_ID") < 0 or rank < 0 or size < 0:
         return -1, 0, 0
-    counts: list[int] = []  # "2(x3),1": three nodes with two tasks, then one with one
-    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")):
-        counts += [int(count)] * int(times or 1)
-    node = int(environ.get("SLURM_NODEID", 0))
-    return int(environ["SLURM_PROCID"]), int(size), counts[node] if node < len(counts) else 0
+    node = max(0, _read_number(environ, "SLURM_NODEID"))
+    # "2(x3),1": three nodes with two tasks, then one with one
+    for count, times in re.findall(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")):
+        if node < int(times or 1):
+            return rank, size, int(count)
+        node -= int(times or 1)
+    return rank, size, 0
+
+
+def _read_number(environ: Mapping[str, str], *names: str) -> int:
+    """The number in the first of these variables that is set; -1 if none is, or it is no number."""
+    text = next((environ[name] for name in names if name in environ), "")
+    return int(text) if re.fullmatch("[0-9]{1,10}", text) else -1
 
 
 def adapt_environment(environ: Mapping[str, str], orders: Mapping[str, str], threads: int) -> dict[str, str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-# A line's end, a return to its start, a control sequence (CSI, OSC, the short ones), text.
+# Returns to a line's start or its end, a control sequence (CSI, OSC, the short ones), text.
 _TOKENS = re.compile(
-    rb"\r*\n|\r|\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-Z\\^-~]|[^\r\n\x1b]+|\x1b"
+    rb"\r+\n?|\n|\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-Z\\^-~]|[^\r\n\x1b]+|\x1b"
 )
 # A control sequence, or a line's end, that is not all there yet.
 _UNFINISHED = re.compile(rb"(?:\r+|\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[ -/]*))\Z")
@@ -52,6 +52,6 @@ class Prefixer:
             parts.append(token)
             if text:
                 self._at_start = False
-            elif newline or token == b"\r":
+            elif newline or token.startswith(b"\r"):
                 self._at_start = True
         return parts

@@ -42,7 +42,7 @@ def read_topology(cpus: Iterable[int], system: Path = SYSTEM) -> tuple[Cpu, ...]
 def parse_cpus(text: str) -> list[int]:
     """Write out a list such as "0-3,8" in ascending order; what is not of this form counts for nothing."""
     numbers: set[int] = set()
-    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
+    for first, last in re.findall(r"(?<![0-9])([0-9]{1,4})(?:-([0-9]{1,4}))?(?![0-9])", text):
         numbers.update(range(int(first), int(last or first) + 1))
     return sorted(numbers)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hvdkit.errors import LaunchError
 from hvdkit.launch.hosts.dialect import Dialect
 from hvdkit.launch.hosts.host import Host, merge_hosts, settle_slots
-from hvdkit.launch.hosts.names import parse_hosts, parse_slots, split_slots
+from hvdkit.launch.hosts.names import parse_hosts, parse_list, parse_slots, split_slots
 from hvdkit.launch.hosts.openmpi import parse_keyed
 from hvdkit.launch.hosts.ranges import split_list
 from hvdkit.launch.hosts.reading import Reading, content_lines, read_lines
@@ -51,7 +51,7 @@ def _parse_line(content: str) -> list[Host]:
     if "=" in content or " " in content or "\t" in content:
         hosts = parse_keyed(content, {"slots": "slots"})
     else:
-        hosts = [host for part in split_list(content) for host in parse_part(part)]
+        hosts = parse_list(content, parse_part)
     if any(host.slots is None for host in hosts):
         raise ValueError(f"{content!r} has no slots, and Horovod has no default. Write: {hosts[0].name} slots=4")
     return hosts

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hvdkit.launch.hosts.dialect import Dialect
 from hvdkit.launch.hosts.horovod import parse_part
 from hvdkit.launch.hosts.host import Host
+from hvdkit.launch.hosts.names import parse_list
 from hvdkit.launch.hosts.openmpi import parse_keyed
-from hvdkit.launch.hosts.ranges import split_list
 from hvdkit.launch.hosts.reading import Reading, content_lines, read_lines
 
 
@@ -27,7 +27,7 @@ def _parse_line(content: str) -> list[Host]:
     content = rest.strip().strip("'\"") if first == "echo" else content
     if "=" in content:
         return parse_keyed(content, {"slots": "slots"})
-    return [host for part in split_list(content) for host in parse_part(part.strip())]
+    return parse_list(content, parse_part)
 
 
 def _could_be(text: str) -> bool:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable
 
 from hvdkit.launch.hosts.host import Host
-from hvdkit.launch.hosts.ranges import expand
+from hvdkit.launch.hosts.ranges import MOST_HOSTS, expand, split_list
 
 NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?", re.ASCII)
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
@@ -33,6 +34,16 @@ def parse_hosts(text: str) -> list[Host]:
     if is_ipv6(name):
         return [Host(name, None, user=user)]
     return [Host(check_name(each), None, user=user) for each in expand(name)]
+
+
+def parse_list(text: str, parse: Callable[[str], list[Host]]) -> list[Host]:
+    """Read names with commas between them, each with `parse`. ValueError also for more than there can be."""
+    hosts: list[Host] = []
+    for part in split_list(text):
+        hosts += parse(part.strip())
+        if len(hosts) > MOST_HOSTS:
+            raise ValueError(f"{text[:100]!r} stands for more than {MOST_HOSTS} hosts. Check the numbers in it")
+    return hosts
 
 
 def split_slots(text: str) -> tuple[str, str | None]:

@@ -47,7 +47,7 @@ def parse_keyed(content: str, keys: dict[str, str]) -> list[Host]:
 
     keys: word -> slots, max_slots or user.
     """
-    name, *words = re.sub(r"\s*=\s*", "=", content).split()
+    name, *words = "=".join(part.strip() for part in content.split("=")).split()
     if name.startswith("-"):
         check_name(name)
     if "=" in name:

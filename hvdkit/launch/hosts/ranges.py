@@ -40,10 +40,14 @@ def expand(text: str) -> list[str]:
     if any("[" in part or "]" in part for part in parts):
         raise ValueError(f"{text!r} has a bracket too many or too few; write ranges like nid[001-004,007]")
     choices: list[list[str]] = []
+    count = 1
     for number, part in enumerate(parts):
-        choices.append(list(_expand_range(part, text)) if number % 2 else [part])
-        if _product(choices) > MOST_HOSTS:
-            raise ValueError(f"{text!r} stands for more than {MOST_HOSTS} hosts. Check the numbers in it")
+        # One more than can be is enough to know that it is too many.
+        found = list(itertools.islice(_expand_range(part, text), MOST_HOSTS + 1)) if number % 2 else [part]
+        choices.append(found)
+        count *= len(found)
+        if count > MOST_HOSTS:
+            raise ValueError(f"{text[:100]!r} stands for more than {MOST_HOSTS} hosts. Check the numbers in it")
     return ["".join(each) for each in itertools.product(*choices)]
 
 
@@ -79,13 +83,6 @@ def _expand_range(inside: str, text: str) -> Iterator[str]:
             raise ValueError(f"{text!r} stands for more than {MOST_HOSTS} hosts. Check the numbers in it")
         for number in range(int(first), int(last) + 1):
             yield str(number).zfill(len(first))
-
-
-def _product(choices: list[list[str]]) -> int:
-    total = 1
-    for choice in choices:
-        total *= len(choice)
-    return total
 
 
 def _write_group(prefix: str, runs: list[list[str]]) -> str:

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from hvdkit.launch.hosts.dialect import Dialect
 from hvdkit.launch.hosts.host import Host
-from hvdkit.launch.hosts.names import check_name, parse_slots
-from hvdkit.launch.hosts.ranges import expand, fold, split_list
+from hvdkit.launch.hosts.names import check_name, parse_list, parse_slots
+from hvdkit.launch.hosts.ranges import expand, fold
 from hvdkit.launch.hosts.reading import Reading, content_lines, parse_assignment, read_lines
 from hvdkit.world import parse_slurm_counts
 
@@ -42,12 +42,13 @@ def parse(text: str) -> Reading:
 
 def parse_nodelist(text: str) -> list[Host]:
     """Write out a compact list, in its order. Raises ValueError for what is none."""
-    hosts: list[Host] = []
-    for part in split_list(text.strip()):
+
+    def parse_part(part: str) -> list[Host]:
         if not part:
             raise ValueError(f"{text!r} has a host missing at a comma")
-        hosts += [Host(check_name(name), None) for name in expand(part)]
-    return hosts
+        return [Host(check_name(name), None) for name in expand(part)]
+
+    return parse_list(text.strip(), parse_part)
 
 
 def add_counts(hosts: Sequence[Host], name: str, text: str) -> tuple[Host, ...]:

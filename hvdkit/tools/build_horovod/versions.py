@@ -69,7 +69,7 @@ def find_package(package: str, folder: str) -> Path | None:
 
 def parse_numbers(version: str) -> tuple[int, ...]:
     """Take the leading numbers of a version: (2, 13, 0) of "2.13.0+cpu", (2, 1) of "2.1rc2"."""
-    found = re.match(r"\d+(\.\d+)*", version)
+    found = re.match(r"[0-9]{1,9}(\.[0-9]{1,9})*", version)
     return tuple(int(number) for number in found.group().split(".")) if found else ()
 
 

@@ -56,6 +56,8 @@ def read_script(path: str) -> Script:
         tree = ast.parse(Path(path).read_text(encoding="utf-8"), path)
     except (OSError, SyntaxError, ValueError) as error:
         return Script(path, problem=str(error))
+    except (RecursionError, MemoryError) as error:  # of Python's parser
+        return Script(path, problem=f"it is nested too deeply: {error}")
     return scan(path, tree)
 
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import hvdkit
+from hvdkit.errors import LaunchError
 from hvdkit.launch.hosts.ranges import fold
+from hvdkit.launch.reports import parse_processes
 from hvdkit.tools.stacks.dump import Stack, parse_dump
 
 #: States of proc(5) in which a process can answer nothing.
@@ -32,11 +34,20 @@ class Doing:
 
 
 def read_answer(answer: Mapping[str, Any]) -> list[Doing]:
-    """Take what hvdrun answers about the stacks; by rank."""
-    hosts = answer["job"]["hosts"]
+    """Take what hvdrun answers about the stacks; by rank. Raises LaunchError for what it does not answer."""
+    job, ranks = answer.get("job"), answer.get("ranks")
+    hosts = job.get("hosts") if isinstance(job, dict) else None
+    try:
+        if not isinstance(hosts, dict) or not isinstance(ranks, dict):
+            raise ValueError(f"{job!r} is no job")
+        parsed = {int(rank): None if one is None else parse_processes(one) for rank, one in ranks.items()}
+    except ValueError as error:
+        raise LaunchError(
+            f"This hvdrun is of another version of hvdkit: {error}. Take the hvdkit that it is of."
+        ) from None
     found = []
-    for rank, processes in sorted((int(rank), processes) for rank, processes in answer["ranks"].items()):
-        host = hosts.get(str(rank), "?")
+    for rank, processes in sorted(parsed.items(), key=lambda item: item[0]):
+        host = str(hosts.get(str(rank), "?"))
         if processes is None:
             found.append(Doing(rank, host, why="its agent does not answer: is its host overloaded, or cut off?"))
             continue

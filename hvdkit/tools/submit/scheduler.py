@@ -64,7 +64,7 @@ def read_slurm_state(text: str) -> State | None:
 
 def read_pbs_state(text: str) -> State | None:
     """Read `qstat -x -f ID`."""
-    fields = dict(re.findall(r"^\s+(job_state|Exit_status|comment) = (.*)$", text, re.MULTILINE))
+    fields = dict(re.findall(r"^[ \t]+(job_state|Exit_status|comment) = (.*)$", text, re.MULTILINE))
     letter = fields.get("job_state", "")
     words = {
         "Q": "queued",

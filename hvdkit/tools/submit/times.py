@@ -19,7 +19,11 @@ def parse_time(text: str) -> int:
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if not total:
         reason = (
-            "has no unit" if text.isdecimal() and int(text) else "is not a time" if not found else "is no time at all"
+            "has no unit"
+            if text.isdecimal() and text.strip("0")
+            else "is not a time"
+            if not found
+            else "is no time at all"
         )
         raise ValueError(f"{text!r} {reason}. {_EXAMPLES}.")
     return total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import time
 from collections.abc import Iterable, Mapping
@@ -33,7 +34,7 @@ def read_cpu() -> Cpu:
 def parse_quota(text: str) -> float:
     """Turn cgroup's "150000 100000" into 1.5 cores; 0 for "max", or nothing."""
     words = text.split()
-    if len(words) != 2 or not all(word.isdecimal() for word in words) or words[1] == "0":
+    if len(words) != 2 or not all(re.fullmatch("[0-9]{1,18}", word) for word in words) or not int(words[1]):
         return 0.0
     return int(words[0]) / int(words[1])
 
