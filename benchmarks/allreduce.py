@@ -40,7 +40,8 @@ def main() -> None:
         for nbytes in options.sizes:
             peers = Peers(plan_work("allreduce", nbytes, "float32", hvd.size()), job)
             source, target = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4)
-            peers.turns[COPIES] = functools.partial(time_in_a_row, functools.partial(_copy_twice, source, target))
+            copies = functools.partial(_copy_twice, source, target)
+            peers.turns[COPIES] = functools.partial(time_in_a_row, copies, hvd.barrier)
             times = take_turns(peers.turns, plan_calls(peers.turns, options.seconds), options.rounds)
             peers.close()
             for peer, figures in summarise(times, IN_BUCKET).items():

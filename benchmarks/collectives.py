@@ -20,7 +20,7 @@ from benchmarks.rows import Row, build_parser, finish
 from hvdkit.tools.bench.figures import OURS, Figures, summarise
 from hvdkit.tools.bench.horovod_job import HorovodJob
 from hvdkit.tools.bench.rank import joined
-from hvdkit.tools.bench.turns import Call, Turn, plan_calls, take_turns, time_alone, time_in_a_row
+from hvdkit.tools.bench.turns import Call, Turn, plan_calls, take_turns, time_in_a_row
 
 _MANY = 200
 _ONE_AIM_S = 60e-6
@@ -66,12 +66,12 @@ def _horovod_call(nbytes: int, count: int) -> Call:
 
 def time_horovod(nbytes: int, count: int, calls: int) -> list[float]:
     """Seconds of a call on average; called in a rank of Horovod."""
-    return time_alone(_horovod_call(nbytes, count), calls)
+    return time_in_a_row(_horovod_call(nbytes, count), lambda: None, calls)
 
 
 def _turns(nbytes: int, count: int, job: HorovodJob | None) -> dict[str, Turn]:
     calls = {OURS: _make_named(hvd, nbytes, count), "Gloo": _make_gloo(nbytes, count)}
-    turns: dict[str, Turn] = {name: functools.partial(time_in_a_row, call) for name, call in calls.items()}
+    turns: dict[str, Turn] = {name: functools.partial(time_in_a_row, call, hvd.barrier) for name, call in calls.items()}
     if job is not None:
         turns["Horovod"] = functools.partial(job.call, "benchmarks.collectives:time_horovod", nbytes, count)
     return turns

@@ -103,13 +103,13 @@ class Config:
     autotune: bool = setting(
         False,
         parse_bool,
-        "find the bucket size, the buckets in flight, the chunk and the progress that suit the training in its first "
-        "steps",
+        "find the bucket size, the buckets in flight, the chunk, the progress and the algorithm that suit the training "
+        "in its first steps",
         horovod="HOROVOD_AUTOTUNE",
         flag="--autotune",
     )
     autotune_steps: int = setting(
-        160, int, "steps that --autotune may search in, ten for each trial", flag="--autotune-steps"
+        200, int, "steps that --autotune may search in, ten for each trial", flag="--autotune-steps"
     )
     autotune_log: str = setting(
         "", str, "CSV file for what --autotune tries", horovod="HOROVOD_AUTOTUNE_LOG", flag="--autotune-log-file"

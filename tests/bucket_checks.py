@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numbers_of_ranks import DTYPES, FLOATS, OPS, buffer_of, expect, lengths, pattern, reduced, values_of
 
-from hvdkit.transport.base import Buckets, BucketSpec, Buffer, Transport
+from hvdkit.transport.base import Buckets, BucketSpec, Buffer, Elsewhere, Transport, make_buffer
 from hvdkit.transport.coding.power_sgd import PowerSGD
 from hvdkit.transport.coding.sign import Sign
 from hvdkit.transport.coding.top_k import TopK
@@ -76,7 +76,7 @@ def factors_before_and_after(transport: Transport) -> None:
 
 
 def numbers_that_stay_elsewhere(transport: Transport) -> None:
-    """What only this rank reads may stay where it is, all of it or pieces, and is reduced there."""
+    """What only this rank reads may stay where it is, all of it or pieces, and is reduced there or to another place."""
     rank, size = transport.rank, transport.size
     specs = [
         BucketSpec(dtype, count, prescale=0.5, postscale=2.0)
@@ -86,7 +86,7 @@ def numbers_that_stay_elsewhere(transport: Transport) -> None:
     buckets = transport.open_buckets(specs)
     dice = random.Random(rank)
     for _ in range(3):
-        pieces: list[list[tuple[int, Buffer]]] = []
+        pieces: list[list[Elsewhere]] = []
         for index, spec in enumerate(specs):
             numbers = buffer_of(pattern(rank, spec.count), spec.dtype)
             start, stop = buckets.own[index]
@@ -99,13 +99,15 @@ def numbers_that_stay_elsewhere(transport: Transport) -> None:
             pieces.append([])
             for first, last in ranges:
                 memory.array[first:last] = 77  # must not count
-                pieces[-1].append((first, Buffer(numbers.array[first:last].copy(), spec.dtype)))
+                source = Buffer(numbers.array[first:last].copy(), spec.dtype)
+                target = source if dice.random() < 0.5 else make_buffer(source.count, spec.dtype)
+                pieces[-1].append(Elsewhere(first, source, target))
             buckets.start(index, pieces[-1])
         for index, spec in enumerate(specs):
             buckets.wait(index)
             result = take(buckets, index)
-            for first, numbers in pieces[index]:
-                result.array[first : first + numbers.count] = numbers.array
+            for one in pieces[index]:
+                result.array[one.first : one.first + one.target.count] = one.target.array
             expect(result, reduced(size, spec.count), str(spec))
     buckets.close()
 

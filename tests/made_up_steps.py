@@ -69,7 +69,7 @@ class Job:
             off = self.off_s.get(self.host(rank), 0.0)
             for column in (1, 2, 4, *range(len(HEAD), facts.row)):
                 times[:, column] += off + self.drift * off * times[:, column]
-            about = RankFacts(rank, self.ranks, self.host(rank), self.host(rank), "shared_memory", 8, 4 << 20)
+            about = RankFacts(rank, self.ranks, self.host(rank), self.host(rank), "shared_memory", 2.0, 4 << 20)
             recordings.append(RankRecording(about, [(facts, times[self.first[rank] if self.first else 0 :])]))
         return recordings
 

@@ -20,7 +20,7 @@ from pipe_ranks import PipeTransport
 from hvdkit.engine.buckets import TensorSpec
 from hvdkit.engine.planned import Filled, PlannedReduction, Statistics
 from hvdkit.engine.request import ReduceOptions
-from hvdkit.transport.base import Array, Buffer
+from hvdkit.transport.base import Array, Buffer, Elsewhere
 from hvdkit.transport.shared_memory import SharedMemoryTransport
 
 COUNTS = [64] * 100 + [16384] * 2  # many small ones, as Python's part grows with their number
@@ -41,13 +41,17 @@ class Gradients:
         self._own[bucket] = start, stop = own
         memory.array[:start] = data[:start]
         memory.array[stop:] = data[stop:]
-        return Filled(frozenset(), [(start, Buffer(data[start:stop], memory.dtype))])
+        mine = Buffer(data[start:stop], memory.dtype)
+        return Filled(frozenset(), [Elsewhere(start, mine, mine)])
 
     def drain(self, bucket: int, memory: Buffer, gone: Collection[int]) -> None:
         """See Gradients.drain."""
         data, (start, stop) = self._data[bucket], self._own[bucket]
         data[:start] = memory.array[:start]
         data[stop:] = memory.array[stop:]
+
+    def planned_anew(self) -> None:
+        """See Gradients.planned_anew. Nothing here plans anew."""
 
 
 def open_plan(transport: PipeTransport) -> PlannedReduction:

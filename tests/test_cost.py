@@ -110,6 +110,11 @@ def test_a_wish_that_would_round_partial_sums_is_refused() -> None:
     between("ring", 4).check([BucketSpec("float32", 9)])
 
 
+def test_integers_do_not_travel_narrow() -> None:
+    with pytest.raises(TransportError, match="int32 bucket cannot travel as float16"):
+        between("auto", 4).check([BucketSpec("int32", 9, wire="float16")])
+
+
 def test_a_wish_that_gloo_cannot_meet_is_refused() -> None:
     with pytest.raises(TransportError, match=r"HVDKIT_ALGORITHM=ring.*Gloo.*library, pieces"):
         between("ring", 4, ("library", "pieces")).check([])

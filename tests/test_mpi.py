@@ -89,17 +89,6 @@ def test_more_elements_than_mpi_can_count_go_in_parts_or_are_refused() -> None:
     run_ranks(3, count_in_small_steps, transport="mpi")
 
 
-def integers_on_a_narrow_wire(transport: MpiTransport) -> None:
-    buckets = transport.open_buckets([BucketSpec("int32", 4, wire="float16")])
-    with pytest.raises(TransportError, match="int32 bucket cannot travel as float16"):
-        buckets.start(0)
-
-
-@pytest.mark.ranks
-def test_integers_cannot_travel_as_floats() -> None:
-    run_ranks(2, integers_on_a_narrow_wire, transport="mpi", fresh=True)
-
-
 def split(transport: MpiTransport, nodes: list[int] | None) -> tuple[int, int, int, int]:
     local, cross = transport.split_by_node(None if nodes is None else nodes[transport.rank])
     place = local.rank, local.size, cross.rank, cross.size

@@ -43,7 +43,8 @@ def count_instructions() -> int:
         for run in runs:
             run.kill()
     found = [re.search(r"I +refs: +([\d,]+)", text) for text in said]
-    assert all(found), "valgrind did not count:\n" + "\n".join(said)
+    ended = [run.returncode for run in runs]
+    assert all(found) and not any(ended), f"the steps ended with {ended}:\n" + "\n".join(said)
     few, many = (int(one[1].replace(",", "")) for one in found if one)
     return (many - few) // (MANY - FEW)
 

@@ -25,7 +25,7 @@ from hvdkit.tools.doctor.show.settings import with_tuned
 
 FIRST = replace(settings_of(Config()), progress="inline")
 AXES = plan_axes(FIRST, Config())
-BEST = PlanSettings(64 * MIB, 8, 2 * MIB, "thread")
+BEST = PlanSettings(64 * MIB, 8, 2 * MIB, "thread", "auto")
 
 
 def far_from_best(point: PlanSettings) -> int:
@@ -130,7 +130,7 @@ def test_settings_that_come_to_the_same_are_measured_once(counts: list[int], sha
 def test_what_the_user_has_set_is_left_alone() -> None:
     assert set(AXES) == set(VALUES)
     asked = read_config({"HVDKIT_FUSION_BYTES": "3m", "HVDKIT_PROGRESS": "thread"})
-    assert set(plan_axes(settings_of(asked), asked)) == {"buckets_in_flight", "chunk_bytes"}
+    assert set(plan_axes(settings_of(asked), asked)) == {"buckets_in_flight", "chunk_bytes", "algorithm"}
     odd = replace(FIRST, buckets_in_flight=5)
     assert plan_axes(odd, Config())["buckets_in_flight"] == [2, 4, 5, 8]
 
@@ -206,6 +206,7 @@ def test_a_training_that_is_tuned_ends_where_it_would_have(on_ranks: Callable[..
         "buckets_in_flight": 2,
         "chunk_bytes": 128 * 1024,
         "progress": "thread",
+        "algorithm": "auto",
     }
     saved.write_text(json.dumps(content))
     for again in on_ranks([4, 4], tuned=str(saved)):

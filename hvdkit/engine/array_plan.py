@@ -14,7 +14,7 @@ from hvdkit.engine.process_sets import MemberGroup
 from hvdkit.engine.reduction import Reduction, open_reduction
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.together import do_together
-from hvdkit.transport.base import Array, Buffer, Transport
+from hvdkit.transport.base import Array, Buffer, Elsewhere, Transport
 
 
 class Targets(Protocol):
@@ -119,7 +119,7 @@ class ArrayPlan:
         self._stayed.clear()
 
     def fill(self, bucket: int, memory: Buffer, own: tuple[int, int]) -> Filled:
-        """See Gradients.fill. What may stay where it is goes to its target, and is reduced there."""
+        """See Gradients.fill. What may stay where it is goes from there to its target when it is reduced."""
         absent, elsewhere = set(), []
         for slot, mine in self._cut(bucket, memory.array.itemsize, own):
             source = self._sources[slot.tensor]
@@ -129,13 +129,14 @@ class ArrayPlan:
                 continue
             values = source[_part(slot)]
             if mine:
+                given = wanted = Buffer(values, memory.dtype)
                 target = self._targets[slot.tensor][_part(slot)]
-                elsewhere.append((slot.start, Buffer(target, memory.dtype)))
+                if target.__array_interface__["data"] != values.__array_interface__["data"]:
+                    wanted = Buffer(target, memory.dtype)
+                elsewhere.append(Elsewhere(slot.start, given, wanted))
             else:
-                target = memory.array[slot.start : slot.stop]
-            if target.ctypes.data != values.ctypes.data:
-                np.copyto(target, values, casting="no")
-        self._stayed[bucket] = {start for start, _ in elsewhere}
+                np.copyto(memory.array[slot.start : slot.stop], values, casting="no")
+        self._stayed[bucket] = {one.first for one in elsewhere}
         return Filled(frozenset(absent), elsewhere)
 
     def drain(self, bucket: int, memory: Buffer, gone: Collection[int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from hvdkit.config import Config
 
@@ -15,17 +15,18 @@ class PlanSettings:
     buckets_in_flight: int
     chunk_bytes: int
     progress: str
+    algorithm: str
 
     def __str__(self) -> str:
         return (
             f"buckets of {format_bytes(self.fusion_bytes)}, {self.buckets_in_flight} in flight, chunks of "
-            f"{format_bytes(self.chunk_bytes)}, progress {self.progress}"
+            f"{format_bytes(self.chunk_bytes)}, progress {self.progress}, algorithm {self.algorithm}"
         )
 
 
 def settings_of(config: Config) -> PlanSettings:
     """Those that were asked for."""
-    return PlanSettings(config.fusion_bytes, config.buckets_in_flight, config.chunk_bytes, config.progress)
+    return PlanSettings(**{one.name: getattr(config, one.name) for one in fields(PlanSettings)})
 
 
 def format_bytes(nbytes: int) -> str:

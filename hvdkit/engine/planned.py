@@ -22,7 +22,16 @@ from hvdkit.engine.recording import PlanFacts
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.watch import Watch
 from hvdkit.errors import RankLostError
-from hvdkit.transport.base import CHUNK_BYTES, STORAGE, Arithmetic, BucketSpec, Buffer, Transport, make_buffer
+from hvdkit.transport.base import (
+    CHUNK_BYTES,
+    STORAGE,
+    Arithmetic,
+    BucketSpec,
+    Buffer,
+    Elsewhere,
+    Transport,
+    make_buffer,
+)
 from hvdkit.transport.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -68,12 +77,11 @@ class Gradients(Protocol):
 class Filled:
     """How a bucket was filled.
 
-    absent: indices of the tensors that this rank does not have. elsewhere: (first element, numbers), rising, of what
-    stayed where it is, and is reduced there.
+    absent: indices of the tensors that this rank does not have. elsewhere: rising, what stayed where it is.
     """
 
     absent: frozenset[int]
-    elsewhere: Sequence[tuple[int, Buffer]] = ()
+    elsewhere: Sequence[Elsewhere] = ()
 
 
 class PlannedReduction:
@@ -81,9 +89,9 @@ class PlannedReduction:
 
     A round begins with the first tensor that arrives and ends with finish(). At most `depth` buckets are under way at a
     time: a rank that is so far ahead of the others waits for them.
-    chunk_bytes: see BucketSpec. statistics: added to. engine: of the ranks that the transport spans; knows the plan by
-    its name, for waits that take long and for ranks that join. Opened by all ranks together; raises PlanMismatchError
-    where their tensors differ.
+    chunk_bytes, algorithm: see BucketSpec. statistics: added to. engine: of the ranks that the transport spans; knows
+    the plan by its name, for waits that take long and for ranks that join. Opened by all ranks together; raises
+    PlanMismatchError where their tensors differ.
     """
 
     def __init__(
@@ -98,11 +106,12 @@ class PlannedReduction:
         threaded: bool,
         statistics: Statistics,
         chunk_bytes: int = CHUNK_BYTES,
+        algorithm: str = "auto",
         engine: Engine | None = None,
         name: str = "",
     ) -> None:
         wires = [options.wire_for(tensor.name, tensor.dtype) for tensor in tensors]
-        how = f"{depth} in flight, chunks of {chunk_bytes}, {options}"
+        how = f"{depth} in flight, chunks of {chunk_bytes}, {algorithm} between hosts, {options}"
         check_agreement(transport, describe_plan(tensors, limit_bytes, how))
         self.buckets: tuple[Bucket, ...] = plan_buckets(tensors, limit_bytes, wires)
         self.statistics = statistics
@@ -120,6 +129,7 @@ class PlannedReduction:
                     bucket.wire,
                     bucket.count - bucket.data_count,
                     chunk_bytes,
+                    algorithm,
                 )
                 for bucket in self.buckets
             ],

@@ -12,7 +12,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 class RankFacts:
     """Of one rank.
 
-    node: what ranks have in common whose clocks are one. cores: that it may run on. fusion_bytes: the setting.
+    node: what ranks have in common whose clocks are one. cores: that it has, of its host's. fusion_bytes: the setting.
     link: (latency_s, byte_s, message_s) between hosts, where that was measured; see transport.cost.Link.
     """
 
@@ -21,7 +21,7 @@ class RankFacts:
     host: str
     node: str
     transport: str
-    cores: int
+    cores: float
     fusion_bytes: int
     link: tuple[float, float, float] | None = None
 

@@ -7,10 +7,12 @@ import json
 import os
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
+from hvdkit.engine.rank_facts import RankFacts
 from hvdkit.engine.recording import PlanFacts, Recorder
 from hvdkit.log import logger
 
@@ -47,10 +49,11 @@ def _try_address(address: str, port: int, key: bytes) -> Connection | str:
 
 
 class RecordSender:
-    """Of this process, in a thread of its own. about: what is known of the rank; sent first."""
+    """Of this process, in a thread of its own. about: what is known of the rank, once there is something to send."""
 
-    def __init__(self, recorder: Recorder, place: str, about: dict[str, object]) -> None:
+    def __init__(self, recorder: Recorder, place: str, about: Callable[[], RankFacts]) -> None:
         self._recorder, self._place, self._about = recorder, place, about
+        self._introduced = False
         self._plans: list[PlanFacts] = []
         self._ending = threading.Event()
         self._process = os.getpid()
@@ -71,16 +74,19 @@ class RecordSender:
             logger.warning("What this rank does cannot be profiled: no way to `hvdkit profile`. %s", error)
             return
         try:
-            connection.send_bytes(json.dumps({"about": self._about}).encode())
             while not self._ending.wait(_EVERY_S):
                 self._send(connection)
-            self._send(connection)
+            self._send(connection, ended=True)
             connection.close()
         except OSError:
             pass  # `hvdkit profile` has been ended, and nobody wants to know any more
 
-    def _send(self, connection: Connection) -> None:
-        for rounds in self._recorder.take():
+    def _send(self, connection: Connection, *, ended: bool = False) -> None:
+        taken = self._recorder.take()
+        if (taken or ended) and not self._introduced:
+            self._introduced = True
+            connection.send_bytes(json.dumps({"about": asdict(self._about())}).encode())
+        for rounds in taken:
             if rounds.facts not in self._plans:
                 self._plans.append(rounds.facts)
                 connection.send_bytes(json.dumps({"plan": asdict(rounds.facts)}).encode())

@@ -70,6 +70,7 @@ def open_reduction(
             limit_bytes=settings.fusion_bytes,
             depth=settings.buckets_in_flight,
             chunk_bytes=settings.chunk_bytes,
+            algorithm=settings.algorithm,
             threaded=wants_thread(settings.progress, made.cores, compute_threads),
             statistics=statistics,
             engine=group.engine,
@@ -110,12 +111,25 @@ def open_reduction(
         name,
         reopen,
         first,
-        plan_axes(first, config),
+        plan_axes(first, config, _algorithms(group, first, tensors, options)),
         trials=max(1, config.autotune_steps // STEPS_A_TRIAL),
         directory=config.shared_directory,
         record=Record(name, config.autotune_log) if leads else None,
         found=found,
     )
+
+
+def _algorithms(
+    group: MemberGroup, settings: PlanSettings, tensors: Sequence[TensorSpec], options: ReduceOptions
+) -> Sequence[str]:
+    """What may be tried between hosts; rank 0's word, since ranks that reduce no shard know of no wire. Collective."""
+    between = group.transport.between
+    wires = {(options.wire_for(tensor.name, tensor.dtype), tensor.dtype) for tensor in tensors}
+    dtypes = [dtype if wire == "none" else str(wire) for wire, dtype in wires]
+    sent = settings.fusion_bytes // group.transport.local_ranks
+    mine = ["auto"] if between is None else between.worth_trying(dtypes, sent)
+    found: list[str] = allgather_object(group.transport, mine)[0]
+    return found
 
 
 def _tell(group: MemberGroup, text: str, *values: object) -> None:

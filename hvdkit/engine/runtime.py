@@ -6,7 +6,7 @@ import atexit
 import functools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from hvdkit.config import Config, read_config
@@ -50,14 +50,17 @@ class Runtime:
     def facts(self) -> RankFacts:
         """What a recording is to say of this rank."""
         world = self.world
+        between = self.transport.between
+        link = between.measured.link if between is not None and between.measured is not None else None
         return RankFacts(
             rank=world.rank,
             size=world.size,
             host=world.host,
             node=read_node(world.host),
             transport=self.transport.name,
-            cores=count_cores(),
+            cores=self.cores,
             fusion_bytes=self.config.fusion_bytes,
+            link=None if link is None else (link.latency_s, link.byte_s, link.message_s),
         )
 
 
@@ -137,7 +140,7 @@ def init(
         from hvdkit.engine.record_sender import RecordSender
 
         RECORDER.start()
-        RecordSender(RECORDER, config.profile, asdict(_runtime.facts()))
+        RecordSender(RECORDER, config.profile, _runtime.facts)
     return _runtime
 
 

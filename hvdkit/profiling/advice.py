@@ -66,17 +66,15 @@ def _about_loading(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[
     every = shares.loading[:, shares.usual].mean(axis=1)
     loading_s = float(every.min())  # what all ranks would be without; the rest is one that is slow
     loaders, cores = steps.loaders, min(one.cores for one in steps.ranks)
-    local = max(sum(other.host == one.host for other in steps.ranks) for one in steps.ranks)
-    room = max(1, cores // local - 1)
     if loaders > 0:
         cure = (
             f"{loaders} process{'es' * (loaders > 1)} a rank load it already: give the DataLoader more num_workers if "
-            f"there are cores ({cores} for {local} rank{'s' * (local > 1)} here), do less for each sample, or store "
-            f"it as training takes it."
+            f"there are cores ({cores:.2g} a rank here), do less for each sample, or store it as training takes it."
         )
     elif loaders == 0:
+        workers = max(1, min(8, int(cores) - 1))
         cure = (
-            f"Training loads it itself: DataLoader(..., num_workers={min(room, 8)}) does so meanwhile; with fit(), a "
+            f"Training loads it itself: DataLoader(..., num_workers={workers}) does so meanwhile; with fit(), a "
             f"PyDataset with workers."
         )
     else:

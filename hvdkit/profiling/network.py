@@ -18,7 +18,7 @@ _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([mg])bit(?:/s)?(?:,(\d+(?:\.\d+)?)\s*(us
 
 @dataclass(frozen=True)
 class Network:
-    """A link, and how it is known: "given", "measured" or "assumed"."""
+    """A link, and how it is known: "given", "measured", "as this job had it" or "assumed"."""
 
     link: Link
     known: str
@@ -47,7 +47,7 @@ def find_network(steps: Steps, hosts: int) -> Network:
     if measured is not None:
         return Network(Link(*measured), "measured")
     if hosts > 1:
-        return Network(Link(_LATENCY_S, _fit_byte_s(steps, hosts)), "measured")
+        return Network(Link(_LATENCY_S, _fit_byte_s(steps, hosts)), "as this job had it")
     return Network(Link(_LATENCY_S, 8 / 10e9), "assumed")
 
 

@@ -15,6 +15,8 @@ from hvdkit.profiling.recordings import Floats, RankRecording
 _ROUND, _FINISHING, _ENDED, _LOADING, _LOADED, _LOADERS = range(len(HEAD))
 _FILLING, _READY, _HANDED, _WAITING, _REDUCED, _TAKEN = range(len(STAMPS))
 
+_Key = tuple[str, tuple[int, ...], tuple[int, ...]]
+
 #: Steps over which the clocks of two hosts keep their distance.
 _STEADY = 51
 
@@ -59,23 +61,17 @@ def find_steps(recordings: Sequence[RankRecording]) -> Steps:
     """
     if not recordings:
         raise ProfileError("No rank recorded anything.")
-    plans: dict[tuple[str, tuple[int, ...]], int] = {}
+    plans: dict[_Key, int] = {}
     for one in recordings:
         for facts, rows in one.plans:
-            key = facts.name, facts.ranks
-            plans[key] = max(plans.get(key, 0), len(rows))
+            plans[_key(facts)] = max(plans.get(_key(facts), 0), len(rows))
     if not plans:
         raise ProfileError(
             f"{len(recordings)} ranks were there, and reduced no gradients. A profile is one of steps with hvdkit's "
-            f"DistributedOptimizer or DistributedGradientTape, on 2 ranks or more."
+            f"DistributedOptimizer or DistributedGradientTape, on 2 ranks or more, with hvdkit's own engine."
         )
-    name, members = max(plans, key=lambda key: (plans[key], len(key[1])))
-    mine = [
-        (one, facts, rows)
-        for one in recordings
-        for facts, rows in one.plans
-        if (facts.name, facts.ranks) == (name, members)
-    ]
+    chosen = max(plans, key=lambda key: (plans[key], len(key[1])))
+    mine = [(one, facts, rows) for one in recordings for facts, rows in one.plans if _key(facts) == chosen]
     facts = mine[0][1]
     numbers = _common([rows[:, _ROUND] for _, _, rows in mine])[1:]  # where the first of them began is not known
     if not len(numbers):
@@ -100,6 +96,11 @@ def find_steps(recordings: Sequence[RankRecording]) -> Steps:
         loaders=int(heads[:, :, _LOADERS].max()),
         **each,
     )
+
+
+def _key(facts: PlanFacts) -> _Key:
+    """What tells a plan from others; one is made anew, under its name, for other parameters or tuned settings."""
+    return facts.name, facts.ranks, facts.nbytes
 
 
 def _common(numbers: Sequence[Floats]) -> Floats:
@@ -143,7 +144,7 @@ def _others(
     extra, loading = np.zeros_like(ended), np.zeros_like(ended)
     for rank, one in enumerate(recordings):
         for facts, rows in one.plans:
-            if (facts.name, facts.ranks) == (plan.name, plan.ranks):
+            if _key(facts) == _key(plan):
                 continue
             at = np.searchsorted(ended[rank], rows[:, _ENDED])
             inside = (at < len(ended[rank])) & (rows[:, _ENDED] > began[rank, 0])

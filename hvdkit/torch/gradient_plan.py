@@ -16,7 +16,7 @@ from hvdkit.engine.runtime import Runtime
 from hvdkit.torch import staging
 from hvdkit.torch.layout import Named, layout_of, strides_of
 from hvdkit.torch.tensors import as_buffer, as_tensor, dtype_name
-from hvdkit.transport.base import Buffer
+from hvdkit.transport.base import Buffer, Elsewhere
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class _Seen:
     Python's time is what counts. views: of their memory. tensors: their indices. others: the remaining parts.
     """
 
-    def __init__(self, parts: Sequence[_Part], parameters: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(self, parts: list[_Part], parameters: Sequence[torch.nn.Parameter]) -> None:
         whole = [one for one in parts if not one.own and _is_whole(one.slot, parameters)]
         self.parts = parts
         self.whole = [parameters[one.slot.tensor] for one in whole]
@@ -179,7 +179,8 @@ class GradientPlan:
             numbers = self._flat(gradient, slot) if one.own and there else None
             if numbers is not None:
                 in_place[slot.start] = parameter.grad.data_ptr(), numbers
-                elsewhere.append((slot.start, as_buffer(numbers)))
+                buffer = as_buffer(numbers)
+                elsewhere.append(Elsewhere(slot.start, buffer, buffer))
             else:
                 sources.append(gradient)
                 targets.append(one.view)

@@ -14,9 +14,9 @@ from hvdkit.engine.recording import RECORDER, clock
 @functools.cache
 def watch_loaders() -> None:
     """Note the time that making an iterator, and each batch, takes; of every DataLoader of the process."""
-    iterator = dataloader._BaseDataLoaderIter
-    iterate: Any = DataLoader.__iter__
-    advance: Any = iterator.__next__
+    loader: Any = DataLoader
+    iterator: Any = dataloader._BaseDataLoaderIter
+    iterate, advance = loader.__iter__, iterator.__next__
 
     def __iter__(self: Any) -> Any:
         began = clock()
@@ -32,7 +32,7 @@ def watch_loaders() -> None:
         finally:
             _loaded(began, self._num_workers)
 
-    DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
+    loader.__iter__ = __iter__
     iterator.__next__ = __next__
 
 

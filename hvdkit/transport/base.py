@@ -113,7 +113,8 @@ class BucketSpec:
 
     count: elements. prescale: factor on each node's sum, before the wire. postscale: factor on the result.
     wire: dtype between hosts, "none" for the bucket's own; or a coding, which leaves the last `exact` elements as they
-    are. chunk_bytes: that a rank sums and hands out at a time, where ranks share memory.
+    are. chunk_bytes: that a rank sums and hands out at a time, where ranks share memory. algorithm: between hosts, see
+    BetweenHosts; that of the transport if it is "auto".
     """
 
     dtype: str
@@ -124,6 +125,7 @@ class BucketSpec:
     wire: Narrow | Coding = "none"
     exact: int = 0
     chunk_bytes: int = CHUNK_BYTES
+    algorithm: str = "auto"
 
     @property
     def narrow(self) -> Narrow:
@@ -140,6 +142,19 @@ def see_as(memory: NDArray[np.uint8], spec: BucketSpec) -> Buffer:
     """The beginning of `memory` as the numbers of a bucket."""
     storage = STORAGE[spec.dtype]
     return Buffer(memory[: spec.count * storage.itemsize].view(storage), spec.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Numbers of a bucket that are not in its memory.
+
+    first: element of the bucket. source: the numbers. target: where the result goes, `source` itself or as much memory
+    that does not overlap it. Both are left alone until the bucket is reduced.
+    """
+
+    first: int
+    source: Buffer
+    target: Buffer
 
 
 class Buckets(Protocol):
@@ -159,10 +174,10 @@ class Buckets(Protocol):
     memory: Sequence[Buffer]
     own: Sequence[tuple[int, int]]
 
-    def start(self, index: int, elsewhere: Sequence[tuple[int, Buffer]] = ()) -> None:
+    def start(self, index: int, elsewhere: Sequence[Elsewhere] = ()) -> None:
         """This rank's bucket is full: reduce it once the others' are.
 
-        elsewhere: (first element, numbers), rising, within own[index]: instead of memory's, and reduced in place.
+        elsewhere: instead of memory's numbers; rising, within own[index].
         """
 
     def advance(self) -> bool:
@@ -185,16 +200,17 @@ class Buckets(Protocol):
         """Free the memory; a collective call."""
 
 
-def whole(memory: Buffer, own: tuple[int, int], elsewhere: Sequence[tuple[int, Buffer]]) -> list[tuple[int, Buffer]]:
-    """The elements from own[0] up to own[1] as (first element, numbers): those elsewhere, between them memory's."""
-    found: list[tuple[int, Buffer]] = []
+def whole(memory: Buffer, own: tuple[int, int], elsewhere: Sequence[Elsewhere]) -> list[Elsewhere]:
+    """The elements from own[0] up to own[1]: those elsewhere, and between them memory's, which are reduced in place."""
+    found: list[Elsewhere] = []
     at = own[0]
-    for first, numbers in (*elsewhere, (own[1], memory.slice(own[1], own[1]))):
-        if at < first:
-            found.append((at, memory.slice(at, first)))
-        if numbers.count:
-            found.append((first, numbers))
-        at = first + numbers.count
+    for one in (*elsewhere, Elsewhere(own[1], empty := memory.slice(own[1], own[1]), empty)):
+        if at < one.first:
+            numbers = memory.slice(at, one.first)
+            found.append(Elsewhere(at, numbers, numbers))
+        if one.source.count:
+            found.append(one)
+        at = one.first + one.source.count
     return found
 
 
@@ -213,7 +229,6 @@ class Transport(Protocol):
     carrier: what moves bytes where ranks share no memory: "mpi", "gloo", or "none" for one rank.
     local_ranks: how many ranks are summed inside a host before the sum crosses to others (1 where nothing is), the
     same number on all ranks.
-    between: the algorithm of sums between hosts, and what was measured there; None where ranks do not talk so.
     """
 
     name: str
@@ -222,7 +237,10 @@ class Transport(Protocol):
     size: int
     local_ranks: int
     arithmetic: Arithmetic
-    between: BetweenHosts | None
+
+    @property
+    def between(self) -> BetweenHosts | None:
+        """The algorithm of sums between hosts, and what was measured there; None where nothing crosses."""
 
     def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
         """Replace `buffer` (n,) by scale * the element-wise reduction over all ranks, in place.
@@ -278,8 +296,6 @@ def nothing(_: int) -> None:
 class Crossing(Protocol):
     """Reduces between hosts, beside a transport's own collectives."""
 
-    between: BetweenHosts
-
     def __call__(
         self,
         numbers: Buffer,
@@ -302,7 +318,9 @@ class Crossing(Protocol):
 class BaseTransport(Transport, Protocol):
     """A transport that others are put on: it reaches ranks on any host, and knows who is where."""
 
-    between: BetweenHosts
+    @property
+    def between(self) -> BetweenHosts:
+        """See Transport.between."""
 
     def subgroup(self, ranks: Sequence[int]) -> BaseTransport | None:
         """See Transport.subgroup."""

@@ -8,6 +8,8 @@ from hvdkit.errors import TransportError
 from hvdkit.transport.base import HALF, BucketSpec
 from hvdkit.transport.cost import ALGORITHMS, MESSAGE_BYTES, Measured
 
+_WORTH_TRYING = 1.5  # times the fastest, by the model
+
 #: What can be asked for. "library": the allreduce of MPI or Gloo itself.
 NAMES = ("auto", "library", *ALGORITHMS)
 
@@ -37,17 +39,31 @@ class BetweenHosts:
             return list(self.able)
         return [name for name in self.able if name in ("pieces", "library") or (name == "doubling" and self.hosts == 2)]
 
-    def pick(self, dtype: str, nbytes: int) -> str:
-        """The algorithm for a sum of so many bytes on the wire."""
+    def pick(self, dtype: str, nbytes: int, wish: str = "auto") -> str:
+        """The algorithm for a sum of so many bytes on the wire. wish: for this sum, before that for all."""
         fitting = self.fitting(dtype)
-        if self.algorithm in fitting:
-            return self.algorithm
+        for asked in (wish, self.algorithm):
+            if asked in fitting:
+                return asked
         if self.measured is None or self.algorithm != "auto":
             return "pieces"
         return self.measured.fastest(nbytes, fitting)
 
-    def check(self, specs: Iterable[BucketSpec]) -> None:
-        """Raise TransportError if the algorithm asked for cannot reduce these buckets."""
+    def worth_trying(self, dtypes: Iterable[str], nbytes: int) -> list[str]:
+        """What may be fastest for sums of about so many bytes, in these dtypes on the wire; "auto" among them."""
+        among = [name for name in self.able if all(name in self.fitting(dtype) for dtype in dtypes)]
+        if self.hosts < 2 or self.measured is None or not among:
+            return ["auto"]
+        least = self.measured.seconds(self.measured.fastest(nbytes, among), nbytes)
+        return ["auto", *(name for name in among if self.measured.seconds(name, nbytes) <= _WORTH_TRYING * least)]
+
+    def check(self, specs: Sequence[BucketSpec]) -> None:
+        """Raise TransportError if these buckets cannot be reduced, or not by the algorithm asked for."""
+        for spec in specs:
+            if spec.narrow != "none" and spec.dtype not in (*HALF, "float32", "float64"):
+                raise TransportError(
+                    f"a {spec.dtype} bucket cannot travel as {spec.narrow}; use compression none for it"
+                )
         wish = self.algorithm
         if wish == "auto":
             return

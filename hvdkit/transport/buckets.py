@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
-from hvdkit.transport.base import Buffer
+from hvdkit.transport.base import Buffer, Elsewhere
 from hvdkit.transport.waiting import Waiting
 
 
@@ -32,10 +32,10 @@ class SteppedBuckets(ABC):
         self._failure: BaseException | None = None
 
     @abstractmethod
-    def steps(self, index: int, elsewhere: Sequence[tuple[int, Buffer]]) -> Iterator[bool]:
+    def steps(self, index: int, elsewhere: Sequence[Elsewhere]) -> Iterator[bool]:
         """Reduce memory[index] in place, but for what stands elsewhere."""
 
-    def start(self, index: int, elsewhere: Sequence[tuple[int, Buffer]] = ()) -> None:
+    def start(self, index: int, elsewhere: Sequence[Elsewhere] = ()) -> None:
         """See Buckets.start."""
         with self._lock:
             self._running[index] = self.steps(index, elsewhere)

@@ -9,6 +9,7 @@ import numpy as np
 
 from hvdkit.transport.base import STORAGE, Buffer, Op
 from hvdkit.transport.gloo_library import GlooRequest, Group, can_reduce
+from hvdkit.transport.wire import Messages
 
 _TOGETHER_BYTES = 64 * 1024  # gathered in one exchange of equal pieces; more is sent piece by piece, and copied less
 
@@ -17,7 +18,7 @@ class GlooWire:
     """See Wire. group: this wire's alone; closed by close()."""
 
     largest_count = sys.maxsize
-    messages = None  # Gloo's can only be waited for
+    messages: Messages | None = None  # Gloo's can only be waited for
 
     def __init__(self, group: Group, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

@@ -36,9 +36,9 @@ class HierarchicalTransport(SharedMemoryTransport):
         self._spanning, self._node = base, node
         local, self._cross = base.split_by_node(node)
         shards = min(gather_ints(base, local.size))
-        between = BetweenHosts(base.between.algorithm, base.between.able, max(gather_ints(base, self._cross.size)))
-        if local.rank < shards:
-            self._cross.between = between
+        between, hosts = self._cross.between, max(gather_ints(base, self._cross.size))
+        if local.rank >= shards:  # stands beside, and is to know the same
+            between = BetweenHosts(base.between.algorithm, base.between.able, hosts)
         super().__init__(
             base,
             local,
@@ -49,7 +49,7 @@ class HierarchicalTransport(SharedMemoryTransport):
             open_crossing=self._open_crossing if local.rank < shards else None,
         )
         self.between: BetweenHosts = between
-        if between.hosts > 1:
+        if hosts > 1:
             self._measure(local.rank < shards)
 
     def _measure(self, takes_part: bool) -> None:
@@ -67,6 +67,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         base = self._spanning.subgroup(ranks)
         if base is None or base.size == 1:
             return base
+        base.between.algorithm = self.between.algorithm  # which may have been set since
         return HierarchicalTransport(
             base, host=self._host, directory=self._directory, small_bytes=self._small_bytes, node=self._node
         )

@@ -10,6 +10,7 @@ from hvdkit.transport import mpi_library
 from hvdkit.transport.base import HALF, Buffer, Op
 from hvdkit.transport.mpi_library import call_mpi, free_comm, load_mpi, moved_pieces, operation, plain
 from hvdkit.transport.mpi_messages import MpiMessages
+from hvdkit.transport.wire import Messages
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,7 +34,7 @@ class MpiWire:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.rank, self.size = comm.rank, comm.size
-        self.messages = MpiMessages(comm)
+        self.messages: Messages | None = MpiMessages(comm)
         self._comm = comm
 
     @property

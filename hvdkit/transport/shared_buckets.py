@@ -35,6 +35,7 @@ from hvdkit.transport.base import (
     BucketSpec,
     Buffer,
     Crossing,
+    Elsewhere,
     Transport,
     make_buffer,
     plan_depth,
@@ -136,14 +137,16 @@ class SharedBuckets(SteppedBuckets):
         coder = None if partial is None else open_coder(spec, own)
         return _Layout(spec, views, own, partial, coder)
 
-    def _cut(self, layout: _Layout, elsewhere: Sequence[tuple[int, Buffer]]) -> Iterator[_Chunk]:
+    def _cut(self, layout: _Layout, elsewhere: Sequence[Elsewhere]) -> Iterator[_Chunk]:
         """This rank's shard in chunks."""
-        for start, numbers in whole(layout.views[self._rank], layout.own, elsewhere):
-            step = layout.spec.chunk_bytes // numbers.array.itemsize
-            for at in range(0, numbers.count, step):
-                part = numbers.slice(at, min(at + step, numbers.count))
-                below, above = self._around(layout, start + at, part.count)
-                yield _Chunk((*below, part, *above), part, below + above)
+        for one in whole(layout.views[self._rank], layout.own, elsewhere):
+            step = layout.spec.chunk_bytes // one.source.array.itemsize
+            for at in range(0, one.source.count, step):
+                stop = min(at + step, one.source.count)
+                part = one.source.slice(at, stop)
+                target = part if one.target is one.source else one.target.slice(at, stop)
+                below, above = self._around(layout, one.first + at, stop - at)
+                yield _Chunk((*below, part, *above), target, below + above)
 
     def _around(self, layout: _Layout, first: int, count: int) -> tuple[tuple[Buffer, ...], tuple[Buffer, ...]]:
         """What the peers have of these elements; made once, since a round is cut like the one before."""
@@ -164,13 +167,13 @@ class SharedBuckets(SteppedBuckets):
         self._layouts[index] = self._lay_out(index, spec)
         self._show_layouts()
 
-    def start(self, index: int, elsewhere: Sequence[tuple[int, Buffer]] = ()) -> None:
+    def start(self, index: int, elsewhere: Sequence[Elsewhere] = ()) -> None:
         """See Buckets.start."""
         self._generation[index] += 1
         self._ready.show(index, self._generation[index])
         super().start(index, elsewhere)
 
-    def steps(self, index: int, elsewhere: Sequence[tuple[int, Buffer]]) -> Iterator[bool]:
+    def steps(self, index: int, elsewhere: Sequence[Elsewhere]) -> Iterator[bool]:
         """Reduce this rank's shard once all peers are ready, then wait for the other shards."""
         layout, generation = self._layouts[index], self._generation[index]
         spec = layout.spec
@@ -184,8 +187,7 @@ class SharedBuckets(SteppedBuckets):
                 _hand_out(chunk, self._arithmetic)
         else:
             train = _Train(chunks, layout.partial, spec, self._arithmetic)
-            how = {"coder": layout.coder, "before": train.fill, "after": train.empty}
-            yield from self._crossing(layout.partial, spec, **how)
+            yield from self._crossing(layout.partial, spec, coder=layout.coder, before=train.fill, after=train.empty)
         self._reduced.show(index, generation)
         while not self._reduced.everyone(index, generation):
             yield True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hvdkit.errors import TransportError
-from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Crossing, Op, Transport
+from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Crossing, Elsewhere, Op, Transport
 from hvdkit.transport.between import BetweenHosts
 from hvdkit.transport.lane import Lane, open_shared_lane
 from hvdkit.transport.liveness import Liveness
@@ -81,7 +81,8 @@ class SharedMemoryTransport:
             start, stop = stages.own[stage]
             for first, last in ((0, start), (stop, piece.count)):
                 arithmetic.copy(stages.memory[stage].slice(first, last), piece.slice(first, last))
-            stages.start(stage, [(start, piece.slice(start, stop))])
+            mine = piece.slice(start, stop)
+            stages.start(stage, [Elsewhere(start, mine, mine)])
         for turn in range(max(0, len(pieces) - _STAGES), len(pieces)):
             self._collect(stages, turn % _STAGES, pieces[turn])
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Op, make_buffer, whole
+from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Elsewhere, Op, make_buffer, whole
 from hvdkit.transport.checks import check_alltoall, check_counts, check_ranks, check_root
 from hvdkit.transport.lane import Lane
 from hvdkit.transport.mailbox import LocalMailbox
@@ -109,12 +109,12 @@ class SingleBuckets:
         self.memory: Sequence[Buffer] = [make_buffer(spec.count, spec.dtype) for spec in specs]
         self.own: Sequence[tuple[int, int]] = [(0, spec.count) for spec in specs]
 
-    def start(self, index: int, elsewhere: Sequence[tuple[int, Buffer]] = ()) -> None:
+    def start(self, index: int, elsewhere: Sequence[Elsewhere] = ()) -> None:
         """See Buckets.start."""
         scale = self._specs[index].prescale * self._specs[index].postscale
-        if scale != 1.0:
-            for _, numbers in whole(self.memory[index], self.own[index], elsewhere):
-                self._transport.arithmetic.combine(numbers, [numbers], scale=scale)
+        for one in whole(self.memory[index], self.own[index], elsewhere):
+            if scale != 1.0 or one.target is not one.source:
+                self._transport.arithmetic.combine(one.target, [one.source], scale=scale)
 
     def advance(self) -> bool:
         """See Buckets.advance."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hvdkit.errors import TransportError
 from hvdkit.transport.arithmetic import NumpyArithmetic
 from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, make_buffer
 from hvdkit.transport.schedule import split_evenly
@@ -44,8 +43,6 @@ def reduce_steps(
     is too large for it is clamped, before and after the sum; a bucket that is 16 bits wide itself goes to inf.
     """
     dtype = spec.travels_as
-    if spec.narrow != "none" and spec.dtype not in (*HALF, "float32", "float64"):
-        raise TransportError(f"a {spec.dtype} bucket cannot travel as {dtype}; use compression none for it")
     # Less the number of ranks, since what one rank receives is rounded up to a whole piece from each.
     largest = wire.largest_count - wire.size
     for start in range(0, out.count, largest):

@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from hvdkit.transport.base import STORAGE, Arithmetic, BucketSpec, Buffer, Reached, nothing, plan_depth, see_as
+from hvdkit.transport.base import (
+    STORAGE,
+    Arithmetic,
+    BucketSpec,
+    Buffer,
+    Elsewhere,
+    Reached,
+    nothing,
+    plan_depth,
+    see_as,
+)
 from hvdkit.transport.between import BetweenHosts
 from hvdkit.transport.buckets import SteppedBuckets
 from hvdkit.transport.coding import Coder, open_coder, sent_bytes
@@ -40,15 +50,18 @@ class WireCrossing:
         """See Crossing. prescale: spec.prescale, where it has not been applied yet."""
         if coder is None:
             between, sent = self.between, numbers.count * STORAGE[spec.travels_as].itemsize
-            algorithm = between.pick(spec.travels_as, sent)
+            algorithm = between.pick(spec.travels_as, sent, spec.algorithm)
             if algorithm != "library" and self._exchange is not None:
-                how = {"prescale": prescale, "before": before, "after": after}
-                yield from self._exchange(numbers, spec, algorithm, between.message_bytes, **how)
+                yield from self._exchange(
+                    numbers, spec, algorithm, between.message_bytes, prescale=prescale, before=before, after=after
+                )
                 return
         before(numbers.count)
         if coder is None:
-            how = {"arithmetic": self._arithmetic, "prescale": prescale, "at_once": algorithm == "library"}
-            yield from reduce_steps(self._wire, numbers, numbers, spec, **how)
+            at_once, arithmetic = algorithm == "library", self._arithmetic
+            yield from reduce_steps(
+                self._wire, numbers, numbers, spec, arithmetic=arithmetic, prescale=prescale, at_once=at_once
+            )
         else:
             if prescale != 1.0:
                 self._arithmetic.combine(numbers, [numbers], scale=prescale)
@@ -82,7 +95,7 @@ class WireBuckets(SteppedBuckets):
         self._coders = [open_coder(spec, (0, spec.count)) for spec in specs]
         self.sent_bytes = sum(map(sent_bytes, specs, self._coders, self.memory))
 
-    def steps(self, index: int, elsewhere: Sequence[tuple[int, Buffer]]) -> Iterator[bool]:
+    def steps(self, index: int, elsewhere: Sequence[Elsewhere]) -> Iterator[bool]:
         """See SteppedBuckets."""
         spec, memory = self._specs[index], self.memory[index]
         return self._crossing(memory, spec, spec.prescale, coder=self._coders[index])

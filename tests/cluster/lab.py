@@ -88,6 +88,7 @@ class Lab:
         self.shared = sorted(path for path in needed if path.resolve().is_relative_to("/tmp"))
         self.hosts: dict[str, Host] = {}
         self._switch: subprocess.Popen[bytes] | None = None
+        self._cables: list[subprocess.Popen[bytes]] = []
 
     def up(self) -> None:
         """Start the hosts; they answer to ssh when it returns."""
@@ -106,6 +107,9 @@ class Lab:
         """End every host, with all that runs on it."""
         for host in list(self.hosts):
             self.halt(host)
+        for cable in self._cables:
+            cable.kill()
+            cable.communicate()
         if self._switch is not None:
             self._switch.kill()
             self._switch.wait()
@@ -187,6 +191,21 @@ class Lab:
         """Limit a host's wire in both directions, like "200mbit"; "" for no limit."""
         network.limit(self.switch, f"wire{self._number(host)}", rate)
         network.limit(self.hosts[host].pid, network.wire_interface(self._number(host)), rate)
+
+    def delay(self, host: str, milliseconds: float) -> None:
+        """Make a host's wire so long that each frame, in either direction, comes so much later; once a host."""
+        wire = f"wire{self._number(host)}"
+        network.run_in(self.switch, "ip", "link", "set", wire, "nomaster")
+        script = [sys.executable, "-I", "-S", str(HERE / "long_cable.py"), wire, "br0", str(milliseconds)]
+        cable = subprocess.Popen(
+            ["nsenter", f"--net=/proc/{self.switch}/ns/net", *script],
+            stdout=subprocess.PIPE,
+            preexec_fn=die_with_parent(os.getpid()),
+        )
+        self._cables.append(cable)
+        assert cable.stdout is not None
+        if cable.stdout.readline() != b"ready\n":
+            raise RuntimeError(f"no long cable for {host}; is there a /dev/net/tun?")
 
     def kill(self, host: str, number: signal.Signals, words: str) -> list[int]:
         """Send a signal to the processes of a host whose command line contains `words`; returns them."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hvdkit.engine.horovod.binding import Pending
-from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, make_buffer, plan_depth, see_as
+from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Elsewhere, make_buffer, plan_depth, see_as
 from hvdkit.transport.waiting import Waiting
 
 
@@ -37,7 +37,7 @@ class HorovodBuckets:
         }
         self._pending: dict[int, Pending] = {}
 
-    def start(self, index: int, elsewhere: Sequence[tuple[int, Buffer]] = ()) -> None:
+    def start(self, index: int, elsewhere: Sequence[Elsewhere] = ()) -> None:
         """See Buckets."""
         spec, buffer = self._specs[index], self.memory[index]
         if index in self._narrow:

@@ -12,13 +12,15 @@ from hvdkit.engine.plan_settings import PlanSettings
 from hvdkit.transport.base import STORAGE
 
 _KIB = 1024
-#: Setting -> values in order. Another setting of PlanSettings is searched as soon as it stands here.
+#: Setting -> values in order, unless they are UNORDERED; for "algorithm" the plan says which.
 VALUES: Mapping[str, tuple[Any, ...]] = {
+    "algorithm": ("auto",),
     "fusion_bytes": (256 * _KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB),
     "progress": ("inline", "thread"),
     "buckets_in_flight": (2, 4, 8),
     "chunk_bytes": (128 * _KIB, 512 * _KIB, 2 * MIB),
 }
+UNORDERED = ("algorithm",)
 _SHARING = ("shared_memory", "hierarchical")  # transports that have chunks
 
 
@@ -35,7 +37,7 @@ class Shape:
         bucket = min(settings.fusion_bytes or self.nbytes, self.nbytes)
         depth = min(settings.buckets_in_flight, -(-self.nbytes // max(1, bucket)))
         chunk = min(settings.chunk_bytes, -(-bucket // self.sharers)) if self.transport in _SHARING else 0
-        return bucket, depth, chunk, settings.progress
+        return bucket, depth, chunk, settings.progress, settings.algorithm
 
     def shared_bytes(self, settings: PlanSettings) -> int:
         """Memory that the ranks of a host share for it, about."""
@@ -54,7 +56,8 @@ def fixed_fields(config: Config) -> list[str]:
     return [name for name in VALUES if getattr(config, name) != getattr(default, name)]
 
 
-def plan_axes(first: PlanSettings, config: Config) -> dict[str, list[Any]]:
-    """What is searched from the first settings on."""
+def plan_axes(first: PlanSettings, config: Config, algorithms: Sequence[str] = ()) -> dict[str, list[Any]]:
+    """What is searched from the first settings on. algorithms: between hosts, that are worth trying."""
     fixed = fixed_fields(config)
-    return {name: sorted({*values, getattr(first, name)}) for name, values in VALUES.items() if name not in fixed}
+    axes = {**VALUES, "algorithm": algorithms}
+    return {name: sorted({*values, getattr(first, name)}) for name, values in axes.items() if name not in fixed}

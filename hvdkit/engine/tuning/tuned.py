@@ -16,7 +16,7 @@ from hvdkit.engine.plan_settings import PlanSettings
 from hvdkit.engine.planned import PlannedReduction
 from hvdkit.engine.process_sets import MemberGroup
 from hvdkit.engine.together import do_together
-from hvdkit.engine.tuning.axes import shape_of
+from hvdkit.engine.tuning.axes import UNORDERED, shape_of
 from hvdkit.engine.tuning.record import Record
 from hvdkit.engine.tuning.search import Outcome, Search
 from hvdkit.transport.base import Transport
@@ -68,7 +68,7 @@ class TunedReduction:
         self._record, self._found = record, found
         self._take(reopen(first), first)
         self._shape = shape_of(self.buckets, group.transport.name, group.transport.local_ranks)
-        self._search: Search | None = Search(first, axes, most=trials, same=self._shape.same)
+        self._search: Search | None = Search(first, axes, unordered=UNORDERED, most=trials, same=self._shape.same)
         self._seconds: list[float] = []
         self._round_ended_s = 0.0
         self.rounds = 0

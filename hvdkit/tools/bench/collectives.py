@@ -15,7 +15,8 @@ from hvdkit.errors import HvdkitError
 from hvdkit.tools.bench.buckets import open_buckets, reduce_buckets
 from hvdkit.tools.bench.figures import IN_BUCKET, KINDS, OURS
 from hvdkit.tools.bench.horovod_job import HorovodJob
-from hvdkit.tools.bench.turns import Call, Turn, time_alone, time_in_a_row
+from hvdkit.tools.bench.turns import Call, Turn, time_in_a_row
+from hvdkit.world import WITHOUT_MPI, read_world
 
 _MPI_HAS = frozenset({"float32", "float64", "int32", "int64"})
 
@@ -82,7 +83,7 @@ class Peers:
         self._close()
 
     def _add(self, name: str, call: Call) -> None:
-        self.turns[name] = functools.partial(time_in_a_row, call)
+        self.turns[name] = functools.partial(time_in_a_row, call, hvd.barrier)
 
     def _try(self, name: str, call: Call, turn: Turn | None = None) -> None:
         """Add a peer if its first call succeeds: which dtypes and collectives it has is its own affair."""
@@ -97,7 +98,7 @@ class Peers:
         if failures:
             self.notes.append(f"{name} is not compared: {failures[0]}")
         else:
-            self.turns[name] = turn or functools.partial(time_in_a_row, call)
+            self.turns[name] = turn or functools.partial(time_in_a_row, call, hvd.barrier)
 
 
 def make_named(api: Any, work: Work, ranks: int) -> Call:
@@ -117,8 +118,8 @@ def make_named(api: Any, work: Work, ranks: int) -> Call:
 
 
 def time_horovod(work: Work, ranks: int, count: int) -> list[float]:
-    """The average seconds of a call, of so many in a row; called in a rank of Horovod."""
-    return time_alone(_horovod_call(work, ranks), count)
+    """The average seconds of a call, of so many in a row; called in a rank of Horovod, where only the calls meet."""
+    return time_in_a_row(_horovod_call(work, ranks), lambda: None, count)
 
 
 @functools.cache
@@ -129,9 +130,7 @@ def _horovod_call(work: Work, ranks: int) -> Call:
 
 
 def _why_no_mpi(work: Work) -> str:
-    from mpi4py import MPI
-
-    if hvd.size() != MPI.COMM_WORLD.size:
+    if read_world().launcher in WITHOUT_MPI:
         return "MPI is not compared: what started the ranks has started no MPI."
     if work.dtype not in _MPI_HAS:
         return f"MPI is not compared: it has no {work.dtype}."

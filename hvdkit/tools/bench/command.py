@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from hvdkit.config import parse_bytes
+from hvdkit.errors import BenchError
 from hvdkit.tools.bench.figures import KINDS
 from hvdkit.tools.bench.passing import add_hvdruns_options
 from hvdkit.tools.bench.plan import DTYPES, SIZES, Plan
@@ -26,6 +27,7 @@ examples:
   hvdkit bench allgather --dtype bfloat16 --json allgather.json
   hvdkit bench step                                whole steps of three models of PyTorch
   hvdkit bench step --models mlp --threads 4
+  KERAS_BACKEND=jax hvdkit bench step --keras
   srun -n 8 hvdkit bench alltoall                  on ranks that something else starts
 
 has it got slower?
@@ -54,6 +56,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--sizes", type=_parse_sizes, default=SIZES, metavar="SIZE,...", help="like 4K,1M,64M (default: 4K to 16M)")
     add("--dtype", choices=DTYPES, default="float32", help="of the numbers (default: float32)")
     add("--models", type=_split, default=(), metavar="NAME,...", help="step: those whose names contain this")
+    add("--keras", action="store_true", help="step: the MLP in Keras 3, on KERAS_BACKEND")
     add("--rounds", type=_positive, default=11, metavar="N", help="in which every peer has a turn (default: 11)")
     add("--seconds", type=float, default=0.1, metavar="S", help="that a turn of a collective takes (default: 0.1)")
     add("--threads", type=_positive, default=1, metavar="N", help="that each rank computes with (default: 1)")
@@ -75,7 +78,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def build_plan(options: argparse.Namespace) -> Plan:
-    """What the options ask to measure."""
+    """What the options ask to measure. Raises BenchError for those that do not go together."""
+    if options.keras and options.kind != "step":
+        raise BenchError("--keras is for hvdkit bench step. Leave it out.")
     return Plan(**{name: getattr(options, name) for name in Plan.__dataclass_fields__})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+from typing import Any
 
 import torch.distributed as dist
 
@@ -25,11 +26,12 @@ def join_gloo() -> None:
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=hvd.rank(), world_size=hvd.size())
 
 
-def _open_store() -> dist.Store:
+def _open_store() -> Any:
     """A store on rank 0's host that the ranks of all hosts reach, on the interface that Gloo is told to use."""
     if hvd.rank() == 0:
         store = TcpStores().host()
         interface = read_interface(read_environment())
         hvd.broadcast_object((address_of(interface) if interface else socket.gethostname(), store.port))
         return store
-    return TcpStores().join(*hvd.broadcast_object(None), timeout_s=60.0)
+    address, port = hvd.broadcast_object(("", 0))
+    return TcpStores().join(address, port, timeout_s=60.0)

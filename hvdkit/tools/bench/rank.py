@@ -16,13 +16,12 @@ from hvdkit.tools.bench.gloo import join_gloo
 from hvdkit.tools.bench.horovod_job import HorovodJob, why_not
 from hvdkit.tools.bench.machine import describe_machine
 from hvdkit.tools.bench.models import Model, find_models
-from hvdkit.tools.bench.plan import Plan
+from hvdkit.tools.bench.plan import STEPS, Plan, Tell
 from hvdkit.tools.bench.report import Case, Report
 from hvdkit.tools.bench.step import make_peers
-from hvdkit.tools.bench.turns import plan_calls, take_turns
+from hvdkit.tools.bench.turns import count_rounds, plan_calls, take_turns
 
 Progress = Callable[[], object]
-_STEPS = 15  # of a peer's turn
 
 
 @contextlib.contextmanager
@@ -42,22 +41,18 @@ def joined(threads: int, *, alone: bool = False) -> Iterator[tuple[HorovodJob | 
     dist.destroy_process_group()
 
 
-def measure(plan: Plan, tell: Callable[[str, int, int], object]) -> Report:
-    """Measure the plan; collective. The report is the same on all ranks, as times are those of the slowest.
-
-    tell: is given what is being measured, and how many rounds of how many are done.
-    """
+def measure(plan: Plan, tell: Tell) -> Report:
+    """Measure the plan; collective. The report is the same on all ranks, as times are those of the slowest."""
     with joined(plan.threads, alone=plan.alone) as (job, notes):
         works = _list_works(plan, job)
         cases = []
         for number, (name, work) in enumerate(works):
-            done = iter(range(number * plan.rounds + 1, (number + 1) * plan.rounds + 1))
-            tell(name, number * plan.rounds, len(works) * plan.rounds)
-            case, more = work(lambda name=name, done=done: tell(name, next(done), len(works) * plan.rounds))
+            before, of = number * plan.rounds, len(works) * plan.rounds
+            case, more = work(count_rounds(tell, name, plan.rounds, before=before, of=of))
             cases.append(case)
             notes += [note for note in more if note not in notes]
-        base = NO_COMMUNICATION if plan.kind == "step" else OURS
-        return Report(plan.kind, base, hvd.size(), plan.dtype, hvd.describe(), describe_machine(), notes, cases)
+        base, dtype = (NO_COMMUNICATION, "") if plan.kind == "step" else (OURS, plan.dtype)
+        return Report(plan.kind, base, hvd.size(), dtype, hvd.describe(), describe_machine(), notes, cases)
 
 
 def measure_collective(
@@ -76,7 +71,7 @@ def measure_step(
 ) -> tuple[Case, list[str]]:
     """Measure a model's step beside all peers; returns as measure_collective does."""
     turns = make_peers(model, job, alone=plan.alone)
-    return Case(model.name, 0, take_turns(turns, dict.fromkeys(turns, _STEPS), plan.rounds, progress)), []
+    return Case(model.name, 0, take_turns(turns, dict.fromkeys(turns, STEPS), plan.rounds, progress)), []
 
 
 def _list_works(plan: Plan, job: HorovodJob | None) -> list[tuple[str, Callable[[Progress], tuple[Case, list[str]]]]]:

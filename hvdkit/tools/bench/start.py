@@ -6,14 +6,14 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from hvdkit.config import read_environment
 from hvdkit.errors import BenchError
 from hvdkit.launch.where import find_hosts
-from hvdkit.need import need
-from hvdkit.tools.bench.plan import Plan
+from hvdkit.tools.bench.here import check_framework
+from hvdkit.tools.bench.plan import Plan, Tell
 from hvdkit.tools.bench.report import Report, decode_report
 
 MARK = "hvdkit-bench:"
@@ -21,12 +21,12 @@ _LINE = re.compile(rf"(?:\[[^\]]*\] )?{MARK}(.*)")
 _SAYS_WHERE = ("-np", "--num-proc", "-H", "--hosts", "--hostfile", "-hostfile", "--config-file")
 
 
-def start_ranks(plan: Plan, flags: Sequence[str], tell: Callable[[str, int, int], object]) -> Report:
-    """Measure the plan on ranks that hvdrun starts. flags: hvdrun's. tell: see rank.measure.
+def start_ranks(plan: Plan, flags: Sequence[str], tell: Tell) -> Report:
+    """Measure the plan on ranks that hvdrun starts. flags: hvdrun's.
 
     Raises BenchError if they fail; what they have printed is on stderr by then.
     """
-    need("torch", "torch")
+    check_framework(plan)
     command = [sys.executable, "-m", "hvdkit.launch", *plan_flags(flags)]
     command += [sys.executable, "-m", "hvdkit.tools.bench.started", json.dumps(asdict(plan))]
     report = None

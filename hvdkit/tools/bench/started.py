@@ -6,8 +6,8 @@ import json
 import sys
 from collections.abc import Mapping
 
+from hvdkit.tools.bench.here import measure_here
 from hvdkit.tools.bench.plan import Plan
-from hvdkit.tools.bench.rank import measure
 from hvdkit.tools.bench.report import encode_report
 from hvdkit.tools.bench.start import MARK
 from hvdkit.world import read_world
@@ -21,7 +21,7 @@ def main(plan: str) -> None:
         if first:
             print(MARK + json.dumps(told), flush=True)
 
-    report = measure(Plan(**json.loads(plan)), lambda what, done, of: tell({"progress": [what, done, of]}))
+    report = measure_here(Plan(**json.loads(plan)), lambda what, done, of: tell({"progress": [what, done, of]}))
     tell({"report": encode_report(report)})
 
 

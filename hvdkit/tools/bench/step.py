@@ -41,18 +41,18 @@ def make_peers(model: Model, job: HorovodJob | None, *, alone: bool = False) -> 
 
 def time_horovod(name: str, steps: int) -> list[float]:
     """Seconds of each step; called in a rank of Horovod. name: of the model."""
-    return time_each(_horovod_step(name, False), steps, _meet)
+    return time_each(_horovod_step(name, False), _meet, steps)
 
 
 def time_on_horovod(name: str, steps: int) -> list[float]:
     """The same with hvdkit's optimizer on Horovod's core."""
-    return time_each(_horovod_step(name, True), steps, _meet)
+    return time_each(_horovod_step(name, True), _meet, steps)
 
 
 def _beside(model: Model, wrap: Wrap) -> Turn:
     """A peer that lives in these processes."""
     step = _make_step(model, wrap)
-    return lambda steps: time_each(step, steps, hvd.barrier)
+    return lambda steps: time_each(step, hvd.barrier, steps)
 
 
 def _listed(call: Callable[[int], Any], steps: int) -> list[float]:

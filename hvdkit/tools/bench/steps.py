@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -12,14 +11,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from hvdkit.errors import BenchError
 from hvdkit.tools.bench.baseline import Change, compare, failed
+from hvdkit.tools.bench.here import measure_here
 from hvdkit.tools.bench.plan import Plan
 from hvdkit.tools.bench.plot import check_plot, write_plot
 from hvdkit.tools.bench.report import Report, read_report, write_report
 from hvdkit.tools.bench.show import print_report
 from hvdkit.tools.bench.start import start_ranks
 from hvdkit.world import read_world
-
-Tell = Callable[[str, int, int], None]
 
 
 def carry_out(options: argparse.Namespace, plan: Plan) -> int:
@@ -32,13 +30,13 @@ def carry_out(options: argparse.Namespace, plan: Plan) -> int:
                 f"or run hvdkit bench by itself."
             )
         if world.rank:
-            _measure_here(plan, _say_nothing)
+            measure_here(plan, _say_nothing)
             return 0
     check(options)
     before = read_report(options.baseline) if options.baseline else None
     with Bar() as bar:
         here = world.launcher != "none"
-        report = _measure_here(plan, bar.tell) if here else start_ranks(plan, options.hvdrun, bar.tell)
+        report = measure_here(plan, bar.tell) if here else start_ranks(plan, options.hvdrun, bar.tell)
     changes = compare(before, report) if before else []
     return tell(options, report, changes)
 
@@ -64,15 +62,16 @@ def tell(options: argparse.Namespace, report: Report, changes: Sequence[Change])
     return int(options.fail_over is not None and bool(failed(changes, options.fail_over)))
 
 
-@dataclass
 class Bar:
-    """How far the measuring is, on stderr if that is a terminal."""
+    """How far the measuring is, on stderr if that is a terminal; shown inside a `with`."""
 
-    def __enter__(self) -> Bar:
+    def __init__(self) -> None:
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task("starting the ranks", total=None)
+
+    def __enter__(self) -> Bar:
         self._progress.start()
         return self
 
@@ -82,15 +81,6 @@ class Bar:
     def tell(self, what: str, done: int, of: int) -> None:
         """Show that so many rounds of so many are done."""
         self._progress.update(self._task, description=what, completed=done, total=of)
-
-
-def _measure_here(plan: Plan, tell: Tell) -> Report:
-    from hvdkit.need import need
-
-    need("torch", "torch")
-    from hvdkit.tools.bench.rank import measure
-
-    return measure(plan, tell)
 
 
 def _say_nothing(what: str, done: int, of: int) -> None:

@@ -10,6 +10,7 @@ import json
 import secrets
 import socket
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
@@ -75,8 +76,9 @@ class Collector:
 
     def close(self) -> list[RankRecording]:
         """End, and return what has come, by rank; of a rank that was started again, what it sent last."""
+        until = time.monotonic() + _GRACE_S
         for reader in list(self._readers):
-            reader.join(_GRACE_S)
+            reader.join(max(0.0, until - time.monotonic()))
         self._closing = True
         with contextlib.suppress(OSError):  # accept() does not see that its socket is closed
             socket.create_connection((LOOPBACK, self._listener.address[1]), timeout=1).close()

@@ -1,0 +1,102 @@
+"""A whole training step of Keras on its backend as each peer has it: no communication, hvdkit, and Horovod's op.
+
+The model is the MLP of models.py, trained by the function that fit() calls for each step.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+import hvdkit.keras as hvd
+from hvdkit.tools.bench.figures import NO_COMMUNICATION, OURS
+from hvdkit.tools.bench.turns import Turn, time_each
+
+Step = Callable[[], Any]
+Wrap = Callable[[Any], Any]
+ROWS, WIDTH, LAYERS = 64, 1024, 8
+
+
+def join(threads: int) -> str:
+    """Begin hvdkit, with so many threads a rank (JAX takes what it likes); returns the name of the work."""
+    backend = keras.backend.backend()
+    if backend == "torch":
+        importlib.import_module("torch").set_num_threads(threads)
+    if backend == "tensorflow":
+        threading = importlib.import_module("tensorflow").config.threading
+        threading.set_intra_op_parallelism_threads(threads)
+        threading.set_inter_op_parallelism_threads(threads)
+    hvd.init()
+    return f"Keras MLP on {backend}"
+
+
+def make_peers(*, alone: bool = False) -> dict[str, Turn]:
+    """The turns of every peer, warmed up; collective. alone: without Horovod."""
+    turns: dict[str, Turn] = {}
+    for name, wrap in _list_peers(alone=alone).items():
+        turns[name] = functools.partial(time_each, _make_step(wrap), hvd.barrier)
+        turns[name](3)
+    return turns
+
+
+def _make_step(wrap: Wrap) -> Step:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((WIDTH,))])
+    for _ in range(LAYERS):
+        model.add(keras.layers.Dense(WIDTH, activation="relu"))
+    model.compile(wrap(keras.optimizers.SGD(1e-4)), "mse", jit_compile=keras.backend.backend() == "jax")
+    inputs = np.random.RandomState(hvd.rank()).randn(ROWS, WIDTH).astype("float32")
+    model.fit(inputs, inputs, batch_size=ROWS, epochs=1, verbose=0)
+    return _STEPS[keras.backend.backend()](model, inputs)
+
+
+def _tensorflow_step(model: Any, inputs: Any) -> Step:
+    data = importlib.import_module("tensorflow").data
+    batches = iter(data.Dataset.from_tensors((inputs, inputs)).cache().repeat().prefetch(2))
+    return lambda: float(model.train_function(batches)["loss"])
+
+
+def _torch_step(model: Any, inputs: Any) -> Step:
+    batch = keras.ops.convert_to_tensor(inputs)
+    return lambda: model.train_function([(batch, batch)])
+
+
+def _jax_step(model: Any, inputs: Any) -> Step:
+    jax = importlib.import_module("jax")
+    batch = jax.numpy.asarray(inputs)
+    names = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+    held = [model._get_jax_state(**dict.fromkeys(names, True), purge_model_variables=True)]
+
+    def step() -> None:
+        logs, held[0] = model.train_function(held[0], iter([(batch, batch)]))
+        jax.block_until_ready((logs, held[0]))
+
+    return step
+
+
+_STEPS = {"tensorflow": _tensorflow_step, "torch": _torch_step, "jax": _jax_step}
+
+
+def _list_peers(*, alone: bool) -> dict[str, Wrap]:
+    peers: dict[str, Wrap] = {NO_COMMUNICATION: lambda optimizer: optimizer, OURS: hvd.DistributedOptimizer}
+    if alone or keras.backend.backend() != "tensorflow":
+        return peers
+    try:
+        horovod = importlib.import_module("horovod.tensorflow")
+    except ImportError:
+        return peers
+    horovod.init()
+
+    class WithHorovod(keras.optimizers.SGD):
+        """Its own optimizer wrapper fails with Keras 3, so its operation is called by hand."""
+
+        def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+            return super().apply(horovod.grouped_allreduce(list(grads)), trainable_variables)
+
+    peers["Horovod's op"] = lambda optimizer: WithHorovod.from_config(optimizer.get_config())
+    return peers

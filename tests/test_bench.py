@@ -1,0 +1,216 @@
+"""What hvdkit bench makes of times, of files and of its options: pure functions, nothing measured."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hvdkit.cli import build_parser, main
+from hvdkit.errors import BenchError, MissingDependencyError
+from hvdkit.tools.bench import plot, start, steps
+from hvdkit.tools.bench.baseline import compare, failed
+from hvdkit.tools.bench.command import build_plan
+from hvdkit.tools.bench.figures import IN_BUCKET, OURS, bus_factor, show_bytes, show_time, summarise
+from hvdkit.tools.bench.plan import Plan
+from hvdkit.tools.bench.report import Case, Report, bandwidths, encode_report, read_report, write_report
+from hvdkit.tools.bench.show import list_rows, list_titles, print_report
+
+STEADY = (1.0, 1.1, 0.9, 1.0, 1.08)
+
+
+def make_report(kind: str = "allreduce", scale: float = 1.0, peer: str = "Gloo") -> Report:
+    """hvdkit's times, and a peer's that are 3 times as long."""
+    sizes = {"4 KiB": (4096, 1e-5), "1 MiB": (2**20, 1e-3)}
+    cases = [
+        Case(work, nbytes, {OURS: [scale * unit * one for one in STEADY], peer: [3 * unit * one for one in STEADY]})
+        for work, (nbytes, unit) in sizes.items()
+    ]
+    return Report(kind, OURS, 4, "float32", "4 ranks", {"processor": "P", "torch": "2"}, ["[x] left out"], cases)
+
+
+def scaled(report: Report, peer: str, factor: float) -> Report:
+    cases = [
+        replace(case, times={**case.times, peer: [factor * one for one in case.times[peer]]}) for case in report.cases
+    ]
+    return replace(report, cases=cases)
+
+
+def test_medians_quartiles_and_ratios_within_rounds() -> None:
+    found = summarise({"a": [1.0, 2.0, 3.0, 4.0, 5.0], "b": [2.0, 2.0, 9.0, 4.0, 5.0]}, base="a")
+    assert (found["a"].median_s, found["a"].low_s, found["a"].high_s, found["a"].ratio) == (3, 2, 4, 1)
+    assert found["b"].median_s == 4
+    assert found["b"].ratio == 1, "the median of 2, 1, 3, 1, 1, not that of medians"
+    assert summarise({"a": [7.0]}, base="a")["a"].high_s == 7
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+    assert {kind: bus_factor(kind, 4) for kind in ("allreduce", "allgather", "reducescatter", "alltoall")} == {
+        "allreduce": 1.5,
+        "allgather": 0.75,
+        "reducescatter": 0.75,
+        "alltoall": 0.75,
+    }
+    assert bus_factor("broadcast", 4) == 1
+    report = make_report()
+    assert bandwidths(report, report.cases[1], 1e-3) == pytest.approx((2**20 * 1e3, 1.5 * 2**20 * 1e3))
+
+
+def test_numbers_for_people() -> None:
+    assert [show_bytes(one) for one in (12, 4096, 1536, 2**20, 3 * 2**30)] == [
+        "12 B",
+        "4 KiB",
+        "1.5 KiB",
+        "1 MiB",
+        "3 GiB",
+    ]
+    assert [show_time(one) for one in (4.123e-6, 0.0482, 0.00099961, 1.3, 123)] == [
+        "4.12 us",
+        "48.2 ms",
+        "1.00 ms",
+        "1.30 s",
+        "123 s",
+    ]
+
+
+def test_a_report_comes_back_from_its_file(tmp_path: Path) -> None:
+    report = make_report()
+    write_report(report, tmp_path / "run.json")
+    assert read_report(tmp_path / "run.json") == report
+    row = json.loads((tmp_path / "run.json").read_text())["rows"][1]
+    assert (row["work"], row["peer"], row["ratio"]) == ("4 KiB", "Gloo", pytest.approx(3))
+    assert row["bus_bytes_s"] == pytest.approx(1.5 * row["algorithm_bytes_s"])
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "hvdkit bench 1"}', '{"format": "other"}'])
+def test_a_file_that_is_no_run_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(BenchError, match="is no run of hvdkit bench"):
+        read_report(tmp_path / "other.json")
+    with pytest.raises(BenchError, match="cannot be read: No such file"):
+        read_report(tmp_path / "missing.json")
+
+
+def test_only_what_is_beyond_noise_is_slower() -> None:
+    report = make_report()
+    found = compare(report, scaled(report, OURS, 1.05))
+    assert [change.noise for change in found] == [True] * 4, "5 % while the middle half of the rounds is 8 % wide"
+    slow = compare(report, scaled(report, OURS, 1.3))
+    assert [(change.peer, change.slower) for change in slow] == [(OURS, True), ("Gloo", False)] * 2
+    assert slow[0].percent == pytest.approx(30)
+    fast = compare(report, scaled(report, OURS, 0.5))
+    assert not fast[0].slower
+    assert not fast[0].noise
+
+
+def test_failing_is_for_hvdkits_own_and_above_what_was_asked() -> None:
+    report = make_report(peer=IN_BUCKET)
+    slow = compare(report, scaled(report, IN_BUCKET, 1.3))
+    assert [change.peer for change in failed(slow, 20)] == [IN_BUCKET] * 2
+    assert failed(slow, 40) == []
+    other = make_report()
+    assert failed(compare(other, scaled(other, "Gloo", 9)), 20) == [], "a peer that is slower is no fault of hvdkit's"
+    assert failed(compare(other, scaled(other, OURS, 1.05)), 0) == [], "noise is none either"
+
+
+def test_runs_of_different_things_are_not_compared() -> None:
+    report = make_report()
+    with pytest.raises(BenchError, match="is of ranks 4, and this run of 2"):
+        compare(report, replace(report, ranks=2))
+    with pytest.raises(BenchError, match="none of the sizes or models"):
+        compare(report, replace(report, cases=[replace(report.cases[0], work="64 B")]))
+
+
+def test_the_table_has_a_row_for_each_size_and_peer_and_marks_what_is_slower() -> None:
+    report = make_report()
+    changes = compare(report, scaled(report, OURS, 1.3))
+    assert list_titles(report, []) == ["size", "peer", "median", "spread", "GB/s", "bus GB/s", "ratio"]
+    assert list_rows(report, changes)[0] == ["4 KiB", OURS, "10.0 us", "4 %", "0.41", "0.61", "x1.00", "+30 % slower"]
+    assert list_rows(report, [])[3][:4] == ["1 MiB", "Gloo", "3.00 ms", "4 %"]
+    output = io.StringIO()
+    print_report(report, changes, Console(file=output, width=80))
+    assert "…" not in output.getvalue(), "it fits into 80 columns"
+    text = " ".join(output.getvalue().split())
+    assert "[x] left out" in text
+    assert "Slower than the baseline by more than noise: hvdkit, 4 KiB: +30 %; hvdkit, 1 MiB: +30 %." in text
+
+
+@pytest.mark.parametrize("kind", ["allreduce", "step"])
+def test_a_plot_of_html_shows_every_peer_and_time(kind: str, tmp_path: Path) -> None:
+    report = make_report(kind)
+    if kind == "step":
+        report = replace(report, cases=[replace(case, nbytes=0) for case in report.cases])
+    plot.write_plot(report, [], tmp_path / "run.html")
+    page = (tmp_path / "run.html").read_text()
+    assert page.count("<svg") == page.count("</svg>") == 2
+    for told in ("hvdkit", "Gloo", "3.00 ms", "10.0 us", "[x] left out"):
+        assert told in page
+
+
+def test_a_plot_of_png_is_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    for kind in ("allreduce", "step"):
+        plot.write_plot(make_report(kind), [], tmp_path / "run.png")
+        assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_that_cannot_be_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'hvdkit\[plot\]', or name .html"):
+        plot.check_plot(tmp_path / "x.png")
+    monkeypatch.setattr(steps, "start_ranks", lambda *_: pytest.fail("ranks were started"))
+    monkeypatch.setattr(steps, "read_world", lambda: SimpleNamespace(launcher="none"))
+    for words, said in {
+        ("--plot", "x.pdf"): "end it in .html or .png",
+        ("--json", str(tmp_path / "no" / "x.json")): "There is no folder",
+        ("--fail-over", "20"): "--baseline FILE",
+        ("--keras",): "--keras is for hvdkit bench step",
+        ("--baseline", str(tmp_path / "none.json")): "cannot be read",
+    }.items():
+        assert main(["bench", "allreduce", *words]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_options_make_a_plan_and_the_rest_is_hvdruns() -> None:
+    words = ["--sizes", "4K,1m", "-np", "4", "--hostfile", "h", "--rounds", "3", "--tcp", "--mpi-args=-x A", "--alone"]
+    options = build_parser().parse_args(["bench", "alltoall", *words])
+    assert build_plan(options) == Plan("alltoall", sizes=(4096, 2**20), rounds=3, alone=True)
+    assert options.hvdrun == ["-np", "4", "--hostfile=h", "--tcp", "--mpi-args=-x A"]
+
+
+@pytest.mark.parametrize("words", [["bench"], ["bench", "everything"], ["bench", "step", "--rounds", "0"]])
+def test_what_cannot_be_measured_is_refused(words: Sequence[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        build_parser().parse_args(words)
+
+
+def test_two_ranks_are_started_where_nobody_says_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = [None]
+    monkeypatch.setattr(start, "find_hosts", lambda *_: found[0])
+    assert start.plan_flags(["--verbose"]) == ["--verbose", "-np", "2"]
+    assert start.plan_flags(["--hostfile=h"]) == ["--hostfile=h"]
+    found[0] = "an allocation"
+    assert start.plan_flags([]) == []
+
+
+def test_a_rank_of_another_launcher_starts_no_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(steps, "read_world", lambda: SimpleNamespace(launcher="slurm", rank=1))
+    assert main(["bench", "allreduce", "-np", "4"]) == 2
+    assert "slurm has started this rank already, so -np can start none" in capsys.readouterr().err
+
+
+def test_json_is_what_a_baseline_reads() -> None:
+    encoded = encode_report(make_report())
+    assert {"format", "kind", "machine", "cases", "rows"} <= encoded.keys()
