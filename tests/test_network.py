@@ -25,8 +25,8 @@ from hvdkit.launch.network import (
 def connection(*rows: str, reached: str = "") -> Connection:
     """Rows like "eth0 10.0.0.1/24", or "eth0 10.0.0.1/24 25000" with its speed."""
     parts = (row.split() for row in rows)
-    rows = [(name, *address.split("/"), *(speed or ["0"])) for name, address, *speed in parts]
-    interfaces = parse_interfaces([[name, address, int(bits), int(speed)] for name, address, bits, speed in rows])
+    split = [(name, *address.split("/"), *(speed or ["0"])) for name, address, *speed in parts]
+    interfaces = parse_interfaces([[name, address, int(bits), int(speed)] for name, address, bits, speed in split])
     return Connection(interfaces, reached)
 
 
