@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import random
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,9 @@ from engines import ENGINES, choose, has_both, require_horovod
 from hypothesis import settings
 from rank_job import find_mpirun
 from ranks import close_all
+
+# `benchmarks` is found here; hvdkit, where it is installed, before that.
+sys.path.append(str(Path(__file__).parents[1]))
 
 # Times on a busy machine say nothing about the code.
 settings.register_profile("hvdkit", deadline=None)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
 from math import log2
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +14,6 @@ from ranks import run_ranks
 from torch_world import joined
 
 import hvdkit.torch as hvd
-
-sys.path.append(str(Path(__file__).parents[1]))
-
 from benchmarks.agreement import MOST, SimulatedEngines, agree_on_plan, is_logarithmic, negotiate, start_up
 from benchmarks.simulated_ranks import LINK, Cost, run_simulated
 from hvdkit.engine import named

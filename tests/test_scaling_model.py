@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.append(str(Path(__file__).parents[1]))
 
 from benchmarks.scaling_drawn import DRAWN, GIGABITS, HOSTS, REFERENCES, draw_page, horovod, predict_drawn
 from benchmarks.scaling_fit import Fitted, Point, check_largest, fit, hold_out, summarise
