@@ -9,6 +9,7 @@ pass whole with the header in which the kernel says what it has left to do for t
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import select
@@ -76,4 +77,8 @@ if __name__ == "__main__":
     _, wire, bridge, milliseconds = sys.argv
     ends = open_tap(f"long{wire}"[:15], bridge), open_wire(wire)
     print("ready", flush=True)
-    carry((ends[0], ends[1].fileno()), float(milliseconds) / 1000)
+    try:
+        carry((ends[0], ends[1].fileno()), float(milliseconds) / 1000)
+    except OSError as error:
+        if error.errno != errno.ENETDOWN:  # the host is gone
+            raise
