@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +21,10 @@ import torch.distributed as dist
 from torch import nn
 
 from hvdkit.tools.bench.models import MODELS, Model
-
-Step = Callable[[], object]
-Wrap = Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, Any]]
+from hvdkit.tools.bench.step import Step, Wrap, make_step
 
 _TURNS = 2  # of all peers of a job, one after another
 _MESSAGE = 60_000
-
-
-def _make(work: Model, wrap: Wrap) -> Step:
-    torch.manual_seed(0)
-    model, optimizer = wrap(plain := work.make(), torch.optim.SGD(plain.parameters(), lr=1e-4))
-    inputs, targets = work.batch()
-
-    def step() -> None:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-
-    return step
 
 
 def _hvdkit(work: Model, folder: Path) -> dict[str, Step]:
@@ -59,10 +43,10 @@ def _hvdkit(work: Model, folder: Path) -> dict[str, Step]:
         )
 
     steps: dict[str, Step] = {
-        "no communication": _make(work, lambda model, optimizer: (model, optimizer)),
-        "hvdkit": _make(work, wrap()),
-        "hvdkit fp16": _make(work, wrap(compression=hvd.Compression.fp16)),
-        "DDP (Gloo)": _make(work, lambda model, optimizer: (nn.parallel.DistributedDataParallel(model), optimizer)),
+        "no communication": make_step(work, lambda model, optimizer: (model, optimizer)),
+        "hvdkit": make_step(work, wrap()),
+        "hvdkit fp16": make_step(work, wrap(compression=hvd.Compression.fp16)),
+        "DDP (Gloo)": make_step(work, lambda model, optimizer: (nn.parallel.DistributedDataParallel(model), optimizer)),
         "wire": lambda: _exchange(nbytes * 2 * (hvd.size() - 1) // hvd.size()),
         "round trip": _round_trip,
     }
@@ -98,8 +82,8 @@ def _horovod(work: Model) -> dict[str, Step]:
         )
 
     return {
-        "Horovod": _make(work, wrap(horovod.Compression.none)),
-        "Horovod fp16": _make(work, wrap(horovod.Compression.fp16)),
+        "Horovod": make_step(work, wrap(horovod.Compression.none)),
+        "Horovod fp16": make_step(work, wrap(horovod.Compression.fp16)),
     }
 
 

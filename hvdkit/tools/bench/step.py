@@ -51,7 +51,7 @@ def time_on_horovod(name: str, steps: int) -> list[float]:
 
 def _beside(model: Model, wrap: Wrap) -> Turn:
     """A peer that lives in these processes."""
-    step = _make_step(model, wrap)
+    step = make_step(model, wrap)
     return lambda steps: time_each(step, hvd.barrier, steps)
 
 
@@ -59,7 +59,8 @@ def _listed(call: Callable[[int], Any], steps: int) -> list[float]:
     return list(call(steps))
 
 
-def _make_step(model: Model, wrap: Wrap) -> Step:
+def make_step(model: Model, wrap: Wrap) -> Step:
+    """A step of SGD on the model, with what `wrap` makes of module and optimizer."""
     torch.manual_seed(0)
     module, optimizer = wrap(plain := model.make(), torch.optim.SGD(plain.parameters(), lr=1e-4))
     inputs, targets = model.batch()
@@ -80,7 +81,7 @@ def _horovod_step(name: str, ours: bool) -> Step:
     if ours:
         hvd.init(engine="horovod")  # the core that is running already
     wrap = hvd.DistributedOptimizer if ours else horovod.DistributedOptimizer
-    return _make_step(
+    return make_step(
         next(model for model in MODELS if model.name == name),
         lambda module, optimizer: (module, wrap(optimizer, module.named_parameters())),
     )
