@@ -235,10 +235,11 @@ class Agent:
             self._lose_control()
             return
         for kind, payload in frames:
-            if kind == STOP:
+            number = signal.Signals(int(payload)) if kind == SIGNAL else None
+            if kind == STOP or (number == signal.SIGTERM and not catches(self.child.pid, number)):
                 self._end_rank("hvdrun ended the job")
-            elif kind == SIGNAL:
-                self._pass_on(signal.Signals(int(payload)))
+            elif number is not None:
+                self._pass_on(number)
             elif kind == ASK:
                 self.asked.append((payload, StackTaker(self.child.pid)))
             elif kind == WINDOW and self.terminal is not None:
