@@ -131,7 +131,13 @@ def test_each_rank_is_told_of_its_hosts_ranks_and_interface() -> None:
 
 def test_on_one_host_there_is_nothing_to_choose() -> None:
     orders = plan_orders({rank: arrival(rank, 2, "a") for rank in range(2)}, {}, ["no such"], None)
-    assert orders.told[1] == {"window": None, "local_size": 2, "one_host": True, "variables": {}}
+    assert orders.told[1] == {
+        "window": None,
+        "local_size": 2,
+        "one_host": True,
+        "variables": {},
+        "cores": {"sharers": 2},
+    }
 
 
 def test_ranks_that_are_alone_or_twice_there_are_turned_away() -> None:
