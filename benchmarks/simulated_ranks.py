@@ -219,7 +219,7 @@ def run_simulated(size: int, body: Callable[[SimulatedTransport], Any]) -> tuple
     def call(rank: int) -> None:
         try:
             results[rank] = body(SimulatedTransport(collectives, rank, size))
-        except Exception as error:
+        except Exception as error:  # a result as well, see above
             results[rank] = error
 
     before = threading.stack_size(_STACK)

@@ -8,7 +8,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +68,10 @@ class Shelf:
     @contextmanager
     def removing(self, folder: Path) -> Iterator[None]:
         """Remove the folder if what is done within raises."""
-        try:
+        with ExitStack() as undo:
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
             yield
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
+            undo.pop_all()
 
     def commit(self, folder: Path, about: Mapping[str, Any]) -> int:
         """Make what was written a checkpoint, remove those that are too many; returns its number.

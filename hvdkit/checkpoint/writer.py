@@ -30,7 +30,7 @@ class Writer:
         def run() -> None:
             try:
                 job()
-            except Exception as error:
+            except Exception as error:  # of whatever kind, the training thread is to have it
                 self._error = CheckpointError(f"{what} failed: {type(error).__name__}: {error}")
                 self._error.__cause__ = error
                 logger.error("%s", self._error)

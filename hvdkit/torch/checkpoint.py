@@ -6,6 +6,7 @@ import copy
 import hashlib
 import io
 import os
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -159,7 +160,7 @@ def _check_plain(name: str, state: Any) -> None:
     skeleton.seek(0)
     try:
         torch.load(skeleton, weights_only=True)
-    except Exception as error:
+    except pickle.UnpicklingError as error:
         why = str(error).partition("\n")[0]
         raise ValueError(
             f"{name!r} cannot be kept: its state_dict() holds more than tensors, numbers, texts, lists and dicts, and "

@@ -92,17 +92,17 @@ def cheapest(link: Link, hosts: int, nbytes: float) -> str:
 class Measured:
     """What was measured between hosts, the same numbers on all ranks.
 
-    library: (bytes, seconds) of the allreduce of MPI or Gloo, bytes rising.
+    carrier: (bytes, seconds) of the allreduce of MPI or Gloo itself, bytes rising.
     """
 
     hosts: int
     link: Link
-    library: tuple[tuple[int, float], ...]
+    carrier: tuple[tuple[int, float], ...]
 
     def seconds(self, algorithm: str, nbytes: float) -> float:
         """What an allreduce of `nbytes` bytes takes: the library's as measured, the others' by the model."""
         if algorithm == "library":
-            return _interpolate(self.library, nbytes)
+            return _interpolate(self.carrier, nbytes)
         return ALGORITHMS[algorithm](self.link, self.hosts, nbytes)
 
     def fastest(self, nbytes: float, among: Sequence[str]) -> str:

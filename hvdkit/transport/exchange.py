@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, Reached, make_buffer, nothing
 from hvdkit.transport.schedule import Round, largest_part, plan_rounds
@@ -49,7 +50,8 @@ class Exchange:
         first, starts = self._tags, deque(range(0, numbers.count, step))
         self._tags += len(starts)
         under_way: deque[_Segment] = deque()
-        try:
+        with ExitStack() as undo:
+            undo.callback(leave_behind, self._messages)
             while starts or under_way:
                 while starts and len(under_way) < _WINDOW:
                     start = starts.popleft()
@@ -63,9 +65,7 @@ class Exchange:
                     after(under_way.popleft().stop)
                 if under_way:
                     yield True
-        except BaseException:
-            leave_behind(self._messages)
-            raise
+            undo.pop_all()
 
     def _reduce(
         self, numbers: Buffer, spec: BucketSpec, algorithm: str, prescale: float, tag: int, pending: Pending

@@ -42,8 +42,8 @@ def measure(wire: Wire, check: Check) -> Measured:
     seconds = min(seconds, ring.stream(count, latency))  # as other work on a host can only make it longer
     link = Link(latency, seconds / (count * _STEP), message)
     sizes = sorted({8, _STEP, count * _STEP}, reverse=True)
-    library = [(size, ring.reduce(size)) for size in sizes]
-    return Measured(wire.size, link, tuple(reversed(library)))
+    carrier = [(size, ring.reduce(size)) for size in sizes]
+    return Measured(wire.size, link, tuple(reversed(carrier)))
 
 
 class _Ring:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hvdkit.errors import TransportError
 from hvdkit.transport.base import Buffer
 from hvdkit.transport.mpi_library import call_mpi, load_mpi, moved
 from hvdkit.transport.wire import Pending
@@ -41,7 +42,7 @@ class MpiMessages:
             return
         try:
             done = call_mpi("MPI_Testsome", self._test_some, self._requests)
-        except Exception:
+        except TransportError:
             for request in self._requests:  # says what MPI_Testsome does not: which error it was
                 call_mpi("MPI_Test", request.Test)
             raise
