@@ -25,7 +25,6 @@ def serve(directory: str) -> None:
     rank = read_world().rank
     faulthandler.enable()
     with Path(directory, f"stack{rank}").open("w") as stack, Client(str(Path(directory, "socket"))) as connection:
-        faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
         connection.send((rank, os.getpid()))
         while True:
             try:
@@ -36,6 +35,8 @@ def serve(directory: str) -> None:
                 break
             path, task = message
             sys.path[:] = path
+            faulthandler.unregister(signal.SIGUSR1)  # the task before may have set a handler in its place
+            faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
             connection.send(_answer(task))
     for transport in _transports.values():
         transport.close()
