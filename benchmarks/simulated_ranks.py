@@ -105,7 +105,7 @@ class SimulatedMailbox:
         messages, self._wire.inbox[self._rank] = self._wire.inbox[self._rank], []
         return messages
 
-    def close(self) -> None:
+    def close(self, *, idle: bool = True) -> None:
         """See Mailbox.close."""
 
 

@@ -152,6 +152,26 @@ class Config:
         "case; numa, the NUMA nodes of its part; none, all",
         flag="--bind",
     )
+    elastic: bool = setting(
+        False,
+        parse_bool,
+        "training with elastic.run goes on when ranks die, and takes in others in their place; takes Open MPI 5",
+        flag="--elastic",
+    )
+    min_np: int = setting(
+        0, int, "training ends when fewer ranks than this are left, 1 for 0; implies --elastic", flag="--min-np"
+    )
+    max_np: int = setting(
+        0, int, "ranks are replaced up to this many, as many as were started for 0; implies --elastic", flag="--max-np"
+    )
+    elastic_checkpoints: str = setting(
+        "",
+        str,
+        "with --elastic: folder in which the last commit is saved when too few ranks are left, to go on from there",
+        flag="--elastic-checkpoints",
+    )
+    elastic_news: int = setting(-1, int, "open file through which a rank tells hvdrun how far it is; agents set this")
+    elastic_command: str = setting("", str, "what starts another rank, as JSON; hvdrun's agents set this")
     check_replicas: int = setting(
         0,
         int,
@@ -220,6 +240,10 @@ class Config:
             problems.append(f"autotune_steps is {self.autotune_steps}; a trial takes 10")
         if self.straggler_percent < 0:
             problems.append(f"straggler_percent is {self.straggler_percent}; it must be 0 or more")
+        if self.min_np < 0:
+            problems.append(f"min_np is {self.min_np}; it must be 0 or more")
+        if self.max_np < 0:
+            problems.append(f"max_np is {self.max_np}; it must be 0 or more")
         if self.small_bytes < 0:
             problems.append(f"small_bytes is {self.small_bytes}; it must be 0 or more")
         if self.check_replicas < 0:

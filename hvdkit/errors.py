@@ -80,6 +80,20 @@ class RankLostError(TransportError):
     """Another rank has ended while this one was waiting for it."""
 
 
+class TooFewRanksError(HvdkitError, RuntimeError):
+    """So many ranks have died that training is to end. No HorovodInternalError: elastic.run does not go on.
+
+    size: ranks that are left. least: that were asked for.
+    """
+
+    def __init__(self, size: int, least: int) -> None:
+        super().__init__(
+            f"{size} rank{'s are' if size != 1 else ' is'} left, and training is to go on with {least} at least "
+            f"(--min-np). With --elastic-checkpoints FOLDER the last commit would have been saved."
+        )
+        self.size, self.least = size, least
+
+
 class PlanMismatchError(HorovodInternalError):
     """The ranks do not hold the same parameters, so their buckets do not match."""
 

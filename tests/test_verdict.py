@@ -9,9 +9,9 @@ from hvdkit.launch.verdict import End, Ranks, judge
 LOST_PEER = ("Traceback", "hvdkit.errors.RankLostError: rank 1 is gone")
 
 
-def job(*ends: End | None, hosts: tuple[str, ...] = ("a",)) -> Ranks:
-    """Ranks that reported these ends in this order; None: no report, the agent went away."""
-    ranks = Ranks(len(ends))
+def job(*ends: End | None, hosts: tuple[str, ...] = ("a",), size: int = 0) -> Ranks:
+    """Ranks that reported these ends in this order; None: no report, the agent went away. size: if there are more."""
+    ranks = Ranks(size or len(ends))
     for rank, end in enumerate(ends):
         ranks.hosts[rank] = hosts[rank % len(hosts)]
         if end is None:
@@ -27,8 +27,7 @@ def test_all_well_is_all_ranks_with_0_and_says_nothing() -> None:
 
 
 def test_status_0_of_mpirun_is_no_success_if_a_rank_is_missing() -> None:
-    ranks = job(End(0), End(0))
-    ranks.size = 4
+    ranks = job(End(0), End(0), size=4)
     verdict = judge(ranks, 0)
     assert verdict.code == 1
     assert verdict.lines == ("mpirun ended with status 0 before ranks 2, 3 of 4 had started.",)
@@ -37,8 +36,7 @@ def test_status_0_of_mpirun_is_no_success_if_a_rank_is_missing() -> None:
 
 
 def test_a_rank_that_never_started_explains_those_that_were_lost() -> None:
-    ranks = job(None, None)
-    ranks.size = 3
+    ranks = job(None, None, size=3)
     assert judge(ranks, 255).lines == ("mpirun ended with status 255 before rank 2 of 3 had started.",)
 
 

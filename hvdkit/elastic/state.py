@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hvdkit.errors import HostsUpdatedInterrupt
+from hvdkit.errors import CheckpointError, HostsUpdatedInterrupt
 
 _REMOVED = 1
 
@@ -73,6 +73,14 @@ class State(ABC):
         before, self._seen, results = self.tell((self._seen, latest, results))
         if self._seen > before:
             raise HostsUpdatedInterrupt(results == _REMOVED)
+
+    def save_to(self, directory: str) -> None:
+        """Write everything to a checkpoint, on a disk that outlives the job; collective. For subclasses."""
+        raise CheckpointError(f"A {type(self).__name__} has no way to be written to {directory}.")
+
+    def load_from(self, directory: str) -> None:
+        """Take everything from the newest checkpoint, if there is one; collective. For subclasses."""
+        raise CheckpointError(f"A {type(self).__name__} has no way to be read from {directory}.")
 
     @abstractmethod
     def tell(self, value: Any) -> Any:

@@ -77,5 +77,5 @@ class Engine(Protocol):
     def leave(self, why: str) -> None:
         """Tell the others that this rank takes no further part; not collective. why: follows its name."""
 
-    def close(self) -> None:
-        """Free what is the engine's, the transport too; collective."""
+    def close(self, *, idle: bool = True) -> None:
+        """Free what is the engine's, the transport too; collective. idle: see Transport.close."""

@@ -309,13 +309,13 @@ class NamedEngine:
         if self.transport.size > 1 and os.getpid() == self._process:
             self._talks.leave(f"{self.who(self.transport.rank)} {why}")
 
-    def close(self) -> None:
-        """Free what is the engine's, the transport too; collective."""
+    def close(self, *, idle: bool = True) -> None:
+        """See Engine.close."""
         self._closing = True
         self._failure = "hvdkit has been shut down (or the process set removed). Call hvd.init() first."
         self._awake.set()
         if self._thread is not None:
             self._thread.join()
-        self._talks.close()
+        self._talks.close(idle=idle)
         self._lane.close()
-        self.transport.close()
+        self.transport.close(idle=idle)

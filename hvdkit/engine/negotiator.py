@@ -117,9 +117,9 @@ class Negotiator:
             self._mail.send(self._place.parent, _pack("leave", (self._rank, why)))
         self._send_down(_pack("closed", why))
 
-    def close(self) -> None:
-        """Close the mailbox; collective."""
-        self._mail.close()
+    def close(self, *, idle: bool = True) -> None:
+        """Close the mailbox; collective. idle: see Transport.close."""
+        self._mail.close(idle=idle)
 
     def _post(self, met: int) -> bool:
         """Announce what waits."""

@@ -140,16 +140,17 @@ class ProcessSets:
         self._forget(process_set)
         return True
 
-    def _forget(self, process_set: ProcessSet) -> None:
+    def _forget(self, process_set: ProcessSet, *, idle: bool = True) -> None:
         group, process_set._group = process_set._group, None
         assert group is not None and process_set.process_set_id is not None
         del self._sets[process_set.process_set_id]
         process_set.process_set_id = None
         if group.engine is not None:
-            group.engine.leave("has removed the process set")
-            group.engine.close()
+            if idle:
+                group.engine.leave("has removed the process set")
+            group.engine.close(idle=idle)
         if group.transport is not None and group.transport is not self._world:
-            group.transport.close()
+            group.transport.close(idle=idle)
 
     def ids_and_ranks(self) -> dict[int, list[int]]:
         """The ranks of every known set, by number."""
@@ -167,17 +168,26 @@ class ProcessSets:
             if engine is not None:
                 engine.leave(why)
 
-    def close(self) -> None:
-        """Forget all sets; collective. The world's transport stays."""
+    def leave_transports(self) -> None:
+        """Tell the other ranks of every set's transports that this one takes no further part; not collective."""
+        for one in self._sets.values():
+            known = one._known()
+            for transport in (known.transport, known.engine.transport if known.engine is not None else None):
+                if transport is not None:
+                    transport.leave()
+
+    def close(self, *, idle: bool = True) -> None:
+        """Forget all sets; collective. The world's transport stays. idle: see Transport.close."""
         for number in sorted(self._sets, reverse=True):
             if number:
-                self._forget(self._sets[number])
+                self._forget(self._sets[number], idle=idle)
         for everyone in self._sets.values():
             group, everyone._group = everyone._group, None
             everyone.process_set_id = None
             if group is not None and group.engine is not None:
-                group.engine.leave("has shut hvdkit down")
-                group.engine.close()
+                if idle:
+                    group.engine.leave("has shut hvdkit down")
+                group.engine.close(idle=idle)
         self._sets.clear()
 
 

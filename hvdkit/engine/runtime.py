@@ -23,6 +23,7 @@ from hvdkit.engine.timeline import Timeline
 from hvdkit.errors import NotInitializedError
 from hvdkit.hook import install_exception_hook, uninstall_exception_hook
 from hvdkit.log import configure_logging, logger
+from hvdkit.news import READY, tell_hvdrun
 from hvdkit.transport import Abort, open_transport
 from hvdkit.transport.base import Arithmetic, Transport
 from hvdkit.world import World, read_world, under_agent
@@ -39,8 +40,6 @@ class Runtime:
     timeline: Timeline
     #: That this rank has, see fair_share().
     cores: float
-    #: init() with the same arguments.
-    again: Callable[[], Runtime]
     #: Horovod's core, where that is the engine.
     horovod: Binding | None = None
     process: int = field(default_factory=os.getpid)
@@ -65,6 +64,8 @@ class Runtime:
 
 
 _runtime: Runtime | None = None
+#: init() with the arguments of the last one.
+_again: Callable[[], Runtime] | None = None
 
 
 def init(
@@ -85,9 +86,12 @@ def init(
     Raises WorldError if the launcher and MPI disagree, ConfigError for a bad setting, TransportError if the ranks
     cannot reach each other, MissingDependencyError if the engine is to be Horovod's core and is not here.
     """
-    global _runtime
+    global _runtime, _again
     if _runtime is not None:
         return _runtime
+    _again = functools.partial(
+        init, process_sets, arithmetic=arithmetic, framework=framework, opener=opener, **settings
+    )
     config = read_config(**settings)
     name, why = choose_engine(config.engine, read_world().launcher, built_bindings(), framework)
     horovod: Binding | None = None
@@ -127,8 +131,7 @@ def init(
         return NamedEngine(group, config, **options)
 
     sets = ProcessSets(transport, open_engine)
-    again = functools.partial(init, process_sets, arithmetic=arithmetic, framework=framework, opener=opener, **settings)
-    _runtime = Runtime(world, config, transport, sets, timeline, cores, again, horovod)
+    _runtime = Runtime(world, config, transport, sets, timeline, cores, horovod)
     global_process_set.ranks = None  # an earlier world may have had others
     sets.add(global_process_set)
     for one in process_sets:
@@ -136,6 +139,7 @@ def init(
             sets.add(one)
     for enter in _entering:
         enter()
+    tell_hvdrun(READY, config.elastic_news)
     if config.profile and not RECORDER.on:
         from hvdkit.engine.record_sender import RecordSender
 
@@ -144,26 +148,38 @@ def init(
     return _runtime
 
 
-def restart() -> None:
-    """Leave the world and join the one there is now, which may have other ranks; all of those do so."""
-    again = runtime("restart()").again
-    shutdown()
-    again()
+def restart(change: Callable[[], object] | None = None, *, idle: bool = True) -> None:
+    """Leave the world and join the one there is now, which may have other ranks; all of those do so.
+
+    change: called between. idle: see shutdown().
+    """
+    if _again is None:
+        raise NotInitializedError("restart()")
+    shutdown(idle=idle)
+    if change is not None:
+        change()
+    _again()
 
 
-def shutdown() -> None:
-    """Leave the world; collective. init() may be called again. Does nothing in a process that has not joined."""
+def shutdown(*, idle: bool = True) -> None:
+    """Leave the world; collective. init() may be called again. Does nothing in a process that has not joined.
+
+    idle: False if ranks are lost, so that nothing can be said to the others any more; then not collective.
+    """
     global _runtime
     if _runtime is None:
         return
     runtime, _runtime = _runtime, None
     _say_if_untuned(runtime)
     uninstall_exception_hook()
+    if not idle:  # those who wait for this rank are to know
+        runtime.sets.leave_transports()
+        runtime.transport.leave()
     for leave in _leaving:
         leave()
     runtime.timeline.stop()
-    runtime.sets.close()
-    runtime.transport.close()
+    runtime.sets.close(idle=idle)
+    runtime.transport.close(idle=idle)
     if runtime.horovod is not None:
         runtime.horovod.shutdown()
 

@@ -1,7 +1,7 @@
 """Training that can be taken up again: `hvd.elastic.KerasState`, callbacks that keep it, and `hvd.elastic.run`.
 
-Worlds shrink and grow where Horovod's core is the engine, under `horovodrun --min-np`. In a world of hvdkit's own
-engine, which stays as it is for now, all of them do what Horovod's do there.
+Worlds shrink and grow under `hvdrun --elastic`, and where Horovod's core is the engine under `horovodrun --min-np`. In
+others they do what Horovod's do there.
 """
 
 from __future__ import annotations

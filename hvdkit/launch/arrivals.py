@@ -20,7 +20,8 @@ class Arrival:
     """What an agent says of itself before its command starts.
 
     size: of the job, as the launcher told it; 0 if it told nothing.
-    fabric: its host has something faster than TCP. machine: the rest of its host.
+    fabric: its host has something faster than TCP. machine: the rest of its host. joins: ranks that are there have
+    started it, in place of one that was lost.
     """
 
     rank: int
@@ -29,6 +30,7 @@ class Arrival:
     connection: Connection
     fabric: bool = False
     machine: Machine = field(default_factory=Machine)
+    joins: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ def parse_arrival(hello: Mapping[str, Any]) -> Arrival:
     if type(rank) is not int or type(size) is not int or not isinstance(host, str) or rank < 0 or size < 0:
         raise ValueError(f"rank {rank!r} of {size!r} on {host!r}")
     connection = Connection(parse_interfaces(hello.get("interfaces", ())), str(hello.get("address", "")))
-    return Arrival(rank, size, host, connection, bool(hello.get("fabric")), parse_machine(hello.get("machine", {})))
+    machine = parse_machine(hello.get("machine", {}))
+    return Arrival(rank, size, host, connection, bool(hello.get("fabric")), machine, bool(hello.get("joins")))
 
 
 def check_arrival(arrival: Arrival, size: int, hosts: Mapping[int, str]) -> str:
@@ -57,6 +60,8 @@ def check_arrival(arrival: Arrival, size: int, hosts: Mapping[int, str]) -> str:
     size: of the job. hosts: of the ranks that are there already.
     """
     who = f"rank {arrival.rank} on {arrival.host}"
+    if arrival.joins:
+        return "" if arrival.rank >= size and arrival.rank not in hosts else f"{who} is there already, and was started."
     if arrival.size not in (0, size):
         return (
             f"{who} was started as one of {arrival.size}, and {size} were asked for. The launcher and hvdrun do not "

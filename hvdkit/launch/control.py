@@ -38,6 +38,7 @@ class Control:
     heard: takes (rank, what its agent answers to an inquiry).
     arrivals: what each agent has said of itself; it waits for `release`.
     problem: why an agent was turned away, as a sentence; "" if none was.
+    elastic: ranks may come later, which other ranks have started.
     """
 
     ranks: Ranks
@@ -48,6 +49,7 @@ class Control:
     connected: dict[int, asyncio.StreamWriter] = field(default_factory=dict)
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     problem: str = ""
+    elastic: bool = False
     _ending: bool = False
     _secret: str = ""
     _server: asyncio.Server | None = None
@@ -159,6 +161,8 @@ class Control:
             return None
         arrival = parse_arrival(parse_report(payload))
         problem = check_arrival(arrival, self.ranks.size, self.ranks.hosts)
+        if arrival.joins and not self.elastic:
+            return None
         if problem:
             self.problem = self.problem or problem
             self.changed()
@@ -177,6 +181,9 @@ class Control:
             self.changed()
         elif kind == wire.DOING:
             self.heard(rank, payload)
+        elif kind == wire.NEWS:
+            self.ranks.hear(rank, payload.decode(errors="replace").split())
+            self.changed()
         elif kind == wire.PAUSE:
             self.ranks.pause(rank, int(payload))
             self.changed()

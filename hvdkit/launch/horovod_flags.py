@@ -39,6 +39,10 @@ def _seconds(text: str) -> str:
     return str(_number(text))
 
 
+def _count(text: str) -> str:
+    return str(_number(text))
+
+
 def _number(text: str) -> int:
     try:
         number = int(text)
@@ -59,8 +63,8 @@ def _refuse(*names: str, instead: str) -> Flag:
 
 _TUNE = "--autotune takes ten steps for each trial, and --autotune-steps says in how many steps to end. Leave it out."
 _ELASTIC = (
-    "A job keeps its ranks. Save checkpoints, and let the scheduler start it again (hvdkit submit --requeue), or start "
-    "it with horovodrun, which carries elastic worlds on Horovod's core."
+    "Ranks that die are replaced on the hosts that the job has: --elastic, --min-np, --max-np. For hosts that come and "
+    "go start the job with horovodrun, which carries such worlds on Horovod's core."
 )
 _CYCLES = "hvdkit has no cycles: leave it out. With --engine horovod set HOROVOD_CYCLE_TIME, _TIMELINE_MARK_CYCLES."
 _CLOCK = "Lines have no time. Leave it out; for times: hvdrun ... 2>&1 | ts."
@@ -80,6 +84,8 @@ FLAGS = (
     _accept("--stall-check-warning-time-seconds", HVDKIT_STALL_CHECK_S=_seconds, help="--stall-check-s"),
     _accept("--stall-check-shutdown-time-seconds", HVDKIT_STALL_SHUTDOWN_S=_seconds, help="--stall-shutdown-s"),
     _accept("--gloo", HVDKIT_TRANSPORT="gloo", help="--transport gloo; ranks are started through MPI all the same"),
+    _accept("--min-num-proc", HVDKIT_MIN_NP=_count, help="--min-np"),
+    _accept("--max-num-proc", HVDKIT_MAX_NP=_count, help="--max-np"),
     _accept("--no-autotune", HVDKIT_AUTOTUNE="0", help="settings stay as they are"),
     # What asks for what is so anyway.
     _accept("--mpi", help="ranks are started through MPI: it is always so"),
@@ -111,8 +117,7 @@ FLAGS = (
         instead=_TUNE,
     ),
     _refuse(
-        *("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--elastic-timeout", "--reset-limit"),
-        *("--blacklist-cooldown-range", "--host-discovery-script"),
+        *("--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range", "--host-discovery-script"),
         instead=_ELASTIC,
     ),
     _refuse("--mpi-threads-disable", instead="hvdkit needs an MPI with threads. Leave it out."),

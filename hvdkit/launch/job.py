@@ -27,6 +27,7 @@ class Job:
     binding: how to bind ranks to cores, in the starter's words; with None it leaves them unbound. bind: how hvdkit then
     does it, see the setting.
     tcp: between hosts use nothing but TCP.
+    elastic: ranks that die are outlived by the others.
     """
 
     command: tuple[str, ...]
@@ -44,6 +45,7 @@ class Job:
     binding: tuple[str, ...] | None = None
     bind: str = "auto"
     tcp: bool = False
+    elastic: bool = False
 
     @property
     def agent_command(self) -> list[str]:

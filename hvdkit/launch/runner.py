@@ -23,7 +23,7 @@ from hvdkit.launch.inquiry import Inquiries
 from hvdkit.launch.job import Launch, format_shell_line
 from hvdkit.launch.output import Output
 from hvdkit.launch.preflight import find_troubles
-from hvdkit.launch.verdict import Ranks, judge
+from hvdkit.launch.verdict import Ranks, count_ranks, describe_loss, judge
 
 # A failed rank and those that notice it report within milliseconds; one that only noticed leaves the cause a second.
 _SETTLE_S, _CAUSE_S = 0.05, 1.0
@@ -48,6 +48,7 @@ class Runner:
     networks: names of interfaces or subnets for what ranks on different hosts say to each other; () to choose.
     start_timeout_s: how long all ranks may take until they are there. bind: ranks to cores, see the setting.
     save_timeout_s: how long they may take to save and end, where they have a handler for SIGTERM and hvdrun gets one.
+    least: ranks with which the job goes on when others die; 0 if it ends with the first.
     """
 
     build: Callable[[Mapping[str, str]], Launch]
@@ -62,6 +63,7 @@ class Runner:
     start_timeout_s: float = 60.0
     bind: str = "auto"
     save_timeout_s: float = 25.0
+    least: int = 0
     output: Output = field(default_factory=Output)
     ranks: Ranks = field(init=False)
     _interrupted: int = 0
@@ -70,6 +72,8 @@ class Runner:
     _talk: bytearray = field(default_factory=bytearray)
     _announced: set[int] = field(default_factory=set)
     _paused: set[int] = field(default_factory=set)
+    _too_few: bool = False
+    _joined: set[int] = field(default_factory=set)
     _released: bool = False
     _refused: str = ""
     _late: bool = False
@@ -79,7 +83,7 @@ class Runner:
         self.ranks = Ranks(self.size)
         self._news = asyncio.Event()
         self._inquiries = Inquiries(self._describe, lambda number: self._control.send_all(wire.ASK, number))
-        self._control = Control(self.ranks, self._write, self._notice, self._inquiries.hear)
+        self._control = Control(self.ranks, self._write, self._notice, self._inquiries.hear, elastic=self.least > 0)
         folder = OwnFolder()
         self._name = folder.name
         try:
@@ -152,11 +156,17 @@ class Runner:
                 self._late = left is not None and left <= 0 and not self._released
                 if self._refused or self._late:
                     return
+            self._take_in()
+            if self._too_few:
+                await self._wait_until(lambda: self.ranks.settled or bool(self._interrupted), self.save_timeout_s)
+                return
             if self.ranks.saved:
                 await self._wait_until(lambda: self.ranks.settled, _SAVED_END_S)
                 return
             if self.ranks.failures:
                 await asyncio.sleep(_SETTLE_S)
+                if self._goes_on():
+                    continue
                 if not self.ranks.cause_is_sure:
                     await self._wait_until(lambda: self.ranks.cause_is_sure or bool(self._interrupted), _CAUSE_S)
                 return
@@ -190,6 +200,36 @@ class Runner:
             self.output.say(f"{orders.why}.")
         self._control.release(orders.told)
         self._released = True
+
+    def _goes_on(self) -> bool:
+        """Do the others go on without the ranks that have failed?"""
+        failed = self.ranks.failures
+        left = len(self.ranks.ready - set(failed))
+        if not self.least or not left or self._too_few or not self.ranks.begun:
+            return False
+        self._too_few = left < self.least
+        then = (
+            f"{left} of at least {self.least} left: ending" if self._too_few else f"going on with {count_ranks(left)}"
+        )
+        for rank in failed:
+            taken_in = "" if rank in self.ranks.ready else ", before it was taken in"
+            self.output.say(f"{describe_loss(self.ranks, rank)}{taken_in}; {then}.")
+            self.ranks.outlive(rank)
+        return True
+
+    def _take_in(self) -> None:
+        """Let ranks start that others have started in place of those that were lost."""
+        for rank, arrival in self._control.arrivals.items():
+            if self.ranks.over and arrival.joins and rank not in self.ranks.ready:
+                self._control.send(rank, wire.STOP)
+                self.ranks.outlive(rank)
+            elif arrival.joins and rank not in self._joined:
+                self._joined.add(rank)
+                self.ranks.join(rank)
+                there = {one: self._control.arrivals[one] for one in self.ranks.expected}
+                orders = plan_orders(there, self.environ, self.networks, self.output.window, self.bind)
+                self._control.release({rank: orders.told[rank]})
+                self.output.say(f"rank {rank} starts on {arrival.host}, in place of one that was lost.")
 
     async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
         """End whatever is left: the ranks through their agents, then mpirun."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hvdkit.exit_codes import TRY_AGAIN
+from hvdkit.news import OVER, READY
 
 # A rank that only lost its peer ends with this error; whoever failed otherwise is the cause.
 _AFTERMATH = ("RankLostError", "*** An error occurred in Socket closed")
@@ -67,7 +68,9 @@ class Ranks:
     """What the agents have reported so far. A rank whose agent went away without a report is lost.
 
     paused: the signal that has stopped a rank's command, until it goes on.
-    silent: those of which nothing more is heard.
+    silent: those of which nothing more is heard. expected: those that the job is made of now.
+    Where ranks may be outlived: ready: those that have joined each other. over: the training of one of these is.
+    outlived: how many the others went on without.
     """
 
     size: int
@@ -77,7 +80,38 @@ class Ranks:
     lost: list[int] = field(default_factory=list)
     paused: dict[int, int] = field(default_factory=dict)
     silent: list[int] = field(default_factory=list)
+    ready: set[int] = field(default_factory=set)
+    over: bool = False
+    outlived: int = 0
+    expected: set[int] = field(init=False)
     _arrival: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.expected = set(range(self.size))
+
+    def join(self, rank: int) -> None:
+        """Note a rank that the job has taken in, in place of one that was lost."""
+        self.expected.add(rank)
+
+    def hear(self, rank: int, words: Sequence[str]) -> None:
+        """Note what a rank says of how far it is."""
+        if READY in words:
+            self.ready.add(rank)
+        self.over = self.over or OVER in words
+
+    @property
+    def begun(self) -> bool:
+        """All ranks that the job was started with, or what is left of them, have joined each other."""
+        return all(rank in self.ready for rank in self.expected if rank < self.size)
+
+    def outlive(self, rank: int) -> None:
+        """Note that the others go on without a rank, of which nothing is left."""
+        self.expected.discard(rank)
+        self.ready.discard(rank)
+        self.outlived += 1
+        for book in (self.hosts, self.started, self.ended, self.paused, self._arrival):
+            book.pop(rank, None)
+        self.lost = [one for one in self.lost if one != rank]
 
     def start(self, rank: int, start: Start) -> None:
         """Note that a rank's command runs."""
@@ -97,7 +131,7 @@ class Ranks:
 
     def lose(self, rank: int) -> None:
         """Note that a rank's agent is gone."""
-        if rank not in self.ended:
+        if rank in self.expected and rank not in self.ended:
             self.lost.append(rank)
             self._arrival[rank] = time.monotonic()
 
@@ -120,7 +154,7 @@ class Ranks:
     @property
     def all_well(self) -> bool:
         """Every rank has reported its end, with exit code 0."""
-        return len(self.ended) == self.size and all(end.code == 0 for end in self.ended.values())
+        return self.ended.keys() == self.expected and all(end.code == 0 for end in self.ended.values())
 
     @property
     def failures(self) -> list[int]:
@@ -192,8 +226,8 @@ def judge(
         return Verdict(TRY_AGAIN, (how,))
     if interrupted:
         name = "Ctrl-C" if interrupted == signal.SIGINT else signal.Signals(interrupted).name
-        return Verdict(128 + interrupted, (f"{name}: ended {_count(len(ranks.hosts))}.",))
-    missing = sorted(set(range(ranks.size)) - set(ranks.hosts))
+        return Verdict(128 + interrupted, (f"{name}: ended {count_ranks(len(ranks.hosts))}.",))
+    missing = sorted(ranks.expected - ranks.hosts.keys())
     if refused:
         return Verdict(2, (refused,))
     if late_s and missing:
@@ -203,12 +237,12 @@ def judge(
     if ranks.cut_off and not missing:
         return Verdict(code or 1, (_tell_cut_off(ranks, logs),), show_launcher=True)
     only_lost = bool(ranks.lost) and not any(end.failed for end in ranks.ended.values())
-    if only_lost and len(ranks.lost) > 1 and len(ranks.lost) + len(ranks.ended) == ranks.size:
+    if only_lost and len(ranks.lost) > 1 and len(ranks.lost) + len(ranks.ended) == len(ranks.expected):
         return Verdict(code or 1, (f"mpirun ended all ranks, with status {code}.",), show_launcher=True)
     if ranks.failures and not (only_lost and missing):
         return _blame(ranks, code, logs)
     if ranks.all_well:
-        if code == 0:
+        if code == 0 or ranks.outlived:
             return Verdict(0)
         return Verdict(code, (f"every rank ended well, but mpirun ended with status {code}.",), show_launcher=True)
     if missing:
@@ -230,15 +264,14 @@ def explain_exit(code: int, number: int) -> str:
 
 def _blame(ranks: Ranks, code: int, logs: str) -> Verdict:
     first, *others = ranks.failures
-    host = ranks.hosts[first]
     end = ranks.ended.get(first)
     rest = len(ranks.hosts) - len([rank for rank, end in ranks.ended.items() if not end.told])
     stopped = f"; stopped the other {rest}" if rest > 0 and end is not None else ""
     log = f" Log: {logs}/rank.{first}.log" if logs else ""
     if end is None:
-        what = f"rank {first} on {host} was lost: its agent, or its host, is gone.{log}"
+        what = f"{describe_loss(ranks, first)}.{log}"
         return Verdict(code or 1, (what, *_also(ranks, others)), show_launcher=True)
-    lines = [f"rank {first} on {host} {explain_exit(end.code, end.signal)}{stopped}.{log}"]
+    lines = [f"{describe_loss(ranks, first)}{stopped}.{log}"]
     if end.tail:
         lines.append("its last lines:")
         lines += [f"    {line.rstrip()}" for line in end.tail]
@@ -261,7 +294,19 @@ def _also(ranks: Ranks, others: Sequence[int]) -> list[str]:
     ]
 
 
-def _count(number: int) -> str:
+def describe_loss(ranks: Ranks, rank: int) -> str:
+    """Say which rank failed or was lost, and how."""
+    end = ranks.ended.get(rank)
+    place = f"rank {rank} on {ranks.hosts[rank]}"
+    return (
+        f"{place} was lost: its agent, or its host, is gone"
+        if end is None
+        else f"{place} {explain_exit(end.code, end.signal)}"
+    )
+
+
+def count_ranks(number: int) -> str:
+    """ "1 rank", or "3 ranks"."""
     return "1 rank" if number == 1 else f"{number} ranks"
 
 

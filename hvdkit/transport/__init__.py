@@ -119,10 +119,11 @@ def _runs_mpi() -> bool:
 
 
 def _open_mpi(world: World) -> tuple[BaseTransport, Abort | None]:
-    from hvdkit.transport import mpi, mpi_library
+    from hvdkit.transport import mpi, mpi_library, mpi_world
 
     base = mpi.open_mpi()
-    check_world(world, base.size, mpi_library.describe_mpi())
+    if not mpi_world.has_changed():
+        check_world(world, base.size, mpi_library.describe_mpi())
     return base, None if under_agent() else mpi_library.abort
 
 

@@ -281,8 +281,11 @@ class Transport(Protocol):
     def leave(self) -> None:
         """Tell the others, as far as that can be done alone, that this rank takes no further part; not collective."""
 
-    def close(self) -> None:
-        """Give everything back. Later calls of other methods are errors; closing twice is not."""
+    def close(self, *, idle: bool = True) -> None:
+        """Give everything back. Later calls of other methods are errors; closing twice is not.
+
+        idle: False if ranks are lost, so that nothing can be said to the others any more; then not collective.
+        """
 
 
 #: Is told how many elements, from the first on, have come so far.

@@ -251,13 +251,13 @@ class GlooTransport:
         """See Transport.leave."""
         self._mesh.leave()
 
-    def close(self) -> None:
+    def close(self, *, idle: bool = True) -> None:
         """See Transport.close."""
         if self._wire_or_none is None:
             return
         spans_all = self._key == "world"
         try:
-            if spans_all:
+            if spans_all and idle:
                 self.barrier()  # so that nobody takes an orderly end for a rank that left others waiting
         finally:
             self._wire_or_none.close()

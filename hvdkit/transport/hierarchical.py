@@ -72,7 +72,7 @@ class HierarchicalTransport(SharedMemoryTransport):
             base, host=self._host, directory=self._directory, small_bytes=self._small_bytes, node=self._node
         )
 
-    def close(self) -> None:
+    def close(self, *, idle: bool = True) -> None:
         """See Transport.close."""
-        super().close()
-        self._cross.close()
+        super().close(idle=idle)
+        self._cross.close(idle=idle)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from hvdkit.transport.mpi_library import call_mpi, collective, load_mpi
+from hvdkit.transport.mpi_library import call_mpi, collective, free_comm, load_mpi
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -21,8 +21,8 @@ class Mailbox(Protocol):
     def receive(self) -> list[tuple[int, bytes]]:
         """All messages that have come, each with its sender."""
 
-    def close(self) -> None:
-        """Give it back; collective. What has not been received is lost."""
+    def close(self, *, idle: bool = True) -> None:
+        """Give it back; collective. What has not been received is lost. idle: see Transport.close."""
 
 
 class LocalMailbox:
@@ -40,7 +40,7 @@ class LocalMailbox:
         messages, self._messages = self._messages, []
         return messages
 
-    def close(self) -> None:
+    def close(self, *, idle: bool = True) -> None:
         """See Mailbox.close."""
         self._messages.clear()
 
@@ -77,9 +77,9 @@ class MpiMailbox:
             messages.append((status.Get_source(), data.tobytes()))
         return messages
 
-    def close(self) -> None:
+    def close(self, *, idle: bool = True) -> None:
         """See Mailbox.close."""
-        if load_mpi().Is_finalized():
+        if not idle or load_mpi().Is_finalized():
             return
         # A message left behind could turn up in a later communicator.
         coming = np.zeros_like(self._sent)
@@ -88,4 +88,4 @@ class MpiMailbox:
             self.receive()
         for request, _ in self._sending:
             call_mpi("MPI_Wait", request.Wait)
-        call_mpi("MPI_Comm_free", self._comm.Free)
+        free_comm(self._comm)

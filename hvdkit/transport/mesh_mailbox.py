@@ -22,6 +22,6 @@ class MeshMailbox:
         """See Mailbox.receive."""
         return [(self._numbers[peer], message) for peer, message in self._mesh.receive(self._channel)]
 
-    def close(self) -> None:
+    def close(self, *, idle: bool = True) -> None:
         """See Mailbox.close."""
         self._mesh.close_channel(self._channel)

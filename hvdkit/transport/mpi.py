@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from hvdkit.errors import TransportError
 from hvdkit.transport import mpi_library
@@ -23,9 +23,11 @@ from hvdkit.transport.mpi_library import (
     moved,
     moved_pieces,
     operation,
+    own_comm,
     plain,
 )
 from hvdkit.transport.mpi_wire import MpiWire
+from hvdkit.transport.mpi_world import world_comm
 from hvdkit.transport.steps import combine_pieces, reduce_steps
 from hvdkit.transport.wire_buckets import WireBuckets, WireCrossing
 
@@ -38,13 +40,7 @@ def open_mpi(arithmetic: Arithmetic | None = None) -> MpiTransport:
 
     arithmetic: numpy's if None.
     """
-    return MpiTransport(_own(load_mpi().COMM_WORLD.Dup()), arithmetic or NumpyArithmetic())
-
-
-def _own(comm: MPI.Comm) -> MPI.Intracomm:
-    # Errors come back as exceptions, whatever the program has set for its own communicators.
-    comm.Set_errhandler(load_mpi().ERRORS_RETURN)
-    return cast("MPI.Intracomm", comm)
+    return MpiTransport(own_comm(call_mpi("MPI_Comm_dup", world_comm().Dup)), arithmetic or NumpyArithmetic())
 
 
 class MpiTransport:
@@ -140,7 +136,7 @@ class MpiTransport:
         return self._make(comm)
 
     def _make(self, comm: MPI.Comm) -> MpiTransport:
-        return MpiTransport(_own(comm), self.arithmetic, self.between.algorithm)
+        return MpiTransport(own_comm(comm), self.arithmetic, self.between.algorithm)
 
     def split_by_node(self, node: int | None = None) -> tuple[MpiTransport, MpiTransport]:
         """See BaseTransport.split_by_node. A host is what shares memory, as MPI finds it."""
@@ -154,7 +150,7 @@ class MpiTransport:
 
     def open_mailbox(self) -> MpiMailbox:
         """See Transport.open_mailbox."""
-        return MpiMailbox(_own(call_mpi("MPI_Comm_dup", self.comm.Dup)))
+        return MpiMailbox(own_comm(call_mpi("MPI_Comm_dup", self.comm.Dup)))
 
     def open_lane(self) -> None:
         """See Transport.open_lane. Ranks of one host would have SharedMemoryTransport."""
@@ -178,7 +174,7 @@ class MpiTransport:
         return WireCrossing(self._open_wire(), self.arithmetic, self.between)
 
     def _open_wire(self) -> MpiWire:
-        return MpiWire(_own(call_mpi("MPI_Comm_dup", self.comm.Dup)))
+        return MpiWire(own_comm(call_mpi("MPI_Comm_dup", self.comm.Dup)))
 
     def check(self) -> None:
         """See Transport.check."""
@@ -186,7 +182,7 @@ class MpiTransport:
     def leave(self) -> None:
         """See Transport.leave. There is no way to tell without the others' help."""
 
-    def close(self) -> None:
+    def close(self, *, idle: bool = True) -> None:
         """See Transport.close."""
         if self._comm is not None:
             comm, self._comm = self._comm, None

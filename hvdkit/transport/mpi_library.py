@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hvdkit.errors import MissingDependencyError, RankLostError, TransportError
 from hvdkit.need import need
@@ -206,10 +206,32 @@ def collective(what: str, comm: MPI.Intracomm, *arguments: Any) -> None:
         waiting.pause()
 
 
+#: Communicators of hvdkit's own, by handle.
+_owned: dict[int, MPI.Intracomm] = {}
+
+
+def own_comm(comm: MPI.Comm) -> MPI.Intracomm:
+    """Take a communicator over, for free_comm() or revoke_all() to end."""
+    # Errors come back as exceptions, whatever the program has set for its own communicators.
+    comm.Set_errhandler(load_mpi().ERRORS_RETURN)
+    owned = _owned[comm.handle] = cast("MPI.Intracomm", comm)
+    return owned
+
+
 def free_comm(comm: MPI.Intracomm) -> None:
-    """Give a communicator back, unless MPI has been ended; collective."""
-    if not load_mpi().Is_finalized():
+    """Give a communicator back, unless MPI has been ended or the communicator revoked; collective."""
+    if not load_mpi().Is_finalized() and _owned.pop(comm.handle, None) is not None:
         call_mpi("MPI_Comm_free", comm.Free)
+
+
+def revoke_all() -> None:
+    """Make every call of any rank on hvdkit's communicators fail, now and later; not collective.
+
+    MPI keeps them: there may be messages on their way.
+    """
+    for comm in _owned.values():
+        call_mpi("MPIX_Comm_revoke", comm.Revoke)
+    _owned.clear()
 
 
 @functools.cache

@@ -158,14 +158,15 @@ class SharedMemoryTransport:
         self._liveness.leave()
         self._base.leave()
 
-    def close(self) -> None:
+    def close(self, *, idle: bool = True) -> None:
         """See Transport.close."""
         if self._closed:
             return
         self._closed = True
-        self._base.barrier()  # so that nobody takes an orderly end for a rank that left others waiting
+        if idle:
+            self._base.barrier()  # so that nobody takes an orderly end for a rank that left others waiting
         self._liveness.close()
         self._drop_staging()
         if self._local is not self._base:
-            self._local.close()
-        self._base.close()
+            self._local.close(idle=idle)
+        self._base.close(idle=idle)

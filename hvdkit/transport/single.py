@@ -81,7 +81,7 @@ class SingleTransport:
     def leave(self) -> None:
         """See Transport.leave. There is nobody to tell."""
 
-    def close(self) -> None:
+    def close(self, *, idle: bool = True) -> None:
         """See Transport.close."""
         self._closed = True
 

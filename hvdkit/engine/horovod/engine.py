@@ -164,8 +164,8 @@ class HorovodEngine:
         """Take no further part; Horovod tells the others when this process ends."""
         self._closed = True
 
-    def close(self) -> None:
-        """Free what is the engine's; collective."""
+    def close(self, *, idle: bool = True) -> None:
+        """See Engine.close."""
         self._closed = True
         self.transport.close()
 

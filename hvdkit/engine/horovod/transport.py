@@ -140,7 +140,7 @@ class HorovodTransport:
     def leave(self) -> None:
         """See Transport."""
 
-    def close(self) -> None:
+    def close(self, *, idle: bool = True) -> None:
         """See Transport; Horovod itself ends with shutdown()."""
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import socket
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 # (rank, size, ranks of this host) of what hvdrun starts agents through. The first whose rank is set counts: under an
@@ -19,16 +22,26 @@ _RANKS = (
 
 
 class Place(NamedTuple):
-    """A rank's place in the job; 0 for a size that the launcher does not tell."""
+    """A rank's place in the job; 0 for a size that the launcher does not tell.
+
+    joins: it was started by ranks that are there already; its number is above theirs.
+    """
 
     rank: int
     size: int
     local_size: int
     host: str
+    joins: bool = False
 
 
-def read_place(environ: Mapping[str, str]) -> Place:
-    """Tell the rank from the launcher's variables; alone if there are none."""
+def read_place(environ: Mapping[str, str], first: int | None = None) -> Place:
+    """Tell the rank from the launcher's variables; alone if there are none.
+
+    first: of ranks that others have started, the number of the first; else None.
+    """
+    if first is not None:
+        place = read_place(environ)
+        return place._replace(rank=first + place.rank, joins=True)
     host = environ.get("PMIX_HOSTNAME") or environ.get("PMI_HOSTNAME") or socket.gethostname()
     slurm_rank, slurm_size, slurm_local_size = _read_slurm(environ)
     for rank, size, local_size in _RANKS:
@@ -66,16 +79,30 @@ def _read_number(environ: Mapping[str, str], *names: str) -> int:
     return int(text) if re.fullmatch("[0-9]{1,10}", text) else -1
 
 
-def adapt_environment(environ: Mapping[str, str], orders: Mapping[str, str], threads: int) -> dict[str, str]:
+_NONE: Mapping[str, str] = {}
+
+
+def plan_elastic_variables(place: Place, command: Sequence[str], news: int) -> dict[str, str]:
+    """What a rank is told whose world may change: what starts another one, and where to tell how far it is."""
+    agent = [sys.executable, "-I", "-S", os.path.dirname(os.path.abspath(__file__))]
+    another = {"agent": agent, "command": list(command), "number": max(place.rank + 1, place.size)}
+    return {"HVDKIT_ELASTIC_COMMAND": json.dumps(another), "HVDKIT_ELASTIC_NEWS": str(news)}
+
+
+def adapt_environment(
+    environ: Mapping[str, str], orders: Mapping[str, str], threads: int, more: Mapping[str, str] = _NONE
+) -> dict[str, str]:
     """Build the command's environment: what depends on the host is settled here, where the host can be seen.
 
     orders: what hvdrun says on top; for a variable that the user has set, that stays. threads: to compute with.
+    more: variables that are set in any case.
     """
     variables = {k: v for k, v in environ.items() if not k.startswith("HVDKIT_CONTROL")}
     variables["HVDKIT_AGENT"] = "1"
     for name, value in orders.items():
         variables.setdefault(name, value)
     variables.setdefault("OMP_NUM_THREADS", str(threads))
+    variables.update(more)
     if threads == 1:  # ranks that poll without yielding would take the cores from those that compute
         variables.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     return variables

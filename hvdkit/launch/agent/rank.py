@@ -18,12 +18,29 @@ from .binding import Share, allowed_cpus, bind, plan_share
 from .guard import Guard
 from .interfaces import has_fabric, read_interfaces
 from .machine import look_around
-from .place import Place, adapt_environment
+from .place import Place, adapt_environment, plan_elastic_variables
 from .prefix import Prefixer
 from .stacks import StackTaker
 from .stream import HOLD_S, Stream, open_terminal, set_window, write_all
 from .topology import format_cpus
-from .wire import ASK, BYE, DOING, END, GO, HELLO, PAUSE, SIGNAL, START, STDERR, STDOUT, STOP, WINDOW, Control, Gone
+from .wire import (
+    ASK,
+    BYE,
+    DOING,
+    END,
+    GO,
+    HELLO,
+    NEWS,
+    PAUSE,
+    SIGNAL,
+    START,
+    STDERR,
+    STDOUT,
+    STOP,
+    WINDOW,
+    Control,
+    Gone,
+)
 
 KILL_AFTER_S = 2.0  # after SIGTERM
 DRAIN_S = 0.5  # output may come this long after the command's end, from processes that it left
@@ -69,6 +86,8 @@ class Agent:
         self.terminal: int | None = None
         self.asked: list[tuple[bytes, StackTaker]] = []  # hvdrun wants to know what the rank is doing
         self.unread = False  # nobody takes the output any more
+        self.news = -1  # where the rank tells how far it is
+        self.elastic = False  # the others may go on without this rank, and wait for MPI to tell them of its end
 
     def run(self, command: list[str], environ: Mapping[str, str]) -> int:
         """Run the command; returns its exit code, or 128 + the signal that ended it."""
@@ -80,13 +99,21 @@ class Agent:
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(name, self._on_signal)
         orders = self._await_go(environ)
+        self.elastic = environ.get("HVDKIT_ELASTIC") == "1"
         local_size = int(orders.get("local_size", self.place.local_size))
         one_host = orders.get("one_host", local_size in (0, self.place.size))
         self.prefix = (f"[{self.place.rank}] " if one_host else f"[{self.place.rank} {self.place.host}] ").encode()
         guard = Guard()  # launchers kill agents, and cannot know what the agents have started
         share = plan_share(allowed_cpus(), orders.get("cores", {}), local_size)
-        variables = adapt_environment(environ, orders.get("variables", {}), share.threads)
+        more: dict[str, str] = {}
+        if self.elastic:
+            self.news, target = os.pipe()
+            os.set_inheritable(target, True)
+            more = plan_elastic_variables(self.place, command, target)
+        variables = adapt_environment(environ, orders.get("variables", {}), share.threads, more)
         problem = self._start(command, variables, orders.get("window"), share)
+        if self.elastic:
+            os.close(target)
         if problem is not None:
             return self._finish(*problem)
         assert self.child is not None
@@ -109,6 +136,8 @@ class Agent:
         if self.control is None:
             return {}
         hello: dict[str, Any] = {"rank": self.place.rank, "size": self.place.size, "host": self.place.host}
+        if self.place.joins:
+            hello["joins"] = True
         hello["machine"] = look_around(environ)
         if self.control.address:
             hello.update(address=self.control.address, interfaces=read_interfaces(), fabric=has_fabric())
@@ -180,6 +209,8 @@ class Agent:
         controls = self.control.sources if self.control is not None else []
         for control in controls:
             poll.register(control, select.POLLIN)
+        if self.news >= 0:
+            poll.register(self.news, select.POLLIN)
         drain_until = 0.0
         while True:
             busy = drain_until or self.kill_at or self.asked or any(stream.held_since for stream in sources.values())
@@ -187,6 +218,12 @@ class Agent:
             if wake in ready:
                 os.read(wake, 4096)
                 self._report_pause()
+            if self.news in ready:
+                words = os.read(self.news, 4096)
+                if words:
+                    self._send(NEWS, words)
+                else:
+                    poll.unregister(self.news)
             if self.control is None:
                 for control in controls:
                     poll.unregister(control)
@@ -325,7 +362,7 @@ class Agent:
             "time": time.time(),
         }
         self._send(END, json.dumps(end).encode())
-        if code and self.control is not None:
+        if code and self.control is not None and not self.elastic:
             self._await_bye()
         return code
 

@@ -11,6 +11,7 @@ import struct
 HEADER = struct.Struct(">cI")  # type, length of the payload
 HELLO, START, STDOUT, STDERR, PAUSE, END = b"H", b"S", b"O", b"E", b"Z", b"X"  # from an agent
 DOING = b"D"  # from an agent: what its rank is doing
+NEWS = b"N"  # from an agent: how far its rank is, of a world that may change
 PULSE = b"P"  # from an agent, on a second connection, as the only frame there
 GO, STOP, BYE, SIGNAL, WINDOW, ASK = b"G", b"T", b"B", b"K", b"W", b"A"  # from hvdrun
 NONCE_BYTES = 32

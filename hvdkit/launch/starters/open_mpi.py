@@ -12,6 +12,8 @@ from hvdkit.launch.starters.common import library_variables, refuse_ipv6, ssh_op
 
 # Inside one host nothing but shared memory is needed; looking for libfabric and UCX costs a second at each start.
 _LOCAL_PARAMETERS = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,uct", "OMPI_MCA_osc": "^ucx"}
+# Ranks survive each other's end, and do not wait at their own for hosts that have no rank left.
+_ELASTIC = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
 _BINDING = ("--map-by", "slot", "--bind-to", "none")
 
 
@@ -28,6 +30,8 @@ def build_open_mpi(job: Job, mpi: Mpi, *, ssh: bool = False) -> Launch:
     argv += ["-np", str(job.ranks), "--host", ",".join(_write_places(job))]
     argv += _BINDING if job.binding is None else job.binding
     variables = {**job.variables, **library_variables(job, mpi)}
+    if job.elastic:
+        argv += _ELASTIC
     if job.tcp:
         # By name, as Open MPI 4 and 5 call shared memory differently; it stays in use inside a host.
         variables.update(unless_set({"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,uct,openib,usnic"}, job.environ))

@@ -9,6 +9,7 @@ import torch
 
 from hvdkit.elastic.state import Handler, ObjectState
 from hvdkit.engine.job_objects import broadcast_object
+from hvdkit.torch import checkpoint
 from hvdkit.torch.state import share_state
 
 
@@ -31,6 +32,19 @@ class TorchState(ObjectState):
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
     ) -> None:
         super().__init__(broadcast_object, model=model, optimizer=optimizer, **kwargs)
+
+    def save_to(self, directory: str) -> None:
+        """See State.save_to. Raises ValueError for a value that is neither a number, a text nor has a state_dict."""
+        checkpoint.save(directory, **self._things())
+
+    def load_from(self, directory: str) -> None:
+        """See State.load_from."""
+        values = checkpoint.load(directory, **self._things())
+        for name, value in (values or {}).items():
+            setattr(self, name, value)
+
+    def _things(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._names if getattr(self, name) is not None}
 
     def handler_for(self, value: Any) -> Handler | None:
         """See ObjectState.handler_for."""

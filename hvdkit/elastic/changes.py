@@ -1,0 +1,70 @@
+"""Who knows how the world changes: Horovod's core, or MPI."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from hvdkit.elastic.state import State
+from hvdkit.engine import runtime as engine
+from hvdkit.errors import HorovodInternalError
+from hvdkit.log import logger
+
+
+class Changes(Protocol):
+    """Of one call of run(). state: hears of ranks that have come or are to go."""
+
+    def begin(self, state: State) -> None:
+        """Training begins."""
+
+    def settle(self) -> None:
+        """Agree with ranks that have come, or outlived others, on which world this is; collective."""
+
+    def restart(self, *, lost: HorovodInternalError | None) -> None:
+        """Leave the world for the one there is now.
+
+        lost: how it was noticed that ranks have died, so that nothing can be said in the old one.
+        Raises HorovodInternalError if a rank has died meanwhile: then call it again.
+        """
+
+    def end(self, state: State) -> None:
+        """Training is over."""
+
+
+def find_changes() -> Changes | None:
+    """Of this world; None where it does not change."""
+    made = engine.runtime("elastic.run")
+    if made.horovod is not None:
+        return HorovodChanges(made.horovod.changes())
+    if made.config.elastic and made.transport.carrier in ("mpi", "none"):
+        from hvdkit.elastic.mpi_changes import MpiChanges
+
+        return MpiChanges(made.config)
+    return None
+
+
+class HorovodChanges:
+    """See Changes. manager: Horovod's notification manager."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    def begin(self, state: State) -> None:
+        """See Changes."""
+        self._manager.init()
+        self._manager.register_listener(state)
+
+    def settle(self) -> None:
+        """See Changes."""
+        engine.begin_generation()
+
+    def restart(self, *, lost: HorovodInternalError | None) -> None:
+        """See Changes."""
+        if lost is None:
+            logger.warning("hosts have changed")
+        else:
+            logger.warning("going back to the last commit: %s", lost)
+        engine.restart()
+
+    def end(self, state: State) -> None:
+        """See Changes."""
+        self._manager.remove_listener(state)

@@ -1,0 +1,88 @@
+"""A training whose end does not depend on how many ranks there are: they share each batch of 12.
+
+Prints its process number, and at its end what it has come to. Arguments: steps, seconds a step, steps between
+commits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import torch
+
+import hvdkit.torch as hvd
+
+SAMPLES, BATCH = 48, 12
+
+
+def make_model() -> torch.nn.Module:
+    torch.manual_seed(5)
+    layers = torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
+    return torch.nn.Sequential(*layers).double()
+
+
+def make_data() -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    return inputs, inputs.sum(1, keepdim=True).sin()
+
+
+def batch_of(step: int) -> torch.Tensor:
+    return torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(step))[:BATCH]
+
+
+def learn(model: torch.nn.Module, optimizer: torch.optim.Optimizer, indices: torch.Tensor) -> None:
+    inputs, wanted = make_data()
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(inputs[indices]), wanted[indices]).backward()
+    optimizer.step()
+
+
+def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def summary(model: torch.nn.Module) -> list[float]:
+    return [float(one.detach().sum()) for one in model.parameters()]
+
+
+def reference(steps: int) -> list[float]:
+    """What one process comes to that nothing happens to."""
+    model = make_model()
+    optimizer = make_optimizer(model)
+    for step in range(steps):
+        learn(model, optimizer, batch_of(step))
+    return summary(model)
+
+
+def main(steps: int, pause_s: float, commit_every: int) -> None:
+    torch.set_num_threads(1)
+    hvd.init()
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(make_optimizer(model), model.named_parameters())
+    state = hvd.elastic.TorchState(model, optimizer, step=0, sizes=[])
+    print(f"pid {os.getpid()}", flush=True)
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        state.sizes.append(hvd.size())
+        while state.step < steps:
+            learn(model, optimizer, batch_of(state.step)[hvd.rank() :: hvd.size()])
+            state.step += 1
+            time.sleep(pause_s)
+            if state.step % commit_every == 0:
+                state.commit()
+                if hvd.rank() == 0:
+                    print(f"committed {state.step}", flush=True)
+
+    train(state)
+    alike = len(set(map(tuple, hvd.allgather_object(summary(model))))) == 1
+    if hvd.rank() == 0:
+        print(json.dumps({"summary": summary(model), "alike": alike, "sizes": state.sizes, "size": hvd.size()}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,166 @@
+"""Ranks die, and the others go on within the same job: real processes, under hvdrun and Open MPI's fault tolerance."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elastic_world_script import reference
+from hvdrun_job import HVDRUN, ROOT, alive, environment
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(110)]
+
+SCRIPT = Path(__file__).with_name("elastic_world_script.py")
+DIGITS = ROOT / "examples" / "pytorch_elastic_digits.py"
+
+
+class Job:
+    """An elastic job that runs. pids: of the ranks that have begun to train, by number. lines: all that it has said."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process, self.lines = process, list[str]()
+        self.pids: dict[int, int] = {}
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if found := re.match(r"\[(\d+)\] pid (\d+)", line):
+                self.pids[int(found[1])] = int(found[2])
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def wait_for(self, true: Callable[[], Any], seconds: float = 40) -> None:
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert self.process.poll() is None and time.monotonic() < deadline, self.output
+            time.sleep(0.01)
+
+    def committed(self, step: int) -> bool:
+        return any(int(one) >= step for one in re.findall(r"committed (\d+)", self.output))
+
+    def end(self) -> str:
+        self.process.wait(60)
+        self._reader.join(10)
+        return self.output
+
+    def result(self) -> Any:
+        return json.loads(next(line for line in self.lines if '"summary"' in line).partition("] ")[2])
+
+
+@contextmanager
+def started(*options: str, command: tuple[str, ...]) -> Iterator[Job]:
+    process = subprocess.Popen(
+        [*HVDRUN, "--elastic", *options, sys.executable, *command],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        job = Job(process)
+        yield job
+    finally:
+        process.kill()
+        process.wait()
+    assert not [pid for pid in job.pids.values() if alive(pid)]
+
+
+def training(steps: int, pause_s: float = 0.02, commit_every: int = 5) -> tuple[str, ...]:
+    return str(SCRIPT), str(steps), str(pause_s), str(commit_every)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_others_go_on_and_one_comes_in_its_place(victim: int) -> None:
+    with started("-np", "3", "--min-np", "2", command=training(400)) as job:
+        job.wait_for(lambda: len(job.pids) == 3 and job.committed(10))
+        os.kill(job.pids[victim], signal.SIGKILL)
+        output = job.end()
+    assert job.process.returncode == 0, output
+    result = job.result()
+    assert result["sizes"] == [3, 2, 3] and result["alike"]
+    assert result["summary"] == pytest.approx(reference(400), abs=1e-12)
+    assert f"rank {victim} on" in output and "was killed by SIGKILL" in output and "going on with 2 ranks" in output
+    assert "rank 3 starts on" in output
+    assert sum("hvdkit rank" in line or line.startswith("hvdrun:") for line in job.lines) <= 5, output
+
+
+def test_several_die_at_once_and_while_others_come_in_their_place() -> None:
+    with started("-np", "4", "--min-np", "1", command=training(600)) as job:
+        job.wait_for(lambda: len(job.pids) == 4 and job.committed(10))
+        for victim in (0, 3):
+            os.kill(job.pids[victim], signal.SIGKILL)
+        job.wait_for(lambda: "starts on" in job.output)
+        os.kill(job.pids[1], signal.SIGKILL)
+        output = job.end()
+    assert job.process.returncode == 0, output
+    result = job.result()
+    assert result["alike"] and 1 in result["sizes"]
+    assert result["summary"] == pytest.approx(reference(600), abs=1e-12)
+
+
+def test_too_few_are_left_and_the_same_command_goes_on_from_the_last_commit(tmp_path: Path) -> None:
+    options = ("-np", "2", "--min-np", "2", "--elastic-checkpoints", str(tmp_path / "kept"))
+    command = training(300)
+    with started(*options, command=command) as job:
+        job.wait_for(lambda: len(job.pids) == 2 and job.committed(20))
+        os.kill(job.pids[1], signal.SIGKILL)
+        output = job.end()
+    assert job.process.returncode == 75, output
+    assert "1 of at least 2" in output and "goes on from there" in output
+    with started(*options, command=command) as job:
+        output = job.end()
+    assert job.process.returncode == 0, output
+    assert not job.committed(5) or int(re.findall(r"committed (\d+)", output)[0]) > 20
+    assert job.result()["summary"] == pytest.approx(reference(300), abs=1e-12)
+
+
+def test_too_few_are_left_and_there_is_no_place_for_a_checkpoint() -> None:
+    with started("-np", "2", "--min-np", "2", command=training(2000)) as job:
+        job.wait_for(lambda: len(job.pids) == 2 and job.committed(10))
+        os.kill(job.pids[0], signal.SIGKILL)
+        output = job.end()
+    assert job.process.returncode == 1
+    assert "TooFewRanksError: 1 rank is left" in output and "--elastic-checkpoints" in output
+
+
+def test_an_error_that_all_ranks_run_into_ends_the_job() -> None:
+    with started("-np", "2", "--min-np", "1", command=("-c", "import hvdkit.torch as hvd; hvd.init(); 1 / 0")) as job:
+        output = job.end()
+    assert job.process.returncode == 1 and "ZeroDivisionError" in output
+
+
+def test_a_rank_that_dies_before_all_have_met_ends_the_job() -> None:
+    code = "import os, hvdkit.torch as hvd; os.environ['OMPI_COMM_WORLD_RANK'] == '1' and os._exit(3); hvd.init()"
+    with started("-np", "2", "--min-np", "1", command=("-c", code)) as job:
+        output = job.end()
+    assert job.process.returncode == 3, output
+    assert "rank 1 on" in output and "failed with exit code 3" in output
+
+
+def test_the_digits_are_learned_though_a_rank_is_killed() -> None:
+    command = (str(DIGITS), "--epochs", "60", "--min-accuracy", "0.97")
+    with started("--verbose", "-np", "3", "--min-np", "2", command=command) as job:
+        job.wait_for(lambda: "epoch 2 " in job.output)
+        found = re.search(r"rank 0 on \S+: pid (\d+)", job.output)
+        assert found
+        os.kill(int(found[1]), signal.SIGKILL)
+        output = job.end()
+    assert job.process.returncode == 0, output
+    assert re.search(r"test accuracy 9[789]", output)
