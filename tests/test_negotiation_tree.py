@@ -8,7 +8,7 @@ from math import log2
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ranks import run_ranks
 from torch_world import joined
@@ -88,8 +88,19 @@ def test_one_odd_plan_of_many_is_told_to_all_by_its_rank() -> None:
     assert all(isinstance(one, PlanMismatchError) and "rank 37 has True" in str(one) for one in results)
 
 
+def _nothing_waits(engines: SimulatedEngines) -> bool:
+    """Does the root wait for nobody?"""
+    coordinator = engines.ranks[0].negotiator._coordinator
+    assert coordinator is not None
+    return not coordinator.waiting(0.0)
+
+
 def _play(size: int, fanout: int, seed: int) -> list[list[str]]:
-    """Rounds in which ranks announce in some order, disagree, take back, or join; what rank by rank has been heard."""
+    """Rounds in which ranks announce in some order, disagree, take back, or join; what has been heard in each.
+
+    An operation that its last rank takes back while the others join is ready or not, as the words come to the root: no
+    rank can tell which of them was first. So here those words are never under way together; below they are.
+    """
     dice, engines = random.Random(seed), SimulatedEngines(size, fanout)
     names = [f"t{at}" for at in range(6)]
     rounds = []
@@ -99,6 +110,7 @@ def _play(size: int, fanout: int, seed: int) -> list[list[str]]:
         joins = dice.random() < 0.3
         gone = dice.sample(range(size), dice.randrange(1, size)) if joins and size > 1 else []
         fickle = dice.randrange(size)
+        last = {*gone, fickle} == set(range(size)) and fickle not in gone
         for rank in dice.sample(range(size), size):
             if dice.random() < 0.2:
                 engines.settle()  # whoever comes now comes late
@@ -109,7 +121,11 @@ def _play(size: int, fanout: int, seed: int) -> list[list[str]]:
             if rank in gone:
                 engines.announce(rank, [""], JOINING)
             if rank == fickle:
+                if last:
+                    engines.settle()  # who has joined before is known
                 engines.announce(rank, [f"wait {turn}"], WITHDRAWING)
+                if last:
+                    engines.settle()  # and who joins now comes after it
         engines.settle()
         if gone:
             for rank in set(range(size)) - set(gone):
@@ -119,13 +135,50 @@ def _play(size: int, fanout: int, seed: int) -> list[list[str]]:
         assert all(one == heard[0] for one in heard), "all ranks hear the same in the same order"
         rounds.append(sorted(one.partition(":")[0] for one in heard[0] if not one.startswith("joined")))
         assert sum(one.startswith("joined") for one in heard[0]) == bool(gone)
+        assert _nothing_waits(engines)
     return rounds
 
 
 @settings(max_examples=25)
 @given(st.integers(2, 24), st.integers(1, 4), st.integers(0, 10**6))
+@example(3, 1, 1)  # rank 1 takes back while rank 2 joins: known in this order without a tree, in the other one with it
 def test_a_tree_changes_no_answer(size: int, fanout: int, seed: int) -> None:
     assert _play(size, fanout, seed) == _play(size, size, seed)
+
+
+def _take_back_while_others_join(size: int, fanout: int, seed: int) -> bool:
+    """The last rank that works takes back what it waits for, at any moment of the others' joining; was it ready?"""
+    dice, engines = random.Random(seed), SimulatedEngines(size, fanout)
+    fickle = dice.randrange(size)
+    engines.announce(fickle, ["wait"], ASKED)
+    for rank in dice.sample(range(size), size):
+        dice.choice([lambda: None, engines.wire.run, engines.settle])()  # more or less of it has come everywhere
+        if rank == fickle:
+            engines.announce(rank, ["wait"], WITHDRAWING)
+        else:
+            engines.announce(rank, [""], JOINING)
+    engines.settle()
+    assert _nothing_waits(engines)
+    heard = list(engines.ranks[0].heard)
+    assert heard in ([], [f"ready wait without {sorted(set(range(size)) - {fickle})}"])
+    engines.announce(fickle, [""], JOINING)
+    engines.settle()
+    for rank in range(size):
+        engines.announce(rank, ["wait"], ASKED)
+    engines.settle()
+    assert all(rank.heard == [*heard, f"joined {fickle}", "ready wait"] for rank in engines.ranks)
+    return bool(heard)
+
+
+@settings(max_examples=50)
+@given(st.integers(2, 24), st.integers(1, 4), st.integers(0, 10**6))
+def test_what_is_taken_back_while_others_join_is_the_same_on_all_ranks(size: int, fanout: int, seed: int) -> None:
+    _take_back_while_others_join(size, fanout, seed)
+
+
+@pytest.mark.parametrize("fanout", [1, 3])
+def test_what_is_taken_back_while_others_join_is_ready_or_not(fanout: int) -> None:
+    assert {_take_back_while_others_join(3, fanout, seed) for seed in range(50)} == {False, True}
 
 
 def test_who_is_late_is_known_at_the_root_before_it_comes() -> None:
