@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import ENGINES, choose, has_both, require_horovod
+from engines import ENGINES, choose, has_both, require_horovod, says_it_again
 from hypothesis import settings
 from rank_job import find_mpirun
 from ranks import close_all
@@ -52,6 +52,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:], dropped = choose(items)
     if dropped:
         config.hook.pytest_deselected(items=dropped)
+    for item in filter(says_it_again, items):
+        item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,6 +1,7 @@
 """The adapters' tests run on both engines: hvdkit's own, and Horovod's core where it is installed.
 
-A test of what only hvdkit's own engine does has the mark `native`, with the reason.
+A test of what only hvdkit's own engine does has the mark `native`, with the reason. With Keras, Horovod's core is on one
+backend; on the others it trains, and the rest is asked for with `-m slow`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ ENGINES = ("native", "horovod")
 _ADAPTERS = ("test_torch_", "test_tensorflow_", "test_keras_")
 #: Parameters of tests that choose among hvdkit's own transports; Horovod has its own, so one of them will do.
 _TRANSPORT = ("transport", "over", "progress")
+#: Backends of Keras that are tried in everything on hvdkit's own engine; Horovod's core sees the same arrays from each.
+_AGAIN = ("jax", "torch")
+_TRAINS = "test_ranks_train_as_one_process"
 
 
 def has_both(module: str) -> bool:
@@ -42,6 +46,15 @@ def choose(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest
             seen.add(same)
         kept.append(item)
     return kept, dropped
+
+
+def says_it_again(item: pytest.Item) -> bool:
+    """Does a test show on Horovod's core and one backend of Keras what another backend shows there?"""
+    if engine_of(item) != "horovod":
+        return False
+    params = item.callspec.params  # type: ignore[attr-defined]
+    trains = item.nodeid.partition("[")[0].endswith(f"::{_TRAINS}") and params["size"] == 2
+    return params.get("backend") in _AGAIN and not trains
 
 
 def require_horovod() -> None:
