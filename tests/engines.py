@@ -1,7 +1,7 @@
 """The adapters' tests run on both engines: hvdkit's own, and Horovod's core where it is installed.
 
-A test of what only hvdkit's own engine does has the mark `native`, with the reason. With Keras, Horovod's core is on one
-backend; on the others it trains, and the rest is asked for with `-m slow`.
+A test of what only hvdkit's own engine does has the mark `native`, with the reason. With Keras, Horovod's core is on
+one backend; on the others it trains, and the rest is asked for with `-m slow`.
 """
 
 from __future__ import annotations

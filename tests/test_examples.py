@@ -43,7 +43,7 @@ def test_an_example_learns_on_two_ranks(name: str) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 def test_the_digits_are_learned_on_any_number_of_ranks(tmp_path: Path, ranks: int) -> None:
     command = [sys.executable, "-m", "hvdkit.launch", "-np", str(ranks), sys.executable, DIGITS]
     command += ["--min-accuracy", "0.97"]

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 from engines import require_horovod
+from gallery import ENOUGH
 
 pytestmark = pytest.mark.ranks
 
 ROOT = Path(__file__).parents[1]
 PYTORCH, KERAS = (str(ROOT / "examples" / f"{name}_digits.py") for name in ("pytorch", "keras"))
-#: All 20 epochs, and 97 %, are what tests/test_examples.py and tests/test_torchrun.py want.
-ENOUGH = ("--epochs", "6", "--min-accuracy", "0.85")
 #: Open MPI 5 does not understand the options that horovodrun --mpi gives it for binding; these take their place.
 UNBOUND = "--binding-args=--bind-to none --map-by slot"
 
