@@ -31,6 +31,16 @@ def engine_of(item: pytest.Item) -> str:
     return callspec.params.get("engine", "native") if callspec else "native"
 
 
+def ranks_of(item: pytest.Item) -> tuple[str, str]:
+    """Backend of Keras, "" for none, and engine of the ranks that a test calls.
+
+    Tests are sorted by it: ranks.py keeps the ranks, and a framework takes them seconds to import.
+    """
+    callspec, mark = getattr(item, "callspec", None), item.get_closest_marker("keras")
+    backend = mark.args[0] if mark else callspec.params.get("backend", "") if callspec else ""
+    return backend, engine_of(item)
+
+
 def choose(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Those to run, and those that say nothing about Horovod's core or say it twice."""
     kept, dropped, seen = [], [], set()

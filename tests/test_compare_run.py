@@ -94,6 +94,7 @@ def test_keras_is_compared_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.keras("torch")
 @pytest.mark.parametrize("planted", ["sum", "batch-norm"])
 def test_a_mistake_in_keras_is_named(tmp_path: Path, planted: str) -> None:
     if importlib.util.find_spec("keras") is None:

@@ -31,8 +31,12 @@ def test_a_plain_script_is_short_and_knows_nothing_of_hvdkit(example: Path) -> N
     assert "hvd" not in example.read_text()
 
 
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.keras("torch")] if name.startswith("keras") else []
+
+
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", sorted(REACHED))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in sorted(REACHED)])
 def test_an_example_learns_on_two_ranks(name: str) -> None:
     keras = name.startswith("keras")
     if keras and importlib.util.find_spec("keras") is None:

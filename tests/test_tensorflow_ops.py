@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from keras_ranks import run_check
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.keras("tensorflow")]
 
 each_mode = pytest.mark.parametrize("mode", ["eager", "graph"])
 
