@@ -1,7 +1,8 @@
 """The adapters' tests run on both engines: hvdkit's own, and Horovod's core where it is installed.
 
-A test of what only hvdkit's own engine does has the mark `native`, with the reason. With Keras, Horovod's core is on
-one backend; on the others it trains, and the rest is asked for with `-m slow`.
+A test of what only hvdkit's own engine does has the mark `native`, with the reason. Under Keras, Horovod's core is on
+one backend, and under TensorFlow's training in graphs; on the others and eagerly it trains, and the rest is asked for
+with `-m slow`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ ENGINES = ("native", "horovod")
 _ADAPTERS = ("test_torch_", "test_tensorflow_", "test_keras_")
 #: Parameters of tests that choose among hvdkit's own transports; Horovod has its own, so one of them will do.
 _TRANSPORT = ("transport", "over", "progress")
-#: Backends of Keras that are tried in everything on hvdkit's own engine; Horovod's core sees the same arrays from each.
-_AGAIN = ("jax", "torch")
-_TRAINS = "test_ranks_train_as_one_process"
+#: Values of parameters that are tried in everything on hvdkit's own engine; Horovod's core sees the same arrays as from
+#: the values that are not here.
+_AGAIN = {"backend": ("jax", "torch"), "mode": ("eager",)}
+_STILL = ("::test_ranks_train_as_one_process[", "test_tensorflow_ops.py::")
 
 
 def has_both(module: str) -> bool:
@@ -59,12 +61,12 @@ def choose(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest
 
 
 def says_it_again(item: pytest.Item) -> bool:
-    """Does a test show on Horovod's core and one backend of Keras what another backend shows there?"""
+    """Does a test show on Horovod's core what another backend of Keras, or a graph, shows there?"""
     if engine_of(item) != "horovod":
         return False
     params = item.callspec.params  # type: ignore[attr-defined]
-    trains = item.nodeid.partition("[")[0].endswith(f"::{_TRAINS}") and params["size"] == 2
-    return params.get("backend") in _AGAIN and not trains
+    still = params.get("size", 2) == 2 and any(name in item.nodeid for name in _STILL)
+    return not still and any(params.get(name) in values for name, values in _AGAIN.items())
 
 
 def require_horovod() -> None:

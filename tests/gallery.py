@@ -18,7 +18,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 #: Options of the digits that show that a training learns; all 20 epochs, to 97 %, are for tests/test_examples.py,
-#: tests/test_tensorflow_example.py and, on one backend, tests/test_keras_example.py.
+#: tests/test_tensorflow_example.py and, on one backend and engine, tests/test_keras_example.py.
 EPOCHS = 6
 ENOUGH = ("--epochs", str(EPOCHS), "--min-accuracy", "0.85")
 

@@ -179,6 +179,7 @@ def _ends_early(step: str, folder: Path) -> str:
     if hvd.rank() == 1:
         engine._at_exit()
         _looks_at_the_sky(6, folder)
+        time.sleep(1)  # the others' last words are on their way
         return "ended"
     began = time.monotonic()
     try:
