@@ -50,7 +50,7 @@ def test_the_digits_are_learned_on_two_ranks(tmp_path: Path, backend: str, engin
         assert words not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("backend", ["torch"])
+@pytest.mark.parametrize("backend", ["jax"])
 def test_the_digits_are_learned_without_a_launcher(tmp_path: Path, backend: str) -> None:
     done = start(tmp_path, backend, [], "--epochs", "1", "--min-accuracy", "1")
     assert done.returncode == 1, "one epoch does not get everything right"
