@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import ENGINES, choose, has_both, require_horovod
+from engines import ENGINES, choose, has_both, ranks_of, require_horovod, says_it_again
 from hypothesis import settings
 from rank_job import find_mpirun
 from ranks import close_all
@@ -42,16 +42,19 @@ def _version(package: str) -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the adapters' tests on both engines; all of one engine, of all files, before those of the next."""
+    """Run the adapters' tests on both engines."""
     if has_both(metafunc.module.__name__):
         metafunc.parametrize("engine", ENGINES, indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what says nothing about Horovod's core."""
+    """Leave out what says nothing about Horovod's core; what the same ranks do comes one after the other."""
     items[:], dropped = choose(items)
+    items.sort(key=ranks_of)
     if dropped:
         config.hook.pytest_deselected(items=dropped)
+    for item in filter(says_it_again, items):
+        item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,6 +1,8 @@
 """The adapters' tests run on both engines: hvdkit's own, and Horovod's core where it is installed.
 
-A test of what only hvdkit's own engine does has the mark `native`, with the reason.
+A test of what only hvdkit's own engine does has the mark `native`, with the reason. Under Keras, Horovod's core is on
+one backend, and under TensorFlow's training in graphs; on the others and eagerly it trains, and the rest is asked for
+with `-m slow`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,11 @@ ENGINES = ("native", "horovod")
 _ADAPTERS = ("test_torch_", "test_tensorflow_", "test_keras_")
 #: Parameters of tests that choose among hvdkit's own transports; Horovod has its own, so one of them will do.
 _TRANSPORT = ("transport", "over", "progress")
+#: Values of parameters that are tried in everything on hvdkit's own engine; Horovod's core sees the same arrays as from
+#: the values that are not here.
+_AGAIN = {"backend": ("jax", "torch"), "mode": ("eager",)}
+_STILL = ("::test_ranks_train_as_one_process[", "test_tensorflow_ops.py::")
+_FRESH = "::test_join["  # needs ranks of its own, and each of them TensorFlow
 
 
 def has_both(module: str) -> bool:
@@ -25,6 +32,16 @@ def engine_of(item: pytest.Item) -> str:
     """The engine that a test runs on."""
     callspec = getattr(item, "callspec", None)
     return callspec.params.get("engine", "native") if callspec else "native"
+
+
+def ranks_of(item: pytest.Item) -> tuple[str, str]:
+    """Backend of Keras, "" for none, and engine of the ranks that a test calls.
+
+    Tests are sorted by it: ranks.py keeps the ranks, and a framework takes them seconds to import.
+    """
+    callspec, mark = getattr(item, "callspec", None), item.get_closest_marker("keras")
+    backend = mark.args[0] if mark else callspec.params.get("backend", "") if callspec else ""
+    return backend, engine_of(item)
 
 
 def choose(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
@@ -42,6 +59,15 @@ def choose(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest
             seen.add(same)
         kept.append(item)
     return kept, dropped
+
+
+def says_it_again(item: pytest.Item) -> bool:
+    """Does a test show on Horovod's core what another backend of Keras, or a graph, shows there?"""
+    if engine_of(item) != "horovod":
+        return False
+    params = item.callspec.params  # type: ignore[attr-defined]
+    still = params.get("size", 2) == 2 and any(name in item.nodeid for name in _STILL) and _FRESH not in item.nodeid
+    return not still and any(params.get(name) in values for name, values in _AGAIN.items())
 
 
 def require_horovod() -> None:

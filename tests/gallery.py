@@ -17,6 +17,11 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
+#: Options of the digits that show that a training learns; all 20 epochs, to 97 %, are for tests/test_examples.py,
+#: tests/test_tensorflow_example.py and, on one backend and engine, tests/test_keras_example.py.
+EPOCHS = 6
+ENOUGH = ("--epochs", str(EPOCHS), "--min-accuracy", "0.85")
+
 #: Script -> what its last number is called, and the two values it lies between. One process reaches the same.
 REACHED = {
     "keras_regression.py": ("R2", 0.25, 0.5),

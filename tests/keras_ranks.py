@@ -11,9 +11,7 @@ from ranks import run_ranks
 
 PACKAGES = {"tensorflow": "tensorflow", "torch": "torch", "jax": "jax"}
 
-#: pytest runs all tests of one backend, of all files, before those of the next: so the ranks of a backend, which take
-#: seconds to import it, are started once.
-each_backend = pytest.mark.parametrize("backend", sorted(PACKAGES), scope="session")
+each_backend = pytest.mark.parametrize("backend", sorted(PACKAGES))
 
 
 def run_check(

@@ -51,7 +51,8 @@ def run_piped(size: int, body: Callable[..., Any], *args: Any, timeout: float = 
 
     Raises AssertionError with the tracebacks if any raised, or did not answer within `timeout` seconds.
     """
-    context = get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed"])  # which takes seconds, once and not in each process
     pipes: list[dict[int, Pipe[Any, Any]]] = [{} for _ in range(size)]
     for one in range(size):
         for other in range(one):

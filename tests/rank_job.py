@@ -75,6 +75,7 @@ class Job:
         self.log = Tail(self._directory / "log")
         self.connections: dict[int, Connection[Any, Any]] = {}
         self._pids: dict[int, int] = {}
+        self._told = False
         code = f"import sys; sys.path[:] = {sys.path!r}; from rank_worker import serve; serve({str(self._directory)!r})"
         with socket.socket(socket.AF_UNIX) as listener, self.log.path.open("w") as log:
             listener.bind(str(self._directory / "socket"))
@@ -139,11 +140,17 @@ class Job:
         self._process.wait()
         return None
 
+    def end(self) -> None:
+        """Tell the ranks to end, which takes them a second or two; close() waits for them."""
+        if not self._told:
+            self._told = True
+            for connection in self.connections.values():
+                with contextlib.suppress(OSError):
+                    connection.send(None)
+
     def close(self) -> None:
         """Tell the ranks to end, and wait for them."""
-        for connection in self.connections.values():
-            with contextlib.suppress(OSError):
-                connection.send(None)
+        self.end()
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:

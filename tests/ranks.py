@@ -21,6 +21,8 @@ _KEPT = 4  # jobs that wait for more work at the same time: ten ranks, of 1 to 4
 _GRACE_S = 2.0  # for the other ranks to say something too, once one has failed
 #: By number of ranks, backend of Keras and engine; the one used last at the end.
 _jobs: dict[tuple[int, str, str], Job] = {}
+#: Those that made room for others, and end while the others start.
+_ending: list[Job] = []
 
 
 class _Answers:
@@ -137,13 +139,20 @@ def _take(size: int, backend: str) -> Job:
     if job is None:
         job = Job(size, _keras(backend))
     _jobs[_key(size, backend)] = job
-    while len(_jobs) > _KEPT:
-        _jobs.pop(next(iter(_jobs))).close()
+    if len(_jobs) > _KEPT:
+        while _ending:
+            _ending.pop().close()
+        _ending.append(_jobs.pop(next(iter(_jobs))))
+        _ending[0].end()
     return job
 
 
 @atexit.register
 def close_all() -> None:
     """End the ranks that wait for more work."""
-    while _jobs:
-        _jobs.popitem()[1].close()
+    _ending.extend(_jobs.values())
+    _jobs.clear()
+    for job in _ending:
+        job.end()
+    while _ending:
+        _ending.pop().close()

@@ -304,7 +304,6 @@ print("done", hvd.cuda_built())
 
 
 @pytest.mark.ranks
-@pytest.mark.slow
 def test_habits_of_keras_2_with_one_warning_each(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     said = run_script(tmp_path, KERAS)

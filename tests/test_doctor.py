@@ -213,8 +213,8 @@ def without_horovod(folder: Path) -> str:
     return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
-def test_this_machine_as_json() -> None:
-    answer = doctor("--json")
+def test_this_machine_as_json(tmp_path: Path) -> None:
+    answer = doctor("--json", PYTHONPATH=without_horovod(tmp_path))
     told = json.loads(answer.stdout)
     assert answer.returncode == told["exit_code"] == exit_code([Finding(**finding) for finding in told["findings"]])
     assert told["facts"]["python"] == sys.version.split()[0]

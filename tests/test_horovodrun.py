@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from engines import require_horovod
+from gallery import ENOUGH
 
 pytestmark = pytest.mark.ranks
 
+SLOW = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 PYTORCH, KERAS = (str(ROOT / "examples" / f"{name}_digits.py") for name in ("pytorch", "keras"))
-#: All 20 epochs, and 97 %, are what tests/test_examples.py and tests/test_torchrun.py want.
-ENOUGH = ("--epochs", "6", "--min-accuracy", "0.85")
 #: Open MPI 5 does not understand the options that horovodrun --mpi gives it for binding; these take their place.
 UNBOUND = "--binding-args=--bind-to none --map-by slot"
 
@@ -35,7 +35,8 @@ def _learned(done: subprocess.CompletedProcess[str], where: str) -> None:
     assert where in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize("script", [PYTORCH, KERAS], ids=["pytorch", "keras"])
+#: With Keras, tests/test_keras_example.py does it on Horovod's core.
+@pytest.mark.parametrize("script", [PYTORCH, pytest.param(KERAS, marks=SLOW)], ids=["pytorch", "keras"])
 def test_the_digits_are_learned_with_hvdrun(script: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hvdkit.launch", "--engine", "horovod", "-np", "2", sys.executable, script]
     _learned(_run([*command, *ENOUGH], tmp_path), "horovod (MPI) transport")
@@ -45,8 +46,8 @@ def test_the_digits_are_learned_with_hvdrun(script: str, tmp_path: Path) -> None
     ("options", "env", "where"),
     [
         (["--gloo"], {}, "horovod (Gloo) transport"),
-        (["--gloo"], {"HVDKIT_ENGINE": "native"}, "shared_memory transport"),
-        (["--mpi", UNBOUND], {"HVDKIT_ENGINE": "horovod"}, "horovod (MPI) transport"),
+        pytest.param(["--gloo"], {"HVDKIT_ENGINE": "native"}, "shared_memory transport", marks=SLOW),
+        pytest.param(["--mpi", UNBOUND], {"HVDKIT_ENGINE": "horovod"}, "horovod (MPI) transport", marks=SLOW),
         (["--mpi", UNBOUND], {}, "shared_memory transport"),
     ],
     ids=["gloo", "gloo-native", "mpi", "mpi-native"],

@@ -78,7 +78,7 @@ def test_steps(backend: str, check: str) -> None:
     run_check(2, backend, f"keras_steps:{check}")
 
 
-@pytest.mark.parametrize("backend", ["jax"], scope="session")
+@pytest.mark.parametrize("backend", ["jax"])
 @pytest.mark.parametrize("check", ["jax_by_callback", "two_lists_on_jax"])
 def test_memory_of_jax(backend: str, check: str) -> None:
     run_check(2, backend, f"keras_steps:{check}")

@@ -50,7 +50,6 @@ TWO = (sys.executable, "-m", "hvdkit.launch", "-np", "2")
 
 
 @pytest.mark.ranks
-@pytest.mark.slow
 def test_torch_scripts_train_the_same_model_on_all_ranks(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("tqdm", reason="tqdm is not installed")
@@ -69,7 +68,6 @@ def test_torch_scripts_train_the_same_model_on_all_ranks(tmp_path: Path) -> None
 
 
 @pytest.mark.ranks
-@pytest.mark.slow
 def test_keras_scripts_train_the_same_model_on_all_ranks(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow", reason="tensorflow is not installed")
     pytest.importorskip("keras", reason="keras is not installed")

@@ -9,7 +9,7 @@ import pytest
 from keras_ranks import run_check
 from ranks import RanksFailedError
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.keras("tensorflow")]
 
 
 OWN_WORDS = pytest.mark.native("Horovod says it in its own words")

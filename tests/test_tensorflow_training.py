@@ -10,7 +10,7 @@ from keras_ranks import run_check
 
 from hvdkit.transport.coding.top_k import TopK
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.keras("tensorflow")]
 
 each_mode = pytest.mark.parametrize("mode", ["eager", "graph"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,8 +30,11 @@ def _joined(body: Callable[..., Any], args: tuple[Any, ...], settings: dict[str,
         return body(*args)
 
 
-def _looks_at_the_sky() -> None:
-    time.sleep(2.5)
+def _looks_at_the_sky(seconds: float, until: Path | None = None) -> None:
+    """For so long, or until ranks 0 and 2 have written in this folder that they have seen what they are to see."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not (until and {one.name for one in until.iterdir()} >= {"0", "2"}):
+        time.sleep(0.05)
 
 
 STEPS: dict[str, Callable[[], Any]] = {
@@ -51,22 +55,23 @@ def _one_step() -> None:
     optimizer.step()
 
 
-def _never_comes(step: str) -> str:
+def _never_comes(step: str, folder: Path) -> str:
     torch.optim.SGD([torch.ones(1)], 0.1)  # imports half of torch
     hvd.barrier()
     if hvd.rank() == 1:
         if step == "plan":
             hvd.DistributedOptimizer(torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1))
-        _looks_at_the_sky()
+        _looks_at_the_sky(10, folder)
         return ""
     with pytest.raises(HorovodInternalError, match="given up") as caught:
         STEPS[step]()
+    (folder / str(hvd.rank())).touch()
     return str(caught.value)
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_rank_that_never_comes_to_a_step_is_named(step: str) -> None:
-    told = _on(3, _never_comes, step, stall_check_s=0.5, stall_shutdown_s=1.0)
+def test_a_rank_that_never_comes_to_a_step_is_named(step: str, tmp_path: Path) -> None:
+    told = _on(3, _never_comes, step, tmp_path, stall_check_s=0.5, stall_shutdown_s=1.0)
     for message in (told[0], told[2]):
         assert step in message and "not by rank 1 (host" in message and "_looks_at_the_sky" in message
 
@@ -108,7 +113,7 @@ def _late_in_a_step() -> str:
     said = _said()
     for step in range(3):
         if step == 1 and hvd.rank() == 1:
-            _looks_at_the_sky()
+            _looks_at_the_sky(2.5)
         optimizer.zero_grad()
         torch.cat(tuple(weights)).square().sum().backward()
         optimizer.step()
@@ -137,7 +142,7 @@ def _without_rank_one(body: Callable[..., str], *args: Any, over: str) -> list[s
     return [results[0], results[2]]
 
 
-def _never_steps() -> str:
+def _never_steps(folder: Path) -> str:
     hvd.init(stall_check_s=0.5, stall_shutdown_s=2.0)
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 0.1), [("weight", weight)])
@@ -145,24 +150,25 @@ def _never_steps() -> str:
         for step in range(2):
             optimizer.zero_grad()
             if hvd.rank() == 1 and step == 1:
-                time.sleep(8)
+                _looks_at_the_sky(8, folder)
                 return ""
             weight.square().sum().backward()
             optimizer.step()
     except HorovodInternalError as error:
         time.sleep(0.5)
+        (folder / str(hvd.rank())).touch()
         return str(error)
     return "no error"
 
 
 @pytest.mark.parametrize("over", ["shared_memory", "mpi"])
-def test_a_step_is_given_up_after_the_time_that_was_set(over: str) -> None:
-    for message in _without_rank_one(_never_steps, over=over):
+def test_a_step_is_given_up_after_the_time_that_was_set(over: str, tmp_path: Path) -> None:
+    for message in _without_rank_one(_never_steps, tmp_path, over=over):
         assert "gradients of optimizer.1 (weight), reduction 1" in message and "given up" in message
         assert "not by rank 1" in message
 
 
-def _ends_early(step: str) -> str:
+def _ends_early(step: str, folder: Path) -> str:
     hvd.init()
     if step == "gradients":
         weight = torch.nn.Parameter(torch.ones(3))
@@ -172,13 +178,15 @@ def _ends_early(step: str) -> str:
         STEPS[step] = lambda: _again(weight, optimizer)
     if hvd.rank() == 1:
         engine._at_exit()
-        time.sleep(6)
+        _looks_at_the_sky(6, folder)
+        time.sleep(1)  # the others' last words are on their way
         return "ended"
     began = time.monotonic()
     try:
         STEPS[step]()
     except HorovodInternalError as error:
         assert time.monotonic() - began < 5
+        (folder / str(hvd.rank())).touch()
         return str(error)
     return "no error"
 
@@ -192,6 +200,6 @@ def _again(weight: torch.nn.Parameter, optimizer: Any) -> None:
     ("step", "over"),
     [("broadcast_parameters", "mpi"), ("plan", "shared_memory"), ("gradients", "shared_memory"), ("gradients", "mpi")],
 )
-def test_a_rank_that_has_ended_is_an_error_at_once(step: str, over: str) -> None:
-    for message in _without_rank_one(_ends_early, step, over=over):
+def test_a_rank_that_has_ended_is_an_error_at_once(step: str, over: str, tmp_path: Path) -> None:
+    for message in _without_rank_one(_ends_early, step, tmp_path, over=over):
         assert "ank 1 " in message and "reached the end of its script" in message

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gallery import ENOUGH, EPOCHS
 from key_value_server import serve_values
 
 ROOT = Path(__file__).parents[1]
@@ -50,13 +51,13 @@ def torchrun(tmp_path: Path, *arguments: str, **env: str) -> subprocess.Complete
 def expect_digits(done: subprocess.CompletedProcess[str], last: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert last in done.stdout.splitlines()[-1], done.stdout
-    assert len(re.findall(r"epoch \d+  loss ", done.stdout)) == 20
+    assert len(re.findall(r"epoch \d+  loss ", done.stdout)) == EPOCHS
 
 
 @pytest.mark.parametrize("transport", ["auto", "gloo"])
 def test_the_digits_are_learned_under_torchrun(tmp_path: Path, transport: str) -> None:
     name = "shared_memory" if transport == "auto" else transport
-    done = torchrun(tmp_path, DIGITS, "--min-accuracy", "0.97", HVDKIT_TRANSPORT=transport)
+    done = torchrun(tmp_path, DIGITS, *ENOUGH, HVDKIT_TRANSPORT=transport)
     expect_digits(done, f"2 ranks on 1 host ({os.uname().nodename}: 2), {name} transport")
     assert set(torch.load(tmp_path / "digits.pt")) == {"model", "optimizer"}
 
@@ -168,7 +169,7 @@ def _variables(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def test_the_digits_are_learned_with_horovodruns_variables(tmp_path: Path) -> None:
-    with horovod_ranks(2, [sys.executable, DIGITS, "--min-accuracy", "0.97"], tmp_path) as ranks:
+    with horovod_ranks(2, [sys.executable, DIGITS, *ENOUGH], tmp_path) as ranks:
         out, errors = zip(*(rank.communicate(timeout=TIMEOUT_S) for rank in ranks), strict=True)
         assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
     assert "2 ranks on 1 host (localhost: 2), shared_memory transport" in out[0]

@@ -11,8 +11,10 @@ from transport_checks import CHECKS
 pytestmark = pytest.mark.ranks
 
 ALL_CHECKS = {**CHECKS, **BUCKET_CHECKS}
+#: Hosts that are simulated with three and four ranks; with two, "hierarchical_round_robin" has hosts of one rank.
+AGAIN = ("hierarchical_pairs", "hierarchical_uneven", "hierarchical_over_gloo")
 CASES = [
-    (size, name, check)
+    pytest.param(size, name, check, marks=[pytest.mark.slow] if size == 2 and name in AGAIN else [])
     for size in (1, 2, 3, 4)
     for name in OPENERS
     for check in ALL_CHECKS

@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from pathlib import Path
 
 import pytest
 from gallery import EXAMPLES, REACHED, check_reached, start
+from plain_scripts import MARK
 
 TWINS = sorted(path.name for path in (EXAMPLES / "plain").glob("*.py"))
 
 
+WITH_TORCH = sorted(name for name in REACHED if not name.startswith("keras"))
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the plain scripts for PyTorch print, by name; one job runs them all, as torch takes seconds to import."""
+    folder = tmp_path_factory.mktemp("plain")
+    scripts = [str(EXAMPLES / "plain" / name) for name in WITH_TORCH]
+    done = start(folder, str(Path(__file__).with_name("plain_scripts.py")), ["-np", "2", "--wrap"], scripts)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[1]" not in done.stdout, "only rank 0 prints"
+    assert list(folder.iterdir()) == []
+    *parts, rest = re.split(rf"^\[0\] {MARK}(.*)\n", done.stdout, flags=re.MULTILINE)
+    assert parts[1::2] == WITH_TORCH and not rest
+    return dict(zip(WITH_TORCH, parts[::2], strict=True))
+
+
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", sorted(REACHED))
-def test_a_plain_script_learns_what_its_twin_does(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", WITH_TORCH)
+def test_a_plain_script_learns_what_its_twin_does(outputs: dict[str, str], name: str) -> None:
+    check_reached(name, outputs[name])
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", sorted(REACHED.keys() - WITH_TORCH))
+def test_a_plain_script_for_keras_learns_what_its_twin_does(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec("jax") is not None:  # of Keras's backends the fastest to import
+        monkeypatch.setenv("KERAS_BACKEND", "jax")
     done = start(tmp_path, f"plain/{name}", ["-np", "2", "--wrap"])
     assert done.returncode == 0, done.stdout + done.stderr
     check_reached(name, done.stdout)
