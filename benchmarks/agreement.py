@@ -82,6 +82,7 @@ class SimulatedEngines:
 
     def __init__(self, size: int, fanout: int = FANOUT) -> None:
         self.wire = Wire(size)
+        self._levels = size if fanout == 1 else 16  # a tree of more levels than that has nobody; a chain may
         self.ranks = [SimulatedRank(self.wire, rank, fanout) for rank in range(size)]
         self.wire.deliver = lambda rank: self.ranks[rank].drive()
 
@@ -94,7 +95,7 @@ class SimulatedEngines:
     def settle(self) -> None:
         """Deliver everything; what is kept for a while as well."""
         self.wire.run()
-        for _ in range(16):  # a tree of more levels than that has nobody
+        for _ in range(self._levels):
             self.wire.sleep(2 * HOLD_S)
             for rank in self.ranks:
                 rank.drive()

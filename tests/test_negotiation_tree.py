@@ -172,6 +172,7 @@ def _take_back_while_others_join(size: int, fanout: int, seed: int) -> bool:
 
 @settings(max_examples=50)
 @given(st.integers(2, 24), st.integers(1, 4), st.integers(0, 10**6))
+@example(19, 1, 310)  # a word that is kept at each of 18 ranks on its way
 def test_what_is_taken_back_while_others_join_is_the_same_on_all_ranks(size: int, fanout: int, seed: int) -> None:
     _take_back_while_others_join(size, fanout, seed)
 
