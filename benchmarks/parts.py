@@ -48,6 +48,7 @@ PARTS = (
     ),
     Part("start", "from the command to the first step", ("benchmarks.start",), ranks=0),
     Part("nodes", "two and four hosts over slow links", ("benchmarks.nodes",), ranks=0, root=True, limit_s=240.0),
+    Part("recovery", "a rank dies; commits", ("benchmarks.recovery",), ranks=0),
     Part("memory", "the memory of a rank", ("benchmarks.memory",)),
 )
 

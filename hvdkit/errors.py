@@ -94,6 +94,16 @@ class TooFewRanksError(HvdkitError, RuntimeError):
         self.size, self.least = size, least
 
 
+class StateLostError(HvdkitError, RuntimeError):
+    """All ranks that had the last commit have died. No HorovodInternalError: elastic.run cannot go on."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "All ranks that had the last commit have died, before those that came in their place were given it. Start "
+            "again, from a checkpoint if there is one (hvd.checkpoint)."
+        )
+
+
 class PlanMismatchError(HorovodInternalError):
     """The ranks do not hold the same parameters, so their buckets do not match."""
 

@@ -1,13 +1,16 @@
 """A training whose end does not depend on how many ranks there are: they share each batch of 12.
 
 Prints its process number, and at its end what it has come to. Arguments: steps, seconds a step, steps between
-commits.
+commits, and a file with which training ends as soon as it is there.
+
+SIGUSR1 keeps a rank from working for a while, SIGUSR2 makes it raise.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from typing import Any
@@ -58,7 +61,17 @@ def reference(steps: int) -> list[float]:
     return summary(model)
 
 
-def main(steps: int, pause_s: float, commit_every: int) -> None:
+def _sleep(*_: object) -> None:
+    time.sleep(2)
+
+
+def _raise(*_: object) -> None:
+    raise RuntimeError("as it was told to")
+
+
+def main(steps: int, pause_s: float, commit_every: int, finish: str = "") -> None:
+    signal.signal(signal.SIGUSR1, _sleep)
+    signal.signal(signal.SIGUSR2, _raise)
     torch.set_num_threads(1)
     hvd.init()
     model = make_model()
@@ -75,14 +88,26 @@ def main(steps: int, pause_s: float, commit_every: int) -> None:
             time.sleep(pause_s)
             if state.step % commit_every == 0:
                 state.commit()
+                if finish and state.tell(os.path.exists(finish)):
+                    break
                 if hvd.rank() == 0:
                     print(f"committed {state.step}", flush=True)
 
     train(state)
     alike = len(set(map(tuple, hvd.allgather_object(summary(model))))) == 1
     if hvd.rank() == 0:
-        print(json.dumps({"summary": summary(model), "alike": alike, "sizes": state.sizes, "size": hvd.size()}))
+        print(
+            json.dumps(
+                {
+                    "summary": summary(model),
+                    "alike": alike,
+                    "sizes": state.sizes,
+                    "size": hvd.size(),
+                    "step": state.step,
+                }
+            )
+        )
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))
+    main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

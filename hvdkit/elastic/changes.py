@@ -19,6 +19,9 @@ class Changes(Protocol):
     def settle(self) -> None:
         """Agree with ranks that have come, or outlived others, on which world this is; collective."""
 
+    def synchronized(self) -> None:
+        """This rank has the state that all ranks have."""
+
     def restart(self, *, lost: HorovodInternalError | None) -> None:
         """Leave the world for the one there is now.
 
@@ -26,8 +29,8 @@ class Changes(Protocol):
         Raises HorovodInternalError if a rank has died meanwhile: then call it again.
         """
 
-    def end(self, state: State) -> None:
-        """Training is over."""
+    def end(self, state: State, *, well: bool) -> None:
+        """Training is over. well: it has returned; else it has failed on this rank."""
 
 
 def find_changes() -> Changes | None:
@@ -57,6 +60,9 @@ class HorovodChanges:
         """See Changes."""
         engine.begin_generation()
 
+    def synchronized(self) -> None:
+        """See Changes."""
+
     def restart(self, *, lost: HorovodInternalError | None) -> None:
         """See Changes."""
         if lost is None:
@@ -65,6 +71,6 @@ class HorovodChanges:
             logger.warning("going back to the last commit: %s", lost)
         engine.restart()
 
-    def end(self, state: State) -> None:
+    def end(self, state: State, *, well: bool) -> None:
         """See Changes."""
         self._manager.remove_listener(state)

@@ -10,7 +10,7 @@ from hvdkit.elastic.replacing import Replacing
 from hvdkit.elastic.state import State
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.job_objects import allgather_object
-from hvdkit.errors import HorovodInternalError, Preempted, TooFewRanksError, TransportError
+from hvdkit.errors import HorovodInternalError, Preempted, StateLostError, TooFewRanksError, TransportError
 from hvdkit.log import logger
 from hvdkit.news import OVER, tell_hvdrun
 from hvdkit.transport import mpi_library, mpi_world
@@ -35,6 +35,7 @@ class MpiChanges:
         # A rank that MPI starts on another host has neither this job's variables nor a way to hvdrun.
         self._one_host = engine.runtime("elastic.run").world.cross_size == 1
         self._state: State | None = None
+        self._has_state = not mpi_world.has_changed()
 
     def begin(self, state: State) -> None:
         """See Changes. Goes on from the newest checkpoint, if there is one."""
@@ -43,7 +44,14 @@ class MpiChanges:
             state.load_from(self._directory)
 
     def settle(self) -> None:
-        """See Changes. There is nothing to settle: MPI's worlds do not share names."""
+        """See Changes. Raises StateLostError if nobody has what was committed."""
+        # Ranks that come stand behind those that were there, so the first one has it if anybody has.
+        if not allgather_object(self._has_state, name="elastic.state")[0]:
+            raise StateLostError
+
+    def synchronized(self) -> None:
+        """See Changes."""
+        self._has_state = True
 
     def restart(self, *, lost: HorovodInternalError | None) -> None:
         """See Changes."""
@@ -104,7 +112,8 @@ class MpiChanges:
                 "going on with %d ranks, %d of them in place of those that died.", world.size, world.size - before
             )
 
-    def end(self, state: State) -> None:
+    def end(self, state: State, *, well: bool) -> None:
         """See Changes."""
         self._state = None
-        tell_hvdrun(OVER, self._news)  # which ends those that have not been taken in yet
+        if well:
+            tell_hvdrun(OVER, self._news)  # which ends those that have not been taken in yet

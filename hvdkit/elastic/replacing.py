@@ -37,7 +37,9 @@ class Replacing:
         try:
             others = self._spawn()
             self._others = others
-            if self._comm.rank == 0 and self._wait_for_all(others):
+            if self._given_up:
+                call_mpi("MPIX_Comm_revoke", others.Revoke)
+            elif self._comm.rank == 0 and self._wait_for_all(others):
                 self._come(time.time())
         except RankLostError:
             pass  # of those that start them, who notice it themselves

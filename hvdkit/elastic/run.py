@@ -33,7 +33,7 @@ def run(func: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concate
             return func(state, *args, **kwargs)
         changes.begin(state)
         state.world_may_change = True
-        changed, synchronized = False, False
+        changed = synchronized = well = False
         lost: HorovodInternalError | None = None
         try:
             while True:
@@ -44,7 +44,10 @@ def run(func: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concate
                     changes.settle()
                     if not synchronized:
                         state.sync()
-                    return func(state, *args, **kwargs)
+                        changes.synchronized()
+                    result = func(state, *args, **kwargs)
+                    well = True
+                    return result
                 except HorovodInternalError as error:  # noqa: PERF203 (each time around takes seconds)
                     if engine.is_initialized():  # else it was the restart that failed, and the state is as it was
                         state.restore()
@@ -52,6 +55,6 @@ def run(func: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concate
                 except HostsUpdatedInterrupt as interrupt:
                     changed, lost, synchronized = True, None, interrupt.skip_sync
         finally:
-            changes.end(state)
+            changes.end(state, well=well)
 
     return cast(Callable[Concatenate[Any, Arguments], Result], train)

@@ -53,15 +53,30 @@ class TorchState(ObjectState):
         return None
 
 
+def _copy_over(old: Any, new: Any) -> Any:
+    """A copy of a state, in the memory of an old one as far as that fits: new memory costs more than copying."""
+    if isinstance(new, torch.Tensor):
+        if isinstance(old, torch.Tensor) and (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device):
+            return old.copy_(new.detach())
+        return new.detach().clone()
+    if isinstance(new, dict):
+        had = old if isinstance(old, dict) else {}
+        copied = copy.copy(new)  # with what a module's state has besides
+        copied.update({name: _copy_over(had.get(name), value) for name, value in new.items()})
+        return copied
+    return copy.deepcopy(new)
+
+
 class _StateDictHandler:
     """Keeps a thing by its state_dict."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
+        self._saved: Any = None
         self.save()
 
     def save(self) -> None:
-        self._saved = copy.deepcopy(self._value.state_dict())
+        self._saved = _copy_over(self._saved, self._value.state_dict())
 
     def restore(self) -> None:
         self._value.load_state_dict(copy.deepcopy(self._saved))
