@@ -250,6 +250,11 @@ class Config:
             problems.append(f"check_replicas is {self.check_replicas}; it must be 0 or more")
         if self.wrap_warmup < 0:
             problems.append(f"wrap_warmup is {self.wrap_warmup}; it must be 0 or more")
+        if self.elastic and (self.engine == "horovod" or self.transport in ("gloo", "single")):
+            problems.append(
+                f"elastic is for hvdkit's own engine over MPI, and engine is {self.engine}, transport is "
+                f"{self.transport}; leave those out"
+            )
         if self.engine == "horovod" and self.transport != "auto":
             problems.append(
                 f"transport={self.transport} is for hvdkit's own engine, and engine=horovod moves bytes itself; leave "

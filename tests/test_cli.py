@@ -13,8 +13,11 @@ import pytest
 
 from hvdkit import __version__, cli
 from hvdkit.config import read_settings
+from hvdkit.errors import LaunchError
 from hvdkit.launch import cli as hvdrun
 from hvdkit.launch import horovod_flags
+from hvdkit.launch.choose import Choice
+from hvdkit.launch.mpi import Mpi
 
 FLAGS = {
     "-h", "--help", "-np", "--num-proc", "-H", "--hosts", "--hostfile",
@@ -150,3 +153,20 @@ def test_doctor_says_which_variable_is_wrong(
     monkeypatch.setenv("HVDKIT_FUSION_BYTES", "many")
     assert cli.main(["doctor", "--settings"]) == 2
     assert "HVDKIT_FUSION_BYTES='many'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("starter", "mpi"),
+    [
+        ("mpirun", Mpi("open_mpi", "Open MPI", "4.1.6", "mpirun")),
+        ("mpirun", Mpi("mpich", "MPICH", "5.0", "mpirun")),
+        ("srun", Mpi("open_mpi", "Open MPI", "5.0.11", "mpirun")),
+        ("srun", None),
+    ],
+)
+def test_a_launcher_under_which_no_rank_outlives_another_is_refused_for_elastic_worlds(
+    starter: str, mpi: Mpi | None
+) -> None:
+    with pytest.raises(LaunchError, match="--elastic takes the mpirun of Open MPI 5.*hvd.checkpoint"):
+        hvdrun._check_elastic(Choice(starter=starter, reason="", mpi=mpi))
+    hvdrun._check_elastic(Choice(starter="mpirun", reason="", mpi=Mpi("open_mpi", "Open MPI", "5.0.11", "mpirun")))

@@ -94,3 +94,9 @@ def test_every_setting_has_a_variable_and_a_meaning_and_flags_are_distinct() -> 
         assert setting.help
     flags = [setting.flag for setting in settings if setting.flag]
     assert len(flags) == len(set(flags))
+
+
+@pytest.mark.parametrize("other", [{"engine": "horovod"}, {"transport": "gloo"}, {"transport": "single"}])
+def test_elastic_worlds_are_refused_where_none_can_change(other: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="elastic is for hvdkit's own engine over MPI"):
+        read_config({}, elastic=True, **other)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from elastic_world_script import reference
+from faults.job import started
 from faults.plan import draw
-from faults.play import SCRIPT, play, started
+from faults.play import SCRIPT, play
 from hvdrun_job import ROOT
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(110)]
@@ -74,6 +75,18 @@ def test_too_few_are_left_and_there_is_no_place_for_a_checkpoint() -> None:
         output = job.end()
     assert job.process.returncode == 1
     assert "TooFewRanksError: 1 rank is left" in output and "--elastic-checkpoints" in output
+
+
+def test_a_disagreement_is_no_death_and_ends_the_job() -> None:
+    code = (
+        "import torch, hvdkit.torch as hvd; hvd.init()\n"
+        "state = hvd.elastic.TorchState(step=0)\n"
+        "hvd.elastic.run(lambda state: hvd.allreduce(torch.zeros(1 + hvd.rank()), name='same'))(state)"
+    )
+    with started("-np", "2", "--min-np", "1", command=("-c", code)) as job:
+        output = job.end()
+    assert job.process.returncode == 1, output
+    assert "same" in output and output.count("Traceback") <= 4
 
 
 def test_an_error_that_all_ranks_run_into_ends_the_job() -> None:

@@ -146,3 +146,12 @@ def test_what_is_saved_is_to_be_started_again_whatever_became_of_the_others() ->
             assert verdict.lines[0].startswith("saved, not finished")
     assert judge(job(End(75), End(3)), 1).code == 3
     assert judge(job(told, told), 1, interrupted=signal.SIGTERM).code == 143
+
+
+def test_what_is_heard_of_an_outlived_rank_changes_nothing() -> None:
+    ranks = job(End(1), End(0))
+    ranks.outlive(0)
+    ranks.end(0, End(1))
+    ranks.hear(0, ["ready"])
+    assert ranks.all_well and not ranks.failures and 0 not in ranks.ready
+    assert judge(ranks, 137).code == 0

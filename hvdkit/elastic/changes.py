@@ -25,8 +25,8 @@ class Changes(Protocol):
     def restart(self, *, lost: HorovodInternalError | None) -> None:
         """Leave the world for the one there is now.
 
-        lost: how it was noticed that ranks have died, so that nothing can be said in the old one.
-        Raises HorovodInternalError if a rank has died meanwhile: then call it again.
+        lost: how it was noticed that ranks have died, so that nothing can be said in the old one. Raised again if none
+        has, as it then has another reason.
         """
 
     def end(self, state: State, *, well: bool) -> None:

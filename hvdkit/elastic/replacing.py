@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hvdkit.errors import HorovodInternalError, RankLostError, TransportError
 from hvdkit.log import logger
-from hvdkit.transport.mpi_library import call_mpi, load_mpi, own_comm
+from hvdkit.transport.mpi_library import call_mpi, free_comm, load_mpi, own_comm
 from hvdkit.transport.mpi_world import READY_TAG
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Replacing:
         found = call_mpi(
             "MPI_Comm_spawn", self._comm.Spawn, self._command[0], list(self._command[1:]), self._count, info, 0
         )
+        info.Free()
         found.Set_errhandler(mpi.ERRORS_RETURN)
         return found
 
@@ -69,10 +70,11 @@ class Replacing:
         return True
 
     def wait(self) -> MPI.Intercomm:
-        """The way to them, once they have been started. Raises TransportError if they could not be."""
+        """The way to them, once they have been started; collective. Raises TransportError if they could not be."""
         self._thread.join()
         if self._others is None:
             raise TransportError("The ranks that are said to have come could not be started from here.")
+        free_comm(self._comm)
         return self._others
 
     def give_up(self) -> None:

@@ -8,7 +8,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from hvdkit.elastic.changes import find_changes
 from hvdkit.elastic.state import State
-from hvdkit.engine import runtime as engine
 from hvdkit.errors import HorovodInternalError, HostsUpdatedInterrupt
 
 Arguments = ParamSpec("Arguments")
@@ -33,14 +32,11 @@ def run(func: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concate
             return func(state, *args, **kwargs)
         changes.begin(state)
         state.world_may_change = True
-        changed = synchronized = well = False
-        lost: HorovodInternalError | None = None
+        synchronized = well = False
+        lost: HorovodInternalError | None
         try:
             while True:
                 try:
-                    if changed:
-                        changes.restart(lost=lost)
-                        state.on_reset()
                     changes.settle()
                     if not synchronized:
                         state.sync()
@@ -48,12 +44,13 @@ def run(func: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concate
                     result = func(state, *args, **kwargs)
                     well = True
                     return result
-                except HorovodInternalError as error:  # noqa: PERF203 (each time around takes seconds)
-                    if engine.is_initialized():  # else it was the restart that failed, and the state is as it was
-                        state.restore()
-                    changed, lost, synchronized = True, error, False
+                except HorovodInternalError as error:
+                    state.restore()
+                    lost, synchronized = error, False
                 except HostsUpdatedInterrupt as interrupt:
-                    changed, lost, synchronized = True, None, interrupt.skip_sync
+                    lost, synchronized = None, interrupt.skip_sync
+                changes.restart(lost=lost)
+                state.on_reset()
         finally:
             changes.end(state, well=well)
 

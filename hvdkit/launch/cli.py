@@ -247,7 +247,7 @@ def _plan_elastic(config: Config, ranks: int) -> dict[str, str]:
     return {"HVDKIT_ELASTIC": "1", "HVDKIT_MAX_NP": str(config.max_np or ranks)}
 
 
-def check_elastic(choice: Choice) -> None:
+def _check_elastic(choice: Choice) -> None:
     """Raise LaunchError for a launcher under which no rank outlives another."""
     mpi = choice.mpi
     if choice.starter in ("srun", "jsrun") or mpi is None or mpi.kind != "open_mpi" or mpi.major < 5:
@@ -299,7 +299,7 @@ def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     facts = gather_facts(job.environ, sys.prefix, local=job.local, by_hand=by_hand, wish=options.launcher or "")
     choice = choose_starter(facts, options.launcher or "")
     if job.elastic:
-        check_elastic(choice)
+        _check_elastic(choice)
     for note in job.notes:
         print(f"hvdrun: {note}", file=sys.stderr)
     if options.dry_run:

@@ -74,6 +74,7 @@ class Runner:
     _paused: set[int] = field(default_factory=set)
     _too_few: bool = False
     _joined: set[int] = field(default_factory=set)
+    _dismissed: set[int] = field(default_factory=set)
     _released: bool = False
     _refused: str = ""
     _late: bool = False
@@ -157,6 +158,7 @@ class Runner:
                 if self._refused or self._late:
                     return
             self._take_in()
+            self._dismiss()
             if self._too_few:
                 await self._wait_until(lambda: self.ranks.settled or bool(self._interrupted), self.save_timeout_s)
                 return
@@ -220,16 +222,21 @@ class Runner:
     def _take_in(self) -> None:
         """Let ranks start that others have started in place of those that were lost."""
         for rank, arrival in self._control.arrivals.items():
-            if self.ranks.over and arrival.joins and rank not in self.ranks.ready:
-                self._control.send(rank, wire.STOP)
-                self.ranks.outlive(rank)
-            elif arrival.joins and rank not in self._joined:
+            if arrival.joins and rank not in self._joined and not self.ranks.over:
                 self._joined.add(rank)
                 self.ranks.join(rank)
                 there = {one: self._control.arrivals[one] for one in self.ranks.expected}
                 orders = plan_orders(there, self.environ, self.networks, self.output.window, self.bind)
                 self._control.release({rank: orders.told[rank]})
                 self.output.say(f"rank {rank} starts on {arrival.host}, in place of one that was lost.")
+
+    def _dismiss(self) -> None:
+        """End ranks that have come too late to be taken in."""
+        late = {rank for rank, arrival in self._control.arrivals.items() if arrival.joins} - self.ranks.ready
+        for rank in late - self._dismissed if self.ranks.over else ():
+            self._dismissed.add(rank)
+            self._control.send(rank, wire.STOP)
+            self.ranks.outlive(rank)
 
     async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
         """End whatever is left: the ranks through their agents, then mpirun."""

@@ -95,7 +95,7 @@ class Ranks:
 
     def hear(self, rank: int, words: Sequence[str]) -> None:
         """Note what a rank says of how far it is."""
-        if READY in words:
+        if READY in words and rank in self.expected:
             self.ready.add(rank)
         self.over = self.over or OVER in words
 
@@ -115,7 +115,8 @@ class Ranks:
 
     def start(self, rank: int, start: Start) -> None:
         """Note that a rank's command runs."""
-        self.started[rank] = start
+        if rank in self.expected:
+            self.started[rank] = start
 
     def pause(self, rank: int, number: int) -> None:
         """Note that a signal has stopped a rank's command, or (0) that it goes on."""
@@ -125,7 +126,9 @@ class Ranks:
             self.paused.pop(rank, None)
 
     def end(self, rank: int, end: End) -> None:
-        """Note how a rank's command ended."""
+        """Note how a rank's command ended, unless the others have gone on without it before."""
+        if rank not in self.expected:
+            return
         self.ended[rank] = end
         self._arrival[rank] = time.monotonic()
 

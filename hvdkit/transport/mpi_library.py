@@ -234,6 +234,11 @@ def revoke_all() -> None:
     _owned.clear()
 
 
+def tells_of_lost_ranks() -> bool:
+    """Does this MPI library go on when a rank dies (ULFM)? Whether the launcher does is another matter."""
+    return bool(_lost_classes())
+
+
 @functools.cache
 def _lost_classes() -> frozenset[int]:
     mpi = load_mpi()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from hvdkit.transport.mpi_library import call_mpi, load_mpi, revoke_all
+from hvdkit.transport.mpi_library import call_mpi, load_mpi
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -49,33 +49,21 @@ def has_changed() -> bool:
     return _world.changed
 
 
-def can_shrink() -> bool:
-    """Does this MPI library have what shrink() takes? Whether the launcher bears with a lost rank is another matter."""
-    mpi = load_mpi()
-    return bool(mpi.ERR_PROC_FAILED not in (mpi.ERR_UNKNOWN, mpi.UNDEFINED, mpi.SUCCESS, mpi.ERR_OTHER))
-
-
 def shrink() -> int:
-    """Go on with the ranks that are left, in their order; collective among them. Returns how many have gone.
-
-    Whatever waits on one of hvdkit's communicators, on any rank, fails with RankLostError.
-    """
+    """Go on with the ranks that are left, in their order; collective among them. Returns how many have gone."""
     before = world_comm()
-    revoke_all()
     _take(call_mpi("MPIX_Comm_shrink", before.Shrink))
     _world.changed = True
     return int(before.size - world_comm().size)
 
 
-def grow(others: MPI.Intercomm) -> int:
-    """Take in ranks that have been spawned, behind those that are there; collective. Returns how many have come.
+def grow(others: MPI.Intercomm) -> None:
+    """Take in ranks that have been spawned, behind those that are there; collective.
 
     Raises RankLostError if one of them has died.
     """
-    before = world_comm().size
     _take(call_mpi("MPI_Intercomm_merge", others.Merge, False))
     _world.changed = True
-    return int(world_comm().size - before)
 
 
 def _take(comm: MPI.Comm) -> None:

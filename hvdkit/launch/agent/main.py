@@ -19,16 +19,18 @@ def main(arguments: list[str]) -> int:
     place = read_place(os.environ, int(own[1]) if own else None)
     code, deserted = 1, False
     try:
+        log = open_log(os.environ.get("HVDKIT_OUTPUT_DIRECTORY", ""), place.rank)
+    except OSError as error:
+        _say(place, f"cannot write its log: {error}")
+        return 1
+    try:
         where, secret = os.environ.get("HVDKIT_CONTROL", ""), os.environ.get("HVDKIT_CONTROL_SECRET", "")
         control = open_control(where, secret, place.rank) if where else None
-        log = open_log(os.environ.get("HVDKIT_OUTPUT_DIRECTORY", ""), place.rank)
         agent = Agent(place, control, log)
         try:
             code = agent.run(command, os.environ)
         finally:
             deserted = agent.deserted
-    except OSError as error:
-        _say(place, f"cannot write its log: {error}")
     except Gone as error:
         _say(place, f"has lost hvdrun, or cannot reach it: {error}")
     if deserted:

@@ -79,9 +79,6 @@ def _read_number(environ: Mapping[str, str], *names: str) -> int:
     return int(text) if re.fullmatch("[0-9]{1,10}", text) else -1
 
 
-_NONE: Mapping[str, str] = {}
-
-
 def plan_elastic_variables(place: Place, command: Sequence[str], news: int) -> dict[str, str]:
     """What a rank is told whose world may change: what starts another one, and where to tell how far it is."""
     agent = [sys.executable, "-I", "-S", os.path.dirname(os.path.abspath(__file__))]
@@ -89,20 +86,16 @@ def plan_elastic_variables(place: Place, command: Sequence[str], news: int) -> d
     return {"HVDKIT_ELASTIC_COMMAND": json.dumps(another), "HVDKIT_ELASTIC_NEWS": str(news)}
 
 
-def adapt_environment(
-    environ: Mapping[str, str], orders: Mapping[str, str], threads: int, more: Mapping[str, str] = _NONE
-) -> dict[str, str]:
+def adapt_environment(environ: Mapping[str, str], orders: Mapping[str, str], threads: int) -> dict[str, str]:
     """Build the command's environment: what depends on the host is settled here, where the host can be seen.
 
     orders: what hvdrun says on top; for a variable that the user has set, that stays. threads: to compute with.
-    more: variables that are set in any case.
     """
     variables = {k: v for k, v in environ.items() if not k.startswith("HVDKIT_CONTROL")}
     variables["HVDKIT_AGENT"] = "1"
     for name, value in orders.items():
         variables.setdefault(name, value)
     variables.setdefault("OMP_NUM_THREADS", str(threads))
-    variables.update(more)
     if threads == 1:  # ranks that poll without yielding would take the cores from those that compute
         variables.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     return variables

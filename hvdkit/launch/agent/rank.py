@@ -105,14 +105,14 @@ class Agent:
         self.prefix = (f"[{self.place.rank}] " if one_host else f"[{self.place.rank} {self.place.host}] ").encode()
         guard = Guard()  # launchers kill agents, and cannot know what the agents have started
         share = plan_share(allowed_cpus(), orders.get("cores", {}), local_size)
-        more: dict[str, str] = {}
+        variables = adapt_environment(environ, orders.get("variables", {}), share.threads)
+        target = -1
         if self.elastic:
             self.news, target = os.pipe()
             os.set_inheritable(target, True)
-            more = plan_elastic_variables(self.place, command, target)
-        variables = adapt_environment(environ, orders.get("variables", {}), share.threads, more)
+            variables.update(plan_elastic_variables(self.place, command, target))
         problem = self._start(command, variables, orders.get("window"), share)
-        if self.elastic:
+        if target >= 0:
             os.close(target)
         if problem is not None:
             return self._finish(*problem)
