@@ -167,6 +167,6 @@ def test_doctor_says_which_variable_is_wrong(
 def test_a_launcher_under_which_no_rank_outlives_another_is_refused_for_elastic_worlds(
     starter: str, mpi: Mpi | None
 ) -> None:
-    with pytest.raises(LaunchError, match="--elastic takes the mpirun of Open MPI 5.*hvd.checkpoint"):
+    with pytest.raises(LaunchError, match=r"--elastic takes the mpirun of Open MPI 5.*hvd\.checkpoint"):
         hvdrun._check_elastic(Choice(starter=starter, reason="", mpi=mpi))
     hvdrun._check_elastic(Choice(starter="mpirun", reason="", mpi=Mpi("open_mpi", "Open MPI", "5.0.11", "mpirun")))
