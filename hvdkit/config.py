@@ -155,8 +155,16 @@ class Config:
     elastic: bool = setting(
         False,
         parse_bool,
-        "training with elastic.run goes on when ranks die, and takes in others in their place; takes Open MPI 5",
+        "training goes on when ranks die: with elastic.run within the job, under Open MPI 5, which takes in others in "
+        "their place; under other MPIs hvdrun starts it again from its last checkpoint",
         flag="--elastic",
+    )
+    elastic_restarts: bool = setting(
+        False,
+        parse_bool,
+        "with --elastic: hvdrun starts the job again when a rank dies, also where the others could go on; so it is "
+        "under MPIs without fault tolerance",
+        flag="--elastic-restarts",
     )
     min_np: int = setting(
         0, int, "training ends when fewer ranks than this are left, 1 for 0; implies --elastic", flag="--min-np"
@@ -167,10 +175,21 @@ class Config:
     elastic_checkpoints: str = setting(
         "",
         str,
-        "with --elastic: folder in which the last commit is saved when too few ranks are left, to go on from there",
+        "with --elastic: folder in which commits are saved now and then, at SIGTERM, and when too few ranks are left; "
+        "a job that is started again goes on from there",
         flag="--elastic-checkpoints",
     )
-    elastic_news: int = setting(-1, int, "open file through which a rank tells hvdrun how far it is; agents set this")
+    elastic_patience_s: float = setting(
+        60.0,
+        float,
+        "with --elastic: a rank is killed that is stopped for longer, or that others wait for longer to go on with "
+        "after a change; 0 never",
+        flag="--elastic-patience-s",
+    )
+    elastic_save_s: float = setting(
+        5.0, float, "seconds from one commit that is saved there to the next, at least", flag="--elastic-save-s"
+    )
+    news: str = setting("", str, "open socket through which a rank tells hvdrun how far it is; agents set this")
     elastic_command: str = setting("", str, "what starts another rank, as JSON; hvdrun's agents set this")
     check_replicas: int = setting(
         0,
@@ -250,10 +269,15 @@ class Config:
             problems.append(f"check_replicas is {self.check_replicas}; it must be 0 or more")
         if self.wrap_warmup < 0:
             problems.append(f"wrap_warmup is {self.wrap_warmup}; it must be 0 or more")
-        if self.elastic and (self.engine == "horovod" or self.transport in ("gloo", "single")):
+        if self.elastic_patience_s < 0:
+            problems.append(f"elastic_patience_s is {self.elastic_patience_s:g}; it must be 0 or more")
+        if self.elastic_save_s < 0:
+            problems.append(f"elastic_save_s is {self.elastic_save_s}; it must be 0 or more")
+        stays = self.engine == "horovod" or self.transport in ("gloo", "single")
+        if self.elastic and stays and not self.elastic_restarts:
             problems.append(
                 f"elastic is for hvdkit's own engine over MPI, and engine is {self.engine}, transport is "
-                f"{self.transport}; leave those out"
+                f"{self.transport}; leave those out, or have the job started again when a rank dies: elastic_restarts"
             )
         if self.engine == "horovod" and self.transport != "auto":
             problems.append(

@@ -100,7 +100,8 @@ class StateLostError(HvdkitError, RuntimeError):
     def __init__(self) -> None:
         super().__init__(
             "All ranks that had the last commit have died, before those that came in their place were given it. Start "
-            "again, from a checkpoint if there is one (hvd.checkpoint)."
+            "again, from a checkpoint if there is one. With --elastic-checkpoints FOLDER training would go on from the "
+            "last commit saved there."
         )
 
 

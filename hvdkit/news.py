@@ -1,20 +1,113 @@
-"""What a rank of a world that may change lets hvdrun know, through the agent that started it."""
+"""What a rank and hvdrun let each other know, through the agent that started the rank: words, one a line."""
 
 from __future__ import annotations
 
 import os
+import re
+import stat
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
 
 from hvdkit.log import logger
 
-#: The rank has joined the others; its training is over.
-READY, OVER = "ready", "over"
+#: The rank has called init(), see say_coming(), and waits for the others.
+COMING = "coming"
+#: The rank has joined the others; is on its way to others, which takes all of them; its training is over; a checkpoint
+#: is on the disk.
+READY, CHANGES, OVER, KEPT = "ready", "changes", "over", "kept"
+#: With a number: ranks that come with a smaller one are not waited for any more.
+PAST = "past:"
+#: From hvdrun. With a number: that rank will not come. With its name for MPI's launcher: that rank is gone.
+FAILED, LOST = "failed:", "lost:"
+
+_LARGEST_READ = 4096
 
 
-def tell_hvdrun(word: str, descriptor: int) -> None:
-    """Say it; returns at once. descriptor: of a pipe to the agent, -1 for none."""
+class _Hearing:
+    """descriptor: that is listened to; -1 for none. handlers: by what a word begins with."""
+
+    def __init__(self) -> None:
+        self.descriptor = -1
+        self.handlers: dict[str, Callable[[str], None]] = {}
+
+    def run(self) -> None:
+        """Hand on what comes, until the agent is gone."""
+        held = b""
+        while True:
+            try:
+                data = os.read(self.descriptor, _LARGEST_READ)
+            except OSError:
+                return
+            if not data:
+                return
+            *words, held = (held + data).split(b"\n")
+            for word in words:
+                self.hear(word.decode(errors="replace"))
+
+    def hear(self, word: str) -> None:
+        """Hand one word on."""
+        for kind, handle in list(self.handlers.items()):
+            if word.startswith(kind):
+                handle(word[len(kind) :])
+
+
+_hearing = _Hearing()
+
+
+class Coming(NamedTuple):
+    """What a rank says that has called init(). The seconds are its settings stall_check_s and stall_shutdown_s."""
+
+    check_s: float
+    shutdown_s: float
+
+
+def say_coming(check_s: float, shutdown_s: float) -> str:
+    """The word of a rank that calls init()."""
+    return f"{COMING}:{check_s:.3f}:{shutdown_s:.3f}"
+
+
+def parse_coming(word: str) -> Coming | None:
+    """Read the word of a rank that calls init(); None for another word."""
+    found = re.fullmatch(COMING + r":(\d{1,12}\.\d{3}):(\d{1,12}\.\d{3})", word, re.ASCII)
+    return Coming(float(found[1]), float(found[2])) if found else None
+
+
+def tell_hvdrun(word: str, place: str) -> None:
+    """Say it; returns at once. place: the socket to the agent, as "descriptor:inode"; "" for none.
+
+    The inode tells it from what a process has open there that has inherited no more than the variable.
+    """
+    descriptor = _find(place)
     if descriptor < 0:
         return
     try:
         os.write(descriptor, f"{word}\n".encode())
     except OSError as error:
-        logger.warning("hvdrun cannot be told that this rank is %s: %s", word, error.strerror)
+        logger.warning("hvdrun cannot be told %r of this rank: %s", word, error.strerror)
+
+
+def on_news(kind: str, handle: Callable[[str], None]) -> None:
+    """Have what hvdrun says after `kind` handed to `handle` from now on, in a thread of its own."""
+    _hearing.handlers[kind] = handle
+
+
+def listen_to_hvdrun(place: str) -> None:
+    """Begin to hear what hvdrun says, if this process does not yet; returns at once. place: see tell_hvdrun."""
+    descriptor = _find(place)
+    if descriptor < 0 or _hearing.descriptor >= 0:
+        return
+    _hearing.descriptor = descriptor
+    threading.Thread(target=_hearing.run, name="hvdkit-news", daemon=True).start()
+
+
+def _find(place: str) -> int:
+    """The descriptor of the socket; -1 if it is not open here."""
+    descriptor, _, inode = place.partition(":")
+    if not (descriptor.isdecimal() and inode.isdecimal()):
+        return -1
+    try:
+        found = os.fstat(int(descriptor))
+    except OSError:
+        return -1
+    return int(descriptor) if stat.S_ISSOCK(found.st_mode) and found.st_ino == int(inode) else -1

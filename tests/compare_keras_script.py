@@ -14,6 +14,7 @@ import hvdkit.keras as hvd
 def train(planted: set[str]) -> None:
     """Two epochs of a small network with a warm-up, on numbers of no meaning."""
     hvd.init()
+    keras.backend.clear_session()  # in ranks that have made a network before, this one's tensors would have other names
     keras.utils.set_random_seed(hvd.rank())
     numbers = np.random.RandomState(0)
     data = numbers.rand(64, 6).astype("float32"), numbers.rand(64, 1).astype("float32")

@@ -20,6 +20,7 @@ _TRANSPORT = ("transport", "over", "progress")
 #: the values that are not here.
 _AGAIN = {"backend": ("jax", "torch"), "mode": ("eager",)}
 _STILL = ("::test_ranks_train_as_one_process[", "test_tensorflow_ops.py::")
+_EXAMPLE = "test_tensorflow_example.py::"  # its script is Keras's without fit(), which learns on Horovod's core
 _FRESH = "::test_join["  # needs ranks of its own, and each of them TensorFlow
 
 
@@ -37,7 +38,8 @@ def engine_of(item: pytest.Item) -> str:
 def ranks_of(item: pytest.Item) -> tuple[str, str]:
     """Backend of Keras, "" for none, and engine of the ranks that a test calls.
 
-    Tests are sorted by it: ranks.py keeps the ranks, and a framework takes them seconds to import.
+    Tests are sorted by it: ranks.py keeps the ranks, and a framework takes them seconds to import. They change the
+    engine between two worlds, once.
     """
     callspec, mark = getattr(item, "callspec", None), item.get_closest_marker("keras")
     backend = mark.args[0] if mark else callspec.params.get("backend", "") if callspec else ""
@@ -66,6 +68,8 @@ def says_it_again(item: pytest.Item) -> bool:
     if engine_of(item) != "horovod":
         return False
     params = item.callspec.params  # type: ignore[attr-defined]
+    if _EXAMPLE in item.nodeid:
+        return True
     still = params.get("size", 2) == 2 and any(name in item.nodeid for name in _STILL) and _FRESH not in item.nodeid
     return not still and any(params.get(name) in values for name, values in _AGAIN.items())
 

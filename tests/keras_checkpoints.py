@@ -90,3 +90,35 @@ def save_and_load(directory: Path) -> dict[str, Any] | None:
         for variable, value in zip([*other.weights, *other.optimizer.variables], expected, strict=True):
             np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value)
         return found
+
+
+def states(directory: Path) -> None:
+    """An elastic state of two models and an optimizer of nobody's goes through a checkpoint; others are refused."""
+    with joined():
+
+        def make(seed: float) -> Any:
+            model, other = make_model(), keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+            loose = keras.optimizers.SGD(0.1, momentum=0.9)
+            loose.build(other.trainable_variables)
+            state = hvd.elastic.KerasState(model, other=other, loose=loose, epoch=int(seed))
+            for one in (*model.weights, *model.optimizer.variables, *other.weights, *loose.variables):
+                one.assign(keras.ops.cast(keras.ops.ones(one.shape) * seed, one.dtype))
+            return state
+
+        first, second = make(3), make(5)
+        first.save_to(str(directory))
+        second.load_from(str(directory))
+        assert second.epoch == 3
+        for name in ("model", "optimizer", "other", "loose"):
+            for one in second._handlers[name]._same():
+                np.testing.assert_array_equal(keras.ops.convert_to_numpy(one), 3)
+        if keras.backend.backend() == "tensorflow":
+            import hvdkit.tensorflow as hvd_tensorflow
+
+            variables = [keras.Variable([1.0, 2.0]).value, keras.Variable(7, dtype="int32", trainable=False).value]
+            state = hvd_tensorflow.elastic.TensorFlowState(variables, step=4)
+            state.save_to(str(directory / "plain"))
+            variables[0].assign([0.0, 0.0])
+            state.step = 0
+            state.load_from(str(directory / "plain"))
+            assert state.step == 4 and variables[0].numpy().tolist() == [1.0, 2.0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from typing import Any
 
 import keras
@@ -189,6 +190,8 @@ def jit_compile() -> None:
 
 def other_names() -> None:
     """Horovod's other name for the same module; all frameworks in one process, in one world."""
+    if sys.modules.get("tensorflow", sys) is None:  # see rank_worker.py
+        del sys.modules["tensorflow"]
     with joined():
         tensorflow = importlib.import_module("hvdkit.tensorflow")
         torch = importlib.import_module("hvdkit.torch")

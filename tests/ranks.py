@@ -19,8 +19,8 @@ from rank_job import Job
 
 _KEPT = 4  # jobs that wait for more work at the same time: ten ranks, of 1 to 4, in the usual tests
 _GRACE_S = 2.0  # for the other ranks to say something too, once one has failed
-#: By number of ranks, backend of Keras and engine; the one used last at the end.
-_jobs: dict[tuple[int, str, str], Job] = {}
+#: By number of ranks and backend of Keras; the one used last at the end.
+_jobs: dict[tuple[int, str], Job] = {}
 #: Those that made room for others, and end while the others start.
 _ending: list[Job] = []
 
@@ -78,7 +78,8 @@ def run_ranks(
     own = fresh or env is not None
     job = Job(size, {**_keras(backend), **(env or {})}) if own else _take(size, backend)
     seen = job.log.position()
-    task = pickle.dumps((transport, body, args, kwargs))
+    engine = {**os.environ, **(env or {})}.get("HVDKIT_ENGINE", "")  # a process may have another in its next world
+    task = pickle.dumps((engine, transport, body, args, kwargs))
     answers = _Answers()
     try:
         for connection in job.connections.values():
@@ -87,7 +88,7 @@ def run_ranks(
         if len(answers.results) == size:
             return [answers.results[rank] for rank in range(size)]
         if not own:
-            del _jobs[_key(size, backend)]
+            del _jobs[size, backend]
         own = True
         silent = job.stacks(set(job.connections) - set(answers.results) - set(answers.tracebacks) - answers.ended)
         status = job.kill(patience_s=grace if answers.ended else 0.0)
@@ -127,18 +128,14 @@ def _keras(backend: str) -> dict[str, str]:
     return {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"} if backend else {}
 
 
-def _key(size: int, backend: str) -> tuple[int, str, str]:
-    return size, backend, os.environ.get("HVDKIT_ENGINE", "")
-
-
 def _take(size: int, backend: str) -> Job:
-    job = _jobs.pop(_key(size, backend), None)
+    job = _jobs.pop((size, backend), None)
     if job is not None and not job.alive:
         job.kill()
         job = None
     if job is None:
         job = Job(size, _keras(backend))
-    _jobs[_key(size, backend)] = job
+    _jobs[size, backend] = job
     if len(_jobs) > _KEPT:
         while _ending:
             _ending.pop().close()

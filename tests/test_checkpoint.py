@@ -14,9 +14,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hvdkit.checkpoint.agreement import steps_between
+from hvdkit.checkpoint.arrays import read_arrays, write_arrays
 from hvdkit.checkpoint.manifest import find_flaw
 from hvdkit.checkpoint.shelf import Shelf
 from hvdkit.checkpoint.signals import Signals
@@ -244,3 +246,20 @@ def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         newest(Shelf(tmp_path / "file"))
     shutil.rmtree(tmp_path)
     assert newest(Shelf(tmp_path)) == (None, [])
+
+
+def test_arrays_that_do_not_fit_or_would_execute_something_are_refused(tmp_path: Path) -> None:
+    arrays = {"weights": [np.arange(3.0), np.ones((2, 2), np.int32)]}
+    write_arrays(tmp_path / "whole", arrays)
+    for one, two in zip(read_arrays(tmp_path / "whole", arrays)["weights"], arrays["weights"], strict=True):
+        np.testing.assert_array_equal(one, two, strict=True)
+    with pytest.raises(ValueError, match=r"weights.0 is float64 \(3,\), and float64 \(4,\) is to be kept"):
+        read_arrays(tmp_path / "whole", {"weights": [np.zeros(4), arrays["weights"][1]]})
+    with pytest.raises(ValueError, match=r"more.0, weights.0, weights.1 is in one only"):
+        read_arrays(tmp_path / "whole", {"more": [np.zeros(4)]})
+    np.savez(tmp_path / "objects.npz", **{"weights.0": np.array([Path], dtype=object)})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="allow_pickle"):
+        read_arrays(tmp_path / "objects.npz", {"weights": [np.zeros(1)]})
+    (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:100])
+    with pytest.raises(ValueError, match="cut cannot be read"):
+        read_arrays(tmp_path / "cut", arrays)

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from hvdkit import __version__, cli
-from hvdkit.config import read_settings
-from hvdkit.errors import LaunchError
+from hvdkit.config import read_config, read_settings
 from hvdkit.launch import cli as hvdrun
 from hvdkit.launch import horovod_flags
 from hvdkit.launch.choose import Choice
+from hvdkit.launch.elastic import describe_restarts, restart_instead
+from hvdkit.launch.job import Job
 from hvdkit.launch.mpi import Mpi
 
 FLAGS = {
@@ -27,6 +28,8 @@ FLAGS = {
     "--mpi-args", "--binding-args", "--tcp", "--config-file",
     "--network-interfaces", "--network-interface", "--start-timeout", "--save-timeout",
     "--alias-horovod", "--wrap",
+    "--host-discovery-script", "--blacklist-cooldown-range", "--blacklist-cooldown",
+    "--reset-limit", "--elastic-timeout",
 }  # fmt: skip
 
 
@@ -156,17 +159,22 @@ def test_doctor_says_which_variable_is_wrong(
 
 
 @pytest.mark.parametrize(
-    ("starter", "mpi"),
+    ("starter", "mpi", "who"),
     [
-        ("mpirun", Mpi("open_mpi", "Open MPI", "4.1.6", "mpirun")),
-        ("mpirun", Mpi("mpich", "MPICH", "5.0", "mpirun")),
-        ("srun", Mpi("open_mpi", "Open MPI", "5.0.11", "mpirun")),
-        ("srun", None),
+        ("mpirun", Mpi("open_mpi", "Open MPI", "4.1.6", "mpirun"), "this MPI (Open MPI 4.1.6) cannot go on"),
+        ("mpirun", Mpi("mpich", "MPICH", "5.0", "mpirun"), "this MPI (MPICH 5.0) cannot go on"),
+        ("srun", Mpi("open_mpi", "Open MPI", "5.0.11", "mpirun"), "ranks that srun has started cannot go on"),
+        ("srun", None, "ranks that srun has started cannot go on"),
     ],
 )
-def test_a_launcher_under_which_no_rank_outlives_another_is_refused_for_elastic_worlds(
-    starter: str, mpi: Mpi | None
+def test_where_no_rank_outlives_another_it_is_said_that_hvdrun_starts_again(
+    starter: str, mpi: Mpi | None, who: str
 ) -> None:
-    with pytest.raises(LaunchError, match=r"--elastic takes the mpirun of Open MPI 5.*hvd\.checkpoint"):
-        hvdrun._check_elastic(Choice(starter=starter, reason="", mpi=mpi))
-    hvdrun._check_elastic(Choice(starter="mpirun", reason="", mpi=Mpi("open_mpi", "Open MPI", "5.0.11", "mpirun")))
+    job = Job(command=("true",), ranks=2, elastic=True, variables={"HVDKIT_ELASTIC": "1"})
+    why = describe_restarts(job, Choice(starter=starter, reason="", mpi=mpi))
+    assert why.startswith(who) and "hvdrun starts the job again from its last checkpoint" in why
+    instead = restart_instead(job, why)
+    assert not instead.elastic and instead.notes == (why,)
+    assert read_config(instead.variables).elastic_restarts
+    ulfm = Choice(starter="mpirun", reason="", mpi=Mpi("open_mpi", "Open MPI", "5.0.11", "mpirun"))
+    assert describe_restarts(job, ulfm) == ""

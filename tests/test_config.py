@@ -100,3 +100,4 @@ def test_every_setting_has_a_variable_and_a_meaning_and_flags_are_distinct() -> 
 def test_elastic_worlds_are_refused_where_none_can_change(other: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="elastic is for hvdkit's own engine over MPI"):
         read_config({}, elastic=True, **other)
+    assert read_config({}, elastic=True, elastic_restarts=True, **other).elastic_restarts

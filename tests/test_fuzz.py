@@ -18,9 +18,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hvdkit import config, world
+from hvdkit import config, news, world
 from hvdkit.errors import ConfigError, HostfileError, HvdkitError, LaunchError, ProfileError, TransportError, WorldError
-from hvdkit.launch import arrivals, cli, facts, horovod_config, mpi, network, preflight, reports, starter_flags
+from hvdkit.launch import (
+    arrivals,
+    cli,
+    discovery,
+    doing,
+    dump,
+    facts,
+    horovod_config,
+    mpi,
+    network,
+    preflight,
+    reports,
+    starter_flags,
+)
 from hvdkit.launch.agent import place, prefix, topology
 from hvdkit.launch.allocation import read_allocation
 from hvdkit.launch.hosts import AUTO, DIALECTS, files, horovod, lsf, names, openmpi, ranges, reading, slurm
@@ -29,7 +42,6 @@ from hvdkit.tools.build_horovod import progress, versions
 from hvdkit.tools.doctor import script
 from hvdkit.tools.doctor.checks import scheduler as doctor_scheduler
 from hvdkit.tools.doctor.look import accelerators, system
-from hvdkit.tools.stacks import dump, report
 from hvdkit.tools.submit import job, scheduler, times
 from hvdkit.transport import boards, handshake, meeting
 
@@ -132,8 +144,12 @@ TEXTS: dict[str, Parser] = {
         f"launch.hosts.files.parse_hostfile {name}": Parser(_read_hostfile(name), _HOSTS, (HostfileError,))
         for name in (AUTO, *DIALECTS)
     },
+    "news.parse_coming": Parser(news.parse_coming, ["coming", ":", "60.000", "0.000", "ready"]),
     "launch.hosts.files.read_hostfile": Parser(_in_file(files.read_hostfile), _HOSTS, (HostfileError,)),
     "launch.hosts.horovod.parse_host_list": Parser(horovod.parse_host_list, _HOSTS, (LaunchError,)),
+    "launch.discovery.parse_discovered": Parser(
+        lambda text: discovery.parse_discovered(text, "hosts.sh", None), _HOSTS, (LaunchError,)
+    ),
     "launch.hosts.horovod.parse_part": Parser(horovod.parse_part, _HOSTS, (ValueError,)),
     "launch.hosts.lsf.parse_pairs": Parser(lsf.parse_pairs, _HOSTS, (ValueError,)),
     "launch.hosts.lsf.parse_repeats": Parser(lsf.parse_repeats, _HOSTS, (ValueError,)),
@@ -203,7 +219,7 @@ TEXTS: dict[str, Parser] = {
     "tools.build_horovod.progress.parse_step": Parser(progress.parse_step, ["[ 12%]", " Building ", "a/b.o", "/"]),
     "launch.agent.topology.parse_cpus": Parser(topology.parse_cpus, ["0", "-", ",", "0-999"]),
     "profiling.network.parse_network": Parser(profiled.parse_network, ["10", "gbit", ",", "30", "us"], (ProfileError,)),
-    "tools.stacks.dump.parse_dump": Parser(dump.parse_dump, ['  File "x", line ', " in f", "Thread 0x1 (most):", "\n"]),
+    "launch.dump.parse_dump": Parser(dump.parse_dump, ['  File "x", line ', " in f", "Thread 0x1 (most):", "\n"]),
 }
 
 VARIABLES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[dict[str, str]], tuple[type[Exception], ...]]] = {
@@ -307,8 +323,8 @@ MESSAGES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any], tuple
         _objects(question=1, processes=[_PROCESS]),
         (ValueError,),
     ),
-    "tools.stacks.report.read_answer": (
-        lambda value: report.format_report(report.read_answer(value)),
+    "launch.doing.read_answer": (
+        lambda value: doing.format_report(doing.read_answer(value)),
         _objects(job={"hosts": {"0": "n"}}, ranks={"0": [_PROCESS], "1": None}),
         (LaunchError,),
     ),

@@ -58,13 +58,16 @@ SETS = {
     "--min-num-proc": {"HVDKIT_ELASTIC": "1", "HVDKIT_MIN_NP": "1", "HVDKIT_MAX_NP": "2"},
     "--max-np": {"HVDKIT_ELASTIC": "1", "HVDKIT_MAX_NP": "4"},
     "--max-num-proc": {"HVDKIT_ELASTIC": "1", "HVDKIT_MAX_NP": "4"},
+    "--elastic-timeout": {"HVDKIT_ELASTIC": "1", "HVDKIT_MAX_NP": "2"},
+    "--reset-limit": {"HVDKIT_ELASTIC": "1", "HVDKIT_MAX_NP": "2"},
+    "--blacklist-cooldown-range": {"HVDKIT_ELASTIC": "1", "HVDKIT_MAX_NP": "2"},
+    "--host-discovery-script": {"HVDKIT_ELASTIC": "1", "HVDKIT_MAX_NP": "2"},
 }
 REFUSED = {
     *("-cb", "--check-build", "--cycle-time-ms", "--timeline-mark-cycles", "--cache-capacity"),
     *("--hierarchical-allgather", "--no-hierarchical-allgather", "--torus-allreduce"),
     *("--autotune-warmup-samples", "--autotune-steps-per-sample"),
-    *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise", "--elastic-timeout"),
-    *("--reset-limit", "--blacklist-cooldown-range", "--host-discovery-script"),
+    *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
     *("--mpi-threads-disable", "--num-nccl-streams", "--thread-affinity", "--gloo-timeout-seconds"),
     *("--log-with-timestamp", "--no-log-hide-timestamp", "-prefix-timestamp", "--prefix-output-with-timestamp"),
 }
@@ -77,6 +80,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "KEY").touch()
     (tmp_path / "FILE").write_text("{}")
     (tmp_path / "HOSTS").write_text("localhost slots=2\n")
+    (tmp_path / "hosts.sh").write_text("#!/bin/sh\necho localhost:2\n")
+    (tmp_path / "hosts.sh").chmod(0o700)
     return tmp_path
 
 

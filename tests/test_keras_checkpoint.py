@@ -23,3 +23,8 @@ def test_a_fit_that_was_ended_goes_on_with_the_next_epoch(backend: str, tmp_path
 @each_backend
 def test_what_is_loaded_is_what_was_saved_and_a_cut_file_is_passed_over(backend: str, tmp_path: Path) -> None:
     assert run_check(2, backend, "keras_checkpoints:save_and_load", tmp_path) == [{"best": 0.5}] * 2
+
+
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+def test_elastic_states_are_saved_and_loaded(backend: str, tmp_path: Path) -> None:
+    run_check(2, backend, "keras_checkpoints:states", tmp_path)

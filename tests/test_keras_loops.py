@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from keras_ranks import each_backend, run_check
+from keras_ranks import each_backend, each_backend_once_on_three, run_check
 
 pytestmark = pytest.mark.ranks
 
@@ -22,7 +22,7 @@ def test_callbacks_and_state(backend: str, check: str) -> None:
     run_check(2, backend, f"keras_loops:{check}")
 
 
-@each_backend
+@each_backend_once_on_three
 @pytest.mark.parametrize("check", ["values", "shards", "metrics"])
-def test_on_three_ranks(backend: str, check: str) -> None:
-    run_check(3, backend, f"keras_loops:{check}")
+def test_values_and_data(backend: str, size: int, check: str) -> None:
+    run_check(size, backend, f"keras_loops:{check}")

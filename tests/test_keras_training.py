@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from keras_ranks import each_backend, run_check
+from keras_ranks import each_backend, each_backend_on_three, each_backend_once_on_three, run_check
 
 from hvdkit.transport.coding.top_k import TopK
 
@@ -28,9 +28,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @each_backend
-@pytest.mark.parametrize(("name", "size"), [("SGD", 2), ("Adam", 3), ("AdamW", 2)])
-def test_ranks_train_as_one_process(backend: str, name: str, size: int) -> None:
-    run_check(size, backend, "keras_training:train", SPECS[name])
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_ranks_train_as_one_process(backend: str, name: str) -> None:
+    run_check(2, backend, "keras_training:train", SPECS[name])
+
+
+@each_backend_once_on_three
+def test_an_odd_number_of_ranks_trains_as_one_process(backend: str, size: int) -> None:
+    run_check(size, backend, "keras_training:train", SPECS["Adam"])
 
 
 @each_backend
@@ -50,9 +55,9 @@ def test_backward_passes_are_added_up_or_averaged(backend: str, average: bool) -
     run_check(2, backend, "keras_training:backward_passes", average)
 
 
-@each_backend
-def test_the_sum_is_so_many_averages(backend: str) -> None:
-    run_check(3, backend, "keras_training:sum_of_gradients")
+@each_backend_once_on_three
+def test_the_sum_is_so_many_averages(backend: str, size: int) -> None:
+    run_check(size, backend, "keras_training:sum_of_gradients")
 
 
 @each_backend
@@ -73,9 +78,19 @@ def test_in_particular(backend: str, check: str) -> None:
 
 
 @each_backend
-@pytest.mark.parametrize("check", ["own_train_step", "traced_once", "jit_compile", "other_names"])
+@pytest.mark.parametrize("check", ["own_train_step", "traced_once", "jit_compile"])
 def test_steps(backend: str, check: str) -> None:
     run_check(2, backend, f"keras_steps:{check}")
+
+
+AGAIN = [
+    pytest.param(backend, marks=pytest.mark.slow) for backend in ("jax", "torch")
+]  # it loads all frameworks anyway
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", *AGAIN])
+def test_all_frameworks_are_in_one_world(backend: str) -> None:
+    run_check(2, backend, "keras_steps:other_names")
 
 
 @pytest.mark.parametrize("backend", ["jax"])
@@ -90,16 +105,16 @@ def test_embeddings(backend: str, as_dense: bool) -> None:
     run_check(2, backend, "keras_training:sparse_embedding", as_dense)
 
 
-@each_backend
-def test_a_process_set_trains_by_itself(backend: str) -> None:
-    run_check(3, backend, "keras_training:process_set")
+@each_backend_on_three
+def test_a_process_set_trains_by_itself(backend: str, size: int) -> None:
+    run_check(size, backend, "keras_training:process_set")
 
 
 @pytest.mark.native("buckets and transports are hvdkit's own")
-@each_backend
+@each_backend_once_on_three
 @pytest.mark.parametrize("settings", [{"fusion_bytes": 64, "buckets_in_flight": 1}, {"transport": "mpi"}], ids=str)
-def test_settings_change_speed_and_not_results(backend: str, settings: dict[str, Any]) -> None:
-    run_check(3, backend, "keras_training:train", SPECS["Adam"], settings=settings)
+def test_settings_change_speed_and_not_results(backend: str, size: int, settings: dict[str, Any]) -> None:
+    run_check(size, backend, "keras_training:train", SPECS["Adam"], settings=settings)
 
 
 @pytest.mark.native("Horovod adds no bfloat16")

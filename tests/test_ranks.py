@@ -88,7 +88,7 @@ import os, pickle, sys, time
 from rank_job import Job
 job = Job(2, {})
 for connection in job.connections.values():
-    connection.send((sys.path, pickle.dumps((None, time.sleep, (600,), {}))))
+    connection.send((sys.path, pickle.dumps(("", None, time.sleep, (600,), {}))))
 print(*job._pids.values(), flush=True)
 sys.stdin.read()
 """

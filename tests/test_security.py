@@ -111,10 +111,13 @@ def test_arguments_and_variables_reach_the_ranks_as_they_are(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "name", ["-oProxyCommand=x", "a b", "a;b", "$(id)", "`id`", "a\nb", "a|b", "@", "root@-x", "[::1;id]"]
 )
-@pytest.mark.parametrize("way", ["-H", "--hostfile"])
+@pytest.mark.parametrize("way", ["-H", "--hostfile", "--host-discovery-script"])
 def test_a_host_that_is_no_name_reaches_no_command_line(name: str, way: str, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text(f"node1 slots=1\n{name}\n")
     given = f"node1:1,{name}" if way == "-H" else str(tmp_path / "hosts")
+    if way == "--host-discovery-script":
+        (tmp_path / "hosts").write_text(f"node1:1\n{name}\n")
+        given = f"cat {tmp_path / 'hosts'}"
     done = subprocess.run(
         [*HVDRUN, "--dry-run", "-np", "2", f"{way}={given}" if way != "-H" else f"-H{given}", "true"],
         env=environment(),
@@ -123,7 +126,7 @@ def test_a_host_that_is_no_name_reaches_no_command_line(name: str, way: str, tmp
         timeout=30,
         check=False,
     )
-    if name == "a\nb" and way == "--hostfile":  # these are two lines of a hostfile
+    if name == "a\nb" and way != "-H":  # these are two lines of a hostfile
         return
     assert done.returncode == 2 and not done.stdout, done
 

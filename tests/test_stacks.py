@@ -15,10 +15,10 @@ from hvdrun_job import SLEEP, alive, descendants, environment, read_pids, starte
 
 from hvdkit import cli
 from hvdkit.errors import LaunchError
+from hvdkit.launch.doing import Doing, format_report, read_answer
+from hvdkit.launch.dump import Frame, parse_dump
 from hvdkit.launch.folders import OwnFolder, find_jobs
 from hvdkit.tools.stacks import command
-from hvdkit.tools.stacks.dump import Frame, parse_dump
-from hvdkit.tools.stacks.report import Doing, format_report, read_answer
 
 DUMP = """\
 Thread 0x00007f0000000001 (most recent call first):

@@ -10,6 +10,7 @@ import pytest
 DIGITS = str(Path(__file__).parents[1] / "examples" / "tensorflow2_digits.py")
 
 
+# On Horovod's core test_tensorflow_training.py trains with the tape, and test_keras_example.py learns the digits.
 @pytest.mark.ranks
 def test_the_digits_are_learned_with_tensorflow_on_two_ranks(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hvdkit.launch", "-np", "2", sys.executable, DIGITS]

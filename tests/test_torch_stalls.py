@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +46,15 @@ STEPS: dict[str, Callable[[], Any]] = {
     "add_process_set": lambda: hvd.add_process_set([0, 1]),
     "plan": lambda: _one_step(),
     "check_replicas": lambda: compare_replicas(hvd.global_process_set.group("the test").engine, "here", []),
+    "allgather_object.checkpoint": lambda: _in_a_folder(lambda folder: hvd.checkpoint.save(folder, epoch=1)),
+    "broadcast_object.checkpoint": lambda: _in_a_folder(lambda folder: hvd.checkpoint.load(folder, epoch=1)),
+    "checkpoints": lambda: _in_a_folder(lambda folder: hvd.checkpoint.Checkpoints(folder, epoch=1).step()),
 }
+
+
+def _in_a_folder(do: Callable[[str], object]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        do(folder)
 
 
 def _one_step() -> None:

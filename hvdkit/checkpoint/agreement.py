@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hvdkit.engine import runtime as engine
 from hvdkit.engine.process_sets import global_process_set
 from hvdkit.engine.reduce_op import Max
 from hvdkit.engine.submit import do, find_group, reduce_options
@@ -28,15 +29,23 @@ class Agreed:
 class Agreement:
     """Counts steps up to the next one at which the ranks ask each other; the same one on every rank.
 
-    Rank 0 says which that is, by the time that steps take, with each answer.
+    Rank 0 says which that is, by the time that steps take, with each answer. With other ranks it begins anew.
     """
 
     def __init__(self) -> None:
+        self._world: object = None
+        self._begin()
+
+    def _begin(self) -> None:
         self._taken, self._due = 0, 1
-        self._since_s = time.monotonic()
+        self._since_s: float | None = None  # how long a step takes is not known before the second one
 
     def is_due(self) -> bool:
         """Count a step; is this one at which all ranks ask()?"""
+        world = engine.runtime("Checkpoints.step()")
+        if world is not self._world:
+            self._world = world
+            self._begin()
         self._taken += 1
         return self._taken >= self._due
 
@@ -48,7 +57,7 @@ class Agreement:
         told = np.zeros(3, np.int64)
         told[0] = signal * size + rank if signal else 0
         if rank == 0:
-            told[1:] = save, steps_between((now - self._since_s) / self._taken)
+            told[1:] = save, 1 if self._since_s is None else steps_between((now - self._since_s) / self._taken)
         options = reduce_options(["int64"], Max, 1.0, 1.0, "Checkpoints.step()")
         do(group, "allreduce", "checkpoints", [("int64", (3,))], [Buffer(told, "int64")], options)
         self._taken, self._due, self._since_s = 0, int(told[2]), now

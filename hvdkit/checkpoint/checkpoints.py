@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from hvdkit.checkpoint.agreement import Agreed, Agreement
+from hvdkit.checkpoint.agreement import Agreement
+from hvdkit.checkpoint.ending import end_saved
 from hvdkit.checkpoint.kept import Kept
 from hvdkit.checkpoint.signals import Signals
 from hvdkit.checkpoint.store import Store
-from hvdkit.engine.job_objects import broadcast_object
-from hvdkit.errors import CheckpointError, Preempted
-from hvdkit.exit_codes import TRY_AGAIN
-from hvdkit.log import logger
 
 
 class TrainingCheckpoints(Store):
@@ -50,7 +46,7 @@ class TrainingCheckpoints(Store):
         self._kept.settle()
         agreed = self._agreement.ask(self._signals.number, time.monotonic() - self._saved_s >= self._every_s)
         if agreed.signal:
-            self._end(agreed)
+            end_saved(agreed, self._save_whole)
         if agreed.save:
             self._save(during_epoch=True)
 
@@ -58,25 +54,9 @@ class TrainingCheckpoints(Store):
         self._saved_s = time.monotonic()
         super()._save(during_epoch=during_epoch)
 
-    def _end(self, agreed: Agreed) -> None:
-        problem = ""
-        try:
-            self._save(during_epoch=True)
-            self.wait()
-        except CheckpointError as error:  # on rank 0, and the others wait for it
-            problem = str(error)
-        problem = broadcast_object(problem, name="checkpoint")
-        name = signal.Signals(agreed.signal).name
-        if problem:
-            raise CheckpointError(f"{name} came to rank {agreed.rank}, and this could not be saved: {problem}")
-        if self._is_rank_zero():
-            logger.warning(
-                "%s came to rank %d: saved, and ending with exit code %d; the same command goes on from here",
-                name,
-                agreed.rank,
-                TRY_AGAIN,
-            )
-        raise Preempted  # signals are heard to the very end: some come twice
+    def _save_whole(self) -> None:
+        self._save(during_epoch=True)
+        self.wait()
 
     def close(self) -> None:
         """At the end of the training: return when all is on the disk; signals are no longer heard then.

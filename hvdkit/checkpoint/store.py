@@ -18,6 +18,7 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.job_objects import allgather_object, broadcast_object
 from hvdkit.errors import CheckpointError
 from hvdkit.log import logger
+from hvdkit.news import KEPT, tell_hvdrun
 
 _VALUES = "values.json"
 
@@ -61,12 +62,14 @@ class Store:
         except OSError as error:
             raise CheckpointError(f"{what} failed: {error}") from error
         copied_s = time.perf_counter() - began_s
+        news = engine.runtime("a checkpoint").config.news
 
         def finish() -> None:
             with self._shelf.removing(folder):
                 write()
                 (folder / _VALUES).write_text(text)
                 number = self._shelf.commit(folder, about)
+            tell_hvdrun(KEPT, news)
             took_s = time.perf_counter() - began_s
             logger.info("%s: copied in %.2f s, on the disk after %.2f s", self._shelf.folder(number), copied_s, took_s)
 

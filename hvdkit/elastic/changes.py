@@ -36,6 +36,10 @@ class Changes(Protocol):
 def find_changes() -> Changes | None:
     """Of this world; None where it does not change."""
     made = engine.runtime("elastic.run")
+    if made.config.elastic and made.config.elastic_restarts:
+        from hvdkit.elastic.restarts import Restarts
+
+        return Restarts(made.config)
     if made.horovod is not None:
         return HorovodChanges(made.horovod.changes())
     if made.config.elastic and made.transport.carrier in ("mpi", "none"):

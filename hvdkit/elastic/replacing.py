@@ -1,4 +1,4 @@
-"""Starting ranks in the place of those that died, beside the training: nobody waits until they are there."""
+"""Ranks in the place of those that died, while they are on their way: all ranks know of all of them."""
 
 from __future__ import annotations
 
@@ -7,78 +7,108 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hvdkit.errors import HorovodInternalError, RankLostError, TransportError
-from hvdkit.log import logger
-from hvdkit.transport.mpi_library import call_mpi, free_comm, load_mpi, own_comm
-from hvdkit.transport.mpi_world import READY_TAG
+from hvdkit.elastic.starting import Starting
+from hvdkit.errors import HorovodInternalError
+from hvdkit.transport.mpi_library import call_mpi, load_mpi, own_comm, revoke_comm
+from hvdkit.transport.mpi_world import COME_TAG, Arrivals
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 _LOOK_S = 0.02
+# From the start of a process to hvd.init(), imports and all, on a busy machine.
+_COMES_S = 120.0
+
+
+def plan_replacements(places: Sequence[tuple[str, int]], most: int) -> list[int]:
+    """How many ranks each of those that are left starts, on its own host.
+
+    places: by rank, its host and how many ranks that had at first. most: that are started in all. The first rank of
+    each host starts what is missing there; where none is left none is started.
+    """
+    counts = [0] * len(places)
+    names = [host for host, _ in places]
+    for rank, host in enumerate(names):
+        if names.index(host) == rank:
+            slots = max(count for name, count in places if name == host)
+            counts[rank] = max(0, min(slots - names.count(host), most - sum(counts)))
+    return counts
 
 
 class Replacing:
     """Ranks that are being started; made by all ranks of `world` together.
 
-    command: of the first, with its number. count: how many. come: told on rank 0, from another thread, at what time all
-    of them were there and waited to be taken in.
+    first: of this host's ranks. command, count, host: see Starting; count is 0 if none is started on this host.
+    expected: hosts on which some are. told: on rank 0, from another thread, at what time all of them were there and
+    waited to be taken in, or it was plain that some will not come. died: has one of them?
     """
 
-    def __init__(self, world: MPI.Intracomm, command: Sequence[str], count: int, come: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        world: MPI.Intracomm,
+        first: int,
+        command: Sequence[str],
+        count: int,
+        host: str,
+        expected: int,
+        told: Callable[[float], None],
+        died: Callable[[], bool],
+    ) -> None:
         self._comm = own_comm(call_mpi("MPI_Comm_dup", world.Dup))
-        self._others: MPI.Intercomm | None = None
+        self._expected, self._told, self._died = expected, told, died
         self._given_up = False
-        self._command, self._count, self._come = command, count, come
-        self._thread = threading.Thread(target=self._run, name="hvdkit-replacing", daemon=True)
-        self._thread.start()
+        self._starters: list[int] = []
+        local = own_comm(call_mpi("MPI_Comm_split", self._comm.Split, first, self._comm.rank))
+        self._starting = Starting(local, command, count, host, self._say) if count else None
+        if self._comm.rank == 0:
+            threading.Thread(target=self._watch, name="hvdkit-replacing", daemon=True).start()
 
-    def _run(self) -> None:
+    @property
+    def starters(self) -> list[int]:
+        """On rank 0: who has started those that are there; the first rank of each host."""
+        return list(self._starters)
+
+    def _say(self) -> None:
+        """Those that have been started here are there; on the first rank of this host."""
+        if self._comm.rank == 0:
+            self._starters.append(0)
+        else:
+            call_mpi("MPI_Send", self._comm.Send, [bytearray(1), load_mpi().BYTE], 0, COME_TAG)
+
+    def _watch(self) -> None:
+        """Tell when they have come, or will not."""
+        deadline = time.monotonic() + _COMES_S
         try:
-            others = self._spawn()
-            self._others = others
-            if self._given_up:
-                call_mpi("MPIX_Comm_revoke", others.Revoke)
-            elif self._comm.rank == 0 and self._wait_for_all(others):
-                self._come(time.time())
-        except RankLostError:
-            pass  # of those that start them, who notice it themselves
-        except HorovodInternalError as error:
-            if not self._given_up:
-                logger.warning("No rank could be started in place of one that was lost: %s", error)
-
-    def _spawn(self) -> MPI.Intercomm:
-        mpi = load_mpi()
-        info = mpi.Info.Create()
-        info.Set("map_by", "slot:oversubscribe")
-        info.Set("bind_to", "none")
-        found = call_mpi(
-            "MPI_Comm_spawn", self._comm.Spawn, self._command[0], list(self._command[1:]), self._count, info, 0
-        )
-        info.Free()
-        found.Set_errhandler(mpi.ERRORS_RETURN)
-        return found
-
-    def _wait_for_all(self, others: MPI.Intercomm) -> bool:
-        mpi = load_mpi()
-        for _ in range(self._count):
-            while not call_mpi("MPI_Iprobe", others.Iprobe, mpi.ANY_SOURCE, READY_TAG):
+            while len(self._starters) < self._expected and not self._died() and time.monotonic() < deadline:
                 if self._given_up:
-                    return False
+                    return
+                self._hear()
                 time.sleep(_LOOK_S)
-            call_mpi("MPI_Recv", others.Recv, [bytearray(1), mpi.BYTE], mpi.ANY_SOURCE, READY_TAG)
-        return True
+        except HorovodInternalError:
+            return  # a rank has died, which those that train notice themselves
+        if not self._given_up:
+            self._told(time.time())
 
-    def wait(self) -> MPI.Intercomm:
-        """The way to them, once they have been started; collective. Raises TransportError if they could not be."""
-        self._thread.join()
-        if self._others is None:
-            raise TransportError("The ranks that are said to have come could not be started from here.")
-        free_comm(self._comm)
-        return self._others
+    def _hear(self) -> None:
+        mpi = load_mpi()
+        status = mpi.Status()
+        while call_mpi("MPI_Iprobe", self._comm.Iprobe, mpi.ANY_SOURCE, COME_TAG, status):
+            source = status.Get_source()
+            call_mpi("MPI_Recv", self._comm.Recv, [bytearray(1), mpi.BYTE], source, COME_TAG)
+            self._starters.append(source)
+
+    def arrivals(self, starters: Sequence[int]) -> list[Arrivals]:
+        """Those that have come, in the order of `starters`, which all ranks have from rank 0."""
+        return [self._find_arrivals(one) for one in starters]
+
+    def _find_arrivals(self, starter: int) -> Arrivals:
+        if self._starting is None or starter != self._comm.rank:
+            return Arrivals(starter)
+        return Arrivals(starter, self._starting.bridge, self._starting.count)
 
     def give_up(self) -> None:
-        """They are not waited for any more; those that come later end by themselves."""
+        """Those that have not come are not waited for any more; if they come later they end. Not collective."""
         self._given_up = True
-        if self._others is not None:
-            call_mpi("MPIX_Comm_revoke", self._others.Revoke)
+        if self._starting is not None:
+            self._starting.give_up()
+        revoke_comm(self._comm)

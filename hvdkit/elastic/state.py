@@ -30,6 +30,8 @@ class State(ABC):
 
     #: Set by run() where hosts may come and go.
     world_may_change = False
+    #: Called by commit() when it has saved; set by run() where commits are kept on a disk too.
+    committed: Callable[[], None] | None = None
 
     def __init__(self) -> None:
         self._reset_callbacks: list[Callable[[], None]] = []
@@ -51,6 +53,8 @@ class State(ABC):
     def commit(self) -> None:
         """Save, then check_host_updates(); every rank calls it at the same step."""
         self.save()
+        if self.committed is not None:
+            self.committed()
         self.check_host_updates()
 
     def on_hosts_updated(self, timestamp: float, result: int) -> None:
@@ -78,8 +82,16 @@ class State(ABC):
         """Write everything to a checkpoint, on a disk that outlives the job; collective. For subclasses."""
         raise CheckpointError(f"A {type(self).__name__} has no way to be written to {directory}.")
 
-    def load_from(self, directory: str) -> None:
-        """Take everything from the newest checkpoint, if there is one; collective. For subclasses."""
+    def start_saving(self, directory: str) -> Callable[[], None]:
+        """save_to() that returns as soon as all is copied, if it can; what it returns waits until it is on the disk.
+
+        Collective; what it returns is not, and raises CheckpointError, on rank 0, if it could not be written.
+        """
+        self.save_to(directory)
+        return lambda: None
+
+    def load_from(self, directory: str) -> bool:
+        """Take everything from the newest checkpoint; was there one? Collective. For subclasses."""
         raise CheckpointError(f"A {type(self).__name__} has no way to be read from {directory}.")
 
     @abstractmethod

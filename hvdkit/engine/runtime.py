@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdkit.config import Config, read_config
+from hvdkit.engine.arriving import arriving
 from hvdkit.engine.base import Engine
 from hvdkit.engine.choice import choose_engine
 from hvdkit.engine.cores import count_cores, fair_share, look_at_cores, warn_of_crowding
@@ -23,9 +24,9 @@ from hvdkit.engine.timeline import Timeline
 from hvdkit.errors import NotInitializedError
 from hvdkit.hook import install_exception_hook, uninstall_exception_hook
 from hvdkit.log import configure_logging, logger
-from hvdkit.news import READY, tell_hvdrun
 from hvdkit.transport import Abort, open_transport
 from hvdkit.transport.base import Arithmetic, Transport
+from hvdkit.transport.mpi_world import leave_mpi
 from hvdkit.world import World, read_world, under_agent
 
 
@@ -86,14 +87,36 @@ def init(
     Raises WorldError if the launcher and MPI disagree, ConfigError for a bad setting, TransportError if the ranks
     cannot reach each other, MissingDependencyError if the engine is to be Horovod's core and is not here.
     """
-    global _runtime, _again
+    global _again
     if _runtime is not None:
         return _runtime
     _again = functools.partial(
         init, process_sets, arithmetic=arithmetic, framework=framework, opener=opener, **settings
     )
-    config = read_config(**settings)
-    name, why = choose_engine(config.engine, read_world().launcher, built_bindings(), framework)
+    config, launched = read_config(**settings), read_world()
+    if config.elastic:  # those who have let this rank in would wait for it
+        install_exception_hook(launched.rank, launched.host, None)
+    with arriving(config, launched):
+        made = _join(config, launched.launcher, process_sets, arithmetic, framework, opener)
+    if config.profile and not RECORDER.on:
+        from hvdkit.engine.record_sender import RecordSender
+
+        RECORDER.start()
+        RecordSender(RECORDER, config.profile, made.facts)
+    return made
+
+
+def _join(
+    config: Config,
+    launcher: str,
+    process_sets: Sequence[ProcessSet],
+    arithmetic: Arithmetic | None,
+    framework: str,
+    opener: Callable[[Config], tuple[World, Transport, Abort | None]],
+) -> Runtime:
+    """Meet the other ranks, and make what init() makes; collective."""
+    global _runtime
+    name, why = choose_engine(config.engine, launcher, built_bindings(), framework)
     horovod: Binding | None = None
     transport: Transport
     if name == "horovod":
@@ -139,12 +162,6 @@ def init(
             sets.add(one)
     for enter in _entering:
         enter()
-    tell_hvdrun(READY, config.elastic_news)
-    if config.profile and not RECORDER.on:
-        from hvdkit.engine.record_sender import RecordSender
-
-        RECORDER.start()
-        RecordSender(RECORDER, config.profile, _runtime.facts)
     return _runtime
 
 
@@ -155,7 +172,10 @@ def restart(change: Callable[[], object] | None = None, *, idle: bool = True) ->
     """
     if _again is None:
         raise NotInitializedError("restart()")
+    place = _runtime.world if _runtime is not None else None
     shutdown(idle=idle)
+    if place is not None:
+        install_exception_hook(place.rank, place.host, None)  # the others wait for this rank, wherever it fails
     if change is not None:
         change()
     _again()
@@ -235,6 +255,7 @@ def _at_exit() -> None:
         _runtime.timeline.stop()
         _runtime.sets.leave("has reached the end of its script")
         _runtime.transport.leave()
+    leave_mpi()
 
 
 atexit.register(_at_exit)

@@ -34,6 +34,12 @@ class Reducer(Protocol):
     def agree(self, flag: Any) -> Any:
         """Is a scalar bool true on all ranks? Collective."""
 
+    def enter(self) -> None:
+        """Take up the work among the ranks that there are now: after close() and another init(). Not collective.
+
+        Steps that were compiled before are to go on with them.
+        """
+
     def close(self) -> None:
         """Free the buckets; collective."""
 
@@ -56,6 +62,18 @@ def open_reducer(settings: Settings) -> Reducer:
     module, _, kind = _REDUCERS[name].partition(":")
     made: Reducer = getattr(importlib.import_module(module), kind)(settings)
     return made
+
+
+def view_of(variable: Any) -> Any:
+    """A variable's numbers as an array of numpy; in host memory they are its own, and not to be written to.
+
+    To be let go of before the variable changes.
+    """
+    if keras.backend.backend() == "torch" and variable.dtype != "bfloat16":
+        return variable.value.detach().cpu().numpy()
+    if keras.backend.backend() == "tensorflow":
+        return importlib.import_module("hvdkit.tensorflow.variables").view_of(variable)
+    return keras.ops.convert_to_numpy(variable)
 
 
 def settle() -> None:

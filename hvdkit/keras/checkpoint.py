@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
+from hvdkit.checkpoint.arrays import ArraysKept, digest_of
 from hvdkit.checkpoint.checkpoints import TrainingCheckpoints
 from hvdkit.checkpoint.store import Store
 from hvdkit.errors import Preempted
 from hvdkit.keras.backends import settle
+from hvdkit.keras.kept_variables import KeptVariables
 from hvdkit.keras.state import broadcast_model, optimizer_variables, sync_state
 
 __all__ = ["Checkpoints", "Preempted", "load", "save"]
@@ -96,20 +97,53 @@ def load(directory: str | os.PathLike[str], *, model: keras.Model, **values: Any
     return store.values if store.load() else None
 
 
-class KerasKept:
-    """A model, with its optimizer; see Kept. Its file is what model.save_weights() writes, which holds both."""
+def save_things(directory: str | os.PathLike[str], things: Mapping[str, Any]) -> None:
+    """As save(), of a "model", other models, optimizers, numbers and texts, under names."""
+    kept, values = _sort(things)
+    store = Store(directory, kept, values, keep=3)
+    store.save()
+    store.wait()
 
-    files: Sequence[str] = (_FILE,)
+
+def load_things(directory: str | os.PathLike[str], things: Mapping[str, Any]) -> dict[str, Any] | None:
+    """As load(), of what save_things() has saved; returns the numbers and texts."""
+    kept, values = _sort(things)
+    store = Store(directory, kept, values, keep=1)
+    return store.values if store.load() else None
+
+
+def _sort(things: Mapping[str, Any]) -> tuple[KerasKept, dict[str, Any]]:
+    model: keras.Model = things["model"]
+    own = getattr(model, "optimizer", None)
+    others: dict[str, KeptVariables] = {}
+    values: dict[str, Any] = {}
+    for name, one in things.items():
+        if isinstance(one, keras.Model | keras.optimizers.Optimizer):
+            if one is not model and one is not own:
+                others[name] = KeptVariables.of(one)
+        else:
+            values[name] = one
+    return KerasKept(model, others), values
+
+
+class KerasKept:
+    """A model, with its optimizer; see Kept. Its file is what model.save_weights() writes, which holds both.
+
+    others: more variables, under names; they go into a second file.
+    """
+
     framework = f"keras {keras.__version__} on {keras.backend.backend()}"
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: keras.Model, others: Mapping[str, KeptVariables] | None = None) -> None:
         self._model = model
+        self._others = ArraysKept(self.framework, others) if others else None
+        self.files: Sequence[str] = (_FILE, *(self._others.files if self._others else ()))
 
     def copy(self, folder: Path, *, during_epoch: bool) -> Callable[[], None]:
         """See Kept.copy. Keras writes from the model itself: the copy is the file, and its way to the disk is left."""
         sync_state(self._model)
         self._model.save_weights(folder / _FILE)
-        return lambda: None
+        return self._others.copy(folder, during_epoch=during_epoch) if self._others else lambda: None
 
     def read(self, folder: Path) -> None:
         """See Kept.read. ValueError for a model that has not been built."""
@@ -117,11 +151,15 @@ class KerasKept:
             raise ValueError("the model has no weights yet: build it before, with keras.Input or model.build().")
         self._build_optimizer()
         self._model.load_weights(folder / _FILE)
+        if self._others:
+            self._others.read(folder)
 
     def share(self) -> None:
         """See Kept.share."""
         self._build_optimizer()
         broadcast_model(self._model)
+        if self._others:
+            self._others.share()
 
     def _build_optimizer(self) -> None:
         optimizer = getattr(self._model, "optimizer", None)
@@ -130,7 +168,8 @@ class KerasKept:
 
     def digests(self) -> dict[str, str]:
         """See Kept.digests."""
-        return {"model": _digest(self._model.weights), "optimizer": _digest(optimizer_variables(self._model))}
+        digests = {"model": _digest(self._model.weights), "optimizer": _digest(optimizer_variables(self._model))}
+        return {**digests, **(self._others.digests() if self._others else {})}
 
     def record(self, samples: int | None) -> None:
         """See Kept.record; there is no sampler."""
@@ -155,8 +194,4 @@ class KerasKept:
 
 
 def _digest(variables: list[Any]) -> str:
-    sha = hashlib.sha256()
-    for one in variables:
-        array = np.ascontiguousarray(keras.ops.convert_to_numpy(one))
-        sha.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
-    return sha.hexdigest()
+    return digest_of([np.asarray(keras.ops.convert_to_numpy(one)) for one in variables])

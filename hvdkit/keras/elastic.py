@@ -6,16 +6,20 @@ others they do what Horovod's do there.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 
 from hvdkit.elastic.run import run as run_elastic
 from hvdkit.elastic.state import Handler, ObjectState
+from hvdkit.engine import runtime as engine
+from hvdkit.errors import ConfigError
+from hvdkit.keras import checkpoint
+from hvdkit.keras.kept_variables import KeptVariables
 from hvdkit.keras.objects import broadcast_object
-from hvdkit.keras.state import broadcast_variables, sync_state
+from hvdkit.keras.replicas import find_reduction
 
 
 class KerasState(ObjectState):
@@ -23,45 +27,45 @@ class KerasState(ObjectState):
 
     Each argument is an attribute: `state.model`, `state.epoch += 1`. `commit` saves them in memory, `restore` goes back
     to what was committed, `sync` gives every rank rank 0's and saves them. Models and optimizers stay the objects they
-    are, and only their variables are saved and sent; other values are copied and pickled as a whole.
+    are, and only their variables are saved and sent; other values are copied and pickled as a whole. Metrics and the
+    seeds of dropout are not kept.
 
-    optimizer: the model's own if None. Build both before: `model.fit` does, and so does `optimizer.build`.
+    optimizer: the model's own if None; it is built if it is not yet. Raises ValueError for a model that has no weights.
     """
 
     def __init__(self, model: keras.Model, optimizer: Any = None, **kwargs: Any) -> None:
         optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
+        if isinstance(model, keras.Model) and not model.built:
+            raise ValueError("KerasState(): the model has no weights yet. Make it with keras.Input, or call build().")
+        if isinstance(optimizer, keras.optimizers.Optimizer) and not optimizer.built:
+            optimizer.build(model.trainable_variables)
         super().__init__(broadcast_object, model=model, optimizer=optimizer, **kwargs)
 
     def handler_for(self, value: Any) -> Handler | None:
         """See ObjectState.handler_for."""
-        if isinstance(value, keras.Model):
-            return _Variables(value, "weights")
-        if isinstance(value, keras.optimizers.Optimizer):
-            return _Variables(value, "variables")
-        return None
+        return KeptVariables.of(value) if isinstance(value, keras.Model | keras.optimizers.Optimizer) else None
 
+    def reset(self) -> None:
+        """See State.reset: steps that were compiled for another number of ranks are not to be used again."""
+        for name in self._handlers:
+            model = getattr(self, name)
+            reduction = find_reduction(model) if isinstance(model, keras.Model) else None
+            if reduction is not None and reduction.is_traced_with_ranks:
+                model.train_function = None
 
-class _Variables:
-    """Keeps a thing by the variables that an attribute of it lists."""
+    def save_to(self, directory: str) -> None:
+        """See State.save_to. Raises ValueError for a value that is no model, optimizer, number nor text."""
+        checkpoint.save_things(directory, self._things())
 
-    def __init__(self, owner: Any, attribute: str) -> None:
-        self._owner, self._attribute = owner, attribute
-        self.save()
+    def load_from(self, directory: str) -> bool:
+        """See State.load_from."""
+        values = checkpoint.load_things(directory, self._things())
+        for name, value in (values or {}).items():
+            setattr(self, name, value)
+        return values is not None
 
-    def _list(self) -> list[Any]:
-        if isinstance(self._owner, keras.Model):
-            sync_state(self._owner)
-        return list(getattr(self._owner, self._attribute))
-
-    def save(self) -> None:
-        self._saved = [np.array(keras.ops.convert_to_numpy(variable)) for variable in self._list()]
-
-    def restore(self) -> None:
-        for variable, value in zip(self._list(), self._saved, strict=False):
-            variable.assign(value)
-
-    def sync(self) -> None:
-        broadcast_variables(self._list())
+    def _things(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._names if getattr(self, name) is not None}
 
 
 class CommitStateCallback(keras.callbacks.Callback):
@@ -82,25 +86,34 @@ class CommitStateCallback(keras.callbacks.Callback):
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):
-    """Keep `state.batch`: the batch to go on with, 0 at the end of an epoch. Put it before CommitStateCallback."""
+    """Keep `state.batch`: how many batches of the epoch are done, 0 at its end. Put it before CommitStateCallback.
+
+    fit() begins every epoch with its first batch; to go on within an epoch, give it only what is left of that.
+    """
 
     def __init__(self, state: KerasState) -> None:
         super().__init__()
         self.state = state
+        self._before = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Some may be done already."""
+        self._before = self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count the batch."""
-        self.state.batch = batch + 1
+        self.state.batch = self._before + batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Begin anew."""
-        self.state.batch = 0
+        self.state.batch = self._before = 0
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """Keep `state.epoch`: the epoch to go on with. Put it before CommitStateCallback.
+    """Keep `state.epoch`: how many epochs are done. Put it before CommitStateCallback.
 
-    fit() may be called with initial_epoch=state.epoch, so that its numbers are those of the whole training.
+    fit(epochs=epochs, initial_epoch=state.epoch) shows the numbers of the whole training; as in Horovod's scripts
+    fit(epochs=epochs - state.epoch) does as well, and begins with 0 each time.
     """
 
     def __init__(self, state: KerasState) -> None:
@@ -109,7 +122,7 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Count the epoch."""
-        self.state.epoch = epoch + 1
+        self.state.epoch += 1
 
 
 #: Its name in Horovod for Keras 2 and TensorFlow.
@@ -117,9 +130,25 @@ TensorFlowKerasState = KerasState
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function that trains one that goes on when ranks come, end or fail, see hvdkit.elastic.run.run."""
-    if keras.backend.backend() != "tensorflow":
-        return run_elastic(func)
-    from hvdkit.tensorflow.elastic import run as run_on_tensorflow  # where errors of graphs are TensorFlow's
+    """Make a function that trains one that goes on when ranks come, end or fail, see hvdkit.elastic.run.run.
 
-    return run_on_tensorflow(func)
+    On JAX that is not possible under `hvdrun --elastic`: a ConfigError there.
+    """
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        from hvdkit.tensorflow.elastic import run as run_on_tensorflow  # where errors of graphs are TensorFlow's
+
+        return run_on_tensorflow(func)
+    if backend != "jax":
+        return run_elastic(func)
+
+    @functools.wraps(func)
+    def train(*args: Any, **kwargs: Any) -> Any:
+        if engine.runtime("elastic.run").config.elastic:
+            raise ConfigError(
+                "Training with Keras on JAX does not outlive a rank: a compiled step that has failed is not taken up "
+                "again. Set KERAS_BACKEND=tensorflow or torch, or leave --elastic, --min-np and --max-np out."
+            )
+        return run_elastic(func)(*args, **kwargs)
+
+    return train

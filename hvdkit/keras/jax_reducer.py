@@ -56,11 +56,13 @@ class JaxReducer:
 
         return io_callback(ask, jax.ShapeDtypeStruct((), np.bool_), flag, ordered=True)
 
+    def enter(self) -> None:
+        """See Reducer.enter: programs that were compiled before make their plans anew."""
+
     def close(self) -> None:
         """See Reducer.close."""
         for plan in self._plans.values():
             plan.close()
-        self._plans.clear()
 
 
 class _Gradients:

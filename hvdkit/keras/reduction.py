@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -28,13 +29,33 @@ class Reduction:
     ) -> None:
         self.number = next(_numbers)  # the same on all ranks, as optimizers are wrapped in the same order
         self.process_set = settings.process_set
-        self._size = settings.size
-        self._reducer: Reducer | None = open_reducer(settings) if settings.size > 1 else None
+        self._settings, self._size = settings, settings.size
+        self._reducer: Reducer | None = None
+        self._prepared: Sequence[Any] = ()
         self._local_layers, self._scale_local, self._passes_factor = list(local_layers), scale_local, passes_factor
         self._local: set[int] = set()
         self._done = False
         self._variables: Sequence[Any] = ()
         _reductions.add(self)
+        self.enter()
+
+    def enter(self) -> None:
+        """Take up the work among the ranks of the process set as it is now, after init()."""
+        if self.process_set.process_set_id is None:  # it was added after an earlier init()
+            return
+        self._size = self._settings.size
+        may_grow = engine.runtime("DistributedOptimizer()").config.elastic and self.process_set.included()
+        if self._reducer is not None:
+            self._reducer.enter()
+        elif self._size > 1 or may_grow:
+            self._reducer = open_reducer(self._settings)
+            self.prepare(self._prepared)
+
+    @property
+    def is_traced_with_ranks(self) -> bool:
+        """Do compiled steps hold how many ranks there were? Then they are to be compiled anew in another world."""
+        local = self._scale_local and bool(self._local or self._local_layers)
+        return local or engine.runtime("a compiled step").horovod is not None
 
     def add_local(self, variable: Any) -> None:
         """Leave the gradient of this variable on this rank."""
@@ -42,7 +63,8 @@ class Reduction:
 
     def prepare(self, variables: Sequence[Any]) -> None:
         """These will be trained, without accumulation."""
-        if self._reducer is not None and not self._local and not self._local_layers:
+        self._prepared = variables
+        if self._reducer is not None and variables and not self._local and not self._local_layers:
             self._reducer.prepare(variables)
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -120,4 +142,13 @@ def _close_all() -> None:
         one.close()
 
 
+def _enter_all() -> None:
+    # One that only waits to be collected would be counted on some ranks and not on others, which wait for it then.
+    if _reductions:
+        gc.collect()
+    for one in sorted(_reductions, key=lambda reduction: reduction.number):
+        one.enter()
+
+
 engine.on_shutdown(_close_all)
+engine.on_init(_enter_all)

@@ -20,7 +20,7 @@ class FitCheck:
     """Counts the steps of one fit(), and compares the trained variables when HVDKIT_CHECK_REPLICAS says so."""
 
     def __init__(self, model: keras.Model) -> None:
-        reduction = _reduction_of(model)
+        reduction = find_reduction(model)
         ranks = global_process_set if reduction is None else reduction.process_set
         every = engine.runtime("fit()").config.check_replicas if ranks.included() else 0
         known = find_group(ranks if every else global_process_set, "fit()").engine
@@ -33,7 +33,7 @@ class FitCheck:
 
 def _checksums(model: keras.Model) -> list[tuple[str, int]]:
     settle()
-    reduction = _reduction_of(model)
+    reduction = find_reduction(model)
     variables = model.trainable_variables
     if reduction is not None:
         variables = reduction.shared(variables)
@@ -41,7 +41,8 @@ def _checksums(model: keras.Model) -> list[tuple[str, int]]:
     return list(zip(name_variables(variables), sums, strict=True))
 
 
-def _reduction_of(model: keras.Model) -> Reduction | None:
+def find_reduction(model: keras.Model) -> Reduction | None:
+    """How the gradients of the model's optimizer are reduced; None if it is not wrapped."""
     optimizer = getattr(model, "optimizer", None)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return reduction_of(inner) if isinstance(inner, Distributed) else None

@@ -66,8 +66,10 @@ class TensorflowReducer:
         agreed.set_shape(())
         return agreed
 
+    def enter(self) -> None:
+        """See Reducer.enter: graphs that were traced before make their plans anew."""
+
     def close(self) -> None:
         """See Reducer.close."""
         for reducer in self._reducers.values():
             reducer.close()
-        self._reducers.clear()

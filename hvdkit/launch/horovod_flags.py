@@ -62,10 +62,6 @@ def _refuse(*names: str, instead: str) -> Flag:
 
 
 _TUNE = "--autotune takes ten steps for each trial, and --autotune-steps says in how many steps to end. Leave it out."
-_ELASTIC = (
-    "Ranks that die are replaced on the hosts that the job has: --elastic, --min-np, --max-np. For hosts that come and "
-    "go start the job with horovodrun, which carries such worlds on Horovod's core."
-)
 _CYCLES = "hvdkit has no cycles: leave it out. With --engine horovod set HOROVOD_CYCLE_TIME, _TIMELINE_MARK_CYCLES."
 _CLOCK = "Lines have no time. Leave it out; for times: hvdrun ... 2>&1 | ts."
 
@@ -115,10 +111,6 @@ FLAGS = (
         *("--autotune-warmup-samples", "--autotune-steps-per-sample"),
         *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
         instead=_TUNE,
-    ),
-    _refuse(
-        *("--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range", "--host-discovery-script"),
-        instead=_ELASTIC,
     ),
     _refuse("--mpi-threads-disable", instead="hvdkit needs an MPI with threads. Leave it out."),
     _refuse("--num-nccl-streams", instead="Leave it out. With --engine horovod set HOROVOD_NUM_NCCL_STREAMS."),

@@ -55,7 +55,7 @@ class Inquiries:
             question = parse_report(await asyncio.wait_for(reader.readline(), _ANSWER_S))
             answer: dict[str, Any] = {"job": self._describe()}
             if question.get("ask") == "stacks":
-                answer["ranks"] = await self._gather()
+                answer["ranks"] = await self.gather()
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()
         except (OSError, ValueError, asyncio.TimeoutError):
@@ -63,7 +63,7 @@ class Inquiries:
         finally:
             writer.close()
 
-    async def _gather(self) -> dict[int, Any]:
+    async def gather(self) -> dict[int, Any]:
         """What the processes of each rank do; None for a rank whose agent does not answer."""
         self._count += 1
         number, answers = self._count, self._questions.setdefault(self._count, {})

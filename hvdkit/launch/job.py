@@ -74,7 +74,7 @@ def plan_ranks(ranks: int | None, hosts: tuple[Host, ...], cores: Mapping[str, i
     Raises LaunchError if there are more ranks than slots, or no way to tell how many ranks.
     """
     known = [cores.get(host.name) if host.slots is None else host.slots for host in hosts]
-    room = None if not hosts or None in known else sum(slots or 0 for slots in known)
+    room = count_room(hosts, cores) if hosts else None
     if ranks is None:
         if room is None:
             raise LaunchError("How many ranks? Say it with -np, like: hvdrun -np 2 python train.py")
@@ -88,6 +88,12 @@ def plan_ranks(ranks: int | None, hosts: tuple[Host, ...], cores: Mapping[str, i
             f"Ask for {room} ranks, or {more or 'give the hosts more slots'}."
         )
     return ranks
+
+
+def count_room(hosts: tuple[Host, ...], cores: Mapping[str, int]) -> int | None:
+    """Count the slots of hosts; None if those of one are not known. cores: see plan_ranks."""
+    known = [cores.get(host.name) if host.slots is None else host.slots for host in hosts]
+    return None if None in known else sum(slots or 0 for slots in known)
 
 
 def plan_places(ranks: int, hosts: tuple[Host, ...]) -> tuple[tuple[str, int], ...]:

@@ -10,6 +10,7 @@ import re
 import shlex
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -21,9 +22,12 @@ from hvdkit.launch.control import Control
 from hvdkit.launch.folders import OwnFolder
 from hvdkit.launch.inquiry import Inquiries
 from hvdkit.launch.job import Launch, format_shell_line
+from hvdkit.launch.late import LateRanks
 from hvdkit.launch.output import Output
+from hvdkit.launch.patience import find_hanging
 from hvdkit.launch.preflight import find_troubles
-from hvdkit.launch.verdict import Ranks, count_ranks, describe_loss, judge
+from hvdkit.launch.verdict import How, Ranks, Verdict, count_ranks, describe_loss, judge
+from hvdkit.news import FAILED, LOST
 
 # A failed rank and those that notice it report within milliseconds; one that only noticed leaves the cause a second.
 _SETTLE_S, _CAUSE_S = 0.05, 1.0
@@ -33,6 +37,7 @@ _MPIRUN_ENDS_S, _MPIRUN_FINISHES_S = 0.5, 10.0
 _ESCALATION = ((signal.SIGTERM, 0.5), (signal.SIGINT, 0.1), (signal.SIGINT, 0.4), (signal.SIGKILL, 1.0))
 _SAVED_END_S = 5.0
 _TALK_HELD_S = 1.0
+_LOOK_S = 1.0
 # Of a busy machine, where the ssh that mpirun has started was faster than mpirun.
 _HARMLESS = re.compile(rb"^\[\S+\] plm:ssh: Warning: setpgid\(.*\n", re.MULTILINE)
 
@@ -48,7 +53,8 @@ class Runner:
     networks: names of interfaces or subnets for what ranks on different hosts say to each other; () to choose.
     start_timeout_s: how long all ranks may take until they are there. bind: ranks to cores, see the setting.
     save_timeout_s: how long they may take to save and end, where they have a handler for SIGTERM and hvdrun gets one.
-    least: ranks with which the job goes on when others die; 0 if it ends with the first.
+    least: ranks with which the job goes on when others die; 0 if it ends with the first. patience_s: how long it
+    waits for a rank that hangs; 0 for ever.
     """
 
     build: Callable[[Mapping[str, str]], Launch]
@@ -64,6 +70,7 @@ class Runner:
     bind: str = "auto"
     save_timeout_s: float = 25.0
     least: int = 0
+    patience_s: float = 0.0
     output: Output = field(default_factory=Output)
     ranks: Ranks = field(init=False)
     _interrupted: int = 0
@@ -75,18 +82,36 @@ class Runner:
     _too_few: bool = False
     _joined: set[int] = field(default_factory=set)
     _dismissed: set[int] = field(default_factory=set)
+    _killed: set[int] = field(default_factory=set)
+    _cut_off: bool = False
     _released: bool = False
     _refused: str = ""
     _late: bool = False
 
+    def __post_init__(self) -> None:
+        self.ranks = Ranks(self.size)
+
     async def run(self) -> int:
         """Run the job and tell how it ended; returns the exit code."""
-        self.ranks = Ranks(self.size)
+        verdict = await self.live()
+        self.tell(verdict)
+        return verdict.code
+
+    def tell(self, verdict: Verdict) -> None:
+        """Say how the job ended."""
+        for line in verdict.lines:
+            self.output.say(line)
+        if self.verbose and not verdict.code:
+            self.output.say(f"all {self.size} ranks ended well.")
+
+    async def live(self) -> Verdict:
+        """Run the job; returns how it ended."""
         self._news = asyncio.Event()
         self._inquiries = Inquiries(self._describe, lambda number: self._control.send_all(wire.ASK, number))
         self._control = Control(self.ranks, self._write, self._notice, self._inquiries.hear, elastic=self.least > 0)
         folder = OwnFolder()
         self._name = folder.name
+        self._late_ranks = LateRanks(self.ranks, self._inquiries.gather, self.output.say, self._notice, folder.name)
         try:
             await self._control.open(self.addresses, folder.path)
             await self._inquiries.open(folder.path)
@@ -99,22 +124,23 @@ class Runner:
             await self._control.close()
             folder.close()
         if self.output.broken and not self.ranks.failures:
-            return 128 + signal.SIGPIPE
+            return Verdict(128 + signal.SIGPIPE, how=How.TOLD)
         verdict = judge(
             self.ranks,
             status,
             interrupted=self._interrupted,
             refused=self._refused,
             late_s=self.start_timeout_s if self._late else 0.0,
+            given_up=self._late_ranks.given_up,
             logs=self.logs,
         )
-        if verdict.show_launcher or (verdict.code == 0 and not self._interrupted):
+        if verdict.show_launcher or (verdict.code == 0 and not self._interrupted and not self._cut_off):
             self._show_talk()
-        for line in verdict.lines:
-            self.output.say(line)
-        if self.verbose and not verdict.code:
-            self.output.say(f"all {self.size} ranks ended well.")
-        return verdict.code
+        return verdict
+
+    def save_and_end(self) -> None:
+        """Have the ranks save when they next can, and end; they go on until then."""
+        self._control.send_all(wire.SAVE)
 
     async def _run_mpirun(self, launch: Launch) -> int:
         environ = {**self.environ, **launch.variables}
@@ -159,6 +185,10 @@ class Runner:
                     return
             self._take_in()
             self._dismiss()
+            self._kill_hanging()
+            self._late_ranks.look()
+            if self._late_ranks.given_up:
+                return
             if self._too_few:
                 await self._wait_until(lambda: self.ranks.settled or bool(self._interrupted), self.save_timeout_s)
                 return
@@ -173,10 +203,13 @@ class Runner:
                     await self._wait_until(lambda: self.ranks.cause_is_sure or bool(self._interrupted), _CAUSE_S)
                 return
             if self.ranks.all_well:
-                await asyncio.wait([ended], timeout=_MPIRUN_FINISHES_S)
+                # Of a host that has fallen silent mpirun would hear no more, and never end.
+                await asyncio.wait([ended], timeout=_MPIRUN_ENDS_S if self._cut_off else _MPIRUN_FINISHES_S)
                 return
             news = asyncio.create_task(self._news.wait())
-            await asyncio.wait([ended, news], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            look = _LOOK_S if self.patience_s else None
+            pause = min((each for each in (left, look, self._late_ranks.left_s()) if each is not None), default=None)
+            await asyncio.wait([ended, news], timeout=pause, return_when=asyncio.FIRST_COMPLETED)
             news.cancel()
             self._news.clear()
         # The agents' last words may still be on their way.
@@ -214,15 +247,21 @@ class Runner:
             f"{left} of at least {self.least} left: ending" if self._too_few else f"going on with {count_ranks(left)}"
         )
         for rank in failed:
-            taken_in = "" if rank in self.ranks.ready else ", before it was taken in"
-            self.output.say(f"{describe_loss(self.ranks, rank)}{taken_in}; {then}.")
+            taken_in = rank in self.ranks.ready
+            self._cut_off = self._cut_off or rank not in self.ranks.ended
+            before = "" if taken_in else ", before it was taken in"
+            self.output.say(f"{describe_loss(self.ranks, rank)}{before}; {then}.")
             self.ranks.outlive(rank)
+            if not taken_in:
+                self._control.send_all(wire.NEWS, f"{FAILED}{rank}\n".encode())
+            # Of a host that has fallen silent nobody else tells MPI.
+            self._control.send_all(wire.NEWS, f"{LOST}{self._control.arrivals[rank].process}\n".encode())
         return True
 
     def _take_in(self) -> None:
         """Let ranks start that others have started in place of those that were lost."""
         for rank, arrival in self._control.arrivals.items():
-            if arrival.joins and rank not in self._joined and not self.ranks.over:
+            if arrival.joins and rank not in self._joined and not self._comes_late(rank):
                 self._joined.add(rank)
                 self.ranks.join(rank)
                 there = {one: self._control.arrivals[one] for one in self.ranks.expected}
@@ -232,11 +271,23 @@ class Runner:
 
     def _dismiss(self) -> None:
         """End ranks that have come too late to be taken in."""
-        late = {rank for rank, arrival in self._control.arrivals.items() if arrival.joins} - self.ranks.ready
-        for rank in late - self._dismissed if self.ranks.over else ():
+        coming = {rank for rank, arrival in self._control.arrivals.items() if arrival.joins} - self.ranks.ready
+        for rank in filter(self._comes_late, coming - self._dismissed):
             self._dismissed.add(rank)
             self._control.send(rank, wire.STOP)
             self.ranks.outlive(rank)
+
+    def _kill_hanging(self) -> None:
+        """End ranks that keep the others from going on."""
+        found = find_hanging(self.ranks, time.monotonic(), self.patience_s)
+        for rank in sorted(found.keys() - self._killed):
+            self._killed.add(rank)
+            place = f"rank {rank} on {self.ranks.hosts[rank]}"
+            self.output.say(f"{place} is killed: {found[rank]} (--elastic-patience-s).")
+            self._control.send(rank, wire.SIGNAL, str(int(signal.SIGKILL)).encode())
+
+    def _comes_late(self, rank: int) -> bool:
+        return self.ranks.over or self.ranks.saved or rank < self.ranks.past
 
     async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
         """End whatever is left: the ranks through their agents, then mpirun."""
@@ -299,7 +350,8 @@ class Runner:
             place = f"rank {rank} on {self.ranks.hosts[rank]}"
             self.output.say(f"{place}: pid {start.pid}, {cores}, OMP_NUM_THREADS={start.threads}")
             self._announced.add(rank)
-        for rank in sorted(self.ranks.paused.keys() ^ self._paused):
+        changed = self.ranks.paused.keys() ^ self._paused
+        for rank in sorted(changed & self.ranks.hosts.keys()):  # of one that is outlived nothing is to be told
             place = f"rank {rank} on {self.ranks.hosts[rank]}"
             if rank in self.ranks.paused:
                 name, pid = signal.Signals(self.ranks.paused[rank]).name, self.ranks.started[rank].pid

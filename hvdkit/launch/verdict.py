@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import enum
 import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hvdkit.exit_codes import TRY_AGAIN
-from hvdkit.news import OVER, READY
+from hvdkit.launch.agent.wire import ENDED_BY_HVDRUN
+from hvdkit.launch.coming import ComingRanks
+from hvdkit.news import CHANGES, KEPT, OVER, PAST, READY
 
 # A rank that only lost its peer ends with this error; whoever failed otherwise is the cause.
 _AFTERMATH = ("RankLostError", "*** An error occurred in Socket closed")
 # Open MPI's own end of a rank that has lost a connection; it does not always say so on the rank's stderr.
 _AFTERMATH_CODE = 14
 _SAME_MOMENT_S = 0.3
+_SHELLS_SIGNAL = 128
 _HINTS = {
     signal.SIGKILL: ", often the system being out of memory",
     signal.SIGSEGV: ", a fault in compiled code",
@@ -58,6 +62,11 @@ class End:
         return self.code != 0 and not self.told
 
     @property
+    def killed(self) -> bool:
+        """A signal ended it, or what it had started itself: shells say so by their exit code."""
+        return bool(self.signal) or self.code > _SHELLS_SIGNAL
+
+    @property
     def aftermath(self) -> bool:
         """It ended because another rank had gone."""
         return self.code == _AFTERMATH_CODE or any(word in line for line in self.tail for word in _AFTERMATH)
@@ -70,7 +79,10 @@ class Ranks:
     paused: the signal that has stopped a rank's command, until it goes on.
     silent: those of which nothing more is heard. expected: those that the job is made of now.
     Where ranks may be outlived: ready: those that have joined each other. over: the training of one of these is.
-    outlived: how many the others went on without.
+    outlived: how many the others went on without. past: ranks with a smaller number that are not ready are not waited
+    for. stopped, changing: since when a rank is paused, and since when it is on its way to other ranks. gone: those
+    outlived whose agents were lost, and their hosts. kept: something of the training is on a disk. coming: those that
+    wait in hvd.init().
     """
 
     size: int
@@ -83,6 +95,12 @@ class Ranks:
     ready: set[int] = field(default_factory=set)
     over: bool = False
     outlived: int = 0
+    past: int = 0
+    stopped: dict[int, float] = field(default_factory=dict)
+    changing: dict[int, float] = field(default_factory=dict)
+    gone: dict[int, str] = field(default_factory=dict)
+    kept: bool = False
+    coming: ComingRanks = field(default_factory=ComingRanks)
     expected: set[int] = field(init=False)
     _arrival: dict[int, float] = field(default_factory=dict)
 
@@ -95,9 +113,23 @@ class Ranks:
 
     def hear(self, rank: int, words: Sequence[str]) -> None:
         """Note what a rank says of how far it is."""
-        if READY in words and rank in self.expected:
-            self.ready.add(rank)
+        if rank in self.expected:
+            self.coming.hear(rank, words)
+        for word in words if rank in self.expected else ():
+            if word == READY:
+                self.ready.add(rank)
+                self.changing.pop(rank, None)
+            elif word == CHANGES:
+                self.changing[rank] = time.monotonic()
+            elif word.startswith(PAST) and word[len(PAST) :].isdecimal():
+                self.past = max(self.past, int(word[len(PAST) :]))
         self.over = self.over or OVER in words
+        self.kept = self.kept or KEPT in words
+
+    @property
+    def members(self) -> set[int]:
+        """The ranks that meet in hvd.init(); of those that came later, such as have been taken in."""
+        return {rank for rank in self.expected if rank < self.size or rank in self.ready}
 
     @property
     def begun(self) -> bool:
@@ -109,9 +141,15 @@ class Ranks:
         self.expected.discard(rank)
         self.ready.discard(rank)
         self.outlived += 1
-        for book in (self.hosts, self.started, self.ended, self.paused, self._arrival):
+        if rank in self.lost:
+            self.gone[rank] = self.hosts[rank]
+        self.coming.forget(rank)
+        books = (self.hosts, self.started, self.ended, self.paused, self.stopped, self.changing, self._arrival)
+        for book in books:
             book.pop(rank, None)
+        self.changing = dict.fromkeys(self.changing, time.monotonic())  # who have now one less to wait for
         self.lost = [one for one in self.lost if one != rank]
+        self.silent = [one for one in self.silent if one != rank]
 
     def start(self, rank: int, start: Start) -> None:
         """Note that a rank's command runs."""
@@ -121,9 +159,10 @@ class Ranks:
     def pause(self, rank: int, number: int) -> None:
         """Note that a signal has stopped a rank's command, or (0) that it goes on."""
         if number:
-            self.paused[rank] = number
+            self.paused[rank], self.stopped[rank] = number, time.monotonic()
         else:
             self.paused.pop(rank, None)
+            self.stopped.pop(rank, None)
 
     def end(self, rank: int, end: End) -> None:
         """Note how a rank's command ended, unless the others have gone on without it before."""
@@ -146,7 +185,7 @@ class Ranks:
     def saved(self) -> bool:
         """Ranks have saved, and ended so as to be started again; whatever became of the others, none has failed."""
         others = [end for end in self.ended.values() if end.code != TRY_AGAIN]
-        return len(others) < len(self.ended) and not any(end.failed for end in others)
+        return len(others) < len(self.ended) and not any(end.failed and not end.aftermath for end in others)
 
     @property
     def settled(self) -> bool:
@@ -181,6 +220,12 @@ class Ranks:
         failures = self.failures
         return bool(failures) and failures[0] in self.ended and not self.ended[failures[0]].aftermath
 
+    @property
+    def lost_hosts(self) -> set[str]:
+        """The hosts, as they call themselves, of which all ranks were lost while others were not."""
+        gone = {**self.gone, **{rank: self.hosts[rank] for rank in self.cut_off}}
+        return set(gone.values()) - {host for rank, host in self.hosts.items() if rank not in gone}
+
     def _order(self, rank: int) -> tuple[int, float, float]:
         # Clocks of different hosts cannot be compared; reports of the same moment from one host can.
         end = self.ended.get(rank)
@@ -199,21 +244,42 @@ class Ranks:
         return int(any(self._arrival[other] < moment + _SAME_MOMENT_S for other in culprits))
 
 
+class How(enum.Enum):
+    """How a job ended: would it come to the same if it were started again?"""
+
+    WELL = "all ranks have ended well"
+    SAVED = "saved, not finished"
+    TOLD = "hvdrun was told to end it"
+    REFUSED = "it was not let start"
+    ABSENT = "not all ranks came"
+    DIED = "a rank was killed or lost, or mpirun has ended, after which ranks may have saved"
+    FAILED = "the program ended with an error"
+
+
 @dataclass(frozen=True)
 class Verdict:
     """How a job ended.
 
     lines: what to tell the user; () if all is well.
     show_launcher: what mpirun said is needed to understand it.
+    how: in a word.
     """
 
     code: int
     lines: tuple[str, ...] = ()
     show_launcher: bool = False
+    how: How = How.FAILED
 
 
 def judge(
-    ranks: Ranks, status: int, *, interrupted: int = 0, refused: str = "", late_s: float = 0.0, logs: str = ""
+    ranks: Ranks,
+    status: int,
+    *,
+    interrupted: int = 0,
+    refused: str = "",
+    late_s: float = 0.0,
+    given_up: Sequence[str] = (),
+    logs: str = "",
 ) -> Verdict:
     """Draw the conclusion from the agents' reports and mpirun's exit status.
 
@@ -221,39 +287,44 @@ def judge(
     interrupted: the signal that hvdrun itself got; 0 for none.
     refused: why the job was not let start; "" if it was.
     late_s: how long was waited for ranks that did not come; 0 if all came.
+    given_up: what was said of ranks that did not come to hvd.init(), where that ended the job.
     logs: the folder with a log for each rank; "" for none.
     """
     code = 128 - status if status < 0 else status
     if ranks.saved:
         how = f"saved, not finished: ended with exit code {TRY_AGAIN}; the same command goes on from there."
-        return Verdict(TRY_AGAIN, (how,))
+        unasked = not interrupted and all(end.told == ENDED_BY_HVDRUN for end in ranks.ended.values())
+        return Verdict(TRY_AGAIN, (how,), how=How.DIED if unasked else How.SAVED)
     if interrupted:
         name = "Ctrl-C" if interrupted == signal.SIGINT else signal.Signals(interrupted).name
-        return Verdict(128 + interrupted, (f"{name}: ended {count_ranks(len(ranks.hosts))}.",))
+        return Verdict(128 + interrupted, (f"{name}: ended {count_ranks(len(ranks.hosts))}.",), how=How.TOLD)
+    if given_up:
+        return Verdict(1, tuple(given_up))
     missing = sorted(ranks.expected - ranks.hosts.keys())
     if refused:
-        return Verdict(2, (refused,))
+        return Verdict(2, (refused,), how=How.REFUSED)
     if late_s and missing:
         there = ", ".join(dict.fromkeys(ranks.hosts[rank] for rank in sorted(ranks.hosts))) or "none"
         what = f"{_name(missing)} of {ranks.size} had not started after {late_s:g} s; hosts with ranks: {there}."
-        return Verdict(2, (what,), show_launcher=True)
+        return Verdict(2, (what,), show_launcher=True, how=How.ABSENT)
     if ranks.cut_off and not missing:
-        return Verdict(code or 1, (_tell_cut_off(ranks, logs),), show_launcher=True)
+        return Verdict(code or 1, (_tell_cut_off(ranks, logs),), show_launcher=True, how=How.DIED)
     only_lost = bool(ranks.lost) and not any(end.failed for end in ranks.ended.values())
     if only_lost and len(ranks.lost) > 1 and len(ranks.lost) + len(ranks.ended) == len(ranks.expected):
-        return Verdict(code or 1, (f"mpirun ended all ranks, with status {code}.",), show_launcher=True)
+        what = f"mpirun ended all ranks, with status {code}."
+        return Verdict(code or 1, (what,), show_launcher=True, how=How.DIED)
     if ranks.failures and not (only_lost and missing):
         return _blame(ranks, code, logs)
     if ranks.all_well:
         if code == 0 or ranks.outlived:
-            return Verdict(0)
+            return Verdict(0, how=How.WELL)
         return Verdict(code, (f"every rank ended well, but mpirun ended with status {code}.",), show_launcher=True)
     if missing:
         what = f"mpirun ended with status {code} before {_name(missing)} of {ranks.size} had started."
-    else:
-        told = sorted(rank for rank, end in ranks.ended.items() if end.told)
-        what = f"mpirun ended the job with status {code}; {_name(told)} had not finished."
-    return Verdict(code or 1, (what,), show_launcher=True)
+        return Verdict(code or 1, (what,), show_launcher=True, how=How.ABSENT)
+    told = sorted(rank for rank, end in ranks.ended.items() if end.told)
+    what = f"mpirun ended the job with status {code}; {_name(told)} had not finished."
+    return Verdict(code or 1, (what,), show_launcher=True, how=How.DIED)
 
 
 def explain_exit(code: int, number: int) -> str:
@@ -273,12 +344,13 @@ def _blame(ranks: Ranks, code: int, logs: str) -> Verdict:
     log = f" Log: {logs}/rank.{first}.log" if logs else ""
     if end is None:
         what = f"{describe_loss(ranks, first)}.{log}"
-        return Verdict(code or 1, (what, *_also(ranks, others)), show_launcher=True)
+        return Verdict(code or 1, (what, *_also(ranks, others)), show_launcher=True, how=How.DIED)
     lines = [f"{describe_loss(ranks, first)}{stopped}.{log}"]
     if end.tail:
         lines.append("its last lines:")
         lines += [f"    {line.rstrip()}" for line in end.tail]
-    return Verdict(end.code, (*lines, *_also(ranks, others)), show_launcher=end.aftermath)
+    how = How.DIED if end.killed or end.aftermath else How.FAILED
+    return Verdict(end.code, (*lines, *_also(ranks, others)), show_launcher=end.aftermath, how=how)
 
 
 def _tell_cut_off(ranks: Ranks, logs: str) -> str:

@@ -103,7 +103,7 @@ def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet
         group = find_group(process_set, call)
         (array,) = _rows([array])
         listed = counts[0].tolist() if counts and counts[0].size else None
-        checked = check_splits(array.shape[0], listed, size, call)
+        checked = check_splits(array.shape[0], listed, group.transport.size, call)
         operation = do(group, "alltoall", name, [array], [dtype], (), checked)
         received = [each[group.transport.rank] for each in operation.rows]
         made = shaped(operation.results[0], (sum(received), *array.shape[1:]))
@@ -119,7 +119,7 @@ def reducescatter(
     """Reduce tensors as one operation; this rank's rows of each."""
     dtypes = [dtype_name(tensor.dtype) for tensor in tensors]
     options = reduce_options(dtypes, op, *factors, call)
-    transport = find_group(process_set, call).transport
+    find_group(process_set, call)
     for tensor in tensors:
         if tensor.shape.rank == 0:
             raise ValueError(f"{call}: a scalar has no rows to scatter; give a tensor of at least one dimension.")
@@ -127,6 +127,7 @@ def reducescatter(
     def doing(*arrays: Array) -> list[Array]:
         made = [copy_of(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
         group = find_group(process_set, call)
+        transport = group.transport
         operation = do(group, "reducescatter", name, made, dtypes, options)
         results = []
         for array, result in zip(made, operation.results, strict=True):

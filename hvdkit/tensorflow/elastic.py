@@ -1,7 +1,7 @@
 """Training that can be taken up again: `hvd.elastic.TensorFlowState`, `TensorFlowKerasState` and `run`.
 
-Worlds shrink and grow where Horovod's core is the engine, under `horovodrun --min-np`. In a world of hvdkit's own
-engine, which stays as it is for now, all of them do what Horovod's do there.
+Worlds shrink and grow under `hvdrun --elastic`, and where Horovod's core is the engine under `horovodrun --min-np`. In
+others all of them do what Horovod's do there.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+import numpy as np
 import tensorflow as tf
 
+from hvdkit.checkpoint.arrays import ArraysKept
+from hvdkit.checkpoint.store import Store
 from hvdkit.elastic.run import run as run_elastic
 from hvdkit.elastic.state import Handler, ObjectState
 from hvdkit.errors import HorovodInternalError
 from hvdkit.tensorflow.state import broadcast_object, broadcast_variables
+from hvdkit.tensorflow.tracing import behind
+from hvdkit.tensorflow.variables import view_of
+from hvdkit.transport.base import Array
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]  # noqa: F822 (the first comes from __getattr__)
 
@@ -43,23 +49,50 @@ class TensorFlowState(ObjectState):
             return _Variables(value)
         return None
 
+    def save_to(self, directory: str) -> None:
+        """See State.save_to. Raises ValueError for a value that is no list of variables, number nor text."""
+        store = self._store(directory)
+        store.save()
+        store.wait()
+
+    def load_from(self, directory: str) -> bool:
+        """See State.load_from."""
+        store = self._store(directory)
+        if not store.load():
+            return False
+        for name, value in store.values.items():
+            setattr(self, name, value)
+        return True
+
+    def _store(self, directory: str) -> Store:
+        variables = {name: one for name, one in self._handlers.items() if isinstance(one, _Variables)}
+        kept = ArraysKept(f"tensorflow {tf.__version__}", variables)
+        return Store(directory, kept, self._plain(), keep=3)
+
 
 class _Variables:
-    """Keeps variables by their values."""
+    """Keeps variables by their values, in the same memory each time; see Handler and checkpoint.arrays.Variables."""
 
     def __init__(self, variables: Sequence[Any]) -> None:
         self._variables = variables
-        self.save()
+        self._saved = [np.array(view_of(one)) for one in variables]
 
     def save(self) -> None:
-        self._saved = [variable.numpy().copy() for variable in self._variables]
+        for kept, one in zip(self._saved, self._variables, strict=True):
+            np.copyto(kept, view_of(one))
 
     def restore(self) -> None:
-        for variable, value in zip(self._variables, self._saved, strict=True):
-            variable.assign(value)
+        self.assign(self._saved)
 
     def sync(self) -> None:
         broadcast_variables(self._variables, root_rank=0)
+
+    def arrays(self) -> Sequence[Array]:
+        return self._saved
+
+    def assign(self, arrays: Sequence[Array]) -> None:
+        for variable, value in zip(self._variables, arrays, strict=True):
+            variable.assign(value)
 
 
 Arguments = ParamSpec("Arguments")
@@ -69,15 +102,19 @@ Result = TypeVar("Result")
 def run(func: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concatenate[Any, Arguments], Result]:
     """Make a function that trains one that goes on when ranks come, end or fail, see hvdkit.elastic.run.run.
 
-    A collective that fails inside a graph raises TensorFlow's UnknownError there; it is taken for what it is.
+    A collective that fails inside a graph raises an error of TensorFlow's there; it is taken for what it is.
     """
 
     @functools.wraps(func)
     def train(state: Any, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         try:
             return func(state, *args, **kwargs)
-        except tf.errors.UnknownError as error:
-            if "Horovod" in error.message or "hvdkit" in error.message:
+        except HorovodInternalError:
+            raise  # in eager mode they are errors of TensorFlow's as well
+        except tf.errors.OpError as error:
+            if (found := behind(error)) is not None:
+                raise found from error
+            if isinstance(error, tf.errors.UnknownError) and "Horovod" in error.message:  # of Horovod's core
                 raise HorovodInternalError(error.message) from error
             raise
 

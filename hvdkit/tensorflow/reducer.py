@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from hvdkit.tensorflow.tracing import call_in_graph, check_not_compiled, in_pyth
 from hvdkit.tensorflow.variables import describe
 
 _numbers = itertools.count()
+_turns = itertools.count(1)
 
 
 class GradientReducer:
@@ -36,7 +38,7 @@ class GradientReducer:
     sparse_as_dense: reduce IndexedSlices as dense tensors rather than by gathering their rows.
 
     The first reduce() makes the plan, on all ranks together. Close it on all ranks at the same point, or leave that to
-    shutdown().
+    shutdown(). After another init() it is made anew, by graphs that were traced before when they run.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class GradientReducer:
         self._plan: ArrayPlan | None = None
         self._direct: DirectGradients | None = None
         self._planned = False
+        self._turn = 0
+        self._graph: Callable[[], Any] = _nothing
         _reducers.add(self)
 
     @in_python
@@ -75,7 +79,13 @@ class GradientReducer:
         engine.runtime(call)
         check_not_compiled(call)
         if not self._planned:
-            self._make_plan(given)
+            self._turn = next(_turns)
+            self._make_plan(
+                [i for i, g in enumerate(given) if not self._sparse_as_dense and _is_sparse(g)],
+                [i for i, g in enumerate(given) if g is not None],
+            )
+        if not tf.executing_eagerly():
+            self._graph = _outermost_graph()
         prepared = [self._prepare(at, gradient) for at, gradient in enumerate(given)]
         dense = self._reduce_eagerly(prepared) if tf.executing_eagerly() else self._reduce_in_graph(prepared)
         for at in self._sparse:
@@ -96,11 +106,10 @@ class GradientReducer:
             return tf.IndexedSlices(gradient, tf.range(tf.shape(gradient, tf.int64)[0]))
         return gradient
 
-    def _make_plan(self, gradients: Sequence[Any]) -> None:
+    def _make_plan(self, sparse: Sequence[int], present: Sequence[int]) -> None:
         """Agree with the other ranks on what is sparse, what is there and on the buckets; collective."""
         group = self._process_set.group("A reduction of gradients")
-        sparse = [] if self._sparse_as_dense else [i for i, g in enumerate(gradients) if _is_sparse(g)]
-        present = [i for i, g in enumerate(gradients) if g is not None]
+        self._mine = sparse, present
         self._name = f"variables.{group.engine.count('variables')}"
         facts = allgather_object((sparse, present), self._name, self._process_set)
         self._sparse = sorted({i for each, _ in facts for i in each})
@@ -124,6 +133,22 @@ class GradientReducer:
             )
         self._results = ResultMemory([one.shape for one in specs], [one.dtype for one in specs])
         self._planned = True
+
+    def _make_plan_again(self) -> None:
+        """In a graph that was traced in another world: what a rank does that traces it in this one; collective.
+
+        That makes the plans of all reducers of a graph before it runs, in the order in which they come.
+        """
+        graph = self._graph()
+        for one in sorted(_reducers, key=lambda other: other._turn):
+            if not one._planned and (one is self or (graph is not None and one._graph() is graph)):
+                before = one._sparse, one._uneven
+                one._make_plan(*one._mine)
+                if (one._sparse, one._uneven) != before:
+                    raise HorovodInternalError(
+                        "The ranks that there are now have gradients of other variables, or of another kind, than "
+                        "those had that this tf.function was traced with. Make a new tf.function when the ranks change."
+                    )
 
     def _reduce_eagerly(self, gradients: Sequence[Any]) -> list[Any]:
         reduced: list[Any] = [None] * len(gradients)
@@ -241,15 +266,15 @@ class GradientReducer:
 
     def _reduce_sparse(self, at: int, gradient: Any) -> Any:
         """See reduce_slices; None if the graph has nothing to give and nothing to take."""
-        group = self._process_set.group("A reduction of gradients")
         wanted = tf.executing_eagerly() or gradient is not None or at in self._uneven
         return reduce_slices(
-            group.engine,
+            self._process_set,
             f"{self._name}.{at}",
             gradient,
             self._specs[at],
             average=self._options.average,
             wanted=wanted,
+            ready=functools.partial(_still_there, weakref.ref(self)),
         )
 
     def close(self) -> None:
@@ -260,13 +285,28 @@ class GradientReducer:
 
 
 def _still_there(held: weakref.ref[GradientReducer]) -> Any:
+    """The reducer of a graph that runs, with a plan of this world's."""
     reducer = held()
-    if reducer is None or reducer._plan is None:
+    if reducer is None:
         raise HorovodInternalError(
-            "The reduction that this tf.function was traced with is gone: hvd.shutdown() was called, or the wrapped "
-            "optimizer was thrown away. Make a new tf.function."
+            "The reduction that this tf.function was traced with is gone: the wrapped optimizer was thrown away. Make "
+            "a new tf.function."
         )
+    if not reducer._planned:
+        reducer._make_plan_again()
     return reducer
+
+
+def _nothing() -> None:
+    return None
+
+
+def _outermost_graph() -> Callable[[], Any]:
+    """A weak reference to the graph of the function that is being traced, which others may have called."""
+    graph = tf.compat.v1.get_default_graph()
+    while isinstance(getattr(graph, "outer_graph", None), type(graph)):
+        graph = graph.outer_graph
+    return weakref.ref(graph)
 
 
 def _is_sparse(gradient: Any) -> bool:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from hvdkit.engine.execution import Operation
 from hvdkit.engine.process_sets import MemberGroup
 from hvdkit.engine.submit import Options, begin
-from hvdkit.errors import HorovodInternalError
+from hvdkit.errors import HorovodInternalError, RankLostError
 from hvdkit.tensorflow.tensors import NAMES, array_of, as_buffer, as_tensor
 from hvdkit.tensorflow.tracing import call_in_graph, check_not_compiled
 from hvdkit.transport.base import Array
@@ -27,6 +27,10 @@ class CollectiveError(HorovodInternalError, tf.errors.FailedPreconditionError): 
         tf.errors.FailedPreconditionError.__init__(self, None, None, message)
 
 
+class LostInCollectiveError(CollectiveError, RankLostError):
+    """The same, where another rank has ended."""
+
+
 def run(doing: Doing, tensors: Sequence[Any], results: Sequence[tuple[Any, Shape]], call: str) -> list[Any]:
     """Do a collective.
 
@@ -41,7 +45,7 @@ def run(doing: Doing, tensors: Sequence[Any], results: Sequence[tuple[Any, Shape
         except HorovodInternalError as error:
             if isinstance(error, ValueError):
                 raise
-            raise CollectiveError(str(error)) from None
+            raise (LostInCollectiveError if isinstance(error, RankLostError) else CollectiveError)(str(error)) from None
         return [as_tensor(one, NAMES[dtype]) for one, (dtype, _) in zip(made, results, strict=True)]
     name = f"hvdkit_{call.removesuffix('()')}"
     found = call_in_graph(lambda *arrays: list(doing(*arrays)), list(tensors), [one for one, _ in results], name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,21 +11,32 @@ import tensorflow as tf
 
 from hvdkit.engine.base import Engine
 from hvdkit.engine.execution import Action
+from hvdkit.engine.process_sets import ProcessSet
 from hvdkit.engine.together import do_together
 from hvdkit.tensorflow.tensors import aligned_array, array_of, as_buffer, as_tensor, shaped
 from hvdkit.tensorflow.tracing import call_in_graph
 from hvdkit.tensorflow.variables import VariableSpec
+from hvdkit.tensorflow.world_ops import size_op
 from hvdkit.transport.base import Array, Transport
 from hvdkit.transport.small import gather_ints
 
 _KIND = "sparse_gradients"  # see joining.STOOD_IN_FOR
 
 
-def reduce_slices(engine: Engine, name: str, slices: Any, like: VariableSpec, *, average: bool, wanted: bool) -> Any:
-    """Gather the ranks' IndexedSlices of one variable; collective.
+def reduce_slices(
+    process_set: ProcessSet,
+    name: str,
+    slices: Any,
+    like: VariableSpec,
+    *,
+    average: bool,
+    wanted: bool,
+    ready: Callable[[], None],
+) -> Any:
+    """Gather the ranks' IndexedSlices of one variable; collective. A graph asks for the ranks each time it runs.
 
     name: of the variable, the same on all ranks, and another for each that is gathered at the same time. slices: None
-    counts as no rows. wanted: whether the caller, inside a graph, can use a result.
+    counts as no rows. wanted: whether the caller, inside a graph, can use a result. ready: called before ranks meet.
     Returns IndexedSlices of all ranks' rows, divided by the number of ranks for an average; their indices may repeat.
     None if no rank gave any, or inside a graph where none is wanted.
     """
@@ -34,10 +45,14 @@ def reduce_slices(engine: Engine, name: str, slices: Any, like: VariableSpec, *,
         indices = tf.zeros(0, tf.int64)
     else:
         indices = tf.cast(slices.indices, tf.int64)
-        values = slices.values / tf.cast(engine.transport.size, slices.values.dtype) if average else slices.values
+        values = slices.values
+        if average:
+            values /= tf.cast(size_op(process_set.process_set_id or 0), values.dtype)
 
     def gather(given_indices: Array, given_values: Array) -> list[Array]:
+        ready()
         act = functools.partial(_gather, like, given_indices, given_values)
+        engine = process_set.group("A reduction of gradients").engine
         found: list[Array] = do_together(engine, _KIND, act, name=name)
         return found
 

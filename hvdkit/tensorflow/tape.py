@@ -135,7 +135,8 @@ def _reduction(
         wire_of(compression)
 
     def reduce(variables: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any]:
-        if not (variables and process_set.included() and process_set.size() > 1):
+        alone = process_set.included() and process_set.size() == 1 and not engine.runtime("gradient()").config.elastic
+        if alone or not (variables and process_set.included()):
             return [_dense(one, sparse_as_dense) for one in gradients]
         if options is None:
             return _reduce_by_adasum([_dense(one, sparse_as_dense) for one in gradients], compression, process_set)
@@ -162,22 +163,20 @@ def _dense(gradient: Any, wanted: bool) -> Any:
     return tf.convert_to_tensor(gradient) if wanted and isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-#: A script makes a new tape each step; what it reduces with stays the same as long as the variables look the same.
+#: A script makes a new tape each step; what it reduces with stays the same as long as the variables look the same, and
+#: after another init(), as graphs do.
 _known: dict[Any, GradientReducer] = {}
 
 
 def _find_reducer(
     variables: Sequence[Any], options: ReduceOptions, process_set: ProcessSet, sparse_as_dense: bool
 ) -> GradientReducer:
-    key = (describe(variables), options, process_set.process_set_id, sparse_as_dense)
+    key = (describe(variables), options, process_set, sparse_as_dense)
     if key not in _known:
         _known[key] = GradientReducer(
             variables, options=options, process_set=process_set, sparse_as_dense=sparse_as_dense
         )
     return _known[key]
-
-
-engine.on_shutdown(_known.clear)
 
 
 def PartialDistributedGradientTape(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from hvdkit.errors import XlaError
+from hvdkit.errors import HorovodInternalError, XlaError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -40,7 +41,26 @@ def call_in_graph(function: Any, tensors: list[Any], dtypes: list[Any], name: st
     function: is kept for ever, as TensorFlow keeps it; it gets arrays that share the tensors' memory, and TensorFlow
     shares the memory of the aligned arrays which it returns.
     Returns the list of its results, or the operation if there are none. Operations of one graph run in the order in
-    which they are made.
+    which they are made. What it raises comes out of the graph as an error of TensorFlow's, see behind().
     """
+
+    @functools.wraps(function)
+    def noting(*arrays: Any) -> Any:
+        try:
+            return function(*arrays)
+        except HorovodInternalError as error:
+            _raised[:] = [error]
+            raise
+
     with tf.device("CPU:0"):
-        return tf.numpy_function(function, tensors, dtypes, stateful=True, name=name)
+        return tf.numpy_function(noting, tensors, dtypes, stateful=True, name=name)
+
+
+#: What a graph's operation has raised last: of its error TensorFlow lets only the text through.
+_raised: list[HorovodInternalError] = []
+
+
+def behind(error: tf.errors.OpError) -> HorovodInternalError | None:
+    """What hvdkit raised inside the graph that has failed with this error; None if it did not. It is told once."""
+    found = _raised.pop() if _raised else None
+    return found if found is not None and str(found) in (error.message or "") else None

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvdkit.tensorflow.tensors import dtype_name
+import tensorflow as tf
+
+from hvdkit.tensorflow.tensors import array_of, dtype_name
+from hvdkit.transport.base import Array
 
 
 @dataclass(frozen=True)
@@ -53,3 +56,12 @@ def _shape(variable: Any, at: int) -> tuple[int, ...]:
             f"shape is known when the function is traced."
         )
     return tuple(int(dimension) for dimension in dimensions)
+
+
+def view_of(variable: Any) -> Array:
+    """The numbers of a variable, of TensorFlow or Keras, in its own memory; not to be written to.
+
+    To be let go of before the variable changes: TensorFlow would move it.
+    """
+    own = variable if isinstance(variable, tf.Variable) else variable.value
+    return array_of(own.value())

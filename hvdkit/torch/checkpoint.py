@@ -52,10 +52,15 @@ def save(directory: str | os.PathLike[str], *, keep: int = 3, **things: Any) -> 
 
     Raises CheckpointError, on rank 0, if it could not be written.
     """
+    start_saving(directory, keep=keep, **things)()
+
+
+def start_saving(directory: str | os.PathLike[str], *, keep: int = 3, **things: Any) -> Callable[[], None]:
+    """save() that returns as soon as all is copied; what it returns waits until it is on the disk, and raises."""
     kept, values = _sort(things)
     store = Store(directory, kept, values, keep=keep)
     store.save()
-    store.wait()
+    return store.wait
 
 
 def load(directory: str | os.PathLike[str], **things: Any) -> dict[str, Any] | None:

@@ -197,7 +197,8 @@ def DistributedOptimizer(
         _change_class(optimizer, AdasumSteps, _parameter_names=names, **adasum_attributes(compression, process_set))
         return optimizer
     reducer = None
-    alone = process_set.included() and process_set.size() == 1 and made.horovod is None  # and will stay so
+    alone = process_set.included() and process_set.size() == 1  # and will stay so
+    alone = alone and made.horovod is None and not made.config.elastic
     if op is not Adasum and process_set.included() and not alone:
         reducer = GradientReducer(
             named,

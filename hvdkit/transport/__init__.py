@@ -18,7 +18,9 @@ from typing import Any
 from hvdkit.config import Config, read_environment
 from hvdkit.errors import MissingDependencyError, TransportError, WorldError
 from hvdkit.hook import install_exception_hook
+from hvdkit.news import LOST, listen_to_hvdrun, on_news
 from hvdkit.transport.base import BaseTransport, Transport
+from hvdkit.transport.mpi_losses import tell_mpi_of_loss
 from hvdkit.transport.single import SingleTransport
 from hvdkit.transport.small import gather_ints
 from hvdkit.world import WITHOUT_MPI, World, check_world, complete_world, read_world, under_agent
@@ -41,6 +43,9 @@ def open_transport(config: Config) -> tuple[World, Transport, Abort | None]:
             )
         return _alone(world)
     base, abort = _open_gloo(world) if carrier == "gloo" else _open_mpi(world)
+    if carrier == "mpi" and config.elastic:
+        on_news(LOST, tell_mpi_of_loss)
+        listen_to_hvdrun(config.news)
     base.between.algorithm = config.algorithm
     base.between.check(())
     local, cross = base.split_by_node()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from hvdkit.config import read_environment
 from hvdkit.errors import MissingDependencyError, RankLostError, TransportError
 from hvdkit.need import need
 from hvdkit.transport.base import STORAGE, Buffer, Op
@@ -35,19 +38,24 @@ class _Turns:
 _turns = _Turns()
 
 
+class _Ending:
+    """process: in which hvdkit ends MPI, not mpi4py; 0 for none. Processes that it forks do not."""
+
+    process = 0
+
+
+_ending = _Ending()
+
+
 def load_mpi() -> Any:
     """Start MPI if nobody has, and return mpi4py's module MPI.
 
     Raises MissingDependencyError without mpi4py or without an MPI library, TransportError if MPI has been finalized or
     allows calls from the main thread only.
     """
-    mpi4py: Any = need("mpi4py", "openmpi")
-    if "mpi4py.MPI" not in sys.modules:
-        mpi4py.rc.threads, mpi4py.rc.thread_level = True, "multiple"
-        # A script that says rc.initialize = False leaves starting to us, and mpi4py would then not end it either.
-        mpi4py.rc.finalize = mpi4py.rc.finalize is not False
+    need("mpi4py", "openmpi")
     try:
-        mpi: Any = need("mpi4py.MPI", "openmpi")
+        mpi: Any = _import_mpi()
     except RuntimeError as error:  # no library, or one that does not fit
         raise MissingDependencyError(
             f"mpi4py cannot load an MPI library: {error}. Load your site's MPI module, or run: "
@@ -56,7 +64,7 @@ def load_mpi() -> Any:
     if mpi.Is_finalized():
         raise TransportError("MPI has been finalized in this process and cannot be started again. Start a new process.")
     if not mpi.Is_initialized():
-        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+        _start(mpi)
     _check_threads(mpi)
     _turns.needed = mpi.Query_thread() < mpi.THREAD_MULTIPLE
     return mpi
@@ -64,22 +72,56 @@ def load_mpi() -> Any:
 
 def can_load_mpi() -> bool:
     """Are mpi4py and an MPI library here? Loads them, and starts nothing."""
-    if "mpi4py.MPI" in sys.modules:
-        return True
     try:
-        import mpi4py
-    except ImportError:
-        return False
-    before = mpi4py.rc.initialize, mpi4py.rc.finalize
-    # MPI is started by load_mpi, with the threads that it needs; whoever starts it, it is ended at exit.
-    mpi4py.rc.initialize, mpi4py.rc.finalize = False, before[1] is not False
-    try:
-        from mpi4py import MPI  # noqa: F401
+        _import_mpi()
     except (ImportError, RuntimeError):
         return False
-    finally:
-        mpi4py.rc.initialize, mpi4py.rc.finalize = before
     return True
+
+
+def _let_mpi4py_end(wish: bool | None) -> bool:
+    """Is mpi4py to end MPI at exit? wish: the script's, None for none.
+
+    A script that says rc.initialize = False leaves starting to us, and mpi4py would then not end it either. In a world
+    that may change mpi_world.leave_mpi() does.
+    """
+    ours = wish is not False and read_environment().get("HVDKIT_ELASTIC") == "1"
+    _ending.process = os.getpid() if ours else 0
+    return wish is not False and not ours
+
+
+def is_ours_to_end() -> bool:
+    """Has MPI been started, and was mpi4py told not to end it?"""
+    loaded = sys.modules.get("mpi4py.MPI")
+    if _ending.process != os.getpid() or loaded is None:
+        return False
+    return bool(loaded.Is_initialized() and not loaded.Is_finalized())
+
+
+def _import_mpi() -> Any:
+    """Import mpi4py's module MPI, which starts nothing. Raises MissingDependencyError, RuntimeError."""
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py: Any = need("mpi4py", "openmpi")
+        before = mpi4py.rc.initialize, mpi4py.rc.finalize
+        # MPI is started by load_mpi, with the threads that it needs; whoever starts it, it is ended at exit.
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, _let_mpi4py_end(before[1])
+        try:
+            return need("mpi4py.MPI", "openmpi")
+        finally:
+            mpi4py.rc.initialize, mpi4py.rc.finalize = before
+    return sys.modules["mpi4py.MPI"]
+
+
+def _start(mpi: Any) -> None:
+    """MPI_Init_thread, which waits for all ranks; other threads of Python go on, as they do not in mpi4py's."""
+    start = getattr(ctypes.CDLL(mpi.__file__), "MPI_Init_thread", None)  # of the library that it is linked with
+    if start is None:
+        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+        return
+    if start(None, None, mpi.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int())):
+        raise TransportError("MPI_Init_thread failed; MPI's own messages say why.")
+    for comm in (mpi.COMM_SELF, mpi.COMM_WORLD):  # so that errors are exceptions, as mpi4py has it
+        comm.Set_errhandler(mpi.ERRORS_RETURN)
 
 
 def calls_from_any_thread() -> bool:
@@ -229,9 +271,14 @@ def revoke_all() -> None:
 
     MPI keeps them: there may be messages on their way.
     """
-    for comm in _owned.values():
-        call_mpi("MPIX_Comm_revoke", comm.Revoke)
-    _owned.clear()
+    for comm in list(_owned.values()):
+        revoke_comm(comm)
+
+
+def revoke_comm(comm: MPI.Comm) -> None:
+    """Make every call of any rank on one communicator fail, now and later; not collective."""
+    _owned.pop(comm.handle, None)
+    call_mpi("MPIX_Comm_revoke", comm.Revoke)
 
 
 def tells_of_lost_ranks() -> bool:

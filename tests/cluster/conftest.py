@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from cluster.faults import folders_of, hidden
+from cluster.host_faults import folders_of, hidden
 from cluster.lab import Lab
 from cluster.needs import missing_for_hosts, missing_for_slurm
 from cluster.other_mpi import make_python

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from cluster.doctor import found, look
-from cluster.faults import (
+from cluster.host_faults import (
     done,
     edited,
     folders_of,

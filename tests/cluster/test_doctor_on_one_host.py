@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from cluster.doctor import look_here
-from cluster.faults import done, edited, folders_of, hidden, names_of, plant_package, plant_program
+from cluster.host_faults import done, edited, folders_of, hidden, names_of, plant_package, plant_program
 from cluster.lab import ROOT, Lab, environment
 from cluster.needs import libfaketime, missing_for_faults
 

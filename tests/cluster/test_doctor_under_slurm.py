@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cluster.doctor import DOCTOR, found
-from cluster.faults import plant_program
+from cluster.host_faults import plant_program
 from cluster.lab import environment
 from cluster.slurm import Slurm
 

@@ -150,3 +150,14 @@ def test_a_job_that_is_warned_saves_is_requeued_and_goes_on_and_one_that_is_canc
     slurm.run("scancel", job)
     slurm.wait_for(lambda: "JobState=CANCELLED" in show() and not slurm.lab.strays(), 30)
     assert "Restarts=1" in show()
+
+
+@pytest.mark.slow
+def test_a_job_that_srun_starts_is_started_again_when_a_rank_is_killed(slurm: Slurm, tmp_path: Path) -> None:
+    script = f"{sys.executable} {ROOT}/tests/elastic_script.py {tmp_path}/killed"
+    options = f"--launcher srun --elastic --elastic-checkpoints {tmp_path}/kept --elastic-save-s 0"
+    code, output = slurm.batch(tmp_path, f"{HVDRUN} {options} {script}", "--nodes=2", "--ntasks-per-node=1")
+    assert code == 0, output
+    assert "ranks that srun has started cannot go on without a dead one: hvdrun starts the job again" in output
+    assert "starting again with 2 ranks on node1:1, node2:1, from the last checkpoint" in output
+    assert output.count("ends at 40 with 2 ranks, alike: True, learned: True") == 2

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from hvdrun_job import HVDRUN, alive, environment
@@ -61,11 +62,12 @@ class Job:
 
 
 @contextmanager
-def started(*options: str, command: tuple[str, ...]) -> Iterator[Job]:
+def started(*options: str, command: tuple[str, ...], cwd: Path | None = None) -> Iterator[Job]:
     """A job of hvdrun's; nothing of it is left at the end."""
     process = subprocess.Popen(
         [*HVDRUN, "--elastic", *options, sys.executable, *command],
         env=environment(),
+        cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -7,19 +7,30 @@ import signal
 import sys
 
 from .daemon import end_daemon
-from .place import Place, read_place
+from .place import Place, adopt_environment, may_be_outlived, read_environment_of, read_place
 from .rank import Agent
 from .stream import open_log
 from .wire import Gone, open_control
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command after `--` as a rank. `--joins N` before that: of ranks that others have started, the first N."""
+    """Run the command after `--` as a rank.
+
+    Before that, for one that others have started: `--joins N`, its number, and `--like P`, the process of the agent of
+    a rank on this host, whose variables it takes.
+    """
     own, command = split_arguments(arguments)
+    if "--like" in own:
+        at = own.index("--like")
+        like = read_environment_of(int(own[at + 1]))
+        # Anew, as others may come to be like this one: what a process was started with is what they see.
+        anew = [*sys.orig_argv[: -len(arguments)], *own[:at], *own[at + 2 :], "--", *command]
+        os.execve(sys.executable, anew, adopt_environment(os.environ, like))
     place = read_place(os.environ, int(own[1]) if own else None)
     code, deserted = 1, False
     try:
-        log = open_log(os.environ.get("HVDKIT_OUTPUT_DIRECTORY", ""), place.rank)
+        again = os.environ.get("HVDKIT_START", "1") != "1"
+        log = open_log(os.environ.get("HVDKIT_OUTPUT_DIRECTORY", ""), place.rank, again=again)
     except OSError as error:
         _say(place, f"cannot write its log: {error}")
         return 1
@@ -35,7 +46,7 @@ def main(arguments: list[str]) -> int:
         _say(place, f"has lost hvdrun, or cannot reach it: {error}")
     if deserted:
         end_daemon()
-    if code and os.environ.get("HVDKIT_ELASTIC") == "1":
+    if code and may_be_outlived(os.environ):
         # Of an exit code Open MPI's daemon does not tell the other ranks, who would wait for this one for ever.
         os.kill(os.getpid(), signal.SIGKILL)
     return code

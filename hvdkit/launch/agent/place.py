@@ -79,11 +79,53 @@ def _read_number(environ: Mapping[str, str], *names: str) -> int:
     return int(text) if re.fullmatch("[0-9]{1,10}", text) else -1
 
 
-def plan_elastic_variables(place: Place, command: Sequence[str], news: int) -> dict[str, str]:
-    """What a rank is told whose world may change: what starts another one, and where to tell how far it is."""
+def name_process(environ: Mapping[str, str]) -> str:
+    """What Open MPI's launcher calls this process, as "namespace:number"; "" where there is none with PMIx."""
+    namespace, number = environ.get("PMIX_NAMESPACE", ""), environ.get("PMIX_RANK", "")
+    return f"{namespace}:{number}" if namespace and number else ""
+
+
+def may_be_outlived(environ: Mapping[str, str]) -> bool:
+    """Do the other ranks go on within the job when this one dies?"""
+    return environ.get("HVDKIT_ELASTIC") == "1" and environ.get("HVDKIT_ELASTIC_RESTARTS") != "1"
+
+
+def plan_elastic_variables(place: Place, command: Sequence[str]) -> dict[str, str]:
+    """What a rank is told whose world may change: what starts another one."""
     agent = [sys.executable, "-I", "-S", os.path.dirname(os.path.abspath(__file__))]
-    another = {"agent": agent, "command": list(command), "number": max(place.rank + 1, place.size)}
-    return {"HVDKIT_ELASTIC_COMMAND": json.dumps(another), "HVDKIT_ELASTIC_NEWS": str(news)}
+    another = {
+        "agent": agent,
+        "command": list(command),
+        "number": max(place.rank + 1, place.size),
+        "process": os.getpid(),
+    }
+    return {"HVDKIT_ELASTIC_COMMAND": json.dumps(another)}
+
+
+def read_environment_of(process: int) -> dict[str, str]:
+    """The variables that a process on this host was started with; {} if that cannot be seen."""
+    try:
+        with open(f"/proc/{process}/environ", "rb") as file:
+            data = file.read()
+    except OSError:
+        return {}
+    pairs = (os.fsdecode(line).partition("=") for line in data.split(b"\0"))
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def adopt_environment(environ: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
+    """Build the environment of a rank that others have started: what they have, but for what says which rank this is.
+
+    environ: as the launcher's daemon made it, which on another host than hvdrun's knows nothing of the job. other: of a
+    rank that was there.
+    """
+    job = {name: value for name, value in other.items() if not _is_launchers(name)}
+    mine = {name: value for name, value in environ.items() if _is_launchers(name) or name.startswith("OMPI_MCA_")}
+    return {**environ, **job, **mine}
+
+
+def _is_launchers(name: str) -> bool:
+    return name.startswith(("PMIX_", "PRTE_", "OMPI_")) and not name.startswith("OMPI_MCA_")
 
 
 def adapt_environment(environ: Mapping[str, str], orders: Mapping[str, str], threads: int) -> dict[str, str]:

@@ -8,6 +8,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from .binding import Share, allowed_cpus, bind, plan_share
 from .guard import Guard
 from .interfaces import has_fabric, read_interfaces
 from .machine import look_around
-from .place import Place, adapt_environment, plan_elastic_variables
+from .place import Place, adapt_environment, may_be_outlived, name_process, plan_elastic_variables
 from .prefix import Prefixer
 from .stacks import StackTaker
 from .stream import HOLD_S, Stream, open_terminal, set_window, write_all
@@ -28,10 +29,12 @@ from .wire import (
     BYE,
     DOING,
     END,
+    ENDED_BY_HVDRUN,
     GO,
     HELLO,
     NEWS,
     PAUSE,
+    SAVE,
     SIGNAL,
     START,
     STDERR,
@@ -86,7 +89,7 @@ class Agent:
         self.terminal: int | None = None
         self.asked: list[tuple[bytes, StackTaker]] = []  # hvdrun wants to know what the rank is doing
         self.unread = False  # nobody takes the output any more
-        self.news = -1  # where the rank tells how far it is
+        self.news: socket.socket | None = None  # where the rank tells how far it is, and hears of others
         self.elastic = False  # the others may go on without this rank, and wait for MPI to tell them of its end
 
     def run(self, command: list[str], environ: Mapping[str, str]) -> int:
@@ -99,21 +102,20 @@ class Agent:
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(name, self._on_signal)
         orders = self._await_go(environ)
-        self.elastic = environ.get("HVDKIT_ELASTIC") == "1"
+        self.elastic = may_be_outlived(environ)
         local_size = int(orders.get("local_size", self.place.local_size))
         one_host = orders.get("one_host", local_size in (0, self.place.size))
         self.prefix = (f"[{self.place.rank}] " if one_host else f"[{self.place.rank} {self.place.host}] ").encode()
         guard = Guard()  # launchers kill agents, and cannot know what the agents have started
         share = plan_share(allowed_cpus(), orders.get("cores", {}), local_size)
         variables = adapt_environment(environ, orders.get("variables", {}), share.threads)
-        target = -1
-        if self.elastic:
-            self.news, target = os.pipe()
-            os.set_inheritable(target, True)
-            variables.update(plan_elastic_variables(self.place, command, target))
+        if environ.get("HVDKIT_ELASTIC") == "1":
+            variables.update(plan_elastic_variables(self.place, command))
+        self.news, target = socket.socketpair()
+        target.set_inheritable(True)
+        variables["HVDKIT_NEWS"] = f"{target.fileno()}:{os.fstat(target.fileno()).st_ino}"  # see hvdkit.news
         problem = self._start(command, variables, orders.get("window"), share)
-        if target >= 0:
-            os.close(target)
+        target.close()
         if problem is not None:
             return self._finish(*problem)
         assert self.child is not None
@@ -138,6 +140,7 @@ class Agent:
         hello: dict[str, Any] = {"rank": self.place.rank, "size": self.place.size, "host": self.place.host}
         if self.place.joins:
             hello["joins"] = True
+        hello["process"] = name_process(environ)
         hello["machine"] = look_around(environ)
         if self.control.address:
             hello.update(address=self.control.address, interfaces=read_interfaces(), fabric=has_fabric())
@@ -209,8 +212,9 @@ class Agent:
         controls = self.control.sources if self.control is not None else []
         for control in controls:
             poll.register(control, select.POLLIN)
-        if self.news >= 0:
-            poll.register(self.news, select.POLLIN)
+        news = self.news.fileno() if self.news is not None else -1
+        if self.news is not None:
+            poll.register(news, select.POLLIN)
         drain_until = 0.0
         while True:
             busy = drain_until or self.kill_at or self.asked or any(stream.held_since for stream in sources.values())
@@ -218,12 +222,12 @@ class Agent:
             if wake in ready:
                 os.read(wake, 4096)
                 self._report_pause()
-            if self.news in ready:
-                words = os.read(self.news, 4096)
+            if news in ready:
+                words = self._read_news()
                 if words:
                     self._send(NEWS, words)
                 else:
-                    poll.unregister(self.news)
+                    poll.unregister(news)
             if self.control is None:
                 for control in controls:
                     poll.unregister(control)
@@ -256,6 +260,14 @@ class Agent:
     def _emit_from(self, fd: int, data: bytes) -> None:
         self._emit(next(stream.kind for stream in self.streams if stream.source == fd), data)
 
+    def _read_news(self) -> bytes:
+        """What the rank tells of itself; b"" if it will say no more."""
+        assert self.news is not None
+        try:
+            return self.news.recv(4096)
+        except ConnectionError:  # it has ended without listening
+            return b""
+
     def _report_pause(self) -> None:
         """Tell hvdrun if the command has been stopped, or goes on."""
         assert self.child is not None
@@ -274,11 +286,16 @@ class Agent:
         for kind, payload in frames:
             number = signal.Signals(int(payload)) if kind == SIGNAL else None
             if kind == STOP or (number == signal.SIGTERM and not catches(self.child.pid, number)):
-                self._end_rank("hvdrun ended the job")
+                self._end_rank(ENDED_BY_HVDRUN)
             elif number is not None:
                 self._pass_on(number)
+            elif kind == SAVE and catches(self.child.pid, signal.SIGTERM):
+                self._pass_on(signal.SIGTERM)
             elif kind == ASK:
                 self.asked.append((payload, StackTaker(self.child.pid)))
+            elif kind == NEWS and self.news is not None:
+                with contextlib.suppress(OSError):  # it has ended, or never listens
+                    self.news.send(payload, socket.MSG_DONTWAIT)
             elif kind == WINDOW and self.terminal is not None:
                 rows, columns = json.loads(payload)
                 set_window(self.terminal, rows, columns - len(self.prefix))

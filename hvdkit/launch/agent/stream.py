@@ -71,14 +71,16 @@ def write_all(target: int, data: bytes) -> None:
         view = view[os.write(target, view) :]
 
 
-def open_log(folder: str, rank: int) -> int | None:
-    """Open the rank's log file in `folder`, which is made if it is not there; None without a folder."""
+def open_log(folder: str, rank: int, *, again: bool = False) -> int | None:
+    """Open the rank's log file in `folder`, which is made if it is not there; None without a folder.
+
+    again: the job is started again, and what is there is of its own.
+    """
     if not folder:
         return None
     os.makedirs(folder, exist_ok=True)
-    return os.open(
-        os.path.join(folder, f"rank.{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666
-    )
+    how = os.O_APPEND if again else os.O_TRUNC
+    return os.open(os.path.join(folder, f"rank.{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o666)
 
 
 def open_terminal(rows: int, columns: int) -> tuple[int, int]:

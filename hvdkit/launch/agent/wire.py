@@ -11,14 +11,16 @@ import struct
 HEADER = struct.Struct(">cI")  # type, length of the payload
 HELLO, START, STDOUT, STDERR, PAUSE, END = b"H", b"S", b"O", b"E", b"Z", b"X"  # from an agent
 DOING = b"D"  # from an agent: what its rank is doing
-NEWS = b"N"  # from an agent: how far its rank is, of a world that may change
+NEWS = b"N"  # from an agent: how far its rank is, of a world that may change; from hvdrun, for the rank: of others
 PULSE = b"P"  # from an agent, on a second connection, as the only frame there
 GO, STOP, BYE, SIGNAL, WINDOW, ASK = b"G", b"T", b"B", b"K", b"W", b"A"  # from hvdrun
+SAVE = b"V"  # from hvdrun: have the rank save and end, if it knows how to
+ENDED_BY_HVDRUN = "hvdrun ended the job"  # why a rank was ended, in an END
 NONCE_BYTES = 32
 CONTROL, INQUIRY = "control", "inquiry"  # Unix sockets in the job's folder: for agents, for `hvdkit stacks`
 CONNECT_S = 10.0
-# A host that answers nothing for this long is lost: 4 s of quiet, then 3 questions 2 s apart.
-_QUIET_S, _ASK_S, _QUESTIONS = 4, 2, 3
+# A host that answers nothing for this long is lost: 3 s of quiet, then 5 questions 1 s apart.
+_QUIET_S, _ASK_S, _QUESTIONS = 3, 1, 5
 
 
 class Gone(Exception):

@@ -10,17 +10,16 @@ from hvdkit.launch.job import Job, plan_places
 from hvdkit.launch.mpi import Mpi
 
 # Never ask for a password, give up on a silent host, and notice a lost one: mpirun by itself waits for hours.
-SSH_OPTIONS = (
-    *("-o", "BatchMode=yes"),
-    *("-o", "ConnectTimeout=10"),
-    *("-o", "ServerAliveInterval=2"),
-    *("-o", "ServerAliveCountMax=3"),
-)
+SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+_NOTICE_LOSS = ("-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=3")
 
 
 def ssh_options(job: Job) -> tuple[str, ...]:
-    """Make the options that ssh is given, with the user's own."""
-    return (*SSH_OPTIONS, *job.ssh_options)
+    """Make the options that ssh is given, with the user's own.
+
+    Where other hosts outlive a lost one, mpirun is not to notice: it ends the job. hvdrun does by itself.
+    """
+    return (*SSH_OPTIONS, *(() if job.elastic else _NOTICE_LOSS), *job.ssh_options)
 
 
 def library_variables(job: Job, mpi: Mpi) -> dict[str, str]:

@@ -6,9 +6,9 @@ import argparse
 import sys
 
 from hvdkit.errors import LaunchError
+from hvdkit.launch.doing import format_report, read_answer
 from hvdkit.launch.folders import find_jobs
 from hvdkit.launch.inquiry import ask_job
-from hvdkit.tools.stacks.report import format_report, read_answer
 
 _EXPLANATION = """\
 Show what every rank of a running hvdrun job is doing now, on all hosts: the Python stacks of all threads, ranks that do

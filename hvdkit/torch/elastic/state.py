@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,13 +36,18 @@ class TorchState(ObjectState):
 
     def save_to(self, directory: str) -> None:
         """See State.save_to. Raises ValueError for a value that is neither a number, a text nor has a state_dict."""
-        checkpoint.save(directory, **self._things())
+        self.start_saving(directory)()
 
-    def load_from(self, directory: str) -> None:
+    def start_saving(self, directory: str) -> Callable[[], None]:
+        """See State.start_saving. Raises ValueError as save_to() does."""
+        return checkpoint.start_saving(directory, **self._things())
+
+    def load_from(self, directory: str) -> bool:
         """See State.load_from."""
         values = checkpoint.load(directory, **self._things())
         for name, value in (values or {}).items():
             setattr(self, name, value)
+        return values is not None
 
     def _things(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._names if getattr(self, name) is not None}
@@ -55,16 +61,33 @@ class TorchState(ObjectState):
 
 def _copy_over(old: Any, new: Any) -> Any:
     """A copy of a state, in the memory of an old one as far as that fits: new memory costs more than copying."""
-    if isinstance(new, torch.Tensor):
-        if isinstance(old, torch.Tensor) and (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device):
-            return old.copy_(new.detach())
-        return new.detach().clone()
-    if isinstance(new, dict):
-        had = old if isinstance(old, dict) else {}
-        copied = copy.copy(new)  # with what a module's state has besides
-        copied.update({name: _copy_over(had.get(name), value) for name, value in new.items()})
-        return copied
-    return copy.deepcopy(new)
+    kept: list[torch.Tensor] = []
+    given: list[torch.Tensor] = []
+
+    def copied(old: Any, new: Any) -> Any:
+        if isinstance(new, torch.Tensor):
+            if isinstance(old, torch.Tensor) and _fits(old, new):
+                kept.append(old)
+                given.append(new)
+                return old
+            return new.detach().clone()
+        if isinstance(new, dict):
+            had = old if isinstance(old, dict) else {}
+            made = copy.copy(new)  # with what a module's state has besides
+            made.update({name: copied(had.get(name), value) for name, value in new.items()})
+            return made
+        return copy.deepcopy(new)
+
+    made = copied(old, new)
+    if kept:
+        with torch.no_grad():
+            # In one call: where there are hundreds of small tensors each one's costs more than its bytes.
+            torch._foreach_copy_(kept, given)
+    return made
+
+
+def _fits(old: torch.Tensor, new: torch.Tensor) -> bool:
+    return old.shape == new.shape and old.dtype == new.dtype and old.device == new.device
 
 
 class _StateDictHandler:

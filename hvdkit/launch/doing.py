@@ -10,9 +10,9 @@ from typing import Any
 
 import hvdkit
 from hvdkit.errors import LaunchError
+from hvdkit.launch.dump import Stack, parse_dump
 from hvdkit.launch.hosts.ranges import fold
 from hvdkit.launch.reports import parse_processes
-from hvdkit.tools.stacks.dump import Stack, parse_dump
 
 #: States of proc(5) in which a process can answer nothing.
 _STATES = {"T": "stopped by a signal", "t": "held by a debugger", "D": "waiting for a file system, in the kernel"}
@@ -47,14 +47,19 @@ def read_answer(answer: Mapping[str, Any]) -> list[Doing]:
         ) from None
     found = []
     for rank, processes in sorted(parsed.items(), key=lambda item: item[0]):
-        host = str(hosts.get(str(rank), "?"))
-        if processes is None:
-            found.append(Doing(rank, host, why="its agent does not answer: is its host overloaded, or cut off?"))
-            continue
-        for process in processes:
-            more = "" if process is processes[0] else f"pid {process['pid']}"
-            stacks = tuple(parse_dump(process["stacks"]))
-            found.append(Doing(rank, host, more, stacks, "" if stacks else _explain(process)))
+        found += read_processes(rank, str(hosts.get(str(rank), "?")), processes)
+    return found
+
+
+def read_processes(rank: int, host: str, processes: Sequence[Mapping[str, Any]] | None) -> list[Doing]:
+    """Take what the agent of a rank answers, see parse_processes; None if it does not."""
+    if processes is None:
+        return [Doing(rank, host, why="its agent does not answer: is its host overloaded, or cut off?")]
+    found = []
+    for process in processes:
+        more = "" if process is processes[0] else f"pid {process['pid']}"
+        stacks = tuple(parse_dump(process["stacks"]))
+        found.append(Doing(rank, host, more, stacks, "" if stacks else _explain(process)))
     return found
 
 
@@ -88,22 +93,22 @@ def _outside(stack: Stack) -> Stack:
 def _format_group(group: Sequence[Doing]) -> str:
     first = group[0]
     if first.why:
-        return f"{_name(group)}: {first.why}\n"
+        return f"{name_ranks(group)}: {first.why}\n"
     threads: dict[Stack, list[tuple[Doing, Stack]]] = {}
     for one in group:
         for each in {_outside(stack): stack for stack in one.stacks[1:] if stack}.values():  # () says nothing
             threads.setdefault(_outside(each), []).append((one, each))
     same = all(one.stacks[0] == first.stacks[0] for one in group)
-    shown = "" if same else f" (inside hvdkit as {_name([first])} does)"
-    lines = [f"{_name(group)}{shown}:\n", _format_stack(first.stacks[0])]
+    shown = "" if same else f" (inside hvdkit as {name_ranks([first])} does)"
+    lines = [f"{name_ranks(group)}{shown}:\n", _format_stack(first.stacks[0])]
     for found in threads.values():
-        of = "" if len(found) == len(group) else f" of {_name([one for one, _ in found])}"
+        of = "" if len(found) == len(group) else f" of {name_ranks([one for one, _ in found])}"
         lines += [f"  another thread{of}:\n", _format_stack(found[0][1])]
     return "".join(lines)
 
 
-def _name(group: Sequence[Doing]) -> str:
-    """Like "ranks 0-2, 5 on node1; 7 (pid 77) on node2"."""
+def name_ranks(group: Sequence[Doing]) -> str:
+    """Write who they are, like "ranks 0-2, 5 on node1; 7 (pid 77) on node2"."""
     places: dict[str, list[Doing]] = {}
     for one in group:
         places.setdefault(one.host, []).append(one)

@@ -1,0 +1,91 @@
+"""Starting ranks in the place of those that died, from a thread: nobody waits until they are there.
+
+They are started on a host by all ranks of that host, and together. Open MPI's launcher writes over its own memory when
+processes of several hosts take part in connecting new ones (PRRTE 3.0, its callback for PMIx_Connect); and processes of
+one host that have not been connected do not find each other there.
+
+MPI waits for ever for a process that has ended before it has joined MPI. So this thread may never come back; it is left
+alone then, and the next one has a communicator of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from hvdkit.errors import HorovodInternalError, RankLostError
+from hvdkit.log import logger
+from hvdkit.transport.mpi_library import call_mpi, load_mpi, own_comm, revoke_comm
+from hvdkit.transport.mpi_world import READY_TAG
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_LOOK_S = 0.02
+
+
+class Starting:
+    """Ranks that are being started by those of `local`, all ranks of this host; collective among them.
+
+    command: of the first, with its number; what the first of `local` says counts. count: how many. host: as the
+    launcher calls this one; "" if there is no other. come: told on the first, from another thread, that all are there
+    and wait to be taken in.
+
+    bridge: to them, behind those of `local`; None until they have joined MPI.
+    """
+
+    def __init__(
+        self, local: MPI.Intracomm, command: Sequence[str], count: int, host: str, come: Callable[[], None]
+    ) -> None:
+        self.bridge: MPI.Intracomm | None = None
+        self._given_up = False
+        self.count = count
+        self._command, self._host, self._come = command, host, come
+        self._comm = own_comm(call_mpi("MPI_Comm_dup", local.Dup))
+        threading.Thread(target=self._run, name="hvdkit-starting", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            child = self._spawn()
+            bridge = own_comm(call_mpi("MPI_Intercomm_merge", child.Merge, False))
+            self.bridge = bridge
+            if self._given_up:
+                revoke_comm(bridge)
+            elif self._comm.rank == 0 and self._wait(bridge):
+                self._come()
+        except RankLostError:
+            pass  # one has died on its way in, of which hvdrun tells
+        except HorovodInternalError as error:
+            if not self._given_up:
+                logger.warning("No rank could be started in place of one that was lost: %s", error)
+
+    def _spawn(self) -> MPI.Intercomm:
+        mpi = load_mpi()
+        info = mpi.Info.Create()
+        info.Set("map_by", "slot:oversubscribe")
+        info.Set("bind_to", "none")
+        if self._host:
+            info.Set("host", self._host)
+        child = call_mpi(
+            "MPI_Comm_spawn", self._comm.Spawn, self._command[0], list(self._command[1:]), self.count, info, 0
+        )
+        info.Free()
+        child.Set_errhandler(mpi.ERRORS_RETURN)
+        return child
+
+    def _wait(self, bridge: MPI.Intracomm) -> bool:
+        for new in range(bridge.size - self.count, bridge.size):
+            while not call_mpi("MPI_Iprobe", bridge.Iprobe, new, READY_TAG):
+                if self._given_up:
+                    return False
+                time.sleep(_LOOK_S)
+            call_mpi("MPI_Recv", bridge.Recv, [bytearray(1), load_mpi().BYTE], new, READY_TAG)
+        return True
+
+    def give_up(self) -> None:
+        """They are not waited for any more; if they come later they end by themselves."""
+        self._given_up = True
+        for comm in filter(None, (self.bridge, self._comm)):
+            revoke_comm(comm)

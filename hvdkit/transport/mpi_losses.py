@@ -1,0 +1,81 @@
+"""What Open MPI cannot do by itself when processes are lost, through the PMIx library that it has loaded.
+
+Of a whole host that has fallen silent it does not know: it learns of deaths from its launcher's daemon on that host,
+which has gone with it. It takes them from events of PMIx; so each rank sends one to itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+from hvdkit.log import logger
+
+# PMIx's standard, chapters 5 to 7; the code is the one that it has always had.
+_PROCESS_ABORTED = -7
+_TO_THIS_PROCESS_ONLY = 7
+_TYPE_PROC = 22
+_AFFECTED = b"pmix.evproc"
+_LONGEST_NAMESPACE, _LONGEST_KEY = 255, 511
+
+
+class _Proc(ctypes.Structure):
+    _fields_ = (("namespace", ctypes.c_char * (_LONGEST_NAMESPACE + 1)), ("rank", ctypes.c_uint32))
+
+
+class _Data(ctypes.Union):
+    # The largest of its members takes 64 bytes.
+    _fields_ = (("proc", ctypes.POINTER(_Proc)), ("room", ctypes.c_uint64 * 8))
+
+
+class _Value(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_uint16), ("data", _Data))
+
+
+class _Info(ctypes.Structure):
+    _fields_ = (("key", ctypes.c_char * (_LONGEST_KEY + 1)), ("flags", ctypes.c_uint32), ("value", _Value))
+
+
+def tell_mpi_of_loss(name: str) -> None:
+    """Have MPI know that a process is gone: what waits for it then fails.
+
+    name: what MPI's launcher calls it, as "namespace:number"; nothing is done for what is no name.
+    """
+    namespace, _, number = name.rpartition(":")
+    encoded = namespace.encode()
+    if not encoded or len(encoded) > _LONGEST_NAMESPACE or not number.isdecimal():
+        return
+    library = _load_pmix()
+    if library is None:
+        logger.warning("MPI cannot be told that %s is gone: its PMIx library was not found.", name)
+        return
+    gone, info = _Proc(encoded, int(number)), _Info()
+    info.key, info.value.type = _AFFECTED, _TYPE_PROC
+    info.value.data.proc = ctypes.pointer(gone)
+    status = library.PMIx_Notify_event(
+        *(ctypes.c_int(_PROCESS_ABORTED), ctypes.byref(gone), ctypes.c_uint8(_TO_THIS_PROCESS_ONLY)),
+        *(ctypes.byref(info), ctypes.c_size_t(1), None, None),
+    )
+    if status:
+        logger.warning("MPI could not be told that %s is gone: PMIx_Notify_event returned %d.", name, status)
+
+
+def leave_launcher() -> None:
+    """Tell MPI's launcher that this process ends well, without ending MPI.
+
+    MPI_Finalize would wait for connections of processes that are gone, or have left before.
+    """
+    library = _load_pmix()
+    if library is not None:
+        library.PMIx_Finalize(None, ctypes.c_size_t(0))
+
+
+@functools.cache
+def _load_pmix() -> ctypes.CDLL | None:
+    """The library that MPI has loaded, and no other one: that would know nothing of this process."""
+    try:
+        with open("/proc/self/maps") as file:
+            paths = [line.split(maxsplit=5)[-1].strip() for line in file if "libpmix" in line]
+    except OSError:
+        return None
+    return ctypes.CDLL(paths[0]) if paths else None

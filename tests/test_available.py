@@ -1,0 +1,86 @@
+"""Which hosts a job may be started on: not those that were lost, nor those that do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hvdkit.errors import LaunchError
+from hvdkit.launch.available import Available
+from hvdkit.launch.blacklist import Blacklist
+from hvdkit.launch.hosts import Host
+
+HOSTS = (Host("far1", 1), Host("far2", 2), Host("far3", 3))
+
+
+def names(hosts: tuple[Host, ...]) -> list[str]:
+    return [host.name for host in hosts]
+
+
+def test_only_hosts_that_answer_are_found_and_each_is_asked_once() -> None:
+    asked, said = [], list[str]()
+
+    async def answers(host: Host) -> bool:
+        asked.append(host.name)
+        return host.name != "far3"
+
+    async def run() -> None:
+        available = Available(HOSTS, said.append, answers=answers)
+        assert not available.changes
+        for _ in range(2):
+            assert names(await available.find({"far1"})) == ["far1", "far2"]
+        assert asked == ["far2", "far3"]
+        assert len(said) == 1 and "far3 does not answer" in said[0]
+        assert available.changes  # it is asked again later
+        available.doubt()
+        assert names(await available.find()) == ["far1", "far2"]
+        assert asked[2:] == ["far1", "far2"]
+
+    asyncio.run(run())
+
+
+def test_a_host_that_was_lost_comes_back_after_its_time_and_has_to_answer() -> None:
+    asked, said = [], list[str]()
+
+    async def answers(host: Host) -> bool:
+        asked.append(host.name)
+        return True
+
+    async def run() -> None:
+        available = Available(HOSTS, said.append, answers=answers, lost=Blacklist((0.05, 0.1)))
+        assert len(await available.find()) == 3
+        available.leave_out({"far2", "unknown"})
+        assert names(await available.find()) == ["far1", "far3"] and available.changes
+        await asyncio.sleep(0.2)
+        assert len(await available.find()) == 3
+        assert asked == ["far1", "far2", "far3", "far2"]
+
+    asyncio.run(run())
+    assert said == ["far2 is left out for 0 s."]
+
+
+def test_this_machine_is_never_lost() -> None:
+    async def run() -> None:
+        available = Available((Host("localhost", 2),), print)
+        available.leave_out({"localhost"})
+        assert names(await available.find()) == ["localhost"]
+
+    asyncio.run(run())
+
+
+def test_a_script_that_fails_is_told_once_and_changes_nothing() -> None:
+    said = list[str]()
+    found: list[tuple[Host, ...]] = [(Host("localhost", 1),), (Host("localhost", 2), Host("no.such.host.invalid", 1))]
+
+    async def look() -> tuple[Host, ...]:
+        if not found:
+            raise LaunchError("it has failed.")
+        return found.pop(0)
+
+    async def run() -> None:
+        available = Available((), said.append, look=look)
+        assert [host.slots for host in await available.find()] == [1]
+        for _ in range(3):
+            assert [(host.name, host.slots) for host in await available.find()] == [("localhost", 2)]
+
+    asyncio.run(run())
+    assert said == ["it has failed. The hosts are taken to be those from before."]

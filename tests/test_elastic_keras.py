@@ -1,0 +1,131 @@
+"""Ranks that train with Keras die, and the others go on: on each backend, under hvdrun and its fault tolerance."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.job import started
+from hvdrun_job import ROOT, environment
+from keras_ranks import PACKAGES
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(110)]
+
+SCRIPT = str(Path(__file__).parent / "keras_elastic_script.py")
+LOOP = str(Path(__file__).parent / "tensorflow_elastic_script.py")
+DIGITS = ROOT / "examples" / "keras_elastic_digits.py"
+KILLED_AT = 30
+#: On PyTorch Keras divides a loss by the number of samples in float32, whatever the dtype of all else.
+CLOSE = {"torch": 1e-4, "tensorflow": 1e-10}
+
+
+@pytest.fixture(params=["torch", "tensorflow"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    name: str = request.param
+    for package in ("keras", PACKAGES[name]):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    monkeypatch.setenv("KERAS_BACKEND", name)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    return name
+
+
+def alone(*arguments: str, script: str = SCRIPT) -> Any:
+    """What one process comes to."""
+    done = subprocess.run(
+        [sys.executable, script, *arguments],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])["summary"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_others_go_on_and_one_comes_in_its_place(victim: int, backend: str) -> None:
+    with started("-np", "3", "--min-np", "2", command=(SCRIPT, "60", "0.03", "3")) as job:
+        job.wait_for(lambda: len(job.pids) == 3 and job.committed(KILLED_AT))
+        os.kill(job.pids[victim], signal.SIGKILL)
+        output = job.end()
+    assert job.process.returncode == 0, output
+    result = job.result()
+    assert result["sizes"] == [3, 2, 3] and result["alike"]
+    assert result["summary"] == pytest.approx(alone("60", "0", "3"), abs=CLOSE[backend])
+
+
+@pytest.mark.slow
+def test_too_few_are_left_and_the_same_command_goes_on_from_the_last_commit(tmp_path: Path, backend: str) -> None:
+    options, command = (
+        ("-np", "2", "--min-np", "2", "--elastic-checkpoints", str(tmp_path)),
+        (SCRIPT, "12", "0.03", "3"),
+    )
+    with started(*options, command=command) as job:
+        job.wait_for(lambda: len(job.pids) == 2 and job.committed(KILLED_AT))
+        os.kill(job.pids[1], signal.SIGKILL)
+        output = job.end()
+    assert job.process.returncode == 75, output
+    assert "1 of at least 2" in output and "goes on from there" in output
+    with started(*options, command=command) as job:
+        output = job.end()
+    assert job.process.returncode == 0, output
+    assert "committed 1\n" not in output, "it has begun anew"
+    assert job.result()["summary"] == pytest.approx(alone("12", "0", "3"), abs=CLOSE[backend])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow"], indirect=True)
+def test_a_tf_function_goes_on_that_was_traced_before(tmp_path: Path, backend: str) -> None:
+    options = ("-np", "3", "--min-np", "2", "--elastic-checkpoints", str(tmp_path))
+    with started(*options, command=(LOOP, "400", "0.03", "3")) as job:
+        job.wait_for(lambda: len(job.pids) == 3 and job.committed(KILLED_AT))
+        os.kill(job.pids[0], signal.SIGKILL)
+        output = job.end()
+    assert job.process.returncode == 0, output
+    result, wanted = job.result(), alone("400", "0", "3", script=LOOP)
+    assert result["sizes"] == [3, 2, 3] and result["alike"]
+    assert result["summary"] == pytest.approx(wanted, abs=1e-10)
+    with started(*options, command=(LOOP, "2000", "0.03", "3")) as job:
+        job.wait_for(lambda: len(job.pids) == 3 and job.committed(KILLED_AT))
+        for victim in (1, 2):
+            os.kill(job.pids[victim], signal.SIGKILL)
+        output = job.end()
+    assert job.process.returncode == 75, output
+    with started(*options, command=(LOOP, "400", "0", "3")) as job:
+        output = job.end()
+    assert job.process.returncode == 0 and "committed 3\n" not in output, output
+    assert job.result()["summary"] == pytest.approx(wanted, abs=1e-10)
+
+
+def learn_digits(ranks: int, *options: str) -> str:
+    """What is said of a training with rank 0 killed in it."""
+    with started("--verbose", "-np", str(ranks), "--min-np", "1", command=(str(DIGITS), *options)) as job:
+        job.wait_for(lambda: "Epoch 2/" in job.output)
+        found = re.search(r"rank 0 on \S+: pid (\d+)", job.output)
+        assert found
+        os.kill(int(found[1]), signal.SIGKILL)
+        output = job.end()
+    assert job.process.returncode == 0, output
+    assert f"going on with {ranks - 1} of {ranks} ranks" in output
+    return output
+
+
+@pytest.mark.parametrize("backend", ["torch"], indirect=True)
+def test_the_digits_go_on_though_a_rank_is_killed(backend: str) -> None:
+    assert re.search(r"test accuracy [89]\d", learn_digits(2, "--epochs", "8"))
+
+
+@pytest.mark.slow
+def test_the_digits_are_learned_though_a_rank_is_killed(backend: str) -> None:
+    assert re.search(r"test accuracy 9[789]", learn_digits(3, "--epochs", "80"))
