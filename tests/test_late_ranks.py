@@ -15,7 +15,7 @@ from hvdkit.config import Config
 from hvdkit.engine.arriving import arriving
 from hvdkit.launch.coming import ComingRanks, Wait
 from hvdkit.launch.late import tell_of_wait
-from hvdkit.launch.verdict import End, Ranks
+from hvdkit.launch.ranks import End, Ranks
 from hvdkit.news import OVER, READY, parse_coming, say_coming
 from hvdkit.world import World
 

@@ -6,7 +6,7 @@ import signal
 import time
 
 from hvdkit.launch.patience import find_hanging
-from hvdkit.launch.verdict import Ranks
+from hvdkit.launch.ranks import Ranks
 
 
 def three() -> Ranks:

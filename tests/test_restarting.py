@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from hvdkit.launch.agent.wire import ENDED_BY_HVDRUN
 from hvdkit.launch.blacklist import Blacklist
+from hvdkit.launch.ranks import End, Ranks
 from hvdkit.launch.restarting import MOST_IN_VAIN, Life, Terms, choose_ranks, find_lost_hosts, why_not_again
-from hvdkit.launch.verdict import End, How, Ranks, Verdict, judge
+from hvdkit.launch.verdict import How, Verdict, judge
 
 TERMS = Terms(least=2, most=4)
 LOST_PEER = ("hvdkit.errors.RankLostError: rank 1 is gone",)

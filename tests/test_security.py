@@ -21,7 +21,7 @@ from hvdrun_job import HVDRUN, SLEEP, descendants, environment, read_pids, start
 
 from hvdkit.launch.agent import wire
 from hvdkit.launch.control import Control
-from hvdkit.launch.verdict import Ranks
+from hvdkit.launch.ranks import Ranks
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "hvdkit").rglob("*.py"))

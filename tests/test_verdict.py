@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 
-from hvdkit.launch.verdict import End, Ranks, judge
+from hvdkit.launch.ranks import End, Ranks
+from hvdkit.launch.verdict import judge
 
 LOST_PEER = ("Traceback", "hvdkit.errors.RankLostError: rank 1 is gone")
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from hvdkit.launch.agent import wire
 from hvdkit.launch.arrivals import Arrival, check_arrival, parse_arrival
+from hvdkit.launch.ranks import Ranks
 from hvdkit.launch.reports import parse_end, parse_report, parse_start
-from hvdkit.launch.verdict import Ranks
 
 _HANDSHAKE_S = 20.0
 _LARGEST_FRAME = 64 << 20

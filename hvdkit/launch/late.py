@@ -9,7 +9,7 @@ from typing import Any
 
 from hvdkit.launch.coming import Wait
 from hvdkit.launch.doing import Doing, format_report, name_ranks, read_processes
-from hvdkit.launch.verdict import Ranks, explain_exit
+from hvdkit.launch.ranks import Ranks, explain_exit
 
 
 class LateRanks:

@@ -13,10 +13,11 @@ from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.launch.available import Available, Hosts
 from hvdkit.launch.hosts import format_hosts
 from hvdkit.launch.output import Output
+from hvdkit.launch.ranks import count_ranks
 from hvdkit.launch.restarting import Life, Terms, choose_ranks, count_in_vain, find_lost_hosts, name_host, why_not_again
 from hvdkit.launch.room import count_slots, describe_slots, wait_for_room
 from hvdkit.launch.runner import Runner
-from hvdkit.launch.verdict import How, count_ranks
+from hvdkit.launch.verdict import How
 
 _LOOK_S = 1.0
 #: A script may have a bad moment; and ranks of an elastic job are first given time to replace each other.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from hvdkit.launch.verdict import Ranks
+from hvdkit.launch.ranks import Ranks
 
 
 def find_hanging(ranks: Ranks, now: float, patience_s: float) -> dict[int, str]:

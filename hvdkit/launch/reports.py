@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hvdkit.launch.verdict import End, Start
+from hvdkit.launch.ranks import End, Start
 
 
 def parse_report(payload: bytes) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hvdkit.launch.verdict import How, Ranks, Verdict
+from hvdkit.launch.ranks import Ranks
+from hvdkit.launch.verdict import How, Verdict
 
 #: Lives in a row in which nothing was saved, after which it is given up: what ended them would come again.
 MOST_IN_VAIN = 3

@@ -10,24 +10,23 @@ import re
 import shlex
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent import wire
 from hvdkit.launch.agent.guard import Guard, end_session
-from hvdkit.launch.arrivals import check_layout, plan_orders
+from hvdkit.launch.arrivals import Arrival, Orders, check_layout, plan_orders
 from hvdkit.launch.control import Control
 from hvdkit.launch.folders import OwnFolder
 from hvdkit.launch.inquiry import Inquiries
 from hvdkit.launch.job import Launch, format_shell_line
 from hvdkit.launch.late import LateRanks
+from hvdkit.launch.outliving import Outliving
 from hvdkit.launch.output import Output
-from hvdkit.launch.patience import find_hanging
 from hvdkit.launch.preflight import find_troubles
-from hvdkit.launch.verdict import How, Ranks, Verdict, count_ranks, describe_loss, judge
-from hvdkit.news import FAILED, LOST
+from hvdkit.launch.ranks import Ranks
+from hvdkit.launch.verdict import How, Verdict, judge
 
 # A failed rank and those that notice it report within milliseconds; one that only noticed leaves the cause a second.
 _SETTLE_S, _CAUSE_S = 0.05, 1.0
@@ -79,13 +78,10 @@ class Runner:
     _talk: bytearray = field(default_factory=bytearray)
     _announced: set[int] = field(default_factory=set)
     _paused: set[int] = field(default_factory=set)
-    _too_few: bool = False
-    _joined: set[int] = field(default_factory=set)
-    _dismissed: set[int] = field(default_factory=set)
-    _killed: set[int] = field(default_factory=set)
-    _cut_off: bool = False
+    _outliving: Outliving | None = None
     _released: bool = False
     _refused: str = ""
+    _mpirun: int = 0
     _late: bool = False
 
     def __post_init__(self) -> None:
@@ -109,6 +105,15 @@ class Runner:
         self._news = asyncio.Event()
         self._inquiries = Inquiries(self._describe, lambda number: self._control.send_all(wire.ASK, number))
         self._control = Control(self.ranks, self._write, self._notice, self._inquiries.hear, elastic=self.least > 0)
+        if self.least:
+            self._outliving = Outliving(
+                self.ranks,
+                self._control,
+                least=self.least,
+                patience_s=self.patience_s,
+                plan=lambda ranks: self._plan_orders({rank: self._control.arrivals[rank] for rank in ranks}).told,
+                say=self.output.say,
+            )
         folder = OwnFolder()
         self._name = folder.name
         self._late_ranks = LateRanks(self.ranks, self._inquiries.gather, self.output.say, self._notice, folder.name)
@@ -134,7 +139,7 @@ class Runner:
             given_up=self._late_ranks.given_up,
             logs=self.logs,
         )
-        if verdict.show_launcher or (verdict.code == 0 and not self._interrupted and not self._cut_off):
+        if verdict.show_launcher or (verdict.code == 0 and not self._interrupted and not self._cut_off()):
             self._show_talk()
         return verdict
 
@@ -156,6 +161,7 @@ class Runner:
             start_new_session=True,
         )
         guard.watch(process.pid)
+        self._mpirun = process.pid
         assert process.stdout is not None
         listening = asyncio.create_task(self._listen(process.stdout))
         ended = asyncio.create_task(process.wait())
@@ -183,13 +189,12 @@ class Runner:
                 self._late = left is not None and left <= 0 and not self._released
                 if self._refused or self._late:
                     return
-            self._take_in()
-            self._dismiss()
-            self._kill_hanging()
+            if self._outliving is not None:
+                self._outliving.look()
             self._late_ranks.look()
             if self._late_ranks.given_up:
                 return
-            if self._too_few:
+            if self._outliving is not None and self._outliving.too_few:
                 await self._wait_until(lambda: self.ranks.settled or bool(self._interrupted), self.save_timeout_s)
                 return
             if self.ranks.saved:
@@ -197,14 +202,14 @@ class Runner:
                 return
             if self.ranks.failures:
                 await asyncio.sleep(_SETTLE_S)
-                if self._goes_on():
+                if self._outliving is not None and self._outliving.goes_on():
                     continue
                 if not self.ranks.cause_is_sure:
                     await self._wait_until(lambda: self.ranks.cause_is_sure or bool(self._interrupted), _CAUSE_S)
                 return
             if self.ranks.all_well:
                 # Of a host that has fallen silent mpirun would hear no more, and never end.
-                await asyncio.wait([ended], timeout=_MPIRUN_ENDS_S if self._cut_off else _MPIRUN_FINISHES_S)
+                await asyncio.wait([ended], timeout=_MPIRUN_ENDS_S if self._cut_off() else _MPIRUN_FINISHES_S)
                 return
             news = asyncio.create_task(self._news.wait())
             look = _LOOK_S if self.patience_s else None
@@ -225,7 +230,7 @@ class Runner:
         if self._refused:
             return
         try:
-            orders = plan_orders(self._control.arrivals, self.environ, self.networks, self.output.window, self.bind)
+            orders = self._plan_orders(self._control.arrivals)
         except LaunchError as error:
             self._refused = str(error)
             return
@@ -235,59 +240,14 @@ class Runner:
             self.output.say(f"{orders.why}.")
         self._control.release(orders.told)
         self._released = True
+        if self._outliving is not None:
+            self._outliving.begin(self._mpirun)
 
-    def _goes_on(self) -> bool:
-        """Do the others go on without the ranks that have failed?"""
-        failed = self.ranks.failures
-        left = len(self.ranks.ready - set(failed))
-        if not self.least or not left or self._too_few or not self.ranks.begun:
-            return False
-        self._too_few = left < self.least
-        then = (
-            f"{left} of at least {self.least} left: ending" if self._too_few else f"going on with {count_ranks(left)}"
-        )
-        for rank in failed:
-            taken_in = rank in self.ranks.ready
-            self._cut_off = self._cut_off or rank not in self.ranks.ended
-            before = "" if taken_in else ", before it was taken in"
-            self.output.say(f"{describe_loss(self.ranks, rank)}{before}; {then}.")
-            self.ranks.outlive(rank)
-            if not taken_in:
-                self._control.send_all(wire.NEWS, f"{FAILED}{rank}\n".encode())
-            # Of a host that has fallen silent nobody else tells MPI.
-            self._control.send_all(wire.NEWS, f"{LOST}{self._control.arrivals[rank].process}\n".encode())
-        return True
+    def _plan_orders(self, arrivals: Mapping[int, Arrival]) -> Orders:
+        return plan_orders(arrivals, self.environ, self.networks, self.output.window, self.bind)
 
-    def _take_in(self) -> None:
-        """Let ranks start that others have started in place of those that were lost."""
-        for rank, arrival in self._control.arrivals.items():
-            if arrival.joins and rank not in self._joined and not self._comes_late(rank):
-                self._joined.add(rank)
-                self.ranks.join(rank)
-                there = {one: self._control.arrivals[one] for one in self.ranks.expected}
-                orders = plan_orders(there, self.environ, self.networks, self.output.window, self.bind)
-                self._control.release({rank: orders.told[rank]})
-                self.output.say(f"rank {rank} starts on {arrival.host}, in place of one that was lost.")
-
-    def _dismiss(self) -> None:
-        """End ranks that have come too late to be taken in."""
-        coming = {rank for rank, arrival in self._control.arrivals.items() if arrival.joins} - self.ranks.ready
-        for rank in filter(self._comes_late, coming - self._dismissed):
-            self._dismissed.add(rank)
-            self._control.send(rank, wire.STOP)
-            self.ranks.outlive(rank)
-
-    def _kill_hanging(self) -> None:
-        """End ranks that keep the others from going on."""
-        found = find_hanging(self.ranks, time.monotonic(), self.patience_s)
-        for rank in sorted(found.keys() - self._killed):
-            self._killed.add(rank)
-            place = f"rank {rank} on {self.ranks.hosts[rank]}"
-            self.output.say(f"{place} is killed: {found[rank]} (--elastic-patience-s).")
-            self._control.send(rank, wire.SIGNAL, str(int(signal.SIGKILL)).encode())
-
-    def _comes_late(self, rank: int) -> bool:
-        return self.ranks.over or self.ranks.saved or rank < self.ranks.past
+    def _cut_off(self) -> bool:
+        return self._outliving is not None and self._outliving.cut_off
 
     async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
         """End whatever is left: the ranks through their agents, then mpirun."""

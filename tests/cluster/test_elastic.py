@@ -6,7 +6,7 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,12 +22,17 @@ SCRIPT = Path(__file__).parents[1] / "elastic_world_script.py"
 
 @contextmanager
 def training(
-    lab: Lab, steps: int, *options: str, python: str = sys.executable, hosts: str = EVERYWHERE
+    lab: Lab,
+    steps: int,
+    *options: str,
+    python: str = sys.executable,
+    hosts: str = EVERYWHERE,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Job, list[str]]]:
     """The script at work on all hosts, once something has been committed; with what it has said until then."""
     where = () if "--host-discovery-script" in options else ("-H", hosts)
     hvdrun = (python, "-m", "hvdkit.launch", "--elastic", *options, *where)
-    env = environment(PATH="/usr/bin:/bin") if python != sys.executable else None
+    env = environment(PATH="/usr/bin:/bin") if python != sys.executable else environment(**variables or {})
     process = lab.start("node1", [*hvdrun, python, str(SCRIPT), str(steps), "0.02", "5"], env=env)
     job, said = Job(process, {}), list[str]()
     try:
@@ -73,13 +78,27 @@ def test_a_rank_comes_in_place_of_one_on_another_host(lab: Lab) -> None:
     assert "rank 3 starts on node2" in str(result["said"])
 
 
-def test_a_host_that_is_cut_off_is_outlived(lab: Lab) -> None:
-    with training(lab, 250, "-np", "3", "--min-np", "2") as (job, _):
+@pytest.mark.parametrize("back", [False, True], ids=["for-good", "for-a-while"])
+def test_a_host_that_is_cut_off_is_outlived(back: bool, lab: Lab) -> None:
+    steps = 600 if back else 250
+    with training(lab, steps, "-np", "3", "--min-np", "2") as (job, said):
         lab.cut("node3")
+        if back:
+            read_until_line(job, said, "committed 200")  # the others have gone on
+            lab.mend("node3")
         result = outcome(job, 60)
     assert result["sizes"] == [3, 2] and result["alike"]
-    assert result["summary"] == pytest.approx(reference(250), abs=1e-12)
+    assert result["summary"] == pytest.approx(reference(steps), abs=1e-12)
     assert "rank 2 on node3 was lost" in str(result["said"])
+
+
+def test_mpirun_does_not_end_the_job_as_it_hears_nothing_of_a_host(lab: Lab) -> None:
+    impatient = {"time": "2", "intvl": "1", "probes": "2"}
+    variables = {f"PRTE_MCA_oob_tcp_keepalive_{name}": value for name, value in impatient.items()}
+    with training(lab, 600, "-np", "3", "--min-np", "2", variables=variables) as (job, _):
+        lab.cut("node3")  # it would notice after 4 s: after 8 minutes, as it is otherwise
+        result = outcome(job, 60)
+    assert result["sizes"] == [3, 2] and result["alike"], result["said"]
 
 
 def kept(folder: Path) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """The launcher's own daemon on this host, once hvdrun and mpirun cannot be reached any more.
 
 mpirun's daemons notice a cut connection after many minutes, or never, and would stay behind on a host that was cut off.
+But where the other ranks go on, and the way there is open again some time, the end of a daemon would end their job.
 """
 
 from __future__ import annotations
@@ -10,9 +11,27 @@ import os
 import signal
 import time
 
+from .wire import look_for_hvdrun
+
 # As /proc/PID/comm has them, with room for 15 letters.
 _NAMES = ("prted", "orted", "hydra_pmi_proxy", "pmi_proxy")
 _OTHERS_S, _TERM_S = 5.0, 1.0
+_LOOK_S = 1.0
+
+
+def await_hvdrun(where: str, secret: str) -> bool:
+    """Wait, with the daemon, until it is known whether hvdrun is there; for as long as the daemon is.
+
+    where, secret: as for open_control.
+    """
+    daemon = os.getppid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the daemon may want to end this process
+    while _read_name(daemon) in _NAMES and os.getppid() == daemon:
+        answer = look_for_hvdrun(where, secret)
+        if answer is not None:
+            return answer
+        time.sleep(_LOOK_S)
+    return False
 
 
 def end_daemon() -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from .daemon import end_daemon
+from .daemon import await_hvdrun, end_daemon
 from .place import Place, adopt_environment, may_be_outlived, read_environment_of, read_place
 from .rank import Agent
 from .stream import open_log
@@ -27,6 +27,7 @@ def main(arguments: list[str]) -> int:
         anew = [*sys.orig_argv[: -len(arguments)], *own[:at], *own[at + 2 :], "--", *command]
         os.execve(sys.executable, anew, adopt_environment(os.environ, like))
     place = read_place(os.environ, int(own[1]) if own else None)
+    where, secret = os.environ.get("HVDKIT_CONTROL", ""), os.environ.get("HVDKIT_CONTROL_SECRET", "")
     code, deserted = 1, False
     try:
         again = os.environ.get("HVDKIT_START", "1") != "1"
@@ -35,7 +36,6 @@ def main(arguments: list[str]) -> int:
         _say(place, f"cannot write its log: {error}")
         return 1
     try:
-        where, secret = os.environ.get("HVDKIT_CONTROL", ""), os.environ.get("HVDKIT_CONTROL_SECRET", "")
         control = open_control(where, secret, place.rank) if where else None
         agent = Agent(place, control, log)
         try:
@@ -44,9 +44,10 @@ def main(arguments: list[str]) -> int:
             deserted = agent.deserted
     except Gone as error:
         _say(place, f"has lost hvdrun, or cannot reach it: {error}")
-    if deserted:
+    outlived = may_be_outlived(os.environ)
+    if deserted and not (outlived and where.startswith("tcp:") and await_hvdrun(where, secret)):
         end_daemon()
-    if code and may_be_outlived(os.environ):
+    if code and outlived:
         # Of an exit code Open MPI's daemon does not tell the other ranks, who would wait for this one for ever.
         os.kill(os.getpid(), signal.SIGKILL)
     return code

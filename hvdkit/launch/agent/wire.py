@@ -19,12 +19,17 @@ ENDED_BY_HVDRUN = "hvdrun ended the job"  # why a rank was ended, in an END
 NONCE_BYTES = 32
 CONTROL, INQUIRY = "control", "inquiry"  # Unix sockets in the job's folder: for agents, for `hvdkit stacks`
 CONNECT_S = 10.0
+_LOOK_S = 2.0
 # A host that answers nothing for this long is lost: 3 s of quiet, then 5 questions 1 s apart.
 _QUIET_S, _ASK_S, _QUESTIONS = 3, 1, 5
 
 
 class Gone(Exception):
     """hvdrun is not there any more."""
+
+
+class NotHvdrun(OSError):
+    """Something else listens where hvdrun did."""
 
 
 class Control:
@@ -133,6 +138,23 @@ def open_control(place: str, secret: str, rank: int) -> Control:
     raise Gone("; ".join(problems))
 
 
+def look_for_hvdrun(place: str, secret: str) -> bool | None:
+    """Is hvdrun there? None if that cannot be known, as nothing answers. place: as for open_control, of a network."""
+    port, _, addresses = place.partition(":")[2].partition(":")
+    found = [_is_hvdrun_at(address, int(port), secret) for address in addresses.split(",")]
+    return next((answer for answer in (True, False) if answer in found), None)
+
+
+def _is_hvdrun_at(address: str, port: int, secret: str) -> bool | None:
+    try:
+        _connect(address, port, secret, _LOOK_S).close()
+    except (ConnectionRefusedError, NotHvdrun):
+        return False
+    except OSError:
+        return None
+    return True
+
+
 def _try_address(address: str, port: int, secret: str, rank: bytes) -> Control | str:
     try:
         connection, pulse = (_connect(address, port, secret) for _ in range(2))
@@ -142,8 +164,8 @@ def _try_address(address: str, port: int, secret: str, rank: bytes) -> Control |
     return Control(connection, pulse=pulse)
 
 
-def _connect(address: str, port: int, secret: str) -> socket.socket:
-    connection = socket.create_connection((address, port), timeout=CONNECT_S)
+def _connect(address: str, port: int, secret: str, timeout_s: float = CONNECT_S) -> socket.socket:
+    connection = socket.create_connection((address, port), timeout=timeout_s)
     _shake_hands(connection, secret)
     connection.settimeout(None)
     keep_alive(connection)
@@ -164,7 +186,7 @@ def _shake_hands(connection: socket.socket, secret: str) -> None:
     mine = os.urandom(NONCE_BYTES)
     connection.sendall(mine + sign(secret, b"agent", theirs, mine))
     if _receive_exactly(connection, NONCE_BYTES) != sign(secret, b"hvdrun", mine, theirs):
-        raise OSError("what answers there is not this job's hvdrun")
+        raise NotHvdrun("what answers there is not this job's hvdrun")
 
 
 def _receive_exactly(connection: socket.socket, count: int) -> bytes:

@@ -13,8 +13,12 @@ from hvdkit.launch.starters.common import library_variables, refuse_ipv6, ssh_op
 # Inside one host nothing but shared memory is needed; looking for libfabric and UCX costs a second at each start.
 _LOCAL_PARAMETERS = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,uct", "OMPI_MCA_osc": "^ucx"}
 # Ranks survive each other's end, those too that ranks have started together (recoverable), and do not wait at their own
-# for hosts that have no rank left.
-_ELASTIC = ("--with-ft", "ulfm", "--prtemca", "state_base_recoverable", "1", "--mca", "async_mpi_finalize", "1")
+# for hosts that have no rank left. Every daemon hangs on mpirun itself: by default the 65th and those after it hang on
+# others, and would end with them.
+_ELASTIC = (
+    *("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"),
+    *("--prtemca", "state_base_recoverable", "1", "--prtemca", "rml_base_radix", "4096"),
+)
 _BINDING = ("--map-by", "slot", "--bind-to", "none")
 
 
