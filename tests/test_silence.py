@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hvdkit.launch.silence import outlast_silence
+from hvdkit.launch.agent.silence import outlast_silence
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 

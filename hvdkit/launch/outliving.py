@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hvdkit.launch.agent import wire
+from hvdkit.launch.agent.silence import outlast_silence
 from hvdkit.launch.control import Control
 from hvdkit.launch.patience import find_hanging
 from hvdkit.launch.ranks import Ranks, count_ranks, describe_loss
-from hvdkit.launch.silence import outlast_silence
 from hvdkit.news import FAILED, LOST
 
 _SOON = "mpirun will notice within minutes, and end the job"

@@ -25,7 +25,7 @@ from hvdkit.launch.late import LateRanks
 from hvdkit.launch.outliving import Outliving
 from hvdkit.launch.output import Output
 from hvdkit.launch.preflight import find_troubles
-from hvdkit.launch.ranks import Ranks
+from hvdkit.launch.ranks import Ranks, count_ranks
 from hvdkit.launch.verdict import How, Verdict, judge
 
 # A failed rank and those that notice it report within milliseconds; one that only noticed leaves the cause a second.
@@ -98,7 +98,9 @@ class Runner:
         for line in verdict.lines:
             self.output.say(line)
         if self.verbose and not verdict.code:
-            self.output.say(f"all {self.size} ranks ended well.")
+            lost = self.ranks.outlived
+            before = f"{count_ranks(lost)} had been lost before; the others" if lost else f"all {self.size} ranks"
+            self.output.say(f"{before} ended well.")
 
     async def live(self) -> Verdict:
         """Run the job; returns how it ended."""

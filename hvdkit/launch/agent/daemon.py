@@ -11,22 +11,25 @@ import os
 import signal
 import time
 
+from .silence import make_patient
 from .wire import look_for_hvdrun
 
 # As /proc/PID/comm has them, with room for 15 letters.
 _NAMES = ("prted", "orted", "hydra_pmi_proxy", "pmi_proxy")
 _OTHERS_S, _TERM_S = 5.0, 1.0
-_LOOK_S = 1.0
+_LOOK_S, _LONGEST_S = 1.0, 3600.0
 
 
 def await_hvdrun(where: str, secret: str) -> bool:
-    """Wait, with the daemon, until it is known whether hvdrun is there; for as long as the daemon is.
+    """Wait, with the daemon, until it is known whether hvdrun is there; for an hour, if the daemon can be made to.
 
     where, secret: as for open_control.
     """
     daemon = os.getppid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the daemon may want to end this process
-    while _read_name(daemon) in _NAMES and os.getppid() == daemon:
+    make_patient(daemon)  # where that is not allowed it ends by itself, after 8 minutes
+    deadline = time.monotonic() + _LONGEST_S
+    while time.monotonic() < deadline and _read_name(daemon) in _NAMES and os.getppid() == daemon:
         answer = look_for_hvdrun(where, secret)
         if answer is not None:
             return answer

@@ -1,7 +1,7 @@
 """Connections that outlast silence: the launcher is not to notice that a host is gone, as it would end the job.
 
-Open MPI's mpirun ends everything when it loses one of its daemons, and so does the end of an ssh that it has started
-one with. By itself it would notice after minutes of silence, long after the other ranks have gone on.
+Open MPI's mpirun ends everything when it loses one of its daemons, or the ssh that it has started one with, and so does
+a daemon that has lost mpirun. By themselves they notice after minutes of silence, long after other ranks have gone on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 import os
 import socket
 
-from hvdkit.launch.agent.guard import find_members
+from .guard import find_members
 
 # pidfd_getfd(2), Linux 5.6 and later: the same number on every architecture.
 _PIDFD_GETFD = 438
@@ -23,9 +23,14 @@ def outlast_silence(session: int) -> str:
 
     Returns why that cannot be done; "" if it is done. An end of the connection that is told is still heard.
     """
+    problems = [make_patient(process) for process in find_members(session)]
+    return next(filter(None, problems), "")
+
+
+def make_patient(process: int) -> str:
+    """The same for one process."""
     try:
-        for process in find_members(session):
-            _make_patient(process)
+        _make_patient(process)
     except (OSError, AttributeError) as error:  # too old a system, or one that does not let us
         return str(error)
     return ""
