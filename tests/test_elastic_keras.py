@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.job import started
+from elastic_job import started
 from hvdrun_job import ROOT, environment
 from keras_ranks import PACKAGES
 

@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from elastic_job import started
 from elastic_world_script import reference
-from faults.job import started
 from hvdrun_job import ROOT
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(110)]

@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from elastic_job import Job, started
 from elastic_world_script import reference
-from faults.job import Job, started
 from hvdrun_job import ROOT, descendants
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(110)]

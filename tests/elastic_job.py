@@ -2,52 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hvdrun_job import HVDRUN, alive, environment
+from listened import Listened
 
 _WAIT_S = 40.0
 
 
-class Job:
-    """An elastic job that runs. pids: of the ranks that have begun to train, by number. lines: all that it has said."""
+class Job(Listened):
+    """An elastic job that runs. pids: of the ranks that have begun to train, by number."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process, self.lines = process, list[str]()
         self.pids: dict[int, int] = {}
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        super().__init__(process)
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line)
-            if found := re.match(r"\[(\d+)\] pid (\d+)", line):
-                self.pids[int(found[1])] = int(found[2])
-
-    @property
-    def output(self) -> str:
-        return "".join(self.lines)
+    def hear(self, line: str) -> None:
+        if found := re.match(r"\[(\d+)\] pid (\d+)", line):
+            self.pids[int(found[1])] = int(found[2])
 
     @property
     def there(self) -> list[int]:
         """The processes of the ranks that have not ended."""
         return [pid for pid in list(self.pids.values()) if alive(pid)]
 
-    def wait_for(self, true: Callable[[], Any], seconds: float = _WAIT_S) -> None:
-        deadline = time.monotonic() + seconds
-        while not true():
-            assert self.process.poll() is None and time.monotonic() < deadline, self.output
-            time.sleep(0.01)
+    def wait_for(self, true: Callable[[], Any], seconds: float = _WAIT_S, what: str = "what the test needs") -> float:
+        """As for all that are listened to, and the job may not end before that."""
+
+        def true_of_a_running_job() -> Any:
+            now = true()
+            assert now or not self.ended, self.output
+            return now
+
+        return super().wait_for(true_of_a_running_job, seconds, what)
 
     def committed(self, step: int) -> bool:
         return any(int(one) >= step for one in re.findall(r"committed (\d+)", self.output))
@@ -56,9 +49,6 @@ class Job:
         self.process.wait(60)
         self._reader.join(10)
         return self.output
-
-    def result(self) -> Any:
-        return json.loads(next(line for line in self.lines if '"summary"' in line).partition("] ")[2])
 
 
 @contextmanager
