@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,15 @@ class Job(Listened):
     def committed(self, step: int) -> bool:
         return any(int(one) >= step for one in re.findall(r"committed (\d+)", self.output))
 
+    def kill(self, rank: int) -> None:
+        """Kill a rank that has said its process, or whose process hvdrun --verbose has."""
+        if rank in self.pids:
+            os.kill(self.pids[rank], signal.SIGKILL)
+        else:
+            told = re.findall(rf"rank {rank} on \S+: pid (\d+)", self.output)
+            assert told, self.output
+            os.kill(int(told[-1]), signal.SIGKILL)
+
     def end(self) -> str:
         self.process.wait(60)
         self._reader.join(10)
@@ -70,3 +81,15 @@ def started(*options: str, command: tuple[str, ...], cwd: Path | None = None) ->
         process.kill()
         process.wait()
     assert not job.there, f"left: {job.there}\n{job.output}"
+
+
+def train_and_kill(
+    ranks: int, victims: Iterable[int], *options: str, command: tuple[str, ...], committed: int = 10
+) -> Job:
+    """A job that has ended; the victims were killed when all ranks trained and that step was committed."""
+    with started("-np", str(ranks), *options, command=command) as job:
+        job.wait_for(lambda: len(job.pids) == ranks and job.committed(committed))
+        for victim in victims:
+            job.kill(victim)
+        job.end()
+    return job
