@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(110)]
 
 SCRIPT = str(Path(__file__).parent / "keras_elastic_script.py")
 LOOP = str(Path(__file__).parent / "tensorflow_elastic_script.py")
-DIGITS = ROOT / "examples" / "keras_elastic_digits.py"
+DIGITS = (str(Path(__file__).parent / "without_tensorflow.py"), str(ROOT / "examples" / "keras_elastic_digits.py"))
 KILLED_AT = 30
 #: On PyTorch Keras divides a loss by the number of samples in float32, whatever the dtype of all else.
 CLOSE = {"torch": 1e-4, "tensorflow": 1e-10}
@@ -93,7 +93,7 @@ def test_a_tf_function_goes_on_that_was_traced_before(tmp_path: Path, backend: s
 
 def learn_digits(ranks: int, *options: str) -> str:
     """What is said of a training with rank 0 killed in it."""
-    with started("--verbose", "-np", str(ranks), "--min-np", "1", command=(str(DIGITS), *options)) as job:
+    with started("--verbose", "-np", str(ranks), "--min-np", "1", command=(*DIGITS, *options)) as job:
         job.wait_for(lambda: "Epoch 2/" in job.output)
         job.kill(0)
         output = job.end()
