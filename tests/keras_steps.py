@@ -190,7 +190,7 @@ def jit_compile() -> None:
 
 def other_names() -> None:
     """Horovod's other name for the same module; all frameworks in one process, in one world."""
-    if sys.modules.get("tensorflow", sys) is None:  # see rank_worker.py
+    if sys.modules.get("tensorflow", sys) is None:  # see without_tensorflow.py
         del sys.modules["tensorflow"]
     with joined():
         tensorflow = importlib.import_module("hvdkit.tensorflow")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from without_tensorflow import hide_tensorflow
 
 from hvdkit.world import read_world
 
@@ -23,8 +24,7 @@ _transports: dict[str, Any] = {}
 def serve(directory: str) -> None:
     """Work for the test that listens in `directory`, until it says None or is gone."""
     rank = read_world().rank
-    if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
-        sys.modules["tensorflow"] = None  # type: ignore[assignment]  # Keras imports it for 4 s just to seed it
+    hide_tensorflow()
     faulthandler.enable()
     with Path(directory, f"stack{rank}").open("w") as stack, Client(str(Path(directory, "socket"))) as connection:
         connection.send((rank, os.getpid()))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.job import started
+from elastic_job import started, train_and_kill
 from hvdrun_job import ROOT, environment
 from keras_ranks import PACKAGES
 
@@ -21,7 +19,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(110)]
 
 SCRIPT = str(Path(__file__).parent / "keras_elastic_script.py")
 LOOP = str(Path(__file__).parent / "tensorflow_elastic_script.py")
-DIGITS = ROOT / "examples" / "keras_elastic_digits.py"
+DIGITS = (str(Path(__file__).parent / "without_tensorflow.py"), str(ROOT / "examples" / "keras_elastic_digits.py"))
 KILLED_AT = 30
 #: On PyTorch Keras divides a loss by the number of samples in float32, whatever the dtype of all else.
 CLOSE = {"torch": 1e-4, "tensorflow": 1e-10}
@@ -55,11 +53,9 @@ def alone(*arguments: str, script: str = SCRIPT) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_others_go_on_and_one_comes_in_its_place(victim: int, backend: str) -> None:
-    with started("-np", "3", "--min-np", "2", command=(SCRIPT, "60", "0.03", "3")) as job:
-        job.wait_for(lambda: len(job.pids) == 3 and job.committed(KILLED_AT))
-        os.kill(job.pids[victim], signal.SIGKILL)
-        output = job.end()
-    assert job.process.returncode == 0, output
+    command = (SCRIPT, "60", "0.03", "3")
+    job = train_and_kill(3, [victim], "--min-np", "2", command=command, committed=KILLED_AT)
+    assert job.process.returncode == 0, job.output
     result = job.result()
     assert result["sizes"] == [3, 2, 3] and result["alike"]
     assert result["summary"] == pytest.approx(alone("60", "0", "3"), abs=CLOSE[backend])
@@ -67,17 +63,11 @@ def test_the_others_go_on_and_one_comes_in_its_place(victim: int, backend: str) 
 
 @pytest.mark.slow
 def test_too_few_are_left_and_the_same_command_goes_on_from_the_last_commit(tmp_path: Path, backend: str) -> None:
-    options, command = (
-        ("-np", "2", "--min-np", "2", "--elastic-checkpoints", str(tmp_path)),
-        (SCRIPT, "12", "0.03", "3"),
-    )
-    with started(*options, command=command) as job:
-        job.wait_for(lambda: len(job.pids) == 2 and job.committed(KILLED_AT))
-        os.kill(job.pids[1], signal.SIGKILL)
-        output = job.end()
-    assert job.process.returncode == 75, output
-    assert "1 of at least 2" in output and "goes on from there" in output
-    with started(*options, command=command) as job:
+    options, command = ("--min-np", "2", "--elastic-checkpoints", str(tmp_path)), (SCRIPT, "12", "0.03", "3")
+    job = train_and_kill(2, [1], *options, command=command, committed=KILLED_AT)
+    assert job.process.returncode == 75, job.output
+    assert "1 of at least 2" in job.output and "goes on from there" in job.output
+    with started("-np", "2", *options, command=command) as job:
         output = job.end()
     assert job.process.returncode == 0, output
     assert "committed 1\n" not in output, "it has begun anew"
@@ -87,22 +77,15 @@ def test_too_few_are_left_and_the_same_command_goes_on_from_the_last_commit(tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tensorflow"], indirect=True)
 def test_a_tf_function_goes_on_that_was_traced_before(tmp_path: Path, backend: str) -> None:
-    options = ("-np", "3", "--min-np", "2", "--elastic-checkpoints", str(tmp_path))
-    with started(*options, command=(LOOP, "400", "0.03", "3")) as job:
-        job.wait_for(lambda: len(job.pids) == 3 and job.committed(KILLED_AT))
-        os.kill(job.pids[0], signal.SIGKILL)
-        output = job.end()
-    assert job.process.returncode == 0, output
+    options = ("--min-np", "2", "--elastic-checkpoints", str(tmp_path))
+    job = train_and_kill(3, [0], *options, command=(LOOP, "400", "0.03", "3"), committed=KILLED_AT)
+    assert job.process.returncode == 0, job.output
     result, wanted = job.result(), alone("400", "0", "3", script=LOOP)
     assert result["sizes"] == [3, 2, 3] and result["alike"]
     assert result["summary"] == pytest.approx(wanted, abs=1e-10)
-    with started(*options, command=(LOOP, "2000", "0.03", "3")) as job:
-        job.wait_for(lambda: len(job.pids) == 3 and job.committed(KILLED_AT))
-        for victim in (1, 2):
-            os.kill(job.pids[victim], signal.SIGKILL)
-        output = job.end()
-    assert job.process.returncode == 75, output
-    with started(*options, command=(LOOP, "400", "0", "3")) as job:
+    job = train_and_kill(3, [1, 2], *options, command=(LOOP, "2000", "0.03", "3"), committed=KILLED_AT)
+    assert job.process.returncode == 75, job.output
+    with started("-np", "3", *options, command=(LOOP, "400", "0", "3")) as job:
         output = job.end()
     assert job.process.returncode == 0 and "committed 3\n" not in output, output
     assert job.result()["summary"] == pytest.approx(wanted, abs=1e-10)
@@ -110,11 +93,9 @@ def test_a_tf_function_goes_on_that_was_traced_before(tmp_path: Path, backend: s
 
 def learn_digits(ranks: int, *options: str) -> str:
     """What is said of a training with rank 0 killed in it."""
-    with started("--verbose", "-np", str(ranks), "--min-np", "1", command=(str(DIGITS), *options)) as job:
+    with started("--verbose", "-np", str(ranks), "--min-np", "1", command=(*DIGITS, *options)) as job:
         job.wait_for(lambda: "Epoch 2/" in job.output)
-        found = re.search(r"rank 0 on \S+: pid (\d+)", job.output)
-        assert found
-        os.kill(int(found[1]), signal.SIGKILL)
+        job.kill(0)
         output = job.end()
     assert job.process.returncode == 0, output
     assert f"going on with {ranks - 1} of {ranks} ranks" in output

@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from elastic_job import started, train_and_kill
 from elastic_world_script import reference
-from faults.job import started
 from hvdrun_job import ROOT
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(110)]
@@ -24,10 +24,8 @@ def training(steps: int, pause_s: float = 0.02, commit_every: int = 5) -> tuple[
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_others_go_on_and_one_comes_in_its_place(victim: int) -> None:
-    with started("-np", "3", "--min-np", "2", command=training(400)) as job:
-        job.wait_for(lambda: len(job.pids) == 3 and job.committed(10))
-        os.kill(job.pids[victim], signal.SIGKILL)
-        output = job.end()
+    job = train_and_kill(3, [victim], "--min-np", "2", command=training(400))
+    output = job.output
     assert job.process.returncode == 0, output
     result = job.result()
     assert result["sizes"] == [3, 2, 3] and result["alike"]
@@ -40,10 +38,10 @@ def test_the_others_go_on_and_one_comes_in_its_place(victim: int) -> None:
 def test_several_die_at_once_and_while_others_come_in_their_place() -> None:
     with started("-np", "4", "--min-np", "1", command=training(600)) as job:
         job.wait_for(lambda: len(job.pids) == 4 and job.committed(10))
-        for victim in (0, 3):
-            os.kill(job.pids[victim], signal.SIGKILL)
+        job.kill(0)
+        job.kill(3)
         job.wait_for(lambda: "starts on" in job.output)
-        os.kill(job.pids[1], signal.SIGKILL)
+        job.kill(1)
         output = job.end()
     assert job.process.returncode == 0, output
     result = job.result()
@@ -56,11 +54,9 @@ def test_one_that_dies_on_its_way_in_is_replaced_too(tmp_path: Path) -> None:
     command = (str(SCRIPT), "1000000", "0.02", "5", str(finish))
     with started("--verbose", "-np", "2", "--min-np", "1", command=command) as job:
         job.wait_for(lambda: len(job.pids) == 2 and job.committed(10))
-        os.kill(job.pids[0], signal.SIGKILL)
-        job.wait_for(lambda: re.search(r"rank 2 on \S+: pid (\d+)", job.output))
-        found = re.search(r"rank 2 on \S+: pid (\d+)", job.output)
-        assert found
-        os.kill(int(found[1]), signal.SIGKILL)  # it has not joined MPI yet, which waits for it
+        job.kill(0)
+        job.wait_for(lambda: re.search(r"rank 2 on \S+: pid \d+", job.output))
+        job.kill(2)  # it has not joined MPI yet, which waits for it
         job.wait_for(lambda: "going on with 2 ranks, 1 of them in place" in job.output)
         finish.touch()
         output = job.end()
@@ -73,7 +69,7 @@ def test_a_rank_that_hangs_is_ended_and_the_others_go_on() -> None:
     with started("-np", "3", "--max-np", "3", "--elastic-patience-s", "2", command=training(300)) as job:
         job.wait_for(lambda: len(job.pids) == 3 and job.committed(10))
         os.kill(job.pids[1], signal.SIGSTOP)
-        os.kill(job.pids[2], signal.SIGKILL)
+        job.kill(2)
         output = job.end()
     assert job.process.returncode == 0, output
     assert "rank 1 on" in output and "is killed: it has been stopped by SIGSTOP for 2 s" in output
@@ -81,15 +77,11 @@ def test_a_rank_that_hangs_is_ended_and_the_others_go_on() -> None:
 
 
 def test_too_few_are_left_and_the_same_command_goes_on_from_the_last_commit(tmp_path: Path) -> None:
-    options = ("-np", "2", "--min-np", "2", "--elastic-checkpoints", str(tmp_path / "kept"))
-    command = training(300)
-    with started(*options, command=command) as job:
-        job.wait_for(lambda: len(job.pids) == 2 and job.committed(20))
-        os.kill(job.pids[1], signal.SIGKILL)
-        output = job.end()
-    assert job.process.returncode == 75, output
-    assert "1 of at least 2" in output and "goes on from there" in output
-    with started(*options, command=command) as job:
+    options = ("--min-np", "2", "--elastic-checkpoints", str(tmp_path / "kept"))
+    job = train_and_kill(2, [1], *options, command=training(300), committed=20)
+    assert job.process.returncode == 75, job.output
+    assert "1 of at least 2" in job.output and "goes on from there" in job.output
+    with started("-np", "2", *options, command=training(300)) as job:
         output = job.end()
     assert job.process.returncode == 0, output
     assert not job.committed(5) or int(re.findall(r"committed (\d+)", output)[0]) > 20
@@ -97,12 +89,9 @@ def test_too_few_are_left_and_the_same_command_goes_on_from_the_last_commit(tmp_
 
 
 def test_too_few_are_left_and_there_is_no_place_for_a_checkpoint() -> None:
-    with started("-np", "2", "--min-np", "2", command=training(2000)) as job:
-        job.wait_for(lambda: len(job.pids) == 2 and job.committed(10))
-        os.kill(job.pids[0], signal.SIGKILL)
-        output = job.end()
-    assert job.process.returncode == 1
-    assert "TooFewRanksError: 1 rank is left" in output and "--elastic-checkpoints" in output
+    job = train_and_kill(2, [0], "--min-np", "2", command=training(2000))
+    assert job.process.returncode == 1, job.output
+    assert "TooFewRanksError: 1 rank is left" in job.output and "--elastic-checkpoints" in job.output
 
 
 ALONE_WITH_THE_STATE = """
@@ -129,11 +118,10 @@ train(state)
 
 
 def test_when_nobody_has_the_last_commit_the_newest_on_the_disk_is_taken(tmp_path: Path) -> None:
-    options = ("-np", "2", "--min-np", "1", "--elastic-checkpoints", str(tmp_path / "kept"), "--elastic-save-s", "0.2")
-    with started(*options, command=("-c", ALONE_WITH_THE_STATE, str(tmp_path / "dead"))) as job:
-        job.wait_for(lambda: len(job.pids) == 2 and job.committed(40))
-        os.kill(job.pids[1], signal.SIGKILL)
-        output = job.end()
+    options = ("--min-np", "1", "--elastic-checkpoints", str(tmp_path / "kept"), "--elastic-save-s", "0.2")
+    command = ("-c", ALONE_WITH_THE_STATE, str(tmp_path / "dead"))
+    job = train_and_kill(2, [1], *options, command=command, committed=40)
+    output = job.output
     assert job.process.returncode == 0, output
     assert "all ranks that had the last commit have died: going on from" in output
     assert all(int(step) > 0 for step in re.findall(r"from step (\d+)", output)[2:]), output
@@ -170,9 +158,7 @@ def test_the_digits_are_learned_though_a_rank_is_killed() -> None:
     command = (str(DIGITS), "--epochs", "60", "--min-accuracy", "0.97")
     with started("--verbose", "-np", "3", "--min-np", "2", command=command) as job:
         job.wait_for(lambda: "epoch 2 " in job.output)
-        found = re.search(r"rank 0 on \S+: pid (\d+)", job.output)
-        assert found
-        os.kill(int(found[1]), signal.SIGKILL)
+        job.kill(0)
         output = job.end()
     assert job.process.returncode == 0, output
     assert re.search(r"test accuracy 9[789]", output)

@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from elastic_job import Job, started
 from elastic_world_script import reference
-from faults.job import Job, started
 from hvdrun_job import ROOT, descendants
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(110)]
@@ -49,7 +49,7 @@ def test_a_job_that_has_lost_a_rank_is_started_again_and_comes_to_the_same(victi
     options = ("-np", "3", "--elastic-restarts", "--output-filename", str(tmp_path / "logs"), *kept(tmp_path / "kept"))
     with started(*options, command=training(150)) as job:
         job.wait_for(lambda: len(job.pids) == 3 and has_saved(tmp_path / "kept"))
-        os.kill(job.pids[victim], signal.SIGKILL)
+        job.kill(victim)
         output = job.end()
     assert job.process.returncode == 0, output
     assert job.result()["summary"] == pytest.approx(reference(150), abs=1e-12)
@@ -95,9 +95,9 @@ def test_it_is_started_again_as_often_as_it_may_be(tmp_path: Path) -> None:
     with started(*options, command=training(9999)) as job:
         job.wait_for(lambda: len(job.pids) == 2 and has_saved(tmp_path))
         first = dict(job.pids)
-        os.kill(first[1], signal.SIGKILL)
+        job.kill(1)
         job.wait_for(lambda: all(job.pids[rank] != first[rank] for rank in first))
-        os.kill(job.pids[0], signal.SIGKILL)
+        job.kill(0)
         output = job.end()
     assert job.process.returncode == 137, output
     assert "it was started again 1 time, and not more often (--reset-limit)" in output
@@ -136,9 +136,7 @@ def test_checkpoints_of_the_script_will_do(tmp_path: Path) -> None:
     options = ("--epochs", "30", "--every", "0.2", "--min-accuracy", "0.9")
     with started("--verbose", "-np", "2", "--elastic-restarts", command=(str(DIGITS), *options), cwd=tmp_path) as job:
         job.wait_for(lambda: has_saved(tmp_path / "checkpoints"))
-        pid = re.search(r"rank 1 on \S+: pid (\d+)", job.output)
-        assert pid
-        os.kill(int(pid[1]), signal.SIGKILL)
+        job.kill(1)
         output = job.end()
     assert job.process.returncode == 0, output
     assert "starting again with 2 ranks, from the last checkpoint" in output and "going on from" in output
@@ -180,7 +178,7 @@ def test_too_few_slots_are_left_and_something_is_saved(tmp_path: Path) -> None:
     with started(*options, command=training(9999)) as job:
         job.wait_for(lambda: len(job.pids) == 2 and has_saved(tmp_path / "kept"))
         (tmp_path / "hosts").write_text("localhost:1")
-        os.kill(job.pids[0], signal.SIGKILL)
+        job.kill(0)
         output = job.end()
     assert job.process.returncode == 75, output
     assert "1 slot is there, of 2 that are needed (--min-np): waiting" in output

@@ -3,51 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from cluster.lab import Host, Lab
 from hvdrun_job import alive
+from listened import Listened
 
 
-class Run:
+class Run(Listened):
     """One start of the job's command, on node1.
 
-    lines: all that it has said. ranks: those that have begun, by number: this machine's number of their process.
+    ranks: those that have begun, by number: this machine's number of their process.
     commits: when the first one to say so had committed, and which step.
     """
 
     def __init__(self, lab: Lab, command: Sequence[str]) -> None:
         self._lab = lab
-        self.process: subprocess.Popen[str] = lab.start("node1", ["sh", "-c", 'exec "$@" 2>&1', "sh", *command])
-        self.lines, self.commits = list[str](), list[tuple[float, int]]()
+        self.commits: list[tuple[float, int]] = []
         self.ranks: dict[int, int] = {}
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        super().__init__(lab.start("node1", ["sh", "-c", 'exec "$@" 2>&1', "sh", *command]))
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line)
-            if found := re.match(r"\[\d+(?: \S+)?\] committed (\d+)", line):
-                self.commits.append((time.monotonic(), int(found[1])))
-            elif found := re.match(r"hvdrun: rank (\d+) on (\S+): pid (\d+)", line):
-                pid = _outer(self._lab.hosts.get(found[2], self._lab.hosts["node1"]), int(found[3]))
-                if pid:
-                    self.ranks[int(found[1])] = pid
-
-    @property
-    def output(self) -> str:
-        return "".join(self.lines)
+    def hear(self, line: str) -> None:
+        if found := re.match(r"\[\d+(?: \S+)?\] committed (\d+)", line):
+            self.commits.append((time.monotonic(), int(found[1])))
+        elif found := re.match(r"hvdrun: rank (\d+) on (\S+): pid (\d+)", line):
+            pid = _outer(self._lab.hosts.get(found[2], self._lab.hosts["node1"]), int(found[3]))
+            if pid:
+                self.ranks[int(found[1])] = pid
 
     @property
     def began(self) -> dict[int, int]:
@@ -61,22 +49,10 @@ class Run:
         began = self.began
         return {number: pid for number, pid in list(self.ranks.items()) if number not in began and alive(pid)}
 
-    @property
-    def ended(self) -> bool:
-        return self.process.poll() is not None
-
-    def wait_for(self, true: Callable[[], Any], seconds: float, what: str) -> float:
-        """Wait until something is true; returns how long it took. Raises AssertionError with what the job has said."""
-        began = time.monotonic()
-        while not true():
-            if time.monotonic() - began > seconds:
-                raise AssertionError(f"not after {seconds:.1f} s: {what}\n{self.output}\n{self._stacks()}")
-            time.sleep(0.01)
-        return time.monotonic() - began
-
-    def _stacks(self) -> str:
-        """What all ranks are doing now."""
-        return self._lab.run("node1", [sys.executable, "-m", "hvdkit", "stacks"]).stdout
+    def describe(self) -> str:
+        """What the job has said, and what all ranks are doing now."""
+        stacks = self._lab.run("node1", [sys.executable, "-m", "hvdkit", "stacks"]).stdout
+        return f"{self.output}\n{stacks}"
 
     def goes_on(self, since: float) -> bool:
         """Has it made steps since then? A word or two may have been on their way."""
@@ -93,9 +69,6 @@ class Run:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()
-
-    def result(self) -> Any:
-        return json.loads(next(line for line in self.lines if '"summary"' in line).partition("] ")[2])
 
 
 def _outer(host: Host, pid: int) -> int:
