@@ -191,6 +191,7 @@ class Config:
     )
     news: str = setting("", str, "open socket through which a rank tells hvdrun how far it is; agents set this")
     elastic_command: str = setting("", str, "what starts another rank, as JSON; hvdrun's agents set this")
+    host_slots: int = setting(0, int, "ranks that this host has slots for; hvdrun sets this")
     check_replicas: int = setting(
         0,
         int,

@@ -15,6 +15,7 @@ from hvdrun_job import ROOT
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(110)]
 
 SCRIPT = ROOT / "tests" / "elastic_world_script.py"
+MAKER = ROOT / "tests" / "dying_maker_script.py"
 DIGITS = ROOT / "examples" / "pytorch_elastic_digits.py"
 
 
@@ -63,6 +64,12 @@ def test_one_that_dies_on_its_way_in_is_replaced_too(tmp_path: Path) -> None:
     assert job.process.returncode == 0, output
     assert "rank 2 on" in output and "before it was taken in" in output and "rank 3 starts on" in output
     assert job.result()["sizes"] == [2, 1, 1, 2] and job.result()["alike"]
+
+
+def test_communicators_can_be_made_after_one_could_not() -> None:
+    with started("-np", "3", "--min-np", "2", command=(str(MAKER),)) as job:
+        output = job.end()
+    assert job.process.returncode == 0 and output.count("made with 2") == 2, output
 
 
 def test_a_rank_that_hangs_is_ended_and_the_others_go_on() -> None:

@@ -7,19 +7,26 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdkit.elastic.replacing import plan_replacements
+from hvdkit.elastic.replacing import Place, plan_replacements
 
-PLACES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4)), min_size=1, max_size=8)
+PLACES = st.lists(
+    st.builds(Place, st.sampled_from("abc"), st.integers(0, 4), st.integers(0, 6)), min_size=1, max_size=8
+)
 
 
 @given(PLACES, st.integers(0, 8))
-def test_no_host_gets_more_than_it_had_and_all_that_can_come_do(places: list[tuple[str, int]], most: int) -> None:
+def test_no_host_gets_more_than_it_has_room_for_and_all_that_can_come_do(places: list[Place], most: int) -> None:
     counts = plan_replacements(places, most)
-    hosts = [host for host, _ in places]
+    hosts = [place.host for place in places]
     there = Counter(hosts)
-    slots = {host: max(number for name, number in places if name == host) for host in there}
-    missing = {host: max(0, slots[host] - there[host]) for host in there}
+    died = {host: max(0, max(p.ranks for p in places if p.host == host) - there[host]) for host in there}
+    free = {host: max(0, max(p.slots for p in places if p.host == host) - there[host]) for host in there}
+    room = {host: max(died[host], free[host]) for host in there}
+    given = dict.fromkeys(there, 0)
     for rank, count in enumerate(counts):
         assert count == 0 or hosts.index(hosts[rank]) == rank
-        assert 0 <= count <= missing[hosts[rank]]
-    assert sum(counts) == min(most, sum(missing.values()))
+        given[hosts[rank]] += count
+    assert all(0 <= given[host] <= room[host] for host in there)
+    assert sum(counts) == min(most, sum(room.values()))
+    # Nobody comes to another host while there is a place where one has died.
+    assert all(given[h] <= died[h] for h in there) or all(given[h] >= died[h] for h in there)

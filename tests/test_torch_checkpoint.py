@@ -246,3 +246,28 @@ def overwritten_while_it_is_saved(directory: Path) -> tuple[str, str]:
 def test_training_may_go_on_while_it_is_saved(tmp_path: Path) -> None:
     there, saved = run_ranks(2, overwritten_while_it_is_saved, tmp_path)[0]
     assert there == saved
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_disk_that_takes_nothing_ends_the_training_unless_others_would_go_on_and_meet_it_too(
+    elastic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("HVDKIT_ELASTIC", "HVDKIT_ELASTIC_RESTARTS"):
+        monkeypatch.setenv(name, str(int(elastic)))
+    directory = tmp_path / "file" / "kept"
+    directory.parent.write_text("no folder")
+    with joined():
+        checkpoints = hvd.checkpoint.Checkpoints(directory, every_s=0, model=nn.Linear(1, 1))
+        checkpoints._agreement._due = 1
+        if not elastic:
+            with pytest.raises(CheckpointError, match="saving a checkpoint to"):
+                checkpoints.step()
+            checkpoints.close()
+            return
+        checkpoints.step()
+        assert "saving a checkpoint to" in caplog.text
+        directory.parent.unlink()
+        checkpoints._agreement._due = 1
+        checkpoints.step()
+        checkpoints.close()
+        assert Shelf(directory).numbers() == [1]

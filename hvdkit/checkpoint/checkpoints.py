@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -12,6 +13,9 @@ from hvdkit.checkpoint.ending import end_saved
 from hvdkit.checkpoint.kept import Kept
 from hvdkit.checkpoint.signals import Signals
 from hvdkit.checkpoint.store import Store
+from hvdkit.engine import runtime as engine
+from hvdkit.errors import CheckpointError
+from hvdkit.log import logger
 
 
 class TrainingCheckpoints(Store):
@@ -38,7 +42,8 @@ class TrainingCheckpoints(Store):
         samples: that this rank has trained on in it; to be said where a sampler is kept.
         If SIGTERM, SIGUSR1 or SIGUSR2 has come to any rank, all ranks save after the same step, and this raises
         Preempted, a SystemExit with code 75: "saved, not finished; start me again".
-        Raises CheckpointError, on rank 0, if an earlier checkpoint could not be written.
+        Raises CheckpointError, on rank 0, if an earlier checkpoint could not be written; in an elastic job that is told
+        and training goes on, as others would go on without rank 0 and run into the same.
         """
         self._kept.record(samples)
         if not self._agreement.is_due():
@@ -47,8 +52,18 @@ class TrainingCheckpoints(Store):
         agreed = self._agreement.ask(self._signals.number, time.monotonic() - self._saved_s >= self._every_s)
         if agreed.signal:
             end_saved(agreed, self._save_whole)
-        if agreed.save:
+        if agreed.save and engine.runtime("a checkpoint").config.elastic:
+            self._try_to_save()
+        elif agreed.save:
             self._save(during_epoch=True)
+
+    def _try_to_save(self) -> None:
+        with contextlib.suppress(CheckpointError):
+            self.wait()  # for the one before, which has told its error
+        try:
+            self._save(during_epoch=True)
+        except CheckpointError as error:  # on rank 0
+            logger.error("%s", error)
 
     def _save(self, *, during_epoch: bool) -> None:
         self._saved_s = time.monotonic()

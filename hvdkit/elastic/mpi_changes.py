@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from hvdkit.config import Config
-from hvdkit.elastic.replacing import Replacing, plan_replacements
+from hvdkit.elastic.replacing import Place, Replacing, plan_replacements
 from hvdkit.elastic.saver import Saver
 from hvdkit.elastic.state import State
 from hvdkit.engine import runtime as engine
@@ -36,12 +36,11 @@ _ATTEMPTS = 3
 class _Standing(NamedTuple):
     """What a rank knows when ranks meet.
 
-    slots: how many ranks its host had at first; 0 if it was not there. has_state: does it know what was committed?
+    place: without numbers if it was not there at first. has_state: does it know what was committed?
     number: of the next rank to come. attempts: times in a row that none has come.
     """
 
-    host: str
-    slots: int
+    place: Place
     has_state: bool
     number: int
     attempts: int
@@ -67,7 +66,9 @@ class MpiChanges:
         self._several_hosts = world.cross_size != 1
         self._state: State | None = None
         self._has_state = not mpi_world.has_changed()
-        self._slots = 0 if mpi_world.has_changed() else self._max if world.cross_size == 1 else world.local_size or 1
+        ranks = self._max if world.cross_size == 1 else world.local_size or 1
+        come = mpi_world.has_changed()
+        self._place = Place(world.host, 0, 0) if come else Place(world.host, ranks, max(ranks, config.host_slots))
         self._save_s = config.elastic_save_s
         self._saver: Saver | None = None
 
@@ -84,13 +85,12 @@ class MpiChanges:
 
         Where nobody has what was committed the newest checkpoint is taken. Raises StateLostError if there is none.
         """
-        host = engine.runtime("elastic.run").world.host
-        mine = _Standing(host, self._slots, self._has_state, int(self._another.get("number", 0)), self._attempts)
+        mine = _Standing(self._place, self._has_state, int(self._another.get("number", 0)), self._attempts)
         all_ranks = allgather_object(mine, name="elastic.standing")
         # Ranks that come stand behind those that were there, so the first one has it if anybody has.
         if not all_ranks[0].has_state and not self._load_again():
             raise StateLostError
-        self._slots = max(one.slots for one in all_ranks if one.host == host)
+        self._place = max(one.place for one in all_ranks if one.place.host == self._place.host)
         if mpi_world.has_changed():
             self._replace(mpi_world.world_comm(), all_ranks)
 
@@ -146,16 +146,16 @@ class MpiChanges:
             raise lost
 
     def _replace(self, world: MPI.Intracomm, all_ranks: Sequence[_Standing]) -> None:
-        """Start as many as are missing, on the hosts where they are missing, unless that has failed too often."""
+        """Start as many as are missing, where there is room for them, unless that has failed too often."""
         if world.size >= self._max or not self._another or max(one.attempts for one in all_ranks) >= _ATTEMPTS:
             return
-        counts = plan_replacements([(one.host, one.slots) for one in all_ranks], self._max - world.size)
+        counts = plan_replacements([one.place for one in all_ranks], self._max - world.size)
         first = max(one.number for one in all_ranks)  # some know of more ranks than others
         after = self._another["number"] = first + sum(counts)
         if first == after:
             return
-        host = all_ranks[world.rank].host
-        starter = next(rank for rank, one in enumerate(all_ranks) if one.host == host)
+        host = self._place.host
+        starter = next(rank for rank, one in enumerate(all_ranks) if one.place.host == host)
         command = self._make_command(first + sum(counts[:starter]))
         self._attempts += 1
         self._replacing = Replacing(

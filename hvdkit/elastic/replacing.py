@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hvdkit.elastic.starting import Starting
 from hvdkit.errors import HorovodInternalError
@@ -20,19 +20,38 @@ _LOOK_S = 0.02
 _COMES_S = 120.0
 
 
-def plan_replacements(places: Sequence[tuple[str, int]], most: int) -> list[int]:
+class Place(NamedTuple):
+    """Where a rank is: its host, how many ranks that had at first, and for how many it has slots."""
+
+    host: str
+    ranks: int
+    slots: int
+
+
+def plan_replacements(places: Sequence[Place], most: int) -> list[int]:
     """How many ranks each of those that are left starts, on its own host.
 
-    places: by rank, its host and how many ranks that had at first. most: that are started in all. The first rank of
-    each host starts what is missing there; where none is left none is started.
+    places: by rank. most: that are started in all. The first rank of each host starts what is missing there, and where
+    there are not enough of these places, in slots that were free from the beginning; where no rank is left none is
+    started.
     """
     counts = [0] * len(places)
-    names = [host for host, _ in places]
-    for rank, host in enumerate(names):
-        if names.index(host) == rank:
-            slots = max(count for name, count in places if name == host)
-            counts[rank] = max(0, min(slots - names.count(host), most - sum(counts)))
+    hosts = [place.host for place in places]
+    for room in (_ranks, _slots):
+        for rank, host in enumerate(hosts):
+            if hosts.index(host) == rank:
+                most_here = max(room(place) for place in places if place.host == host)
+                missing = most_here - hosts.count(host) - counts[rank]
+                counts[rank] += max(0, min(missing, most - sum(counts)))
     return counts
+
+
+def _ranks(place: Place) -> int:
+    return place.ranks
+
+
+def _slots(place: Place) -> int:
+    return place.slots
 
 
 class Replacing:

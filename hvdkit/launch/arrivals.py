@@ -100,10 +100,12 @@ def plan_orders(
     wish: Sequence[str],
     window: Sequence[object] | None,
     bind: str = "auto",
+    slots: Mapping[int, int] | None = None,
 ) -> Orders:
     """Settle what each rank needs to know of the others.
 
     environ: what the ranks have. wish: see choose_network. window: of the terminal, for rank 0. bind: see plan_cores.
+    slots: by rank, how many ranks its host has room for, where ranks may be started in place of others.
     Raises LaunchError for a wish that some host cannot fulfil.
     """
     counts = Counter(arrival.host for arrival in arrivals.values())
@@ -125,12 +127,16 @@ def plan_orders(
             "window": window if rank == 0 else None,
             "local_size": counts[arrival.host],
             "one_host": one_host,
-            "variables": variables.get(arrival.host, {}),
+            "variables": {**variables.get(arrival.host, {}), **_tell_slots((slots or {}).get(rank, 0))},
             "cores": cores[rank],
         }
         for rank, arrival in arrivals.items()
     }
     return Orders(told, why)
+
+
+def _tell_slots(slots: int) -> dict[str, str]:
+    return {"HVDKIT_HOST_SLOTS": str(slots)} if slots else {}
 
 
 def _list(places: Any) -> str:

@@ -368,6 +368,7 @@ def _make_runner(options: argparse.Namespace, job: Job, choice: Choice) -> Runne
         environ=job.environ,
         addresses=addresses,
         planned=plan_places(job.ranks, job.hosts) if as_planned and not one_host_of_many_names else (),
+        slots={host.name: host.slots or 0 for host in job.hosts} if job.elastic else {},
         networks=parse_wish(options.network_interfaces) if options.network_interfaces is not None else (),
         start_timeout_s=options.start_timeout,
         save_timeout_s=options.save_timeout,

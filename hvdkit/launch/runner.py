@@ -26,6 +26,7 @@ from hvdkit.launch.outliving import Outliving
 from hvdkit.launch.output import Output
 from hvdkit.launch.preflight import find_troubles
 from hvdkit.launch.ranks import Ranks, count_ranks
+from hvdkit.launch.restarting import name_host
 from hvdkit.launch.verdict import How, Verdict, judge
 
 # A failed rank and those that notice it report within milliseconds; one that only noticed leaves the cause a second.
@@ -49,6 +50,7 @@ class Runner:
     command: what the ranks run, to show. addresses: see Control.open.
     verbose: tell about every start, and show what mpirun says at once.
     planned: (host, ranks) as they are to be placed; () if the user says by other means how they are.
+    slots: of the planned hosts, where more ranks may be started later.
     networks: names of interfaces or subnets for what ranks on different hosts say to each other; () to choose.
     start_timeout_s: how long all ranks may take until they are there. bind: ranks to cores, see the setting.
     save_timeout_s: how long they may take to save and end, where they have a handler for SIGTERM and hvdrun gets one.
@@ -64,6 +66,7 @@ class Runner:
     verbose: bool = False
     logs: str = ""
     planned: tuple[tuple[str, int], ...] = ()
+    slots: Mapping[str, int] = field(default_factory=dict)
     networks: tuple[str, ...] = ()
     start_timeout_s: float = 60.0
     bind: str = "auto"
@@ -246,7 +249,9 @@ class Runner:
             self._outliving.begin(self._mpirun)
 
     def _plan_orders(self, arrivals: Mapping[int, Arrival]) -> Orders:
-        return plan_orders(arrivals, self.environ, self.networks, self.output.window, self.bind)
+        names = {rank: name_host(rank, {}, self.planned) for rank in arrivals}
+        slots = {rank: self.slots.get(name, 0) for rank, name in names.items()}
+        return plan_orders(arrivals, self.environ, self.networks, self.output.window, self.bind, slots)
 
     def _cut_off(self) -> bool:
         return self._outliving is not None and self._outliving.cut_off

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -225,11 +226,27 @@ def call_mpi(what: str, function: Callable[..., Answer], *arguments: Any) -> Ans
         mpi = load_mpi()
         if not isinstance(error, mpi.Exception):
             raise
+        if _MAKES.match(what):
+            let_others_make()
         kind = error.Get_error_class()
         text = f"{what} failed: {error.Get_error_string()} (class {kind})."
         if kind in _lost_classes():
             raise RankLostError(f"{text} A rank has ended; its own output says why.") from error
         raise TransportError(f"{text} If another rank has ended, its own output says why.") from error
+
+
+# The functions that make communicators.
+_MAKES = re.compile(r"MPIX?_(Comm_(dup|split|create|spawn|shrink)|Intercomm|Win_)")
+
+
+def let_others_make() -> None:
+    """Have Open MPI go on with communicators that are to be made, after one could not be as a rank has died.
+
+    Its threads take turns in finding numbers for them, the one with the oldest communicator first; one that fails
+    keeps its turn (Open MPI 5.0, comm_cid.c), and later ones wait for ever. MPI_COMM_SELF is older than all others of
+    hvdkit's, and who has found a number gives the turn back.
+    """
+    call_mpi("making a communicator of one process", load_mpi().COMM_SELF.Dup).Free()
 
 
 def collective(what: str, comm: MPI.Intracomm, *arguments: Any) -> None:

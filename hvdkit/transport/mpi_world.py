@@ -13,7 +13,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from hvdkit.errors import HorovodInternalError, RankLostError
-from hvdkit.transport.mpi_library import call_mpi, is_ours_to_end, load_mpi, own_comm, revoke_all, revoke_comm
+from hvdkit.transport.mpi_library import (
+    call_mpi,
+    is_ours_to_end,
+    let_others_make,
+    load_mpi,
+    own_comm,
+    revoke_all,
+    revoke_comm,
+)
 from hvdkit.transport.mpi_losses import leave_launcher
 
 if TYPE_CHECKING:
@@ -113,6 +121,7 @@ def leave_mpi() -> None:
 def shrink() -> int:
     """Go on with the ranks that are left, in their order; collective among them. Returns how many have gone."""
     before = world_comm()
+    let_others_make()  # a thread that starts ranks may be in the middle of that, and never come back
     if not _world.parting:
         _all_grow(False)
     _take(call_mpi("MPIX_Comm_shrink", before.Shrink))

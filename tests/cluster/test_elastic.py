@@ -101,6 +101,15 @@ def test_mpirun_does_not_end_the_job_as_it_hears_nothing_of_a_host(lab: Lab) -> 
     assert result["sizes"] == [3, 2] and result["alike"], result["said"]
 
 
+def test_ranks_of_a_lost_host_are_replaced_where_slots_are_free(lab: Lab) -> None:
+    with training(lab, 400, "-np", "3", "--min-np", "1", hosts="node1:1,node3:1,node2:2") as (job, _):
+        lab.cut("node3")
+        result = outcome(job, 60)
+    assert result["sizes"] == [3, 2, 3] and result["alike"], result["said"]
+    assert result["summary"] == pytest.approx(reference(400), abs=1e-12)
+    assert "rank 3 starts on node2" in str(result["said"])
+
+
 def kept(folder: Path) -> tuple[str, ...]:
     return ("--elastic-checkpoints", str(folder), "--elastic-save-s", "0.2")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from faults.run import Run, send
 _STOP_S = 5.0
 _CUT_S = 2.0
 _PATIENCE_S = 20.0
-_NOTICED, _RAISED = "No space left", "failed with CheckpointError"
+_NOTICED = "No space left"
 
 
 @dataclass(frozen=True)
@@ -81,21 +80,14 @@ def _kill_newcomer(scene: Scene, fault: Fault) -> float:
 
 
 def _fill_disk(scene: Scene, fault: Fault) -> float:
-    """It has room again as soon as that has been noticed, or (mood) when the job has got over it, or has ended."""
+    """It has room again when a checkpoint has failed, or (mood) a few have."""
 
-    def wait_for_more(words: str, before: int) -> None:
-        scene.run.wait_for(lambda: count(words) > before or scene.run.ended, _PATIENCE_S, words)
+    def failures() -> int:
+        return scene.run.output.count(_NOTICED)
 
-    def count(words: str) -> int:
-        return len(re.findall(words, scene.run.output))
-
-    noticed, raised = count(_NOTICED), count(_RAISED)
-    room = _fill(scene.lab, scene.disk)
-    scene.undo.callback(room)
-    wait_for_more(_NOTICED, noticed)
-    if fault.mood < 0.5:
-        room()
-    wait_for_more(_RAISED, raised)  # at the next checkpoint
+    enough = failures() + (1 if fault.mood < 0.5 else 3)
+    scene.undo.callback(_fill(scene.lab, scene.disk))
+    scene.run.wait_for(lambda: failures() >= enough or scene.run.ended, _PATIENCE_S, _NOTICED)
     return time.monotonic()
 
 

@@ -30,7 +30,7 @@ LOCAL = {
     "newcomer": Kind("kill -9 of a rank that is on its way in", 6, ends_rank=True),
     "term": Kind("SIGTERM to a rank or to hvdrun", 8, ends_job=True),
     "truncate": Kind("the same, and the newest checkpoint is cut short", 6, ends_job=True),
-    "disk": Kind("the disk of the checkpoints is full", 7, ends_job=True),
+    "disk": Kind("the disk of the checkpoints is full", 7),
     "shm": Kind("/dev/shm is full, and a rank is killed", 7, ends_rank=True, ends_job=True),
 }
 #: On three hosts, a rank on each.

@@ -79,6 +79,8 @@ def _go_through(
             moment = harm(Scene(lab, run, victim, disk, undo), fault)
             took_s = _get_over(run, fault, moment)
         if not run.ended:
+            if fault.kind == "disk":
+                _await_checkpoint(run, inside(lab, disk))
             tell(Outcome(fault.kind, None, took_s))
             continue
         code = run.end(1)
@@ -107,6 +109,12 @@ def _get_over(run: Run, fault: Fault, moment: float) -> float:
 
     run.wait_for(is_over, _BOUND_S - (time.monotonic() - moment), f"an end, or steps, after: {fault}")
     return time.monotonic() - moment
+
+
+def _await_checkpoint(run: Run, disk: Path) -> None:
+    """There is room again, so another one has to come."""
+    before = set(disk.glob("checkpoint-*"))
+    run.wait_for(lambda: set(disk.glob("checkpoint-*")) - before, _BOUND_S, "a checkpoint, now that there is room")
 
 
 def _check_end(run: Run, fault: Fault, code: int) -> None:
