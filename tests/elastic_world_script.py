@@ -16,8 +16,11 @@ import time
 from typing import Any
 
 import torch
+from without_compiler import put_compiler_off
 
 import hvdkit.torch as hvd
+
+put_compiler_off()
 
 SAMPLES, BATCH = 48, 12
 

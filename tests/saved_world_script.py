@@ -20,7 +20,7 @@ from elastic_world_script import batch_of, learn, make_model, make_optimizer, su
 import hvdkit.torch as hvd
 
 SLEEP, RAISE = signal.SIGRTMIN + 1, signal.SIGRTMIN + 2
-_STEP_S = 0.01
+_STEP_S = 0.02
 _SAVE_EVERY_S = 0.3
 
 

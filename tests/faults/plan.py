@@ -23,10 +23,10 @@ class Kind:
 
 #: On one host.
 LOCAL = {
-    "kill": Kind("kill -9 of a rank", 25, ends_rank=True),
+    "kill": Kind("kill -9 of a rank", 28, ends_rank=True),
     "error": Kind("an exception on a rank", 18, ends_rank=True),
     "slow": Kind("a rank is slow for 2 s", 14),
-    "stop": Kind("SIGSTOP of a rank, for 5 s", 9),
+    "stop": Kind("SIGSTOP of a rank, for 5 s", 6),
     "newcomer": Kind("kill -9 of a rank that is on its way in", 6, ends_rank=True),
     "term": Kind("SIGTERM to a rank or to hvdrun", 8, ends_job=True),
     "truncate": Kind("the same, and the newest checkpoint is cut short", 6, ends_job=True),
@@ -42,6 +42,7 @@ KINDS = {**BETWEEN, **LOCAL}
 #: One job of so many is on three hosts.
 _BETWEEN_EVERY = 8
 _A_JOB, _A_JOB_BETWEEN = 12, 5
+_PAUSE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def draw(seed: int, faults: int) -> Plan:
         3 if between else drawn.randint(2, 4),
         drawn.randint(1, 8),
         tuple(
-            Fault(drawn.choices(names, weights)[0], drawn.random(), drawn.random(), drawn.random())
+            Fault(drawn.choices(names, weights)[0], drawn.random() * _PAUSE_S, drawn.random(), drawn.random())
             for _ in range(min(faults, _A_JOB_BETWEEN) if between else faults)
         ),
     )
