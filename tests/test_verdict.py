@@ -156,3 +156,13 @@ def test_what_is_heard_of_an_outlived_rank_changes_nothing() -> None:
     ranks.hear(0, ["ready"])
     assert ranks.all_well and not ranks.failures and 0 not in ranks.ready
     assert judge(ranks, 137).code == 0
+
+
+def test_those_that_save_are_waited_for_though_one_ends_that_was_not_taken_in() -> None:
+    ranks = Ranks(2, hosts={0: "a", 1: "a", 2: "a"}, ready={0, 1})
+    ranks.join(2)
+    ranks.end(2, End(143, signal.SIGTERM, told="hvdrun ended the job"))
+    ranks.end(0, End(75))
+    assert not ranks.settled
+    ranks.end(1, End(75))
+    assert ranks.settled and judge(ranks, 1, interrupted=signal.SIGTERM).code == 75

@@ -187,9 +187,13 @@ class Ranks:
 
     @property
     def settled(self) -> bool:
-        """Nothing is to be waited for: all ranks have ended, or one of them so that the others cannot go on."""
-        failed = any(end.code not in (0, TRY_AGAIN) for end in self.ended.values())
-        return failed or bool(self.lost) or len(self.ended) == len(self.hosts)
+        """Nothing is to be waited for: all ranks have ended, or one of them so that the others cannot go on.
+
+        They do without one that has not been taken in.
+        """
+        members = self.members
+        failed = any(end.code not in (0, TRY_AGAIN) for rank, end in self.ended.items() if rank in members)
+        return failed or not members.isdisjoint(self.lost) or len(self.ended) == len(self.hosts)
 
     @property
     def all_well(self) -> bool:
