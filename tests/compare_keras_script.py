@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 
-import keras
-import numpy as np
-from keras import layers
+from without_tensorflow import hide_tensorflow
 
-import hvdkit.keras as hvd
+hide_tensorflow()
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+from keras import layers  # noqa: E402
+
+import hvdkit.keras as hvd  # noqa: E402
 
 
 def train(planted: set[str]) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from without_compiler import put_compiler_off
 from without_tensorflow import hide_tensorflow
 
 from hvdkit.world import read_world
@@ -26,7 +25,6 @@ def serve(directory: str) -> None:
     """Work for the test that listens in `directory`, until it says None or is gone."""
     rank = read_world().rank
     hide_tensorflow()
-    put_compiler_off()
     faulthandler.enable()
     with Path(directory, f"stack{rank}").open("w") as stack, Client(str(Path(directory, "socket"))) as connection:
         connection.send((rank, os.getpid()))

@@ -14,14 +14,15 @@ import pytest
 from gallery import ENOUGH, EPOCHS
 from keras_ranks import PACKAGES
 
-DIGITS = str(Path(__file__).parents[1] / "examples" / "keras_digits.py")
+HERE = Path(__file__).parent
+DIGITS = str(HERE.parent / "examples" / "keras_digits.py")
 
 
 def start(folder: Path, backend: str, launcher: list[str], *options: str) -> subprocess.CompletedProcess[str]:
     for package in ("keras", PACKAGES[backend]):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    command = [*launcher, sys.executable, DIGITS, *options]
+    command = [*launcher, sys.executable, str(HERE / "without_tensorflow.py"), DIGITS, *options]
     env = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=100)
 

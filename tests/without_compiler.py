@@ -9,7 +9,10 @@ from __future__ import annotations
 import importlib
 import sys
 from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False  # importing typing takes milliseconds
+if TYPE_CHECKING:
+    from typing import Any
 
 _NAME = "torch._dynamo"
 
@@ -17,9 +20,10 @@ _NAME = "torch._dynamo"
 class _Later(ModuleType):
     """Stands in for the compiler until more is wanted of it than to do nothing."""
 
-    @staticmethod
-    def disable(function: Any, *_: Any, **__: Any) -> Any:
-        return function
+    def disable(self, function: Any = None, *arguments: Any, **options: Any) -> Any:
+        if function is not None:
+            return function
+        return self.__getattr__("disable")(*arguments, **options)  # which makes a decorator
 
     @staticmethod
     def graph_break() -> None:
