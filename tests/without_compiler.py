@@ -6,12 +6,12 @@ alone. Whoever wants more of it gets the real one.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from types import ModuleType
 
 TYPE_CHECKING = False  # importing typing takes milliseconds
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
     from typing import Any
 
 _NAME = "torch._dynamo"
@@ -30,14 +30,37 @@ class _Later(ModuleType):
         return None
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__file__" or not self.__dict__.get("ready"):  # asked of all modules, or while it is made
+            raise AttributeError(name)
+        import importlib
+
         if sys.modules.get(_NAME) is self:
-            if name in ("__file__", "__spec__"):  # which those want that look at all modules there are
-                raise AttributeError(name)
+            sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
             del sys.modules[_NAME]
         return getattr(importlib.import_module(_NAME), name)
 
 
+class _Finder:
+    """Has `import torch._dynamo` find what stands in for it."""
+
+    @staticmethod
+    def find_spec(name: str, *_: Any) -> ModuleSpec | None:
+        if name != _NAME:
+            return None
+        from importlib.machinery import ModuleSpec
+
+        return ModuleSpec(name, _Finder)  # type: ignore[arg-type]
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> ModuleType:
+        return _Later(spec.name)
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        module.__dict__["ready"] = True
+
+
 def put_compiler_off() -> None:
     """Let this process import torch's compiler no sooner than it is needed."""
-    if _NAME not in sys.modules:
-        sys.modules[_NAME] = _Later(_NAME)
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())

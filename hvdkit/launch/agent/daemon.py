@@ -17,11 +17,11 @@ from .wire import look_for_hvdrun
 # As /proc/PID/comm has them, with room for 15 letters.
 _NAMES = ("prted", "orted", "hydra_pmi_proxy", "pmi_proxy")
 _OTHERS_S, _TERM_S = 5.0, 1.0
-_LOOK_S, _LONGEST_S = 1.0, 3600.0
+_LOOK_S, _LONGEST_S = 1.0, 900.0
 
 
 def await_hvdrun(where: str, secret: str) -> bool:
-    """Wait, with the daemon, until it is known whether hvdrun is there; for an hour, if the daemon can be made to.
+    """Wait, with the daemon, until it is known whether hvdrun is there; for 15 minutes, if the daemon can be made to.
 
     where, secret: as for open_control.
     """
