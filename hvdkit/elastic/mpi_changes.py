@@ -125,7 +125,8 @@ class MpiChanges:
         self._give_up()
         mpi_library.revoke_all()
         before = mpi_world.world_comm().size
-        engine.restart(functools.partial(self._shrink, lost), idle=False)
+        with mpi_library.nudged():
+            engine.restart(functools.partial(self._shrink, lost), idle=False)
         world = mpi_world.world_comm()
         if world.rank == 0:  # whoever was the first one before has taken what it knew with it
             tell_hvdrun(f"{PAST}{self._another.get('number', 0)}", self._news)
@@ -158,12 +159,13 @@ class MpiChanges:
         starter = next(rank for rank, one in enumerate(all_ranks) if one.place.host == host)
         command = self._make_command(first + sum(counts[:starter]))
         self._attempts += 1
-        self._replacing = Replacing(
-            *(world, starter, command, counts[starter], host if self._several_hosts else ""),
-            expected=sum(count > 0 for count in counts),
-            told=self._tell,
-            died=lambda: not self._failed.isdisjoint(range(first, after)),
-        )
+        with mpi_library.nudged():
+            self._replacing = Replacing(
+                *(world, starter, command, counts[starter], host if self._several_hosts else ""),
+                expected=sum(count > 0 for count in counts),
+                told=self._tell,
+                died=lambda: not self._failed.isdisjoint(range(first, after)),
+            )
 
     def _make_command(self, number: int) -> list[str]:
         another = self._another
@@ -200,7 +202,8 @@ class MpiChanges:
             self._leave_waiting(world)
             return
         arrivals, before = self._replacing.arrivals(starters), world.size
-        engine.restart(lambda: mpi_world.grow(arrivals))
+        with mpi_library.nudged():
+            engine.restart(lambda: mpi_world.grow(arrivals))
         self._give_up()
         world = mpi_world.world_comm()
         if world.rank == 0:

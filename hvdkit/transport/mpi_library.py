@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hvdkit.config import read_environment
@@ -239,6 +240,10 @@ def call_mpi(what: str, function: Callable[..., Answer], *arguments: Any) -> Ans
 _MAKES = re.compile(r"MPIX?_(Comm_(dup|split|create|spawn|shrink)|Intercomm|Win_)")
 
 
+_making = threading.Lock()
+_NUDGE_S = 1.0
+
+
 def let_others_make() -> None:
     """Have Open MPI go on with communicators that are to be made, after one could not be as a rank has died.
 
@@ -246,7 +251,26 @@ def let_others_make() -> None:
     keeps its turn (Open MPI 5.0, comm_cid.c), and later ones wait for ever. MPI_COMM_SELF is older than all others of
     hvdkit's, and who has found a number gives the turn back.
     """
-    call_mpi("making a communicator of one process", load_mpi().COMM_SELF.Dup).Free()
+    with _making:
+        call_mpi("making a communicator of one process", load_mpi().COMM_SELF.Dup).Free()
+
+
+@contextlib.contextmanager
+def nudged() -> Iterator[None]:
+    """Between here and there communicators are made, beside a thread that may take its turn and never come back."""
+    done = threading.Event()
+
+    def nudge() -> None:
+        while not done.wait(_NUDGE_S):
+            let_others_make()
+
+    thread = threading.Thread(target=nudge, name="hvdkit-nudge", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(_NUDGE_S)
 
 
 def collective(what: str, comm: MPI.Intracomm, *arguments: Any) -> None:

@@ -85,9 +85,15 @@ def _fill_disk(scene: Scene, fault: Fault) -> float:
     def failures() -> int:
         return scene.run.output.count(_NOTICED)
 
+    def noticed() -> bool:
+        return failures() >= enough or scene.run.ended
+
     enough = failures() + (1 if fault.mood < 0.5 else 3)
     scene.undo.callback(_fill(scene.lab, scene.disk))
-    scene.run.wait_for(lambda: failures() >= enough or scene.run.ended, _PATIENCE_S, _NOTICED)
+    deadline = time.monotonic() + _PATIENCE_S
+    while not wait_until(noticed, 1) and time.monotonic() < deadline:
+        _fill(scene.lab, scene.disk)  # what was being written has since taken the place of an older one
+    scene.run.wait_for(noticed, 0, _NOTICED)
     return time.monotonic()
 
 
