@@ -25,7 +25,7 @@ from hvdkit.launch.late import LateRanks
 from hvdkit.launch.outliving import Outliving
 from hvdkit.launch.output import Output
 from hvdkit.launch.preflight import find_troubles
-from hvdkit.launch.ranks import Ranks, count_ranks
+from hvdkit.launch.ranks import Ranks
 from hvdkit.launch.restarting import name_host
 from hvdkit.launch.verdict import How, Verdict, judge
 
@@ -101,9 +101,8 @@ class Runner:
         for line in verdict.lines:
             self.output.say(line)
         if self.verbose and not verdict.code:
-            lost = self.ranks.outlived
-            before = f"{count_ranks(lost)} had been lost before; the others" if lost else f"all {self.size} ranks"
-            self.output.say(f"{before} ended well.")
+            who = "the ranks that were left" if self.ranks.outlived else f"all {self.size} ranks"
+            self.output.say(f"{who} ended well.")
 
     async def live(self) -> Verdict:
         """Run the job; returns how it ended."""
