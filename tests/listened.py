@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import json
 import subprocess
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Listened:
+class Listened(abc.ABC):
     """A process whose lines are read as they come. lines: all that it has said."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
@@ -25,9 +26,9 @@ class Listened:
             self.lines.append(line)
             self.hear(line)
 
+    @abc.abstractmethod
     def hear(self, line: str) -> None:
         """Keep what a line tells."""
-        raise NotImplementedError
 
     @property
     def output(self) -> str:

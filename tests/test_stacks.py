@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,37 +18,116 @@ from hvdrun_job import SLEEP, alive, descendants, environment, read_pids, starte
 
 from hvdkit import cli
 from hvdkit.errors import LaunchError
-from hvdkit.launch.doing import Doing, format_report, read_answer
+from hvdkit.launch.agent.stacks import StackTaker
+from hvdkit.launch.doing import Doing, format_report, read_answer, read_processes
 from hvdkit.launch.dump import Frame, parse_dump
 from hvdkit.launch.folders import OwnFolder, find_jobs
+from hvdkit.stacks import offer_all_stacks, offer_stacks
 from hvdkit.tools.stacks import command
 
-DUMP = """\
+ALL = """\
 Thread 0x00007f0000000001 (most recent call first):
   File "/a/threading.py", line 320 in wait
   File "/a/threading.py", line 1002 in _bootstrap
 
+Current thread 0x00007f0000000004 (most recent call first):
+  File "/a/stacks.py", line 44 in answer
+
 Thread 0x00007f0000000002 [named] (most recent call first):
   <no Python frame>
 
-Current thread 0x00007f0000000003 (most recent call first):
+Thread 0x00007f0000000003 (most recent call first):
   File "/a/in a "folder"/train.py", line 7 in step
   File "/a/train.py", line ??? in <module>
 """
+MAIN = """\
+Stack (most recent call first):
+  File "/a/train.py", line 9 in <module>
+"""
 
 
-def test_the_main_thread_comes_first_and_its_innermost_call_last() -> None:
-    main, named, other = parse_dump(DUMP)
+@pytest.mark.parametrize("text", [ALL, MAIN + ALL, ALL + MAIN])
+def test_the_main_thread_comes_first_and_its_innermost_call_last(text: str) -> None:
+    main, named, other = parse_dump(text)
     assert main == (Frame("/a/train.py", 0, "<module>"), Frame('/a/in a "folder"/train.py', 7, "step"))
     assert named == ()
     assert other == (Frame("/a/threading.py", 320, "wait"),)
 
 
-def test_this_pythons_dumps_are_understood() -> None:
-    code = "import faulthandler, threading\n\nthreading.Thread(target=faulthandler.dump_traceback).start()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
-    stacks = parse_dump(done.stderr)
-    assert stacks[0][0] == Frame("<string>", 3, "<module>")
+def test_the_main_thread_may_be_all_that_is_known() -> None:
+    assert parse_dump(MAIN) == [(Frame("/a/train.py", 9, "<module>"),)]
+
+
+@contextlib.contextmanager
+def offering(code: str, *, to: Callable[[], None] = offer_all_stacks) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that offers its stacks and then runs the code, which prints a line; in a session of its own."""
+    offer = f"from hvdkit.stacks import {to.__name__}\n{to.__name__}()\n"
+    environ = {**environment(), "HVDKIT_AGENT": "1"}
+    argv = [sys.executable, "-c", offer + code]
+    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def take(process: subprocess.Popen[bytes]) -> list[Doing]:
+    """What it answers."""
+    taker = StackTaker(process.pid)
+    while (found := taker.look()) is None:
+        time.sleep(0.02)
+    return read_processes(0, "n1", found)
+
+
+# What they do is over so soon that it changes while somebody looks.
+WORKS = """
+import sys, threading, time, traceback
+def work():
+    while True:
+        for frame in sys._current_frames().values():
+            traceback.format_stack(frame)
+        threading.Thread(target=time.sleep, args=[0.001]).start()
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+def wait():
+    print(flush=True)
+    time.sleep(100)
+wait()
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_process_that_works_in_many_threads_is_asked_and_goes_on() -> None:
+    with offering(WORKS) as process:
+        for _ in range(40):
+            (doing,) = take(process)
+            assert process.poll() is None
+            assert doing.stacks and doing.stacks[0][-1].function == "wait"
+            assert sum("work" in [frame.function for frame in stack] for stack in doing.stacks) == 2
+
+
+# Locked twice it waits for ever, and keeps Python's lock.
+HOLDS = """
+import ctypes
+lock = ctypes.create_string_buffer(128)
+def hold():
+    print(flush=True)
+    for _ in range(2):
+        ctypes.PyDLL(None).pthread_mutex_lock(lock)
+hold()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "to"), [(HOLDS, offer_all_stacks), (WORKS, offer_stacks)], ids=["holds Python's lock", "before init()"]
+)
+def test_the_main_thread_answers_where_others_cannot(code: str, to: Callable[[], None]) -> None:
+    with offering(code, to=to) as process:
+        time.sleep(0.2)
+        (doing,) = take(process)
+        assert process.poll() is None
+        assert [stack[-1].function for stack in doing.stacks] == ["hold" if code is HOLDS else "wait"]
 
 
 def test_ranks_that_do_the_same_are_together_and_the_odd_ones_first() -> None:
@@ -105,7 +187,7 @@ step()
 """
 
 
-def ask(job: str, folder: Path) -> str:
+def ask(job: str, folder: Path, hvdrun: subprocess.Popen[bytes]) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "hvdkit", "stacks", job],
         env={**environment(), "TMPDIR": str(folder)},
@@ -114,7 +196,9 @@ def ask(job: str, folder: Path) -> str:
         timeout=30,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    if done.returncode:
+        hvdrun.terminate()
+        raise AssertionError(f"{done.stderr}\nhvdrun: {hvdrun.communicate(timeout=20)}")
     return done.stdout
 
 
@@ -132,11 +216,11 @@ def test_a_hang_is_shown_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert told
         assert f"`hvdkit stacks {job}`" in told
         for _ in range(2):
-            odd, same = ask(job, tmp_path).partition("ranks 0, 2 on ")[::2]
+            odd, same = ask(job, tmp_path, hvdrun).partition("ranks 0, 2 on ")[::2]
             assert "rank 1 on " in odd and "in looks_at_the_sky" in odd and "in step" not in odd
             assert "in step" in same and "in allreduce" in same
         os.kill(pids[1], signal.SIGSTOP)
-        assert f"stopped by a signal (pid {pids[1]}, state T)" in ask(job, tmp_path)
+        assert f"stopped by a signal (pid {pids[1]}, state T)" in ask(job, tmp_path, hvdrun)
         os.kill(pids[1], signal.SIGCONT)
         assert hvdrun.poll() is None
 
@@ -150,9 +234,10 @@ def test_what_a_killed_job_left_is_gone_at_the_next_start(tmp_path: Path, monkey
         read_pids(hvdrun, 2)
         job = str(hvdrun.pid)
         left = Path(find_jobs()[job])
-        everything = [hvdrun.pid, *descendants(hvdrun.pid)]
+        # hvdrun last, so that no other one that is still there finds it gone and cleans up.
+        everything = [*descendants(hvdrun.pid), hvdrun.pid]
         for pid in everything:
-            os.kill(pid, signal.SIGSTOP)  # so that none can clean up after another
+            os.kill(pid, signal.SIGSTOP)
         for pid in everything:
             os.kill(pid, signal.SIGKILL)
         assert wait_until(lambda: not any(map(alive, everything)), 5)

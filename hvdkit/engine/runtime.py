@@ -24,6 +24,7 @@ from hvdkit.engine.timeline import Timeline
 from hvdkit.errors import NotInitializedError
 from hvdkit.hook import install_exception_hook, uninstall_exception_hook
 from hvdkit.log import configure_logging, logger
+from hvdkit.stacks import offer_all_stacks
 from hvdkit.transport import Abort, open_transport
 from hvdkit.transport.base import Arithmetic, Transport
 from hvdkit.transport.mpi_world import leave_mpi
@@ -96,6 +97,7 @@ def init(
     config, launched = read_config(**settings), read_world()
     if config.elastic:  # those who have let this rank in would wait for it
         install_exception_hook(launched.rank, launched.host, None)
+    offer_all_stacks()
     with arriving(config, launched):
         made = _join(config, launched.launcher, process_sets, arithmetic, framework, opener)
     if config.profile and not RECORDER.on:

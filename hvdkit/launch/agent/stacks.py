@@ -3,32 +3,73 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import time
+from typing import NamedTuple
 
 from .guard import find_members
 
-_NAME = re.compile(r"/memfd:hvdkit-stacks-(\d+)-(\d+)")
+_NAME = re.compile(r"/memfd:hvdkit-stacks-(\d+)-(\d+)-(\d+)-(\d+)")
 _QUIET_S = 0.1  # a dump that has not grown for so long is all there
-_PATIENCE_S = 1.5
+_POLITE_S, _PATIENCE_S = 0.5, 1.5
+# Of syscall(2): older systems have no function for it.
+_TGKILL = {"x86_64": 234, "ppc64le": 250}.get(os.uname().machine, 131)
+
+
+class _Memory(NamedTuple):
+    """Where a process writes its stacks.
+
+    path: the memory. signal: at which it writes that of its main thread. pipe, inode: the pipe at which it is asked for
+    those of all threads; a number among its files may be another one's by now, an inode is not.
+    """
+
+    path: str
+    signal: int
+    pipe: str
+    inode: str
 
 
 class _Process:
-    """A process that was asked. where: its memory for stacks; "" if it has none."""
+    """A process that is asked, if it has memory for stacks. text: what it has answered."""
 
-    def __init__(self, pid: int, where: str) -> None:
-        self.pid, self.where = pid, where
+    def __init__(self, pid: int) -> None:
+        self.pid, self.memory = pid, _find_memory(pid)
         self.text = b""
+
+    @property
+    def silent(self) -> bool:
+        """Can it answer, and has not?"""
+        return self.memory is not None and not self.text
+
+    def ask(self) -> None:
+        """Ask for the stacks of all threads."""
+        if self.memory is None:
+            return
+        with contextlib.suppress(OSError):  # it has ended, or was asked so often that the pipe is full
+            os.truncate(self.memory.path, 0)
+            if os.readlink(self.memory.pipe) == f"pipe:[{self.memory.inode}]":
+                pipe = os.open(self.memory.pipe, os.O_WRONLY | os.O_NONBLOCK)
+                try:
+                    os.write(pipe, b"?")
+                finally:
+                    os.close(pipe)
+
+    def ask_main_thread(self) -> None:
+        """Ask for the stack of the main thread, which answers wherever it is."""
+        if self.memory is not None:
+            _signal_main_thread(self.pid, self.memory.signal)
 
     def look(self) -> bool:
         """Take in what has been written; True if that is more than before."""
         with contextlib.suppress(OSError):  # it has ended
-            with open(self.where, "rb") as file:
-                text = file.read()
-            grown = len(text) > len(self.text)
-            self.text = text
-            return grown
+            if self.memory is not None:
+                with open(self.memory.path, "rb") as file:
+                    text = file.read()
+                grown = len(text) > len(self.text)
+                self.text = text
+                return grown
         return False
 
 
@@ -37,16 +78,11 @@ class StackTaker:
 
     def __init__(self, session: int) -> None:
         self._began = self._grew = time.monotonic()
-        self._processes = []
-        for pid in find_members(session):
-            where, number = _find_memory(pid)
-            if where:
-                self._processes.append(_Process(pid, where))
-                with contextlib.suppress(OSError):
-                    os.truncate(where, 0)
-                    os.kill(pid, number)
-        if not self._processes:
-            self._processes.append(_Process(session, ""))
+        processes = [_Process(pid) for pid in find_members(session)]
+        self._processes = [each for each in processes if each.memory] or [_Process(session)]
+        self._polite = True
+        for process in self._processes:
+            process.ask()
 
     def look(self) -> list[dict[str, object]] | None:
         """What each of them does; None if that is not known yet.
@@ -56,9 +92,13 @@ class StackTaker:
         """
         now = time.monotonic()
         for process in self._processes:
-            if process.where and process.look():
+            if process.look():
                 self._grew = now
-        silent = any(process.where and not process.text for process in self._processes)
+        silent = [process for process in self._processes if process.silent]
+        if self._polite and now - self._began > _POLITE_S:
+            self._polite = False
+            for process in silent:
+                process.ask_main_thread()
         if now - self._grew < _QUIET_S or (silent and now - self._began < _PATIENCE_S):
             return None
         return [
@@ -67,21 +107,27 @@ class StackTaker:
                 "state": _read_state(process.pid),
                 "command": _read_command(process.pid),
                 "stacks": process.text.decode(errors="replace"),
-                "asked": bool(process.where),
+                "asked": process.memory is not None,
             }
             for process in self._processes
         ]
 
 
-def _find_memory(pid: int) -> tuple[str, int]:
-    """Where a process writes its stacks, and the signal at which it does; ("", 0) if it does not."""
+def _find_memory(pid: int) -> _Memory | None:
+    """The memory that a process has for its stacks; None for none."""
+    files = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):  # it has ended, or is not ours to look at
-        for name in os.listdir(f"/proc/{pid}/fd"):
+        for name in os.listdir(files):
             with contextlib.suppress(OSError):
-                match = _NAME.match(os.readlink(f"/proc/{pid}/fd/{name}"))
+                match = _NAME.match(os.readlink(f"{files}/{name}"))
                 if match and int(match[1]) == pid:
-                    return f"/proc/{pid}/fd/{name}", int(match[2])
-    return "", 0
+                    return _Memory(f"{files}/{name}", int(match[2]), f"{files}/{match[3]}", match[4])
+    return None
+
+
+def _signal_main_thread(pid: int, number: int) -> None:
+    """As tgkill(2); kill(2) may choose another thread. Nothing is done if the process has ended."""
+    ctypes.CDLL(None).syscall(*map(ctypes.c_long, (_TGKILL, pid, pid, number)))
 
 
 def _read_state(pid: int) -> str:
