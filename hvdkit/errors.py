@@ -105,7 +105,11 @@ class StateLostError(HvdkitError, RuntimeError):
         )
 
 
-class PlanMismatchError(HorovodInternalError):
+class RanksDisagreeError(HorovodInternalError):
+    """The ranks have begun different things as one, which all of them are told. It would come again: not survived."""
+
+
+class PlanMismatchError(RanksDisagreeError):
     """The ranks do not hold the same parameters, so their buckets do not match."""
 
 

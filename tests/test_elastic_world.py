@@ -147,6 +147,23 @@ def test_a_disagreement_is_no_death_and_ends_the_job() -> None:
     assert "same" in output and output.count("Traceback") <= 4
 
 
+def test_a_disagreement_ends_the_job_though_some_have_only_heard_of_it() -> None:
+    code = (
+        "import time, torch, hvdkit, hvdkit.torch as hvd; hvd.init(); first = hvd.rank() == 0\n"
+        "state = hvd.elastic.TorchState(step=0)\n"
+        "def train(state):\n"
+        "    if first:\n"
+        "        time.sleep(0.2)\n"
+        "        raise hvdkit.RanksDisagreeError('as it is told to all')\n"
+        "    hvd.allreduce(torch.zeros(1))\n"
+        "hvd.elastic.run(train)(state)"
+    )
+    with started("-np", "3", "--min-np", "1", command=("-c", code)) as job:
+        output = job.end()
+    assert job.process.returncode == 1, output
+    assert "as it is told to all" in output and "going on" not in output
+
+
 def test_an_error_that_all_ranks_run_into_ends_the_job() -> None:
     with started("-np", "2", "--min-np", "1", command=("-c", "import hvdkit.torch as hvd; hvd.init(); 1 / 0")) as job:
         output = job.end()

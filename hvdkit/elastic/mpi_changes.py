@@ -17,6 +17,7 @@ from hvdkit.errors import (
     HorovodInternalError,
     Preempted,
     RankLostError,
+    RanksDisagreeError,
     StateLostError,
     TooFewRanksError,
     TransportError,
@@ -142,8 +143,18 @@ class MpiChanges:
             self._replacing = None
 
     def _shrink(self, lost: HorovodInternalError) -> None:
-        """Raise `lost` if nobody has died: it would come again, and again."""
-        if not mpi_world.shrink() and not isinstance(lost, RankLostError):
+        """Raise `lost` if nobody has died: it would come again, and again.
+
+        Where ranks disagree that is on all of them. The first one that is told revokes what the others wait in, who may
+        then have heard no more than that.
+        """
+        if mpi_world.shrink():
+            return
+        if not mpi_world.is_so_on_all(not isinstance(lost, RanksDisagreeError)):
+            if isinstance(lost, RanksDisagreeError):
+                raise lost
+            raise lost from RanksDisagreeError("No rank has died: ranks disagree, and another one's output says how.")
+        if not isinstance(lost, RankLostError):
             raise lost
 
     def _replace(self, world: MPI.Intracomm, all_ranks: Sequence[_Standing]) -> None:

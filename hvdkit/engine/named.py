@@ -26,7 +26,7 @@ from hvdkit.engine.stall import Stalls
 from hvdkit.engine.stragglers import Stragglers
 from hvdkit.engine.timeline import Timeline
 from hvdkit.engine.tree import FANOUT
-from hvdkit.errors import DuplicateNameError, HorovodInternalError
+from hvdkit.errors import DuplicateNameError, HorovodInternalError, RanksDisagreeError
 from hvdkit.transport.base import Buffer, Transport
 from hvdkit.transport.waiting import Waiting
 
@@ -193,7 +193,8 @@ class NamedEngine:
         work: list[tuple[Ready, Operation]] = []
         for answer in answers:
             if isinstance(answer, Failed):
-                self.finish(answer.name, HorovodInternalError(answer.why))
+                kind = RanksDisagreeError if answer.disagree else HorovodInternalError
+                self.finish(answer.name, kind(answer.why))
             elif isinstance(answer, AllJoined):
                 self._do(work)
                 work = []

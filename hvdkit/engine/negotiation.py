@@ -25,10 +25,14 @@ _WITH_JOINED = frozenset({"allreduce", "barrier", "plan", "sparse_gradients", "g
 
 @dataclass(frozen=True)
 class Failed:
-    """It cannot be done, on any rank. name: of the operation; "" for all of them."""
+    """It cannot be done, on any rank.
+
+    name: of the operation; "" for all of them. disagree: as the ranks have announced what does not go together.
+    """
 
     name: str
     why: str
+    disagree: bool = False
 
 
 @dataclass(frozen=True)
@@ -260,12 +264,14 @@ def agree(
                 name,
                 f"{name}: the ranks disagree about the {what}: {who(first_in(those))} has {here}, "
                 f"{who(first_in(ranks))} has {there}. Call it with the same {what} on every rank.",
+                disagree=True,
             )
     if joined and first.kind not in _WITH_JOINED:
         return Failed(
             name,
             f"{name}: {who(joined[0])} has joined, and takes part in allreduces and optimizer steps only: it has "
             f"nothing to give to {first.kind}. Do that before join(), or after all ranks have joined.",
+            disagree=True,
         )
     rows: list[tuple[int, ...]] = []
     if first.kind in ("allgather", "alltoall"):

@@ -129,6 +129,11 @@ def shrink() -> int:
     return int(before.size - world_comm().size)
 
 
+def is_so_on_all(true: bool) -> bool:
+    """Is it true on every rank? The same answer on all; collective. Raises RankLostError if one has died."""
+    return bool(call_mpi("MPIX_Comm_agree", world_comm().Agree, int(true)))
+
+
 def grow(arrivals: Sequence[Arrivals]) -> None:
     """Take in ranks that have come, one host after another, behind those that are there; collective.
 
@@ -162,7 +167,7 @@ def _let_in(bridge: MPI.Intracomm, count: int, after: Sequence[int]) -> None:
 def _all_grow(willing: bool) -> bool:
     """Can all ranks go on in the larger world? The same answer on all that live; collective, whoever has died."""
     try:
-        together = bool(call_mpi("MPIX_Comm_agree", world_comm().Agree, int(willing)))
+        together = is_so_on_all(willing)
     except RankLostError:
         together = False
     _world.parting = not together
