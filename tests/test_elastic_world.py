@@ -66,6 +66,41 @@ def test_one_that_dies_on_its_way_in_is_replaced_too(tmp_path: Path) -> None:
     assert job.result()["sizes"] == [2, 1, 1, 2] and job.result()["alike"]
 
 
+# One comes in place of rank 2; then rank 1 is lost, and the one that comes in its place is late. The first of them is
+# there for a while after Python has ended in it, and rank 0 is not: what MPI says of that finds no Python any more.
+ENDS_WHILE_ONE_COMES = """
+import ctypes, os, pathlib, sys, time
+import hvdkit.torch as hvd
+first, second = pathlib.Path(sys.argv[1], "first"), pathlib.Path(sys.argv[1], "second")
+comes = os.environ["OMPI_COMM_WORLD_SIZE"] == "1"
+if comes and first.exists():
+    second.touch()
+    time.sleep(60)
+if comes:
+    first.touch()
+hvd.init()
+began_as = 3 if comes else hvd.rank()
+def train(state):
+    if hvd.size() == 3 and began_as == (1 if first.exists() else 2):
+        os.kill(os.getpid(), 9)
+    while hvd.size() == 3 or not hvd.broadcast_object(second.exists(), root_rank=0):
+        time.sleep(0.02)
+        state.commit()
+    time.sleep(0.5)
+hvd.elastic.run(train)(hvd.elastic.TorchState(step=0))
+if comes:
+    libc = ctypes.CDLL(None)
+    libc.__cxa_atexit(libc.sleep, ctypes.c_void_p(3), None)
+"""
+
+
+def test_training_ends_well_while_one_is_on_its_way_in(tmp_path: Path) -> None:
+    with started("-np", "3", "--min-np", "2", command=("-c", ENDS_WHILE_ONE_COMES, str(tmp_path))) as job:
+        output = job.end()
+    assert job.process.returncode == 0 and "rank 4 starts on" in output, output
+    assert "Segmentation" not in output and "No rank could be started" not in output, output
+
+
 def test_communicators_can_be_made_after_one_could_not() -> None:
     with started("-np", "3", "--min-np", "2", command=(str(MAKER),)) as job:
         output = job.end()

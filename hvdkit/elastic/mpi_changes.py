@@ -239,6 +239,8 @@ class MpiChanges:
     def end(self, state: State, *, well: bool) -> None:
         """See Changes."""
         self._state = None
+        if self._replacing is not None:
+            self._replacing.forget()
         if self._saver is not None:
             self._saver.close(well=well)
         if well:

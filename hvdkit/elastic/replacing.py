@@ -125,6 +125,12 @@ class Replacing:
             return Arrivals(starter)
         return Arrivals(starter, self._starting.bridge, self._starting.count)
 
+    def forget(self) -> None:
+        """Nobody wants to know any more whether they come: the training is over. Not collective."""
+        self._given_up = True
+        if self._starting is not None:
+            self._starting.forget()
+
     def give_up(self) -> None:
         """Those that have not come are not waited for any more; if they come later they end. Not collective."""
         self._given_up = True

@@ -10,14 +10,13 @@ alone then, and the next one has a communicator of its own.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hvdkit.errors import HorovodInternalError, RankLostError
 from hvdkit.log import logger
-from hvdkit.transport.mpi_library import call_mpi, load_mpi, own_comm, revoke_comm
+from hvdkit.transport.mpi_library import call_mpi, load_mpi, own_comm, revoke_comm, start_beside
 from hvdkit.transport.mpi_world import READY_TAG
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Starting:
         self.count = count
         self._command, self._host, self._come = command, host, come
         self._comm = own_comm(call_mpi("MPI_Comm_dup", local.Dup))
-        threading.Thread(target=self._run, name="hvdkit-starting", daemon=True).start()
+        start_beside(self._run, "hvdkit-starting")
 
     def _run(self) -> None:
         try:
@@ -84,8 +83,13 @@ class Starting:
             call_mpi("MPI_Recv", bridge.Recv, [bytearray(1), load_mpi().BYTE], new, READY_TAG)
         return True
 
+    def forget(self) -> None:
+        """Nobody wants to know any more whether they come; the thread comes back from MPI if it can."""
+        self._given_up = True
+        revoke_comm(self._comm)
+
     def give_up(self) -> None:
         """They are not waited for any more; if they come later they end by themselves."""
-        self._given_up = True
-        for comm in filter(None, (self.bridge, self._comm)):
-            revoke_comm(comm)
+        self.forget()
+        if self.bridge is not None:
+            revoke_comm(self.bridge)

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -234,6 +235,24 @@ def call_mpi(what: str, function: Callable[..., Answer], *arguments: Any) -> Ans
         if kind in _lost_classes():
             raise RankLostError(f"{text} A rank has ended; its own output says why.") from error
         raise TransportError(f"{text} If another rank has ended, its own output says why.") from error
+
+
+#: Threads that may be in one call of MPI for long.
+_beside: list[threading.Thread] = []
+
+
+def start_beside(work: Callable[[], None], name: str) -> None:
+    """Start a thread that may be in one call of MPI for long."""
+    _beside[:] = [thread for thread in _beside if thread.is_alive()]
+    _beside.append(threading.Thread(target=work, name=name, daemon=True))
+    _beside[-1].start()
+
+
+def wait_for_those_beside(seconds: float) -> None:
+    """Wait for these threads, so long at most: where a call of theirs fails after Python has ended mpi4py crashes."""
+    deadline = time.monotonic() + seconds
+    for thread in _beside:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 # The functions that make communicators.

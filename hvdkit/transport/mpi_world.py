@@ -21,6 +21,7 @@ from hvdkit.transport.mpi_library import (
     own_comm,
     revoke_all,
     revoke_comm,
+    wait_for_those_beside,
 )
 from hvdkit.transport.mpi_losses import leave_launcher
 
@@ -32,6 +33,7 @@ READY_TAG, COME_TAG = 1, 2
 # From the one that has started it: join us, and then take in those of these.
 _JOIN_TAG, _MEET_TAG = 3, 4
 _LOOK_S = 0.02
+_BACK_S = 1.0
 
 
 class Arrivals(NamedTuple):
@@ -113,7 +115,8 @@ def leave_mpi() -> None:
     """End MPI at the end of a process whose world may change; of any other mpi4py does that."""
     if is_ours_to_end():
         if _world.changed:
-            leave_launcher()
+            leave_launcher()  # at which calls for which the launcher is needed fail
+            wait_for_those_beside(_BACK_S)
         else:
             load_mpi().Finalize()
 
