@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=30, help="passes over the training images")
+    parser.add_argument("--epochs", type=int, default=60, help="passes over the training images")
     parser.add_argument("--batch-size", type=int, default=32, help="samples in a batch of one rank")
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate")
     parser.add_argument("--commit-every", type=int, default=5, help="batches from one commit to the next")
