@@ -106,7 +106,7 @@ class StateLostError(HvdkitError, RuntimeError):
 
 
 class RanksDisagreeError(HorovodInternalError):
-    """The ranks have begun different things as one, which all of them are told. It would come again: not survived."""
+    """The ranks have begun different things under one name, which all are told. elastic.run ends, as it comes again."""
 
 
 class PlanMismatchError(RanksDisagreeError):

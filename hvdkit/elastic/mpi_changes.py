@@ -150,12 +150,11 @@ class MpiChanges:
         """
         if mpi_world.shrink():
             return
-        if not mpi_world.is_so_on_all(not isinstance(lost, RanksDisagreeError)):
-            if isinstance(lost, RanksDisagreeError):
-                raise lost
-            raise lost from RanksDisagreeError("No rank has died: ranks disagree, and another one's output says how.")
+        agree = mpi_world.is_so_on_all(not isinstance(lost, RanksDisagreeError))
         if not isinstance(lost, RankLostError):
             raise lost
+        if not agree:
+            raise lost from RanksDisagreeError("No rank has died: ranks disagree, and another one's output says how.")
 
     def _replace(self, world: MPI.Intracomm, all_ranks: Sequence[_Standing]) -> None:
         """Start as many as are missing, where there is room for them, unless that has failed too often."""
