@@ -248,6 +248,40 @@ def coded_sums_arrive_in_time(transport: Transport) -> None:
     buckets.close()
 
 
+def a_round_that_is_not_finite_leaves_no_trace(transport: Transport) -> None:
+    """It is summed as without coding, and what comes after is the same bits as if it had never been."""
+    count, exact = 4003, 3
+    specs = [
+        BucketSpec(dtype, count, "sum", wire=coding, exact=exact)
+        for coding in CODINGS
+        for dtype in ("float32", "float64")
+    ]
+    plans = [transport.open_buckets(specs) for _ in range(2)]
+    numbers = np.random.default_rng(transport.rank).standard_normal((5, count))
+    for step in range(5):
+        if step == 2:  # one plan only: inf on one rank, NaN on another, in every rank's shard
+            given = pattern(transport.rank, count).astype(np.float64)
+            expected = reduced(transport.size, count).astype(np.float64)
+            for rank, value in ((0, np.inf), (transport.size - 1, np.nan)):
+                expected[5 + rank :: 100] += value
+                if transport.rank == rank:
+                    given[5 + rank :: 100] = value
+            for index in range(len(specs)):
+                fill(plans[0], index, given)
+            reduce_all(plans[0])
+            for index, spec in enumerate(specs):
+                expect(take(plans[0], index), expected, str(spec))
+        for plan in plans:
+            for index in range(len(specs)):
+                fill(plan, index, numbers[step])
+            reduce_all(plan)
+        for index, spec in enumerate(specs):
+            one, two = (take(plan, index).array for plan in plans)
+            assert np.isfinite(one).all() and (one == two).all(), f"step {step}: {spec}"
+    for plan in plans:
+        plan.close()
+
+
 def codings_send_less(transport: Transport) -> None:
     def sent(wire: Any) -> int:
         buckets = transport.open_buckets([BucketSpec("float32", 100_000, wire=wire, exact=1)])
@@ -290,6 +324,7 @@ BUCKET_CHECKS: dict[str, Callable[[Transport], None]] = {
         all_ranks_get_the_same_bits,
         halves_are_summed_in_float32,
         coded_sums_arrive_in_time,
+        a_round_that_is_not_finite_leaves_no_trace,
         codings_send_less,
     )
 }

@@ -17,8 +17,11 @@ pytestmark = pytest.mark.native("Horovod's core sends numbers as they are or as 
 TopK, PowerSGD, Sign = hvd.Compression.TopK, hvd.Compression.PowerSGD, hvd.Compression.Sign
 
 
-def learn_digits(transport: str, compression: Any, steps: int) -> tuple[float, int, bytes]:
-    """Accuracy on held-out digits, bytes a step given to the network by this rank, and the parameters."""
+def learn_digits(transport: str, compression: Any, steps: int, infinite_at: int = -1) -> tuple[float, int, bytes]:
+    """Accuracy on held-out digits, bytes a step given to the network by this rank, and the parameters.
+
+    infinite_at: a step in which rank 0's gradients are not finite; it is skipped, as GradScaler does.
+    """
     digits = load_digits()
     images = torch.tensor(digits.data / 16, dtype=torch.float32)
     labels = torch.tensor(digits.target)
@@ -32,8 +35,14 @@ def learn_digits(transport: str, compression: Any, steps: int) -> tuple[float, i
             generator = torch.Generator().manual_seed(step)
             rows = torch.randperm(1400, generator=generator)[: 32 * hvd.size()][hvd.rank() :: hvd.size()]
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(images[rows]), labels[rows]).backward()
-            optimizer.step()
+            loss = torch.nn.functional.cross_entropy(model(images[rows]), labels[rows])
+            (loss * float("inf") if step == infinite_at and hvd.rank() == 0 else loss).backward()
+            optimizer.synchronize()
+            finite = all(one.grad is not None and bool(one.grad.isfinite().all()) for one in model.parameters())
+            assert finite == (step != infinite_at), f"step {step} is {'' if finite else 'not '}finite"
+            if finite:
+                with optimizer.skip_synchronize():
+                    optimizer.step()
         right = (model(images[1400:]).argmax(1) == labels[1400:]).float().mean().item()
         sent = optimizer.reduction_statistics().sent_bytes // steps
         return right, sent, b"".join(one.detach().numpy().tobytes() for one in model.parameters())
@@ -49,6 +58,15 @@ def test_a_coded_model_learns_as_well_on_every_rank_alike(transport: str) -> Non
         right, sent, _ = results[0]
         assert right > plain - 0.03, f"{coding}: {right} of the digits are right, {plain} without"
         assert sent < part * plain_sent, f"{coding}: {sent} bytes a step, {plain_sent} without"
+
+
+@pytest.mark.parametrize("coding", [TopK(0.05), PowerSGD(4), Sign()], ids=str)
+def test_a_coded_model_learns_as_well_after_an_infinite_step(coding: Any) -> None:
+    plain, _, _ = run_ranks(3, learn_digits, "hierarchical_uneven", hvd.Compression.none, 150)[0]
+    results = run_ranks(3, learn_digits, "hierarchical_uneven", coding, 150, 10)
+    assert len({parameters for _, _, parameters in results}) == 1
+    right, _, _ = results[0]
+    assert right > plain - 0.03, f"{right} of the digits are right, {plain} without"
 
 
 def test_each_parameter_has_the_first_rule_that_fits() -> None:

@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
-from hvdkit.transport.base import STORAGE, BucketSpec, Buffer
+import numpy as np
+
+from hvdkit.transport.arithmetic import NumpyArithmetic
+from hvdkit.transport.base import STORAGE, Array, BucketSpec, Buffer
+from hvdkit.transport.steps import reduce_steps
 from hvdkit.transport.wire import Wire
 
 
@@ -54,3 +58,16 @@ def sent_bytes(spec: BucketSpec, coder: Coder | None, numbers: Buffer) -> int:
     if coder is not None:
         return coder.sent_bytes
     return numbers.count * STORAGE[spec.dtype if spec.narrow == "none" else spec.narrow].itemsize
+
+
+def all_finite(values: Array) -> bool:
+    """Is no value inf or NaN? Their sum is finite then, but where that is too large itself."""
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(values.sum()) or np.isfinite(values).all())
+
+
+def uncoded_steps(wire: Wire, source: Buffer, out: Buffer) -> Iterator[bool]:
+    """Sum `source` into `out` (n,) over the ranks, as Coder.steps does, with no number coded."""
+    np.copyto(out.array, source.array)
+    spec = BucketSpec(out.dtype, out.count)
+    return reduce_steps(wire, out, out, spec, arithmetic=NumpyArithmetic(), at_once=False)

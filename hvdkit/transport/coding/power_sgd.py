@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvdkit.transport.base import STORAGE, Array, Buffer
+from hvdkit.transport.coding import all_finite, uncoded_steps
 from hvdkit.transport.coding.low_rank import orthonormal
 from hvdkit.transport.steps import sum_steps
 from hvdkit.transport.wire import Wire
@@ -35,7 +36,11 @@ class PowerSGD:
 
 
 class PowerCoder:
-    """See Coder. Both matrices are summed over the ranks, which is what makes this coding cheap on many hosts."""
+    """See Coder. Both matrices are summed over the ranks, which is what makes this coding cheap on many hosts.
+
+    A rank whose numbers are not finite makes its left matrix NaN. The sum of the left matrices is then finite on no
+    rank, and all of them sum their numbers uncoded.
+    """
 
     def __init__(self, count: int, exact: int, dtype: str, rank: int) -> None:
         self.count, self._dtype = count, dtype
@@ -50,12 +55,18 @@ class PowerCoder:
 
     def steps(self, wire: Wire, source: Buffer, out: Buffer) -> Iterator[bool]:
         """See Coder.steps."""
-        values = source.array[: self.count] + self._unsent
-        matrix = np.zeros((self._rows, self._columns), values.dtype)
-        matrix.reshape(-1)[: self.count] = values
-        left = np.concatenate([(matrix @ self._right).reshape(-1), source.array[self.count :]])
-        yield from sum_steps(wire, Buffer(left, self._dtype), free=False)
         cut = self._rows * self._rank
+        with np.errstate(all="ignore"):
+            values = source.array[: self.count] + self._unsent
+            matrix = np.zeros((self._rows, self._columns), values.dtype)
+            matrix.reshape(-1)[: self.count] = values
+            left = np.concatenate([(matrix @ self._right).reshape(-1), source.array[self.count :]])
+        if not all_finite(values):
+            left[:cut] = np.nan
+        yield from sum_steps(wire, Buffer(left, self._dtype), free=False)
+        if not all_finite(left[:cut]):
+            yield from uncoded_steps(wire, source, out)
+            return
         basis = orthonormal(left[:cut].reshape(self._rows, self._rank))
         right = matrix.T @ basis
         self._unsent = values - (basis @ right.T).reshape(-1)[: self.count]
