@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import libcst as cst
+from libcst.metadata import Scope
 
-from hvdkit.tools.migrate.script import Function, Script, dotted_name, last
+from hvdkit.tools.migrate.names import dotted_name
+from hvdkit.tools.migrate.script import Function, Script, last
 
 #: Functions that give what they are given, element by element.
 _PASSING = {"enumerate", "tqdm", "iter", "islice", "track", "progress_bar", "list", "tuple", "trange", "filter"}
@@ -29,11 +31,10 @@ class Bindings:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.functions: dict[str, list[Function]] = defaultdict(list)
-        self._resolving: set[cst.Call] = set()
-        self.classes = {one.name.value: one for one in script.all(cst.ClassDef)}
+        self._resolving: set[cst.CSTNode] = set()
         for function in script.all(cst.FunctionDef):
             self.functions[function.name.value].append(function)
-        self.assigned: dict[tuple[Function | None, str], list[Bound]] = defaultdict(list)
+        self.assigned: dict[tuple[Scope | None, str], list[Bound]] = defaultdict(list)
         for node in script.all(cst.Assign):
             for target in node.targets:
                 self._bind(target.target, node.value, None, node)
@@ -57,55 +58,62 @@ class Bindings:
             return
         name = dotted_name(target)
         if name:
-            self.assigned[self._scope(node, name), name].append(Bound(value, at, node))
-
-    def _scope(self, node: cst.CSTNode, name: str) -> Function | None:
-        return None if "." in name else self.script.function(node)
+            self.assigned[self.script.names.home(target), name].append(Bound(value, at, node))
 
     def of(self, node: cst.BaseExpression) -> list[Bound]:
-        """What a name or attribute was given, in its own function or else in the module."""
+        """What a name was given in the scope where it lives, or an attribute in the whole file."""
         name = dotted_name(node)
-        if not name:
-            return []
-        function = self.script.function(node)
-        while "." not in name and function is not None:
-            if (function, name) in self.assigned:
-                return self.assigned[function, name]
-            if any(name == one for one in _parameters(function)):
-                return []
-            function = self.script.function(function)
-        return self.assigned.get((None, name), [])
+        return self.assigned.get((self.script.names.home(node), name), []) if name else []
+
+    def defined(self, name: cst.Name) -> list[Function | cst.ClassDef]:
+        """The script's functions and classes that a name may stand for; of a parameter, those that calls give."""
+        found = self.script.names.definitions(name)
+        if not self.script.names.is_parameter(name) or name in self._resolving:
+            return found
+        self._resolving.add(name)
+        for value in self.given(name):
+            found += self.defined(value) if isinstance(value, cst.Name) else []
+        self._resolving.discard(name)
+        return found
 
     def called(self, call: cst.Call) -> list[Function]:
         """The functions of this script that a call may run."""
         name = last(call)
         if isinstance(call.func, cst.Name):
-            if name in self.classes:
-                return [one for one in self.functions.get("__init__", ()) if self._class_of(one) == name]
-            return [one for one in self.functions.get(name, ()) if self._class_of(one) is None]
+            defined = self.defined(call.func)
+            makers = [one for one in self.functions.get("__init__", ()) if self._class_of(one) in defined]
+            return [one for one in defined if isinstance(one, cst.FunctionDef)] + makers
         methods = [one for one in self.functions.get(name, ()) if self._class_of(one) is not None]
         if not methods or not isinstance(call.func, cst.Attribute):
             return []
         owner = call.func.value
         if dotted_name(owner) == "self":
             mine = next((one for one in self.script.above(call) if isinstance(one, cst.ClassDef)), None)
-            return [one for one in methods if mine is None or self._class_of(one) == mine.name.value] or methods
+            return [one for one in methods if mine is None or self._class_of(one) is mine] or methods
         if call in self._resolving:
             return []  # what it is called on comes from itself
         self._resolving.add(call)
-        made = {last(one) for one in self.origins(owner) if isinstance(one, cst.Call)}
+        classes = [made for one in self.origins(owner) if isinstance(one, cst.Call) for made in self.made_by(one)]
         self._resolving.discard(call)
-        return [one for one in methods if self._class_of(one) in made]
+        return [one for one in methods if self._class_of(one) in classes]
+
+    def made_by(self, call: cst.Call) -> list[cst.ClassDef]:
+        """The script's classes of which a call may make an object."""
+        if isinstance(call.func, cst.Name):
+            return [one for one in self.defined(call.func) if isinstance(one, cst.ClassDef)]
+        own = [] if self.script.name(call) else self.script.all(cst.ClassDef)
+        return [one for one in own if one.name.value == last(call)]
 
     def calls_of(self, function: Function) -> list[cst.Call]:
         """The calls of one of the script's functions, or of the class that it is the __init__ of."""
         name = function.name.value
-        names = {name, self._class_of(function)} if name == "__init__" else {name}
+        owner = self._class_of(function)
+        names = {name, owner.name.value} if name == "__init__" and owner is not None else {name}
         return [call for call in self.script.all(cst.Call) if last(call) in names and function in self.called(call)]
 
-    def _class_of(self, function: Function) -> str | None:
+    def _class_of(self, function: Function) -> cst.ClassDef | None:
         above = next((a for a in self.script.above(function) if isinstance(a, (cst.ClassDef, cst.FunctionDef))), None)
-        return above.name.value if isinstance(above, cst.ClassDef) else None
+        return above if isinstance(above, cst.ClassDef) else None
 
     def origins(self, node: cst.BaseExpression, depth: int = 8) -> list[cst.BaseExpression]:
         """The expressions that a value may have been made by, as far back as can be seen; itself if no further."""
@@ -124,7 +132,7 @@ class Bindings:
             return
         if isinstance(node, cst.Call):
             returned = [one for function in self.called(node) for one in self._returns(function)]
-            if returned and not (isinstance(node.func, cst.Name) and node.func.value in self.classes):
+            if returned and not self.made_by(node):
                 for value in returned:
                     yield from self._origins(value, at, depth - 1)
             else:

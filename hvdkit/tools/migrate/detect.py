@@ -38,7 +38,7 @@ def detect(script: Script) -> str:
 
 
 def _is_ddp(script: Script) -> bool:
-    names = {script.name(call) for call in script.all(cst.Call)}
+    names = {name for call in script.all(cst.Call) for name in script.names.possible(call)}
     return any(
         name.startswith("torch.distributed.") or name.endswith(("DistributedDataParallel", "data.DistributedSampler"))
         for name in names
@@ -49,5 +49,5 @@ def is_for_keras(script: Script) -> bool:
     """Does a script for Horovod or hvdkit train with Keras?"""
     return script.imports_from("keras", "tensorflow.keras") or any(
         name.startswith(("horovod.keras", "horovod.tensorflow.keras", "hvdkit.keras", "tensorflow"))
-        for name in script.modules()
+        for name in script.names.modules
     )

@@ -24,6 +24,7 @@ class Draft:
         self._deleted: set[cst.CSTNode] = set()
         #: Lines of imports that the changes need beside hvdkit's.
         self.extra_imports: list[str] = []
+        self._extra_names: dict[str, str] = {}
         #: Is the script for many ranks already, its learning rates too?
         self.is_distributed = False
         #: The byte from which code at the top of the script runs after hvd.init().
@@ -83,12 +84,18 @@ class Draft:
         words.add(made)
         return made
 
-    def need_import(self, module: str, line: str = "", name: str = "") -> str:
-        """The name that a module has in the script; it is imported if it is not yet."""
-        found = next((one for one, full in self.script.imports.items() if full == module), "")
-        if not found and (line or f"import {module}") not in self.extra_imports:
-            self.extra_imports.append(line or f"import {module}")
-        return found or name or module
+    def need_import(self, module: str, at: cst.CSTNode) -> str:
+        """The name that a module has at a node; it is imported at the top if it has none there."""
+        found = self.script.names.local_name(module, at)
+        if found:
+            return found
+        if module not in self._extra_names:
+            taken = self.script.names.is_bound(module)
+            self._extra_names[module] = self.fresh(module) if taken else module
+            self.extra_imports.append(
+                f"import {module} as {self._extra_names[module]}" if taken else f"import {module}"
+            )
+        return self._extra_names[module]
 
     # Edits ---------------------------------------------------------------------------------------------------------
 

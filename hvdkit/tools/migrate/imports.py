@@ -5,7 +5,8 @@ from __future__ import annotations
 import libcst as cst
 
 from hvdkit.tools.migrate.draft import Draft
-from hvdkit.tools.migrate.script import dotted_name, matches
+from hvdkit.tools.migrate.names import dotted_name
+from hvdkit.tools.migrate.script import matches
 
 
 def drop_unused(draft: Draft, modules: tuple[str, ...]) -> None:

@@ -26,6 +26,7 @@ from hvdkit.tools.migrate.rules.splits import fix_splits
 from hvdkit.tools.migrate.script import Script
 from hvdkit.tools.migrate.start import begin, ready_from
 from hvdkit.tools.migrate.training import Training
+from hvdkit.tools.migrate.unclear import report_unclear, settle
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ def plan(text: str, path: str, kind: str | None = None) -> Plan:
     script = Script(text, path)
     found = detect(script)
     kind = found if kind is None or found == "hvdkit" else kind
-    draft = Draft(script, _alias(script))
-    _RULES[kind](draft)
+    script, unclear = settle(script, lambda one: _apply_rules(one, kind).findings)
+    draft = _apply_rules(script, kind)
+    report_unclear(draft, unclear)
     findings = draft.findings
     edits, dropped = merge(findings)
     findings = [_by_hand(one) if one in dropped else one for one in findings]
@@ -70,6 +72,12 @@ def plan(text: str, path: str, kind: str | None = None) -> Plan:
         )
         after = text
     return Plan(path, kind, tuple(sorted(findings, key=lambda one: one.line)), text, after)
+
+
+def _apply_rules(script: Script, kind: str) -> Draft:
+    draft = Draft(script, _alias(script))
+    _RULES[kind](draft)
+    return draft
 
 
 def _by_hand(finding: Finding) -> Finding:
@@ -87,10 +95,13 @@ def _alias(script: Script) -> str:
         "hvdkit.torch",
         "hvdkit.keras",
         "hvdkit.tensorflow",
+        "horovod.tensorflow.keras",
+        "hvdkit.tensorflow.keras",
     )
-    for name, full in script.imports.items():
-        if full in packages or full.endswith(("horovod.tensorflow.keras", "hvdkit.tensorflow.keras")):
-            return name
+    found = [one for one in script.names.imports if one.full in packages]
+    found.sort(key=lambda one: one.scope is not one.scope.globals)
+    if found:
+        return found[0].local
     return "hvd" if "hvd" not in script.words else "hvdkit_ranks"
 
 
@@ -165,9 +176,9 @@ def _from_hvdkit(draft: Draft) -> None:
 
 
 def _begin(draft: Draft, module: str, *, gpu: bool) -> None:
-    torch = next((name for name, full in draft.script.imports.items() if full == "torch"), "")
     lines = []
-    if gpu and torch:
+    if gpu:
+        torch = draft.need_import("torch", draft.script.tree)
         lines = [f"if {torch}.cuda.is_available():", f"    {torch}.cuda.set_device({draft.hvd}.local_device())"]
     begin(draft, module, after_init=lines)
 

@@ -1,7 +1,8 @@
-"""A script as the rules see it: its syntax tree, where each node stands, and what its names were imported as."""
+"""A script as the rules see it: its syntax tree, where each node stands, and what its names stand for."""
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -11,22 +12,11 @@ import libcst as cst
 from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper, ParentNodeProvider, PositionProvider
 
 from hvdkit.errors import MigrateError
+from hvdkit.tools.migrate.names import Names, Unclear
 
 Node = TypeVar("Node", bound=cst.CSTNode)
 Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
 Function = cst.FunctionDef
-
-#: Other paths of what the rules know under one.
-_SAME = (
-    ("tensorflow.python.keras.", "keras."),
-    ("tensorflow.compat.v2.keras.", "keras."),
-    ("tensorflow.keras.", "keras."),
-    ("torch.utils.data.dataloader.", "torch.utils.data."),
-    ("torch.utils.data.distributed.", "torch.utils.data."),
-    ("torch.utils.data.dataset.", "torch.utils.data."),
-    ("torch.nn.parallel.distributed.", "torch.nn.parallel."),
-    ("torch.distributed.distributed_c10d.", "torch.distributed."),
-)
 
 
 class Script:
@@ -52,7 +42,7 @@ class Script:
         self._parents = self.wrapper.resolve(ParentNodeProvider)
         self._nodes: dict[type[cst.CSTNode], list[cst.CSTNode]] = defaultdict(list)
         self.tree.visit(_Collector(self._nodes))
-        self.imports = dict(self._imported())
+        self.names = Names(self.wrapper, self.all)
         self.words = set(re.findall(r"\w+", text))
 
     # Where nodes are -----------------------------------------------------------------------------------------------
@@ -140,17 +130,13 @@ class Script:
 
     def name(self, node: cst.CSTNode | None) -> str:
         """What a name, an attribute or a call's function was imported as: "torch.optim.SGD"; "" if it was not."""
-        if isinstance(node, cst.Call):
-            node = node.func
-        dotted = dotted_name(node)
-        first, _, rest = dotted.partition(".")
-        if first not in self.imports:
-            return ""
-        full = self.imports[first] + (f".{rest}" if rest else "")
-        for one, other in _SAME:
-            if (full + ".").startswith(one):
-                full = (other + (full + ".")[len(one) :]).rstrip(".")
-        return full
+        return self.names.imported(node)
+
+    def assuming(self, unclear: Unclear, meaning: str) -> Script:
+        """The same script, with one meaning for a name that is unclear."""
+        other = copy.copy(self)
+        other.words, other.names = set(self.words), self.names.assuming(unclear, meaning)
+        return other
 
     def calls(self, *names: str) -> list[cst.Call]:
         """Calls of functions that were imported; a name that ends in a dot stands for all in that module."""
@@ -158,28 +144,7 @@ class Script:
 
     def imports_from(self, *packages: str) -> bool:
         """Does it import anything of these packages?"""
-        return any(matches(name + ".", [p + "." for p in packages]) for name in self.modules())
-
-    def modules(self) -> set[str]:
-        """All that is imported, with its full names, of packages and of what is taken from them."""
-        return {name for names in self._imports_of.values() for name in names}
-
-    def _imported(self) -> Iterator[tuple[str, str]]:
-        self._imports_of: dict[cst.CSTNode, list[str]] = {}
-        for one in self.all(cst.Import):
-            self._imports_of[one] = []
-            for alias in one.names:
-                full = dotted_name(alias.name)
-                self._imports_of[one].append(full)
-                yield (_alias(alias), full) if alias.asname else (full.partition(".")[0],) * 2
-        for each in self.all(cst.ImportFrom):
-            module = dotted_name(each.module)
-            self._imports_of[each] = [module]
-            if each.relative or isinstance(each.names, cst.ImportStar):
-                continue
-            for alias in each.names:
-                self._imports_of[each].append(f"{module}.{dotted_name(alias.name)}")
-                yield _alias(alias), f"{module}.{dotted_name(alias.name)}"
+        return any(matches(name + ".", [p + "." for p in packages]) for name in self.names.modules)
 
 
 class _Collector(cst.CSTVisitor):
@@ -190,16 +155,6 @@ class _Collector(cst.CSTVisitor):
     def on_visit(self, node: cst.CSTNode) -> bool:
         self.nodes[type(node)].append(node)
         return True
-
-
-def dotted_name(node: cst.CSTNode | None) -> str:
-    """ "a.b.c" for a name or a chain of attributes; "" for anything else."""
-    if isinstance(node, cst.Name):
-        return node.value
-    if isinstance(node, cst.Attribute):
-        before = dotted_name(node.value)
-        return f"{before}.{node.attr.value}" if before else ""
-    return ""
 
 
 def matches(name: str, names: Any) -> bool:
@@ -225,10 +180,6 @@ def last(node: cst.CSTNode) -> str:
     if isinstance(function, cst.Attribute):
         return function.attr.value
     return function.value if isinstance(function, cst.Name) else ""
-
-
-def _alias(alias: cst.ImportAlias) -> str:
-    return dotted_name(alias.asname.name) if alias.asname else dotted_name(alias.name)
 
 
 def _first_line(message: str) -> str:

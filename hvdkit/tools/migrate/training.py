@@ -10,7 +10,8 @@ from typing import Literal
 import libcst as cst
 
 from hvdkit.tools.migrate.bindings import Bindings
-from hvdkit.tools.migrate.script import Function, Script, argument, dotted_name, last
+from hvdkit.tools.migrate.names import dotted_name
+from hvdkit.tools.migrate.script import Function, Script, argument, last
 
 _EVALUATION = re.compile(r"(^|[_.\W])(test|val|valid|validation|eval|evaluation|dev)", re.IGNORECASE)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import libcst as cst
 
 from hvdkit.tools.migrate.draft import Draft
-from hvdkit.tools.migrate.script import argument, dotted_name, last
+from hvdkit.tools.migrate.names import dotted_name
+from hvdkit.tools.migrate.script import argument, last
 
 _OPS = {"SUM": "Sum", "AVG": "Average", "MAX": "Max", "MIN": "Min", "PRODUCT": "Product"}
 _PLAIN = {

@@ -8,7 +8,8 @@ import libcst as cst
 
 from hvdkit.tools.migrate.draft import Draft
 from hvdkit.tools.migrate.finding import Edit
-from hvdkit.tools.migrate.script import argument, dotted_name, last
+from hvdkit.tools.migrate.names import dotted_name
+from hvdkit.tools.migrate.script import argument, last
 
 _WRAPPERS = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.DataParallel", "torch.nn.parallel.DataParallel")
 _VARIABLES = {
@@ -73,7 +74,7 @@ def _drop_module(draft: Draft, wrapped: set[str]) -> None:
             draft.change(node, "the model itself is what was in `.module`.", Edit(end, script.span(node)[1], ""))
     for call in script.all(cst.Call):
         if last(call) == "no_sync" and isinstance(call.func, cst.Attribute) and not call.args:
-            name = draft.need_import("contextlib")
+            name = draft.need_import("contextlib", call)
             draft.change(
                 call,
                 "gradients may be reduced in every backward pass: what they add up to is the same.",

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import libcst as cst
 
 from hvdkit.tools.migrate.draft import Draft
-from hvdkit.tools.migrate.script import dotted_name, last
+from hvdkit.tools.migrate.names import dotted_name
+from hvdkit.tools.migrate.script import last
 from hvdkit.tools.migrate.training import Training
 
 _WRITES = ("torch.save", "keras.models.save_model", "keras.callbacks.ModelCheckpoint", "save_weights", "save")
@@ -23,13 +24,13 @@ def agree(draft: Draft, training: Training) -> None:
 
 def _average_plateaus(draft: Draft) -> None:
     script, hvd = draft.script, draft.hvd
-    torch = next((name for name, full in script.imports.items() if full == "torch"), "")
     for call in script.all(cst.Call):
         if last(call) != "step" or not isinstance(call.func, cst.Attribute) or not call.args:
             continue
         made = [script.name(one) for one in draft.bindings.origins(call.func.value)]
         if not any(name.endswith("ReduceLROnPlateau") for name in made):
             continue
+        torch = script.names.local_name("torch", call)
         if torch:
             value = call.args[0].value
             edits = draft.around(value, f"{hvd}.allreduce({torch}.tensor(float(", "))).item()")
@@ -74,7 +75,7 @@ def _decide(draft: Draft, condition: cst.If, skips: bool) -> bool:
         edits = draft.around(condition.test, f"{hvd}.broadcast_object(bool(", "), root_rank=0)")
         draft.change(condition, "all ranks stop, or go on, as rank 0 does.", *edits)
         return True
-    torch = next((name for name, full in draft.script.imports.items() if full == "torch"), "")
+    torch = draft.script.names.local_name("torch", condition)
     if torch:
         edits = draft.around(
             condition.test, f"{hvd}.allreduce({torch}.tensor(float(bool(", f"))), op={hvd}.Max).item() > 0"

@@ -9,7 +9,8 @@ import libcst as cst
 from hvdkit.tools.migrate.draft import Draft
 from hvdkit.tools.migrate.finding import Edit
 from hvdkit.tools.migrate.known import has_module, public_names
-from hvdkit.tools.migrate.script import dotted_name, last, matches
+from hvdkit.tools.migrate.names import dotted_name
+from hvdkit.tools.migrate.script import last, matches
 
 _GONE = {
     "horovod.spark": "start the script with hvdrun or hvdkit submit, on data that the ranks read themselves",
@@ -79,11 +80,13 @@ def _instead(draft: Draft, name: str) -> str:
 def _rename_uses(draft: Draft) -> None:
     """`horovod.torch.rank()` after a plain `import horovod.torch`."""
     script = draft.script
-    if script.imports.get("horovod") != "horovod":
-        return
     for name in script.all(cst.Name):
         above = script.parent(name)
-        if name.value != "horovod" or any(isinstance(one, (cst.Import, cst.ImportFrom)) for one in script.above(name)):
+        if (
+            script.name(name) != "horovod"
+            or name.value != "horovod"
+            or any(isinstance(one, (cst.Import, cst.ImportFrom)) for one in script.above(name))
+        ):
             continue
         if not isinstance(above, cst.Attribute) or above.value is not name:
             continue

@@ -6,7 +6,8 @@ import libcst as cst
 
 from hvdkit.tools.migrate.draft import Draft
 from hvdkit.tools.migrate.finding import Edit
-from hvdkit.tools.migrate.script import argument, dotted_name, last
+from hvdkit.tools.migrate.names import dotted_name
+from hvdkit.tools.migrate.script import argument, last
 
 #: Keras's own learning rates, by the name that compile() takes.
 _BY_NAME = {
@@ -81,7 +82,7 @@ def _wrap(draft: Draft, call: cst.Call, wrapped: set[cst.CSTNode]) -> None:
     script, hvd = draft.script, draft.hvd
     given = argument(call, "optimizer", 0)
     if given is None:
-        text = f"optimizer={hvd}.DistributedOptimizer({_class(draft, 'RMSprop')}(0.001 * {hvd}.size()))"
+        text = f"optimizer={hvd}.DistributedOptimizer({_class(draft, 'RMSprop', call)}(0.001 * {hvd}.size()))"
         if any(arg.star for arg in call.args):
             draft.breaks(call, "the optimizer cannot be seen.", f"optimizer={hvd}.DistributedOptimizer(optimizer)")
         else:
@@ -93,7 +94,7 @@ def _wrap(draft: Draft, call: cst.Call, wrapped: set[cst.CSTNode]) -> None:
         if kind is None:
             draft.breaks(call, f"no optimizer {value.value} is known.", f"{hvd}.DistributedOptimizer(an object)")
             return
-        text = f"{hvd}.DistributedOptimizer({_class(draft, kind[0])}({kind[1]} * {hvd}.size()))"
+        text = f"{hvd}.DistributedOptimizer({_class(draft, kind[0], call)}({kind[1]} * {hvd}.size()))"
         draft.change(
             call, "steps on the gradients of all ranks, with a scaled learning rate.", draft.replace(value, text)
         )
@@ -147,14 +148,10 @@ def _scale(draft: Draft, call: cst.Call) -> list[Edit]:
     return list(draft.times(rate.value, size))
 
 
-def _class(draft: Draft, name: str) -> str:
-    """How the script can write keras.optimizers.NAME."""
-    for local, full in draft.script.imports.items():
-        if full in ("keras.optimizers", "tensorflow.keras.optimizers"):
-            return f"{local}.{name}"
-        if full in ("keras", "tensorflow.keras"):
-            return f"{local}.optimizers.{name}"
-    return f"{draft.need_import('keras')}.optimizers.{name}"
+def _class(draft: Draft, name: str, at: cst.CSTNode) -> str:
+    """How the script can write keras.optimizers.NAME at a node."""
+    module = draft.script.names.local_name("keras.optimizers", at)
+    return f"{module}.{name}" if module else f"{draft.need_import('keras', at)}.optimizers.{name}"
 
 
 def _fit(draft: Draft, call: cst.Call) -> None:

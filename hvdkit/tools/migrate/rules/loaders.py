@@ -6,7 +6,8 @@ import libcst as cst
 
 from hvdkit.tools.migrate.draft import Draft
 from hvdkit.tools.migrate.finding import Edit
-from hvdkit.tools.migrate.script import argument, dotted_name, last
+from hvdkit.tools.migrate.names import dotted_name
+from hvdkit.tools.migrate.script import argument, last
 from hvdkit.tools.migrate.training import Loader, Training
 
 _DRAW = "every rank would draw for itself from all samples"
@@ -166,8 +167,8 @@ def _is_iterable(draft: Draft, origin: cst.BaseExpression) -> bool:
         return False
     if "IterableDataset" in draft.script.name(origin):
         return True
-    own = draft.bindings.classes.get(last(origin))
-    return own is not None and any("IterableDataset" in draft.script.code(base) for base in own.bases)
+    own = draft.bindings.made_by(origin)
+    return any("IterableDataset" in draft.script.code(base) for one in own for base in one.bases)
 
 
 def _repeatable(draft: Draft, loader: Loader, dataset: cst.BaseExpression) -> tuple[str, list[Edit]]:
@@ -243,7 +244,7 @@ def _epoch_of(draft: Draft, loop: cst.For) -> str:
 def _count_own_samples(draft: Draft, training: Training) -> None:
     """What a rank adds up over its batches is divided by its own number of samples."""
     for call in draft.script.all(cst.Call):
-        if last(call) != "len" or len(call.args) != 1:
+        if last(call) != "len" or len(call.args) != 1 or not draft.script.names.is_builtin(call.func):
             continue
         value = call.args[0].value
         if isinstance(value, cst.Attribute) and value.attr.value == "dataset":

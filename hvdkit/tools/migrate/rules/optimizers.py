@@ -6,7 +6,8 @@ import libcst as cst
 
 from hvdkit.tools.migrate.draft import Draft
 from hvdkit.tools.migrate.finding import Edit
-from hvdkit.tools.migrate.script import argument, dotted_name, last
+from hvdkit.tools.migrate.names import dotted_name
+from hvdkit.tools.migrate.script import argument, last
 from hvdkit.tools.migrate.training import Optimizer, Training
 
 _SCALED = {

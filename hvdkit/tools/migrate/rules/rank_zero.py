@@ -98,11 +98,10 @@ def _is_inner(draft: Draft, block: cst.CSTNode) -> bool:
 
 def _is_handed_over(draft: Draft, function: cst.FunctionDef) -> bool:
     """Is a function given to something, as a collate_fn is?"""
-    name = function.name.value
-    if name not in draft.script.words or isinstance(draft.script.parent(function), cst.ClassDef):
-        return False
     return any(
-        isinstance(arg.value, cst.Name) and arg.value.value == name for arg in draft.script.all(cst.Arg) if arg.keyword
+        isinstance(arg.value, cst.Name) and function in draft.script.names.definitions(arg.value)
+        for arg in draft.script.all(cst.Arg)
+        if arg.keyword
     )
 
 
@@ -128,7 +127,7 @@ def _prints(statement: cst.SimpleStatementLine) -> bool:
 
 
 def _writes(draft: Draft, call: cst.Call, keras: bool) -> bool:
-    if isinstance(call.func, cst.Name) and call.func.value == "print" and "print" not in draft.script.imports:
+    if isinstance(call.func, cst.Name) and call.func.value == "print" and draft.script.names.is_builtin(call.func):
         return True
     if matches(draft.script.name(call), _WRITERS):
         return True
@@ -189,7 +188,7 @@ def _quieten_loggers(draft: Draft) -> None:
 
 def _report_files(draft: Draft) -> None:
     for call in draft.script.all(cst.Call):
-        if isinstance(call.func, cst.Name) and call.func.value == "open" and len(call.args) > 1:
+        if last(call) == "open" and draft.script.names.is_builtin(call.func) and len(call.args) > 1:
             mode = draft.script.code(call.args[1].value).strip("'\"")
             if mode[:1] in ("w", "a", "x") and not _is_for_rank(draft, call):
                 draft.better(

@@ -25,8 +25,9 @@ def fix_splits(draft: Draft) -> None:
     script = draft.script
     for call in script.calls("torch.utils.data.random_split"):
         if argument(call, "generator", 2) is None and not _is_seeded(draft, call, *_TORCH_SEEDS):
-            edit = draft.add_argument(call, f"generator={_torch(draft)}.Generator().manual_seed(0)")
-            if _torch(draft):
+            torch = script.names.local_name("torch", call)
+            edit = draft.add_argument(call, f"generator={torch}.Generator().manual_seed(0)")
+            if torch:
                 draft.change(call, "all ranks split in the same way.", edit)
             else:
                 draft.breaks(call, "each rank would split differently.", "generator=torch.Generator().manual_seed(0)")
@@ -63,7 +64,3 @@ def _is_for_a_sample(draft: Draft, call: cst.Call) -> bool:
     """Is it drawn for one sample or batch, where ranks may differ?"""
     function = draft.script.function(call)
     return function is not None and function.name.value in _OF_SAMPLES
-
-
-def _torch(draft: Draft) -> str:
-    return next((name for name, full in draft.script.imports.items() if full == "torch"), "")
