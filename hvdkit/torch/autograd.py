@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -9,6 +10,9 @@ import torch
 from torch.autograd import Variable
 
 NO_TASK = -1
+
+#: Taken by a hook that is the first one of a pass: autograd runs the hooks of each device in a thread of its own.
+first_of_pass = threading.RLock()
 
 _concerned: dict[int, list[Reducer]] = {}
 
@@ -31,10 +35,11 @@ current_task: Callable[[], int] = torch._C._current_graph_task_id
 
 def when_backward_ends(reducer: Reducer, task: int) -> None:
     """Tell `reducer` when the running pass `task` has ended without an exception; called from inside of it."""
-    if task not in _concerned:
-        _concerned[task] = []
-        Variable._execution_engine.queue_callback(lambda: _ended(task))
-    _concerned[task].append(reducer)
+    with first_of_pass:
+        if task not in _concerned:
+            _concerned[task] = []
+            Variable._execution_engine.queue_callback(lambda: _ended(task))
+        _concerned[task].append(reducer)
 
 
 def forget(task: int) -> None:

@@ -110,8 +110,7 @@ class GradientReducer:
     def _on_gradient(self, index: int) -> None:
         task = autograd.current_task()
         if task not in self._tasks:
-            self._tasks.add(task)
-            autograd.when_backward_ends(self, task)
+            self._begin_task(task)
         if index in self._reduced:
             raise HorovodInternalError(
                 f"The gradient of {self._named[index][0]} was computed more than backward_passes_per_step="
@@ -124,6 +123,13 @@ class GradientReducer:
             self._touched_places.add(place)
             if self._done_passes + 1 >= self._passes:
                 self._announce(index, place)
+
+    def _begin_task(self, task: int) -> None:
+        """Take note of a backward pass, once, although hooks of several devices may come here at the same time."""
+        with autograd.first_of_pass:
+            if task not in self._tasks:
+                self._tasks.add(task)
+                autograd.when_backward_ends(self, task)
 
     def _announce(self, index: int, place: int) -> None:
         assert self._plan is not None
