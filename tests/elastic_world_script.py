@@ -82,7 +82,10 @@ def main(steps: int, pause_s: float, commit_every: int, finish: str = "") -> Non
     state = hvd.elastic.TorchState(model, optimizer, step=0, sizes=[])
     print(f"pid {os.getpid()}", flush=True)
 
-    @hvd.elastic.run
+    def reset() -> None:
+        hvd.shutdown()
+        hvd.init()
+
     def train(state: Any) -> None:
         state.sizes.append(hvd.size())
         while state.step < steps:
@@ -96,7 +99,7 @@ def main(steps: int, pause_s: float, commit_every: int, finish: str = "") -> Non
                 if hvd.rank() == 0:
                     print(f"committed {state.step}", flush=True)
 
-    train(state)
+    hvd.elastic.run_fn(train, reset)(state)
     alike = len(set(map(tuple, hvd.allgather_object(summary(model))))) == 1
     if hvd.rank() == 0:
         print(

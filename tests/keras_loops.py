@@ -71,6 +71,21 @@ def resumed(folder: str) -> None:
         hvd.barrier()
 
 
+def local_variables() -> None:
+    """The callback leaves local variables to each rank, and gives the others root's value."""
+    with joined():
+        model, own = make_model(), hvd.rank() + 1
+        model.set_weights([np.full_like(weight, own) for weight in model.get_weights()])
+        hidden = model.get_layer("hidden")
+        start = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=hidden.kernel)
+        start.register_local_var(hidden.bias)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.0))
+        fit(model, optimizer, mine(make_data(batches=1)), rows=ROWS, epochs=1, callbacks=[start])
+        expected = {"hidden": own, "out": 1}
+        for name, value in expected.items():
+            assert all((weight == value).all() for weight in model.get_layer(name).get_weights()), name
+
+
 def metrics() -> None:
     """Unequal shards: the logs of each epoch are those of one process, also of metrics that are no means."""
     with joined():
@@ -169,6 +184,8 @@ def progress(folder: str) -> None:
 
         best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
         best.filepath = str(path / "best.keras")
+        weights = hvd.callbacks.BestModelCheckpoint(monitor="loss", save_weights_only=True)
+        weights.filepath = str(path / "best.weights.h5")
         callbacks = [
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),
             hvd.callbacks.MetricAverageCallback(),
@@ -176,6 +193,7 @@ def progress(folder: str) -> None:
             hvd.callbacks.CSVLogger(str(path / "log.csv")),
             hvd.callbacks.on_rank_zero(Writes()),
             best,
+            weights,
         ]
         # It writes with TensorFlow, whatever the backend.
         board = all(importlib.util.find_spec(one) is not None for one in ("tensorflow", "tensorboard"))
@@ -184,7 +202,7 @@ def progress(folder: str) -> None:
         model.compile(optimizer, "mse")
         model.fit(*mine(make_data()), batch_size=ROWS, epochs=1, verbose=2, callbacks=callbacks)
         written = {one.name for one in path.iterdir()} - {"board"}
-        expected = {"model.keras", "log.csv", "own", "best.keras"}
+        expected = {"model.keras", "log.csv", "own", "best.keras", "best.weights.h5"}
         assert written == (expected if hvd.rank() == 0 else set()), written
         assert (path / "board").exists() == (hvd.rank() == 0 and board)
 
@@ -371,6 +389,7 @@ def refused() -> None:
             (lambda: hvd.shard([1, 2]), "takes arrays"),
             (lambda: hvd.shard((np.zeros(2), np.zeros(3))), "different lengths"),
             (lambda: hvd.broadcast(1.0, root_rank=99), "root_rank is 99"),
+            (lambda: hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=3), "local_variables holds 3"),
             (lambda: hvd.callbacks.BestModelCheckpoint().on_train_begin(), "no filepath"),
         ]
         for call, words in cases:

@@ -61,6 +61,22 @@ def test_restore_goes_back_to_the_last_commit() -> None:
     assert (state.epoch, state.best) == (3, 0.75)
 
 
+def test_it_takes_the_arguments_of_horovods() -> None:
+    state = ObjectState(bcast_object=from_rank_0, get_rank=lambda: 1, epoch=1)
+    state.sync()
+    assert state.epoch == "rank 0's epoch" and not hasattr(state, "get_rank")
+
+    class Own(State):
+        def __init__(self) -> None:
+            super().__init__(bcast_object=lambda value: [value, "rank 0's"], get_rank=lambda: 1)
+
+        def save(self) -> None: ...
+
+        restore = sync = save
+
+    assert Own().tell(7) == [7, "rank 0's"]
+
+
 def test_what_is_changed_in_place_is_restored_too() -> None:
     losses = [1.0]
     state = ObjectState(alone, losses=losses, nested={"a": [1]})
@@ -153,4 +169,4 @@ def test_commit_saves_and_then_looks_for_changes_of_the_world() -> None:
     Watching(alone).commit()
     assert seen == ["save", "check"]
     with pytest.raises(TypeError, match="abstract"):
-        State()  # type: ignore[abstract]
+        State(alone)  # type: ignore[abstract]

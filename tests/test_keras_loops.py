@@ -17,7 +17,9 @@ def test_files(backend: str, check: str, tmp_path: Path) -> None:
 
 
 @each_backend
-@pytest.mark.parametrize("check", ["early_stopping", "learning_rates", "momentum_correction", "elastic", "refused"])
+@pytest.mark.parametrize(
+    "check", ["early_stopping", "learning_rates", "local_variables", "momentum_correction", "elastic", "refused"]
+)
 def test_callbacks_and_state(backend: str, check: str) -> None:
     run_check(2, backend, f"keras_loops:{check}")
 

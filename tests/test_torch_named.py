@@ -267,6 +267,21 @@ def test_process_sets_work_side_by_side(over: str) -> None:
     _on(3, _sets, over=over)
 
 
+def _refused_sets() -> None:
+    for sets, words in (([[0], [0]], "known already"), ([[0, 1]], "known already"), ([[5]], "ranks 0 to 1")):
+        with pytest.raises(ValueError, match=words):
+            hvd.init(process_sets=sets)
+        assert not hvd.is_initialized()
+    hvd.init(process_sets=[[0], [1]])
+    assert hvd.get_process_set_ids_and_ranks() == {0: [0, 1], 1: [0], 2: [1]}
+    hvd.shutdown()
+
+
+@pytest.mark.native("Horovod's core is told of the sets in the same way")
+def test_init_refuses_process_sets_that_are_given_twice() -> None:
+    run_ranks(2, _refused_sets)
+
+
 def _stall(shutdown: float) -> str:
     said: list[str] = []
     handler = logging.Handler()

@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from hvdkit.engine import built
+from hvdkit.errors import HorovodVersionMismatchError
+
+__all__ = [
+    "HorovodVersionMismatchError",
+    "ccl_built",
+    "ddl_built",
+    "env",
+    "extension_available",
+    "gloo_built",
+    "gpu_available",
+    "mpi_built",
+    "nccl_built",
+]
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Can hvdkit work with this framework here: "torch", "tensorflow" or "keras"? verbose: accepted, as in Horovod."""
     return ext_base_name in ("torch", "tensorflow", "keras") and importlib.util.find_spec(ext_base_name) is not None
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Does this framework see a GPU: "torch" or "tensorflow"? Imports the framework. verbose: accepted, as in Horovod.
+
+    Raises ValueError for another name.
+    """
+    if ext_base_name not in ("torch", "tensorflow"):
+        raise ValueError(f"gpu_available({ext_base_name!r}): the frameworks are 'torch' and 'tensorflow'.")
+    if not extension_available(ext_base_name):
+        return False
+    framework: Any = importlib.import_module(ext_base_name)
+    if ext_base_name == "torch":
+        return bool(framework.cuda.is_available())
+    return bool(framework.config.list_physical_devices("GPU"))
 
 
 def mpi_built(verbose: bool = False) -> bool:

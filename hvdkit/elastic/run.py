@@ -1,4 +1,4 @@
-"""Training through changes of the world: `run`, around the function that trains."""
+"""Training through changes of the world: `run` and `run_fn`, around the function that trains."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from hvdkit.elastic.changes import find_changes
 from hvdkit.elastic.state import State
+from hvdkit.engine import runtime as engine
 from hvdkit.errors import HorovodInternalError, HostsUpdatedInterrupt
 
 Arguments = ParamSpec("Arguments")
@@ -22,6 +23,18 @@ def run(func: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concate
     Elsewhere the world stays as it is: the function is called once after state.sync(), and what it raises is raised.
     Raises NotInitializedError before init(), and what `func` raises but for HorovodInternalError and
     HostsUpdatedInterrupt, in a world that may change.
+    """
+    return run_fn(func)
+
+
+def run_fn(
+    func: Callable[Concatenate[Any, Arguments], Result], reset: Callable[[], object] | None = None
+) -> Callable[Concatenate[Any, Arguments], Result]:
+    """Do what run() does, and call `reset` after each change of the world, before state.on_reset(). Horovod's name.
+
+    reset: called on the ranks that were there before the change, when hvdkit has left the old world and joined the new
+    one. Scripts for Horovod call shutdown() and init() there; both do nothing then. It makes no collective calls, as
+    ranks that have come do not call it.
     """
 
     @functools.wraps(func)
@@ -50,6 +63,9 @@ def run(func: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concate
                 except HostsUpdatedInterrupt as interrupt:
                     lost, synchronized = None, interrupt.skip_sync
                 changes.restart(lost=lost)
+                if reset is not None:
+                    with engine.stay():
+                        reset()
                 state.on_reset()
         finally:
             changes.end(state, well=well)

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hvdkit.errors import CheckpointError, HostsUpdatedInterrupt
 
-_REMOVED = 1
+
+class HostUpdateResult:
+    """How the hosts of a job have changed: the `result` of State.on_hosts_updated(). Horovod's names and numbers."""
+
+    no_update, removed, added, mixed = 0, 1, 2, 3
 
 
 class Handler(Protocol):
@@ -26,14 +30,18 @@ class Handler(Protocol):
 
 
 class State(ABC):
-    """What commit, callbacks and changes of the world have in common, whatever is kept."""
+    """What commit, callbacks and changes of the world have in common, whatever is kept.
+
+    bcast_object: returns rank 0's object on every rank; collective. get_rank: accepted as in Horovod, and not needed.
+    """
 
     #: Set by run() where hosts may come and go.
     world_may_change = False
     #: Called by commit() when it has saved; set by run() where commits are kept on a disk too.
     committed: Callable[[], None] | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int] | None = None) -> None:
+        self._bcast_object = bcast_object
         self._reset_callbacks: list[Callable[[], None]] = []
         self._heard: list[tuple[float, int]] = []
         self._seen = 0.0
@@ -76,7 +84,7 @@ class State(ABC):
                 results |= int(result)
         before, self._seen, results = self.tell((self._seen, latest, results))
         if self._seen > before:
-            raise HostsUpdatedInterrupt(results == _REMOVED)
+            raise HostsUpdatedInterrupt(results == HostUpdateResult.removed)
 
     def save_to(self, directory: str) -> None:
         """Write everything to a checkpoint, on a disk that outlives the job; collective. For subclasses."""
@@ -94,9 +102,9 @@ class State(ABC):
         """Take everything from the newest checkpoint; was there one? Collective. For subclasses."""
         raise CheckpointError(f"A {type(self).__name__} has no way to be read from {directory}.")
 
-    @abstractmethod
     def tell(self, value: Any) -> Any:
         """Rank 0's value, on every rank; collective."""
+        return self._bcast_object(value)
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
         """Have these called, in this order, after the world has changed: to scale the learning rate, for instance."""
@@ -114,26 +122,23 @@ class State(ABC):
 
 
 class ObjectState(State):
-    """Named values, which are attributes: `state = ObjectState(broadcast, epoch=0)`, then `state.epoch += 1`.
+    """Named values, which are attributes: `state = ObjectState(broadcast_object, epoch=0)`, then `state.epoch += 1`.
 
     Values are kept as deep copies, so what is changed in place comes back too; those with a Handler are left to it.
     Assigning to a name puts the new value in the old one's place. It is saved by the next save(), commit() or sync().
 
-    broadcast: gives every rank rank 0's object; collective.
+    bcast_object, get_rank: as for State.
     """
 
-    def __init__(self, broadcast: Callable[[Any], Any], **values: Any) -> None:
-        super().__init__()
-        self._broadcast = broadcast
+    def __init__(
+        self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int] | None = None, **values: Any
+    ) -> None:
+        super().__init__(bcast_object, get_rank)
         self._names = tuple(values)
         self._handlers: dict[str, Handler] = {}
         for name, value in values.items():
             setattr(self, name, value)
         self._saved = copy.deepcopy(self._plain())
-
-    def tell(self, value: Any) -> Any:
-        """See State.tell."""
-        return self._broadcast(value)
 
     def handler_for(self, value: Any) -> Handler | None:
         """What keeps this value, if it is not to be copied as a whole. For subclasses."""
@@ -156,7 +161,7 @@ class ObjectState(State):
         for handler in self._handlers.values():
             handler.sync()
         if plain := self._plain():
-            self._put(self._broadcast(plain))
+            self._put(self.tell(plain))
         self.save()
 
     def _plain(self) -> dict[str, Any]:

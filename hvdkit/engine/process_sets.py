@@ -89,10 +89,6 @@ class ProcessSets:
         self._sets: dict[int, ProcessSet] = {}
         self._next = 0
 
-    def is_known(self, process_set: ProcessSet) -> bool:
-        """Is there a set of the same ranks?"""
-        return any(one.ranks == process_set.ranks for one in self._sets.values())
-
     def add(self, process_set: ProcessSet) -> None:
         """Make a set known; collective over all ranks, which give the same ranks.
 

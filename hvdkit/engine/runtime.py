@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +67,8 @@ class Runtime:
 
 
 _runtime: Runtime | None = None
+#: See stay().
+_stays = False
 #: init() with the arguments of the last one.
 _again: Callable[[], Runtime] | None = None
 
@@ -86,7 +89,8 @@ def init(
     opener: makes the transport of hvdkit's own engine; tests simulate hosts with it.
     settings: fields of Config, which beat the environment.
     Raises WorldError if the launcher and MPI disagree, ConfigError for a bad setting, TransportError if the ranks
-    cannot reach each other, MissingDependencyError if the engine is to be Horovod's core and is not here.
+    cannot reach each other, MissingDependencyError if the engine is to be Horovod's core and is not here, ValueError
+    for process sets that cannot be made: see ProcessSets.add.
     """
     global _again
     if _runtime is not None:
@@ -159,9 +163,12 @@ def _join(
     _runtime = Runtime(world, config, transport, sets, timeline, cores, horovod)
     global_process_set.ranks = None  # an earlier world may have had others
     sets.add(global_process_set)
-    for one in process_sets:
-        if not sets.is_known(one):
-            sets.add(one)
+    try:
+        for process_set in process_sets:
+            sets.add(process_set)
+    except ValueError:  # the same on all ranks, which have been given the same sets
+        shutdown()
+        raise
     for enter in _entering:
         enter()
     return _runtime
@@ -189,7 +196,7 @@ def shutdown(*, idle: bool = True) -> None:
     idle: False if ranks are lost, so that nothing can be said to the others any more; then not collective.
     """
     global _runtime
-    if _runtime is None:
+    if _runtime is None or _stays:
         return
     runtime, _runtime = _runtime, None
     _say_if_untuned(runtime)
@@ -204,6 +211,17 @@ def shutdown(*, idle: bool = True) -> None:
     runtime.transport.close(idle=idle)
     if runtime.horovod is not None:
         runtime.horovod.shutdown()
+
+
+@contextlib.contextmanager
+def stay() -> Iterator[None]:
+    """Have shutdown() do nothing within: the world that this process is in is new."""
+    global _stays
+    _stays = True
+    try:
+        yield
+    finally:
+        _stays = False
 
 
 def _say_if_untuned(runtime: Runtime) -> None:

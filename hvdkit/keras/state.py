@@ -73,13 +73,16 @@ def _kind(description: str) -> str:
     return description.partition(" ")[2]
 
 
-def broadcast_model(model: keras.Model, root_rank: int = 0) -> None:
+def broadcast_model(model: keras.Model, root_rank: int = 0, local_variables: Sequence[Any] = ()) -> None:
     """Give every rank root's weights, and the state of root's optimizer if there is one.
 
-    Seeds of dropout and the like stay each rank's own. Raises as broadcast_variables.
+    local_variables: weights that stay each rank's own, as seeds of dropout and the like do. Raises as
+    broadcast_variables.
     """
     sync_state(model)
-    broadcast_variables([*model.weights, *optimizer_variables(model)], root_rank)
+    local = {id(variable) for variable in local_variables}
+    shared = [weight for weight in model.weights if id(weight) not in local and id(weight.value) not in local]
+    broadcast_variables([*shared, *optimizer_variables(model)], root_rank)
 
 
 def broadcast_global_variables(root_rank: int) -> None:

@@ -17,14 +17,28 @@ import tensorflow as tf
 from hvdkit.checkpoint.arrays import ArraysKept
 from hvdkit.checkpoint.store import Store
 from hvdkit.elastic.run import run as run_elastic
+from hvdkit.elastic.run import run_fn
 from hvdkit.elastic.state import Handler, ObjectState
+from hvdkit.engine.basics import rank, shutdown
 from hvdkit.errors import HorovodInternalError
-from hvdkit.tensorflow.state import broadcast_object, broadcast_variables
+from hvdkit.tensorflow.basics import init
+from hvdkit.tensorflow.state import broadcast_object, broadcast_object_fn, broadcast_variables
 from hvdkit.tensorflow.tracing import behind
 from hvdkit.tensorflow.variables import view_of
 from hvdkit.transport.base import Array
 
-__all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]  # noqa: F822 (the first comes from __getattr__)
+__all__ = [
+    "TensorFlowKerasState",  # noqa: F822 (it comes from __getattr__)
+    "TensorFlowState",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+    "init",
+    "rank",
+    "run",
+    "run_fn",
+    "shutdown",
+]
 
 
 class TensorFlowState(ObjectState):

@@ -44,26 +44,28 @@ class ModelCheckpoint(_RankZero, keras.callbacks.ModelCheckpoint):
 
 
 class BestModelCheckpoint(_RankZero, keras.callbacks.ModelCheckpoint):
-    """Save the whole model whenever the monitored value is the best so far, on rank 0 alone.
+    """Save the model whenever the monitored value is the best so far, on rank 0 alone.
 
-    filepath: where to, ending in .keras; may be assigned later, as with Horovod's, but before training.
-    monitor, verbose, mode, save_freq: as for keras.callbacks.ModelCheckpoint.
+    filepath: where to, ending in .keras, or in .weights.h5 with save_weights_only; may be assigned later, as with
+    Horovod's, but before training. The other arguments: as for keras.callbacks.ModelCheckpoint.
     """
 
     def __init__(
         self,
         monitor: str = "val_loss",
         verbose: int = 0,
+        save_weights_only: bool = False,
         mode: str = "auto",
         save_freq: str | int = "epoch",
         filepath: str | None = None,
     ) -> None:
+        ending = ".weights.h5" if save_weights_only else ".keras"
         super().__init__(
-            filepath or "unset.keras",
+            filepath or f"unset{ending}",
             monitor=monitor,
             verbose=verbose,
             save_best_only=True,
-            save_weights_only=False,
+            save_weights_only=save_weights_only,
             mode=mode,
             save_freq=save_freq,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -23,14 +24,24 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     compile with XLA, or PyTorch with torch.compile, is not, because neither can compile communication: rank 0 says so.
     On JAX steps are compiled.
 
-    root_rank: whose state it is. device: accepted as in Horovod.
+    root_rank: whose state it is. device: accepted as in Horovod. local_variables: variables of the model that stay each
+    rank's own, one or several; ValueError for anything else.
     """
 
-    def __init__(self, root_rank: int = 0, device: str = "") -> None:
+    def __init__(self, root_rank: int = 0, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
+        variables = () if local_variables is None else local_variables
+        single = hasattr(variables, "assign") or not isinstance(variables, Iterable)
+        self._local = [variables] if single else list(variables)
+        if wrong := [value for value in self._local if not hasattr(value, "assign")]:
+            raise ValueError(f"local_variables holds {wrong[0]!r}; it takes variables of Keras or of TensorFlow.")
         self.root_rank = root_rank
         self.device = device
         self.broadcast_done = False
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave this variable to each rank, as one of local_variables."""
+        self._local.append(var)
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Keras's own; fit() gives one dict to all callbacks, the progress bar last."""
@@ -81,5 +92,5 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast()
 
     def _broadcast(self) -> None:
-        broadcast_model(self.model, self.root_rank)
+        broadcast_model(self.model, self.root_rank, local_variables=self._local)
         self.broadcast_done = True

@@ -6,8 +6,10 @@ others they do what Horovod's do there.
 
 from __future__ import annotations
 
-from hvdkit.elastic.run import run
+from hvdkit.elastic.run import run, run_fn
+from hvdkit.engine.basics import shutdown
+from hvdkit.torch.basics import init
 from hvdkit.torch.elastic.sampler import ElasticSampler
 from hvdkit.torch.elastic.state import TorchState
 
-__all__ = ["ElasticSampler", "TorchState", "run"]
+__all__ = ["ElasticSampler", "TorchState", "init", "run", "run_fn", "shutdown"]
