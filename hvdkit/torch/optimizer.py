@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,17 +20,19 @@ from hvdkit.engine.request import gradient_options
 from hvdkit.torch.adasum_steps import AdasumSteps, adasum_attributes
 from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.groups import number_groups
+from hvdkit.torch.plain_copies import PlainCopies, change_class, is_wrapped
 from hvdkit.torch.reducer import GradientReducer
 
 Parameters = Iterable[tuple[str, torch.nn.Parameter]]
 
 
-class _Distributed:
+class _Distributed(PlainCopies):
     """What a wrapped optimizer has beside its own class; mixed in before it."""
 
-    _hvdkit: GradientReducer | None
-    _hvdkit_skip: bool
-    _hvdkit_synchronized: bool
+    # The defaults are for an instance that a script makes of the class itself: it is a plain optimizer.
+    _hvdkit: GradientReducer | None = None
+    _hvdkit_skip = False
+    _hvdkit_synchronized = False
 
     def synchronize(self) -> None:
         """Reduce gradients that have not been reduced yet. backward() has done so, unless a window was cut short."""
@@ -177,13 +179,15 @@ def DistributedOptimizer(
     returned, so synchronize() and skip_synchronize() work and are not needed. A parameter that no rank used keeps
     `grad` None. Every rank calls backward() and step() equally often.
     Gradients are reduced as long as the optimizer is there: drop it on all ranks at the same point, if at all.
+    A copy (copy.deepcopy, also together with the model) and what pickle or torch.save write is a plain optimizer of its
+    own class: wrap it on all ranks to train it on them.
 
     Raises NotInitializedError before init(), ValueError or TypeError for arguments that cannot be used; backward() and
     step() raise PlanMismatchError if the ranks hold different parameters, RankLostError if a rank has died.
     """
     named = name_parameters(optimizer, named_parameters)
     made = engine.runtime("DistributedOptimizer()")
-    if isinstance(optimizer, (_Distributed, AdasumSteps)):
+    if is_wrapped(optimizer):
         raise ValueError("This optimizer is a DistributedOptimizer already; wrap it once.")
     if op is not Adasum or gradient_predivide_factor != 1.0:
         options = gradient_options(op, gradient_predivide_factor, compression)
@@ -194,7 +198,7 @@ def DistributedOptimizer(
     names = {parameter: name for name, parameter in named}
     if op is Adasum and process_set.included() and process_set.size() > 1:
         wire_of(compression)
-        _change_class(optimizer, AdasumSteps, _parameter_names=names, **adasum_attributes(compression, process_set))
+        _wrap(optimizer, AdasumSteps, names, adasum_attributes(compression, process_set))
         return optimizer
     reducer = None
     alone = process_set.included() and process_set.size() == 1  # and will stay so
@@ -210,16 +214,18 @@ def DistributedOptimizer(
         )
         _reducers.add(reducer)
     state = {"_hvdkit": reducer, "_hvdkit_skip": False, "_hvdkit_synchronized": False}
-    _change_class(optimizer, _Distributed, _parameter_names=names, **state)
+    _wrap(optimizer, _Distributed, names, state)
     return optimizer
 
 
-def _change_class(optimizer: torch.optim.Optimizer, mixin: type, **attributes: Any) -> None:
-    own = type(optimizer)
+def _wrap(
+    optimizer: torch.optim.Optimizer,
+    mixin: type[PlainCopies],
+    names: Mapping[torch.nn.Parameter, str],
+    attributes: Mapping[str, Any],
+) -> None:
     patched = optimizer.__dict__.pop("step", None)
-    optimizer.__class__ = type(own.__name__, (mixin, own), {"__module__": own.__module__, "__doc__": own.__doc__})
-    for name, value in attributes.items():
-        setattr(optimizer, name, value)
+    change_class(optimizer, mixin, names, attributes)
     if hasattr(patched, "_wrapped_by_lr_sched"):
         optimizer.step = _seen_by_scheduler(optimizer)  # type: ignore[method-assign]
 

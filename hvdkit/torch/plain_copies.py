@@ -1,0 +1,80 @@
+"""Copies and pickles of a wrapped optimizer: they are of the optimizer's own class, and know nothing of hvdkit."""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import warnings
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+_newobj = copyreg.__newobj__  # type: ignore[attr-defined]
+
+
+class PlainCopies:
+    """Mixed in before an optimizer's own class: what is copied or pickled is the optimizer without this mixin.
+
+    A copy takes part in no collective operation, so one rank alone may make it, and a pickle is loaded where hvdkit is
+    not installed. The own class's `__getstate__`, `__reduce__` and `__deepcopy__` decide what is in it.
+    """
+
+    #: The optimizer's class before it was wrapped; change_class sets it.
+    _hvdkit_own_class: ClassVar[type[torch.optim.Optimizer]]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """The plain optimizer's, for pickle and copy.copy."""
+        make, arguments, *rest = _plain(self).__reduce_ex__(protocol)
+        if make is _newobj:  # pickle would compare the class in it with that of this object
+            make = arguments[0].__new__
+        return (make, arguments, *rest)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A plain optimizer over copies of the parameters: those of a model that is copied in the same call."""
+        if any(vars(self).get(name) is not None for name in ("_hvdkit", "_hvdkit_set")):  # else it is plain as it is
+            own = own_class(self).__name__
+            warnings.warn(
+                f"copy.deepcopy() of a DistributedOptimizer makes a plain {own}, whose step() uses this rank's "
+                f"gradients only. To train the copy on all ranks, wrap it with hvd.DistributedOptimizer() on each.",
+                stacklevel=3,
+            )
+        result = memo[id(self)] = _plain(self)  # first, for what the optimizer holds may refer to it
+        result.__dict__ = copy.deepcopy(_plain(self), memo).__dict__
+        return result
+
+
+def change_class(
+    optimizer: torch.optim.Optimizer,
+    mixin: type[PlainCopies],
+    parameter_names: Mapping[torch.nn.Parameter, str],
+    attributes: Mapping[str, Any],
+) -> None:
+    """Change the optimizer, in place, to a subclass of `mixin` and of its own class.
+
+    attributes: what the mixin needs; their names begin with _hvdkit.
+    """
+    own = own_class(optimizer)
+    body = {"__module__": own.__module__, "__doc__": own.__doc__, "_hvdkit_own_class": own}
+    optimizer.__class__ = type(own.__name__, (mixin, own), body)
+    optimizer.__dict__.update({"_parameter_names": parameter_names, **attributes})
+
+
+def own_class(optimizer: Any) -> type[torch.optim.Optimizer]:
+    """The class that the user chose."""
+    kind = type(optimizer)
+    return kind._hvdkit_own_class if issubclass(kind, PlainCopies) else kind
+
+
+def is_wrapped(optimizer: Any) -> bool:
+    """Has it been wrapped? An instance that a script makes of a wrapped optimizer's class has not."""
+    return isinstance(optimizer, PlainCopies) and "_parameter_names" in vars(optimizer)
+
+
+def _plain(optimizer: Any) -> Any:
+    """An optimizer of its own class that shares all that the optimizer holds, but for hvdkit's attributes."""
+    result = object.__new__(own_class(optimizer))
+    for name, value in vars(optimizer).items():
+        if not name.startswith("_hvdkit") and name != "_parameter_names":
+            result.__dict__[name] = value
+    return result
