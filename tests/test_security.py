@@ -21,6 +21,7 @@ from hvdrun_job import HVDRUN, SLEEP, descendants, environment, read_pids, start
 
 from hvdkit.launch.agent import wire
 from hvdkit.launch.control import Control
+from hvdkit.launch.folders import find_jobs
 from hvdkit.launch.ranks import Ranks
 
 ROOT = Path(__file__).parents[1]
@@ -148,10 +149,7 @@ def sockets_of(pid: int) -> set[str]:
 
 @pytest.mark.ranks
 @pytest.mark.timeout(60)
-def test_on_one_host_nothing_of_ours_listens_on_a_network_and_files_are_private(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+def test_on_one_host_nothing_of_ours_listens_on_a_network_and_files_are_private() -> None:
     before = os.umask(0)
     try:
         with started(2, "import hvdkit.torch as hvd; hvd.init(); " + SLEEP) as hvdrun:
@@ -165,8 +163,8 @@ def test_on_one_host_nothing_of_ours_listens_on_a_network_and_files_are_private(
             for pid in ours:
                 if any(b"launch" in word for word in lines[pid]):
                     assert not sockets_of(pid) & listening, lines[pid]
-            for folder in tmp_path.glob("hvdkit-*"):
-                assert {path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())} == {0}
+            folder = Path(find_jobs()[str(hvdrun.pid)])
+            assert {path.stat().st_mode & 0o077 for path in (folder.parent, folder)} == {0}
     finally:
         os.umask(before)
 

@@ -1,7 +1,8 @@
 """Folders for what is of a moment: the sockets of a running job, say. Each is private, in a private one of the user's.
 
 Whoever works in a folder holds a lock on it, which the system takes away when the process ends, however it does. So
-what a killed job has left is told from what is in use, and goes when the next one starts.
+what a killed job has left is told from what is in use, and goes when the next one starts. A lock may say nothing to
+another host that shares the file system, so each running kernel has a folder of its own.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import contextlib
 import fcntl
 import os
 import shutil
+import socket
 import stat
-import tempfile
 from collections.abc import Iterator
 
 from hvdkit.errors import LaunchError
 
-_LONGEST = 80  # a socket's path has room for about 107 bytes
+#: Where the user's folder may be, best first: on the host itself, and found alike from every shell. TMPDIR may be on a
+#: file system that hosts share. /run/user (XDG_RUNTIME_DIR) goes when the user logs out, while a job may go on.
+PLACES = ("/tmp", f"/run/user/{os.getuid()}")
 
 
 class OwnFolder:
@@ -26,10 +29,34 @@ class OwnFolder:
     """
 
     def __init__(self, kind: str = "") -> None:
-        parent = _make_users_folder()
+        problems = []
+        for parent in _candidates():
+            problem = self._try(parent, f"{kind}-{os.getpid()}" if kind else str(os.getpid()))
+            if not problem:
+                return
+            problems.append(f"{parent}: {problem}")
+        raise LaunchError(
+            "No folder can be made for the files and sockets of running jobs:\n  " + "\n  ".join(problems) + "\n"
+            f"Make {' or '.join(PLACES)} a folder that you can write, on a file system of this host that has locks "
+            "(flock), as tmpfs has."
+        )
+
+    def _try(self, parent: str, word: str) -> str:
+        """Make the folder in this one; returns why that cannot be, "" if it is made."""
+        try:
+            self._make(parent, word)
+        except OSError as error:
+            return error.strerror or str(error)
+        except LaunchError as error:
+            return str(error)
+        return ""
+
+    def _make(self, parent: str, word: str) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(parent, 0o700)
+        _check(parent)
         with _locked(parent):
             _remove_abandoned(parent)
-            word = f"{kind}-{os.getpid()}" if kind else str(os.getpid())
             names = (word if n == 1 else f"{word}-{n}" for n in range(1, 1000))  # containers may share /tmp
             self.name = next(name for name in names if not os.path.lexists(os.path.join(parent, name)))
             self.path = os.path.join(parent, self.name)
@@ -54,7 +81,7 @@ class OwnFolder:
 def find_jobs() -> dict[str, str]:
     """The folders of this user's jobs that are running on this host, by name."""
     found = {}
-    for parent in dict.fromkeys(_candidates()):
+    for parent in _candidates():
         with contextlib.suppress(OSError, LaunchError):
             _check(parent)
             for name in sorted(os.listdir(parent)):
@@ -65,32 +92,23 @@ def find_jobs() -> dict[str, str]:
 
 
 def _candidates() -> list[str]:
-    name = f"hvdkit-{os.getuid()}"
-    own = os.path.join(tempfile.gettempdir(), name)
-    return [own, os.path.join("/tmp", name)] if len(os.fsencode(own)) <= _LONGEST else [os.path.join("/tmp", name)]
+    return [os.path.join(place, f"hvdkit-{os.getuid()}-{_name_kernel()}") for place in PLACES]
 
 
-def _make_users_folder() -> str:
-    path = _candidates()[0]
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-        _check(path)
-    except OSError as error:
-        raise LaunchError(
-            f"{path}, for the files and sockets of running jobs, cannot be made: {error.strerror}. Set TMPDIR to a "
-            "folder that can be written."
-        ) from None
-    return path
+def _name_kernel() -> str:
+    """A name for the running kernel, which processes must share for a lock to mean anything between them."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read(8)
+    return socket.gethostname()
 
 
 def _check(path: str) -> None:
-    """Raise LaunchError if a folder is not this user's alone; anybody may have made one of this name in /tmp."""
+    """Raise LaunchError if a folder is not this user's alone: anybody may have made one of this name in /tmp."""
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise LaunchError(
-            f"{path} should be a folder that only you can open, and is something else: {stat.filemode(found.st_mode)}, "
-            f"owner {found.st_uid}. Remove it, or set TMPDIR to a folder of your own."
+            f"should be a folder that only you can open, and is something else: {stat.filemode(found.st_mode)}, owner "
+            f"{found.st_uid}. Remove it."
         )
 
 

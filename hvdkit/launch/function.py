@@ -49,7 +49,7 @@ def run(
 
     func and what it returns are pickled with cloudpickle, so a function of the script itself will do.
     num_proc, np: ranks. hosts, hostfile: as for hvdrun; neither for this machine. Function and results travel in a
-    folder that is made here in TMPDIR, or, for several hosts, in the working directory, which all of them have to see.
+    folder that is made here in /tmp, or, for several hosts, in the working directory, which all of them have to see.
     executable: the Python of the ranks. options: start_timeout, ssh_port, ssh_identity_file, output_filename, mpi_args,
     network_interfaces, as Horovod's. use_gloo, use_mpi: accepted, how ranks talk is hvdkit's choice.
     Raises LaunchError for what cannot be started, HorovodInternalError if the job fails.

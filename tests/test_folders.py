@@ -1,0 +1,94 @@
+"""The folder of a running job: private, on this host, told from those of other hosts, and gone when nobody holds it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from hvdkit.errors import LaunchError
+from hvdkit.launch import folders
+from hvdkit.launch.folders import OwnFolder, find_jobs
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    found = [tmp_path / "first", tmp_path / "second"]
+    for one in found:
+        one.mkdir()
+    monkeypatch.setattr(folders, "PLACES", tuple(map(str, found)))
+    return found
+
+
+def without_locks(monkeypatch: pytest.MonkeyPatch, *roots: Path, number: int = errno.ENOSYS) -> None:
+    """Let flock fail below these folders, as on a file system that has none."""
+    real = fcntl.flock
+
+    def flock(descriptor: int, operation: int) -> None:
+        if any(root in Path(os.readlink(f"/proc/self/fd/{descriptor}")).parents for root in roots):
+            raise OSError(number, os.strerror(number))
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EBADF])
+def test_where_no_place_has_locks_it_says_so_and_what_to_do(
+    number: int, places: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_locks(monkeypatch, *places, number=number)
+    with pytest.raises(LaunchError) as caught:
+        OwnFolder()
+    for place in places:
+        assert f"{place}/hvdkit-" in str(caught.value)
+    assert os.strerror(number) in str(caught.value)
+    assert "a file system of this host that has locks (flock)" in str(caught.value)
+
+
+def test_another_place_is_taken_where_the_first_has_no_locks(
+    places: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_locks(monkeypatch, places[0])
+    with OwnFolder() as path:
+        assert places[1] in Path(path).parents
+        assert find_jobs() == {str(os.getpid()): path}
+
+
+def test_a_folder_of_another_host_is_left_alone(places: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "_name_kernel", lambda: "another")
+    job = OwnFolder()
+    fcntl.flock(job._lock, fcntl.LOCK_UN)  # a lock that this host does not see
+    monkeypatch.undo()
+    monkeypatch.setattr(folders, "PLACES", tuple(map(str, places)))
+    with OwnFolder():
+        assert Path(job.path).exists()
+        assert job.path not in find_jobs().values()
+    job.close()
+
+
+def test_a_shared_folder_for_temporary_files_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with OwnFolder("test"):
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["open", "link", "file"])
+def test_a_folder_that_somebody_else_has_prepared_is_not_used(
+    kind: str, places: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, path in zip(places, map(Path, folders._candidates()), strict=True):
+        if kind == "open":
+            path.mkdir()
+            path.chmod(0o777)
+        elif kind == "link":
+            (place / "elsewhere").mkdir(0o700)
+            path.symlink_to(place / "elsewhere")
+        else:
+            path.touch()
+    with pytest.raises(LaunchError, match="only you can open"):
+        OwnFolder()
+    assert find_jobs() == {}
