@@ -21,7 +21,8 @@ from hvdkit.tools.build_horovod.first_error import find_first_error, suggest
 from hvdkit.tools.build_horovod.plan import Plan
 from hvdkit.tools.build_horovod.progress import parse_step
 from hvdkit.tools.build_horovod.release import HOROVOD
-from hvdkit.tools.build_horovod.source import unpack
+from hvdkit.tools.build_horovod.source import download_source, unpack
+from hvdkit.tools.build_horovod.steps import _build
 
 # the build's output ---------------------------------------------------------------------------------------------------
 
@@ -128,6 +129,42 @@ def test_an_archive_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "broken.tar.gz").write_bytes(b"no archive")
     with pytest.raises(BuildError, match=r"broken.tar.gz cannot be unpacked"):
         unpack(tmp_path / "broken.tar.gz", tmp_path / "out")
+
+
+def test_another_archive_of_that_name_is_refused_before_its_code_runs(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    setup = f"from setuptools import setup\nsetup(name='horovod', version='{HOROVOD}')\n"
+    archive(tmp_path, f"open({str(ran)!r}, 'w')\n{setup}")
+    environ = {"PATH": os.environ["PATH"], "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    with pytest.raises(BuildError, match=r"(?s)could not be had; pip said:.*HASHES"):
+        download_source(tmp_path / "source", {**environ, "PIP_FIND_LINKS": str(tmp_path)})
+    assert not ran.exists()
+
+
+def test_another_archive_in_the_cache_is_refused(tmp_path: Path, here: Plan) -> None:
+    cache = Cache(tmp_path)
+    cache.make(cache.sources)
+    archive(cache.sources, "")
+    with pytest.raises(BuildError, match=f"not the source of Horovod {HOROVOD} as it was released: its SHA-256 is "):
+        _build(here, cache)
+
+
+@pytest.mark.parametrize("filters", [True, False])
+@pytest.mark.parametrize("kind", ["outside", "absolute", "link"])
+def test_an_archive_that_reaches_outside_its_folder_is_refused(
+    kind: str, filters: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not filters:
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    member = tarfile.TarInfo({"outside": "../out", "absolute": str(tmp_path / "out"), "link": "link"}[kind])
+    if kind == "link":
+        member.type, member.linkname = tarfile.SYMTYPE, str(tmp_path)
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
+        tar.addfile(member)
+    with pytest.raises(BuildError):
+        unpack(tmp_path / "a.tar.gz", tmp_path / "folder")
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "folder" / "link").is_symlink()
 
 
 @pytest.mark.horovod

@@ -19,7 +19,7 @@ from hvdkit.tools.build_horovod.plan import Options, Plan, build_plan
 from hvdkit.tools.build_horovod.progress import BuildProgress
 from hvdkit.tools.build_horovod.release import HOROVOD
 from hvdkit.tools.build_horovod.site import read_site
-from hvdkit.tools.build_horovod.source import download_source, read_digest
+from hvdkit.tools.build_horovod.source import check_source, download_source, read_digest
 
 _RANKS = 2
 
@@ -61,6 +61,8 @@ def _build(plan: Plan, cache: Cache) -> Path:
     if archive is None:
         cache.make(cache.sources)
         archive = download_source(cache.sources, plan.site.environ)
+    elif not plan.options.source:
+        check_source(archive)
     print(f"building Horovod {HOROVOD}, {plan.jobs} compilers at a time; log: {cache.log(plan)}", flush=True)
     start = time.monotonic()
     with BuildProgress(Console()) as progress:
