@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numbers_of_ranks import DTYPES, FLOATS, OPS, buffer_of, expect, lengths, pattern, reduced, values_of
+from numbers_of_ranks import FLOATS, REDUCTIONS, buffer_of, expect, lengths, pattern, reduced, values_of
 
 from hvdkit.transport.base import Buckets, BucketSpec, Buffer, Elsewhere, Transport, make_buffer
 from hvdkit.transport.coding.power_sgd import PowerSGD
@@ -42,7 +42,7 @@ def reduce_all(buckets: Buckets) -> None:
 def every_dtype_op_and_length(transport: Transport) -> None:
     rank, size = transport.rank, transport.size
     counts = [*lengths(size), 40_009]
-    specs = [BucketSpec(dtype, count, op) for dtype in DTYPES for op in OPS for count in counts]
+    specs = [BucketSpec(dtype, count, op) for dtype, op in REDUCTIONS for count in counts]
     buckets = transport.open_buckets(specs)
     for memory, spec in zip(buckets.memory, specs, strict=True):
         assert (memory.dtype, memory.count) == (spec.dtype, spec.count)

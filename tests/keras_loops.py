@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import keras
+import ml_dtypes
 import numpy as np
 from keras_training import ROWS, assert_alike, fit, joined, make_data, make_model, mine, raises
+from numbers_of_ranks import INTEGERS
 
 import hvdkit.keras as hvd
+from hvdkit.transport.base import FLOAT8
 
 
 def saved_and_loaded(folder: str) -> None:
@@ -264,6 +267,18 @@ def values() -> None:
         gathered = hvd.allgather(np.full((rank + 1, 2), rank, "int32"))
         assert gathered[:, 0].tolist() == [one for one in range(size) for _ in range(one + 1)]
         assert hvd.broadcast(np.arange(3) * rank, root_rank=1).tolist() == [0, 1, 2]
+        for dtype in (*INTEGERS, "complex64", "complex128"):
+            every = hvd.allgather(np.full((1,), rank, dtype))
+            assert every.dtype == dtype and every.tolist() == list(range(size))
+            assert hvd.allreduce(np.full((2,), rank + 1, dtype), op=hvd.Sum).tolist() == [size * (size + 1) // 2] * 2
+        for name in FLOAT8:
+            bits = np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, name))
+            moved = hvd.broadcast(bits if rank == 1 else bits[::-1], 1)
+            assert moved.dtype == bits.dtype and moved.tobytes() == bits.tobytes()
+            with raises(TypeError, f"op sum of {name}"):
+                hvd.allreduce(bits, op=hvd.Sum)
+        tiny = keras.ops.cast(keras.ops.ones((2,)), "float8_e4m3fn")
+        assert keras.backend.standardize_dtype(hvd.broadcast(tiny, 0).dtype) == "float8_e4m3fn"
         scattered = hvd.reducescatter(np.ones((size, 2), "float32") * np.arange(size)[:, None], op=hvd.Sum)
         np.testing.assert_array_equal(scattered, np.full((1, 2), rank * size))
         assert hvd.broadcast_object({"rank": rank}, 1) == {"rank": 1}

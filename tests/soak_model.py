@@ -22,7 +22,7 @@ _REDUCE: dict[str, Any] = {"Average": np.sum, "Sum": np.sum, "Min": np.min, "Max
 def given(task: Task, tensor: int, member: int, salt: int) -> Values:
     """What a member brings: numbers so small that no reduction overflows, and sums are exact in every dtype."""
     dtype, shape = task.dtypes[tensor], task.shape(tensor, member)
-    low, high = (0, 2) if dtype == "bool" else (0 if dtype == "uint8" else -10, 11)
+    low, high = (0, 2) if dtype == "bool" else (0 if dtype.startswith("uint") else -10, 11)
     if task.op == "Product" and dtype != "bool":
         low, high = 1, 3
     drawn = np.random.default_rng([salt, task.key, tensor, member]).integers(low, high, _PERIOD)

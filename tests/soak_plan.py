@@ -7,13 +7,14 @@ from itertools import combinations
 from random import Random
 from typing import Any
 
-from numbers_of_ranks import DTYPES, FLOATS
+from numbers_of_ranks import FLOATS, REDUCED
 
 Shape = tuple[int, ...]
 Ranks = tuple[int, ...]
 
 KINDS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
 LAYOUTS = ("contiguous", "contiguous", "transposed", "strided")
+REAL = tuple(dtype for dtype in REDUCED if not dtype.startswith("complex"))
 FACTORS = (1.0, 1.0, 0.25, 0.5, 2.0)  # exact in every dtype
 LARGE = 700_000  # elements: more than fits into the shared memory that an allreduce passes through at a time
 
@@ -137,8 +138,8 @@ class _Planner:
             if op == "Adasum":
                 return FLOATS
             if op == "Average":
-                return tuple(dtype for dtype in DTYPES if dtype != "bool")
-        return DTYPES
+                return tuple(dtype for dtype in REAL if dtype != "bool")
+        return REAL
 
     def shape(self, *, scalar: bool) -> Shape:
         dice, how = self.dice, self.dice.random()

@@ -13,7 +13,9 @@ from tensorflow_world import in_mode, joined
 import hvdkit.tensorflow as hvd
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-WHOLE = ("uint8", "int8", "int16", "int32", "int64")
+WHOLE = ("uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64")
+COMPLEX = ("complex64", "complex128")
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
 
 def equal(tensor: Any, expected: Any, tolerance: float = 0.0) -> None:
@@ -37,6 +39,11 @@ def every_kind_of_reduction(mode: str) -> None:
                 assert made.dtype == mine.dtype
                 equal(made, np.full((3, 2), expected), 1e-2 if dtype == "bfloat16" else 1e-3)
         if not some:
+            summed = in_mode(mode, lambda x: [hvd.allreduce(x, op=op) for op in (hvd.Sum, hvd.Average, hvd.Product)])
+            for dtype in COMPLEX:
+                made = summed(tf.constant([1 + 1j * rank], dtype))
+                expected = [size + 1j * (ranks.sum() - size), 1 + 1j * (size - 1) / 2, np.prod(1 + 1j * (ranks - 1))]
+                np.testing.assert_allclose(np.ravel(made), expected, rtol=1e-6)
             either = in_mode(mode, lambda x: hvd.allreduce(x, op=hvd.Max))(tf.constant([rank == 0, False]))
             assert either.numpy().tolist() == [True, False]
         scaled = in_mode(mode, lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5))
@@ -61,7 +68,7 @@ def every_other_collective(mode: str) -> None:
         rank, size = hvd.rank(), hvd.size()
         total = size * (size + 1) // 2
         both = in_mode(mode, lambda x, y: (hvd.allgather(x), hvd.broadcast(y, 1)))
-        for dtype in (*FLOATS, *WHOLE, "bool"):
+        for dtype in (*FLOATS, *WHOLE, "bool", *COMPLEX, *FLOAT8):
             rows = tf.cast(tf.fill([rank + 1, 2], 1), dtype)
             gathered, copied = both(rows, tf.cast(tf.fill([5], rank == 1), dtype))
             assert gathered.dtype == copied.dtype == rows.dtype
@@ -207,8 +214,11 @@ def errors() -> None:
             hvd.broadcast(tf.ones(1), 9)
         with pytest.raises(ValueError, match="splits"):
             hvd.alltoall(tf.ones(2), [1.0, 1.0, 0.0])
-        with pytest.raises(TypeError, match="complex64"):
-            hvd.allreduce(tf.ones(1, tf.complex64))
+        for dtype, op in (("complex64", hvd.Min), ("float8_e5m2", hvd.Sum)):
+            with pytest.raises(TypeError, match=rf"allreduce\(\): op {op.kind} of {dtype}"):
+                hvd.allreduce(tf.cast(tf.ones(1), dtype), op=op)
+        with pytest.raises(TypeError, match="qint8 cannot be sent"):
+            hvd.broadcast(tf.cast(tf.ones(1), tf.qint8), 0)
         with pytest.raises(TypeError, match="bool"):
             hvd.allreduce(tf.constant([True]))
         compiled = tf.function(lambda x: hvd.allreduce(x), jit_compile=True)

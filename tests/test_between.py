@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from bucket_checks import fill, reduce_all, take
-from numbers_of_ranks import DTYPES, OPS, buffer_of, expect, lengths, pattern, reduced
+from numbers_of_ranks import REDUCTIONS, buffer_of, expect, lengths, pattern, reduced
 from ranks import run_ranks
 
 from hvdkit.errors import TransportError
@@ -30,7 +30,7 @@ def every_algorithm_is_right(transport: Transport) -> list[str]:
     edge = PER_MESSAGE * between.hosts
     long = [BucketSpec("float32", count, prescale=0.5, postscale=2.0) for count in (edge - 1, edge, 2 * edge + 1)]
     narrow = [BucketSpec("float32", edge + 7, postscale=0.5, wire="float16"), BucketSpec("float64", 9, wire="bfloat16")]
-    short = [BucketSpec(dtype, count, op) for dtype in DTYPES for op in OPS for count in lengths(size)]
+    short = [BucketSpec(dtype, count, op) for dtype, op in REDUCTIONS for count in lengths(size)]
     for algorithm in between.able:
         between.algorithm = algorithm
         specs = [one for one in (*short, *long, *narrow) if algorithm in between.fitting(one.travels_as)]

@@ -83,7 +83,7 @@ def test_the_rounds_hold_everything_that_is_to_be_tried() -> None:
         "barrier",
     }
     assert {task.op for task in tasks} == {"Average", "Sum", "Min", "Max", "Product", "Adasum"}
-    assert len({dtype for task in tasks for dtype in task.dtypes}) == 10
+    assert len({dtype for task in tasks for dtype in task.dtypes}) == 13
     assert len({task.members for task in tasks}) == 7  # every set of the ranks 0, 1, 2 but the empty one
     assert {task.layout for task in tasks} == {"contiguous", "transposed", "strided"}
     sizes = [int(np.prod(shape)) for task in tasks for shape in task.shapes]

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.transport.base import HALF, STORAGE, Arithmetic, Array, Buffer, Transport, as_buffer, make_buffer
+from hvdkit.transport.base import FLOATS, HALF, STORAGE, Arithmetic, Array, Buffer, Transport, as_buffer, make_buffer
 
-_FLOATS = HALF | {"float32", "float64"}
 _CHUNK = 64 * 1024  # elements that are widened at a time, so that they stay in cache
 
 
@@ -29,7 +28,7 @@ def adasum(transport: Transport, buffers: Sequence[Buffer]) -> None:
     Raises TypeError for other dtypes, before anything is sent. Source: arXiv:2006.02924.
     """
     for buffer in buffers:
-        if buffer.dtype not in _FLOATS:
+        if buffer.dtype not in FLOATS:
             raise TypeError(f"Adasum is for floating-point numbers, not {buffer.dtype}; use Sum or Average.")
     if transport.size == 1 or not buffers:
         return

@@ -12,11 +12,9 @@ import numpy as np
 from hvdkit.engine.announcement import Announcement, Ready
 from hvdkit.engine.fusion import Part, plan_fusion
 from hvdkit.errors import PlanMismatchError, SharedMemoryError
-from hvdkit.transport.base import STORAGE, Buffer, Op, Transport, make_buffer
+from hvdkit.transport.base import SCALED, STORAGE, Buffer, Op, Transport, make_buffer
 
 _ADASUM = ("op", "adasum")
-
-FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 #: What an operation of a kind of its own does, given the transport and the ranks that have joined.
 Action = Callable[[Transport, Sequence[int]], Any]
@@ -144,7 +142,7 @@ def reduce_scaled(transport: Transport, buffer: Buffer, operation: Operation) ->
     before, after = factors(operation.asked, transport.size)
     name = _option(operation, "op")
     op: Op = "sum" if name in ("average", "sum") else name  # type: ignore[assignment]
-    if buffer.dtype not in FLOATS:
+    if buffer.dtype not in SCALED:
         multiply(buffer, before)
         transport.allreduce(buffer, op)
         multiply(buffer, after)
@@ -202,7 +200,7 @@ def _reducescatter(transport: Transport, operation: Operation) -> None:
     for buffer, (_, shape) in zip(operation.buffers, operation.asked.tensors, strict=True):
         width = math.prod(shape[1:])
         counts = [rows * width for rows in split_rows(shape[0], transport.size)]
-        if buffer.dtype in FLOATS:
+        if buffer.dtype in SCALED:
             if before != 1.0:
                 transport.arithmetic.combine(buffer, [buffer], scale=before)
             result = transport.reducescatter(buffer, counts, "sum")

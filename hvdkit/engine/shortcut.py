@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hvdkit.engine.announcement import Announcement
-from hvdkit.engine.execution import FLOATS, Operation, factors, multiply
-from hvdkit.transport.base import STORAGE, Arithmetic, Op
+from hvdkit.engine.execution import Operation, factors, multiply
+from hvdkit.transport.base import SCALED, STORAGE, Arithmetic, Op
 from hvdkit.transport.lane import Lane, message_bytes
 
 
@@ -35,7 +35,7 @@ def plan_shortcut(asked: Announcement, limit: int, size: int) -> Shortcut | None
         return None
     before = float(options.get("prescale factor", "1")) != 1
     after = float(options.get("postscale factor", "1")) != 1
-    summed = options.get("op") in ("average", "sum") and all(dtype in FLOATS for dtype, _ in asked.tensors)
+    summed = options.get("op") in ("average", "sum") and all(dtype in SCALED for dtype, _ in asked.tensors)
     if (before or after) and not summed:
         return None
     counts = [math.prod(shape) for _, shape in asked.tensors]
@@ -77,7 +77,7 @@ def take(lane: Lane, operation: Operation, shortcut: Shortcut, arithmetic: Arith
         return
     for buffer, (dtype, count, at) in zip(operation.buffers, shortcut.parts, strict=True):
         sources = lane.read(at, count, dtype)
-        if dtype in FLOATS:
+        if dtype in SCALED:
             arithmetic.combine(buffer, sources, shortcut.op, shortcut.scale)
         else:
             arithmetic.combine(buffer, sources, shortcut.op)

@@ -10,10 +10,10 @@ import numpy as np
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.announcement import Announcement
 from hvdkit.engine.base import Engine
-from hvdkit.engine.execution import FLOATS, Operation
+from hvdkit.engine.execution import Operation
 from hvdkit.engine.process_sets import MemberGroup, ProcessSet
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
-from hvdkit.transport.base import Buffer
+from hvdkit.transport.base import FLOATS, Buffer, check_reduction
 
 Options = tuple[tuple[str, str], ...]
 
@@ -78,6 +78,7 @@ def reduce_options(dtypes: Sequence[str], op: ReduceOp, prescale: float, postsca
     """What the ranks must agree on in a reduction; TypeError for what cannot be done with a dtype."""
     scaled = op is Average or prescale != 1 or postscale != 1
     for dtype in dtypes:
+        check_reduction(dtype, op.kind, call)
         if dtype == "bool" and (scaled or op is Adasum):
             raise TypeError(
                 f"{call}: bools can be neither averaged nor scaled; op=hvd.Max asks if any is true, hvd.Min if all are."

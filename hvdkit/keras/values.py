@@ -8,6 +8,7 @@ or operation.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.engine.submit import Options, do, find_group, reduce_options, root_options
 from hvdkit.keras.backends import settle
 from hvdkit.keras.compression import Compression, Compressor
-from hvdkit.transport.base import STORAGE, Array, Buffer, make_buffer
+from hvdkit.transport.base import FLOAT8, STORAGE, Array, Buffer, make_buffer
 
 
 def allreduce(
@@ -112,12 +113,29 @@ def _run(
 
 def _contiguous(value: Any) -> tuple[Array, Buffer]:
     """A copy of the value in memory of its own, and the same as a Buffer."""
-    array = np.array(keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else value, order="C", copy=True)
+    array = np.array(_numpy_of(value) if keras.ops.is_tensor(value) else value, order="C", copy=True)
     name = array.dtype.name
-    if name not in STORAGE or name == "uint16":
+    if name not in STORAGE:
         raise TypeError(f"{array.dtype} cannot be sent between ranks; hvdkit sends {', '.join(STORAGE)}")
     return array, Buffer(array.reshape(-1).view(STORAGE[name]), name)
 
 
+def _float8_of_torch(tensor: Any) -> str:
+    """The dtype's name, of a float8 tensor of PyTorch: Keras cannot convert those to numpy and back."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    return name if keras.backend.backend() == "torch" and name in FLOAT8 else ""
+
+
+def _numpy_of(tensor: Any) -> Array:
+    float8 = _float8_of_torch(tensor)
+    if not float8:
+        return keras.ops.convert_to_numpy(tensor)  # type: ignore[no-any-return]
+    bits: Array = tensor.detach().cpu().view(importlib.import_module("torch").uint8).numpy()
+    return bits.view(np.dtype(float8))  # Keras has loaded ml_dtypes, which names it
+
+
 def _like(value: Any, array: Array) -> Any:
+    if keras.ops.is_tensor(value) and (float8 := _float8_of_torch(value)):
+        torch = importlib.import_module("torch")
+        return torch.from_numpy(array.view(np.uint8)).view(getattr(torch, float8)).to(value.device)
     return keras.ops.convert_to_tensor(array) if keras.ops.is_tensor(value) else array

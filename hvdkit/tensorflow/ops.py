@@ -1,7 +1,7 @@
 """Collectives of Horovod's TensorFlow 2 API: its names, arguments and meanings.
 
 All of them work in eager mode and inside a tf.function, where they run each time the graph does, in the order in which
-they were traced. Tensors are uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 or bool; variables are taken
+they were traced. Tensors are of a dtype that allreduce() takes, or float8 where nothing is reduced; variables are taken
 as well. name: the operation's, the same on all ranks; without one calls of a kind are matched in their order.
 process_set: the ranks that take part; each of them makes the call. device_dense, device_sparse, ignore_name_scope: as
 in Horovod, accepted and not needed.
@@ -54,10 +54,11 @@ def allreduce(
 ) -> Any:
     """Reduce a tensor over all ranks; every rank gets the result, of the same shape and dtype.
 
-    tensor: any shape, of dtype uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 or bool (for Min, Max, Sum
-    and Product, which are its "and" and "or"); shape and dtype the same on all ranks. Averages of integers drop the
-    fraction; float16 and bfloat16 are summed in float32. Of tf.IndexedSlices the rows of all ranks are gathered, for
-    Sum and Average and without factors (NotImplementedError otherwise).
+    tensor: any shape, of dtype uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64,
+    complex64 or complex128 (not for Min and Max), or bool (for Min, Max, Sum and Product, which are its "and" and
+    "or"); shape and dtype the same on all ranks. Averages of integers drop the fraction; float16 and bfloat16 are
+    summed in float32. Of tf.IndexedSlices the rows of all ranks are gathered, for Sum and Average and without factors
+    (NotImplementedError otherwise).
     op: Average (the default), Sum, Min, Max, Product or, for floating point, Adasum. average: the older way to say
     Average or Sum. compression: what is sent instead of float32 and float64. prescale_factor, postscale_factor:
     multiplied with before and after. All else, and what all of these functions raise: see the top of this module.
@@ -167,7 +168,7 @@ def allgather(
     """Concatenate all ranks' tensors along the first dimension, in rank order.
 
     tensor: (n, ...), n may differ between ranks and be 0, the other dimensions and the dtype may not; a scalar counts
-    as (1,). The result: (sum of all n, ...), of that dtype, which may be any that allreduce() takes.
+    as (1,). The result: (sum of all n, ...), of that dtype: any that allreduce() takes, or a float8.
     Differentiable: each rank gets the average over ranks of the gradients of its rows, as in Horovod.
 
     Raises what the top of this module says; HorovodInternalError on every rank where dtypes or dimensions beyond the

@@ -8,12 +8,20 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvdkit.transport.base import STORAGE, Array, Buffer
+from hvdkit.transport.base import FLOAT8, STORAGE, Array, Buffer
 
 _ALIGN = 64  # bytes; TensorFlow uses memory as it is where it begins at such an address, and copies it elsewhere
 
-#: TensorFlow's dtype -> the engine's name, of those that travel.
-NAMES: dict[Any, str] = {getattr(tf, name): name for name in STORAGE}
+
+def _named(name: str) -> Any:
+    try:
+        return tf.as_dtype(name)
+    except TypeError:
+        return None
+
+
+#: TensorFlow's dtype -> the engine's name, of those that travel and that this TensorFlow has.
+NAMES: dict[Any, str] = {dtype: name for name in STORAGE if (dtype := _named(name)) is not None}
 _NUMPY: dict[str, np.dtype[Any]] = {name: np.dtype(dtype.as_numpy_dtype) for dtype, name in NAMES.items()}
 
 
@@ -23,7 +31,7 @@ def dtype_name(dtype: Any) -> str:
         return NAMES[tf.as_dtype(dtype)]
     except KeyError:
         raise TypeError(
-            f"{tf.as_dtype(dtype).name} cannot be sent between ranks; hvdkit sends {', '.join(STORAGE)}"
+            f"{tf.as_dtype(dtype).name} cannot be sent between ranks; hvdkit sends {', '.join(NAMES.values())}"
         ) from None
 
 
@@ -55,9 +63,9 @@ def aligned_array(shape: Sequence[int], name: str) -> Array:
 def as_tensor(array: Array, name: str) -> Any:
     """An eager tensor in the memory of an array, which it keeps alive; nobody writes to it from then on.
 
-    A copy, where TensorFlow cannot use the memory.
+    A copy, where TensorFlow cannot use the memory, and of float8.
     """
-    if array.ctypes.data % _ALIGN or not array.size:
+    if array.ctypes.data % _ALIGN or not array.size or name in FLOAT8:
         return tf.convert_to_tensor(array)
     if name != "bfloat16":
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())

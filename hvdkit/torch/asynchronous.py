@@ -1,6 +1,6 @@
 """Collectives that return at once, with a handle for poll() and synchronize(). Horovod's names, arguments and meanings.
 
-All of them: tensors are uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 or bool, on any device,
+All of them: tensors are of a dtype that allreduce() takes, or float8 where nothing is reduced, on any device,
 contiguous or not; those of a call with a trailing underscore are overwritten, and must be left alone until
 synchronize(). name: the operation's, the same on all ranks; without one calls of a kind are matched in their order.
 process_set: the ranks that take part. Raised at once: NotInitializedError before init(), ValueError on a rank outside

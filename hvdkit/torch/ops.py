@@ -59,9 +59,10 @@ def allreduce(
 ) -> torch.Tensor:
     """Reduce a tensor over all ranks; every rank gets the result, in a new tensor of the same shape and dtype.
 
-    tensor: any shape, of dtype uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 or bool (for Min, Max, Sum
-    and Product, which are its "and" and "or"); shape and dtype the same on all ranks; left as it is. Averages of
-    integers drop the fraction; float16 and bfloat16 are summed in float32.
+    tensor: any shape, of dtype uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64,
+    complex64 or complex128 (not for Min and Max), or bool (for Min, Max, Sum and Product, which are its "and" and
+    "or"); shape and dtype the same on all ranks; left as it is. float8 is moved by the other collectives, and not
+    reduced. Averages of integers drop the fraction; float16 and bfloat16 are summed in float32.
     op: Average (the default), Sum, Min, Max, Product or, for floating point, Adasum. average: the older way to say
     Average or Sum. name: the same on all ranks; without one calls are matched in their order.
     compression: what is sent instead of float32 and float64. prescale_factor, postscale_factor: multiplied with before
@@ -159,7 +160,7 @@ def allgather(
     """Concatenate all ranks' tensors along the first dimension, in rank order, into a new tensor.
 
     tensor: (n, ...), n may differ between ranks and be 0, the other dimensions and the dtype may not; a scalar counts
-    as (1,). The result: (sum of all n, ...), of that dtype, which may be any that allreduce() takes.
+    as (1,). The result: (sum of all n, ...), of that dtype: any that allreduce() takes, or a float8.
     Differentiable: each rank gets the average over ranks of the gradients of its rows, as in Horovod.
 
     Raises NotInitializedError before init(), ValueError on a rank outside of the set and for a name that is under way,
@@ -219,7 +220,7 @@ def alltoall(
 
     Raises NotInitializedError before init(), ValueError on a rank outside of the set, for a name that is under way and
     for splits that are no whole numbers or sum up to more than n, TypeError for a dtype that cannot be sent (it may be
-    any that allreduce() takes), HorovodInternalError on every rank where dtypes or dimensions beyond the first
+    any that allgather() takes), HorovodInternalError on every rank where dtypes or dimensions beyond the first
     disagree, or a rank has left or joined.
     """
     received, counts = autograd.Alltoall.apply(tensor, splits, name, process_set)

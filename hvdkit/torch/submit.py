@@ -34,7 +34,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 def own_memory(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's own memory where that is contiguous and the host's, else a copy of it there."""
-    if not (tensor.is_cpu and tensor.is_contiguous()):
+    if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
         return to_host(tensor)
     return tensor.detach() if tensor.requires_grad else tensor
 
@@ -49,7 +49,7 @@ def _copied(group: MemberGroup, tensor: torch.Tensor) -> torch.Tensor:
 def _given(group: MemberGroup, tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's own memory where that is contiguous and the engine takes it, else a copy."""
     if group.engine.takes_tensors:
-        return tensor.detach().contiguous()
+        return tensor.detach().contiguous().resolve_conj().resolve_neg()
     return own_memory(tensor)
 
 

@@ -9,15 +9,17 @@ import numpy as np
 import torch
 
 from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.base import HALF, STORAGE, Buffer, Op
+from hvdkit.transport.base import FLOAT8, HALF, STORAGE, Buffer, Op
 
 _CHUNK = 64 * 1024  # elements: 256 KiB of float32, which stays in cache
 
-#: dtypes that travel; torch has more.
-NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in STORAGE}
+#: dtypes that travel, of those that this torch has; torch has more.
+NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in STORAGE if hasattr(torch, name)}
 #: From these bits on, without the sign, a number is inf or nan.
 _INF_BITS = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80}
 _DTYPES = {name: dtype for dtype, name in NAMES.items()}
+#: What numpy does not have is seen as integers of that width.
+_BITS = {"bfloat16": torch.uint16, **dict.fromkeys(FLOAT8, torch.uint8)}
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -25,7 +27,9 @@ def dtype_name(tensor: torch.Tensor) -> str:
     try:
         return NAMES[tensor.dtype]
     except KeyError:
-        raise TypeError(f"{tensor.dtype} cannot be sent between ranks; hvdkit sends {', '.join(STORAGE)}") from None
+        raise TypeError(
+            f"{tensor.dtype} cannot be sent between ranks; hvdkit sends {', '.join(NAMES.values())}"
+        ) from None
 
 
 def as_buffer(tensor: torch.Tensor) -> Buffer:
@@ -34,7 +38,8 @@ def as_buffer(tensor: torch.Tensor) -> Buffer:
     flat = tensor.detach() if tensor.requires_grad else tensor
     if flat.dim() != 1:
         flat = flat.view(-1)
-    return Buffer((flat.view(torch.uint16) if name == "bfloat16" else flat).numpy(), name)
+    bits = _BITS.get(name)
+    return Buffer((flat if bits is None else flat.view(bits)).numpy(), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ def as_tensor(buffer: Buffer) -> torch.Tensor:
     if isinstance(buffer, TensorBuffer):
         return buffer.array
     tensor = torch.from_numpy(buffer.array)
-    return tensor.view(torch.bfloat16) if buffer.dtype == "bfloat16" else tensor
+    return tensor.view(_DTYPES[buffer.dtype]) if buffer.dtype in _BITS else tensor
 
 
 class TorchArithmetic(NumpyArithmetic):

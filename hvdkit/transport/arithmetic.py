@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.transport.base import HALF, STORAGE, Array, Buffer, Op
+from hvdkit.transport.base import HALF, SCALED, STORAGE, Array, Buffer, Op, check_reduction
 
 _CHUNK_BYTES = 256 * 1024
 
@@ -35,7 +35,11 @@ class NumpyArithmetic:
     """
 
     def combine(self, out: Buffer, sources: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
-        """See Arithmetic.combine. Raises ValueError for buffers that do not match, or a scale on integers."""
+        """See Arithmetic.combine.
+
+        Raises ValueError for buffers that do not match, or a scale on integers; TypeError for what check_reduction
+        refuses.
+        """
         dtype = sources[0].dtype
         fits = dtype == out.dtype or (dtype in HALF and out.dtype in ("float32", "float64"))
         for source in sources:
@@ -43,7 +47,8 @@ class NumpyArithmetic:
                 raise ValueError(
                     f"cannot combine {source.count} {source.dtype} into {out.count} {out.dtype}; they must be alike"
                 )
-        if scale != 1.0 and out.dtype not in _LARGEST:
+        check_reduction(dtype, op, "combine")
+        if scale != 1.0 and out.dtype not in SCALED:
             raise ValueError(f"cannot scale {out.dtype} by {scale}; only floating-point buffers are scaled")
         function = _COMBINE_BOOL[op] if out.dtype == "bool" else _COMBINE[op]
         arrays = [source.array for source in sources]
@@ -127,6 +132,9 @@ def _combine_half(out: Buffer, sources: Sequence[Array], dtype: str, function: n
 
 def _scale(values: Array, scale: float, out: Array) -> None:
     """Multiply; where one over a whole number is meant, divide, since 1/3 is itself rounded."""
+    if values.dtype.kind == "c":  # part by part: a product of complex numbers would make nan of inf
+        part = values.real.dtype
+        values, out = values.view(part), out.view(part)
     divisor = round(1 / scale) if scale else 0
     if divisor > 1 and divisor & (divisor - 1) and 1 / divisor == scale:
         np.divide(values, out.dtype.type(divisor), out=out)

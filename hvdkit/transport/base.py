@@ -26,22 +26,63 @@ Narrow = Literal["none", "float16", "bfloat16"]
 
 Array = NDArray[Any]
 
-#: dtype name -> numpy dtype of the memory. numpy has no bfloat16: it travels as its 16 bits.
+#: 8-bit floating point, as torch and ml_dtypes name the variants. Moved, not reduced.
+FLOAT8 = (
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+)
+
+#: dtype name -> numpy dtype of the memory. numpy has neither bfloat16 nor float8: they travel as their bits.
 STORAGE: dict[str, np.dtype[Any]] = {
     "uint8": np.dtype("u1"),
     "int8": np.dtype("i1"),
     "int16": np.dtype("i2"),
     "int32": np.dtype("i4"),
     "int64": np.dtype("i8"),
+    "uint16": np.dtype("u2"),
+    "uint32": np.dtype("u4"),
+    "uint64": np.dtype("u8"),
     "bool": np.dtype("?"),
     "float16": np.dtype("f2"),
     "bfloat16": np.dtype("u2"),
     "float32": np.dtype("f4"),
     "float64": np.dtype("f8"),
+    "complex64": np.dtype("c8"),
+    "complex128": np.dtype("c16"),
+    **dict.fromkeys(FLOAT8, np.dtype("u1")),
 }
 
 #: Summed in float32 and rounded once.
 HALF = frozenset({"float16", "bfloat16"})
+
+#: Real floating-point dtypes that are reduced.
+FLOATS = HALF | {"float32", "float64"}
+
+COMPLEX = frozenset({"complex64", "complex128"})
+
+#: dtypes that are multiplied with factors as they are; integers are cut off (engine/execution.py).
+SCALED = FLOATS | COMPLEX
+
+
+def check_reduction(dtype: str, op: str, call: str) -> None:
+    """Raise TypeError where no reduction of the dtype is defined. op: an Op, or "average". call: for the message."""
+    if dtype in FLOAT8:
+        raise TypeError(
+            f"{call}: op {op} of {dtype} is not defined. With at most 4 bits of mantissa its sums overflow or are lost "
+            "in rounding, and its values mean something only together with each rank's own scale. Cast to bfloat16 or "
+            "float32, reduce, and cast back; broadcast, allgather and alltoall move it as it is."
+        )
+    if dtype in COMPLEX and op in ("min", "max"):
+        raise TypeError(
+            f"{call}: op {op} of {dtype} is not defined, as complex numbers have no order. Reduce their magnitudes, or "
+            "real and imaginary parts apart."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +116,11 @@ def as_buffer(array: Array) -> Buffer:
     Raises TypeError for a dtype that hvdkit does not move, ValueError for memory that is not contiguous.
     """
     name = array.dtype.name
-    if name not in STORAGE or name == "uint16":
+    if name not in STORAGE:
         raise TypeError(f"dtype {array.dtype} cannot be moved; hvdkit moves {', '.join(STORAGE)}")
     if not array.flags.c_contiguous:
         raise ValueError(f"a contiguous array is needed, this one has strides {array.strides}")
-    return Buffer(array.reshape(-1), name)
+    return Buffer(array.reshape(-1).view(STORAGE[name]), name)
 
 
 def make_buffer(count: int, dtype: str) -> Buffer:
@@ -114,7 +155,7 @@ class BucketSpec:
     count: elements. prescale: factor on each node's sum, before the wire. postscale: factor on the result.
     wire: dtype between hosts, "none" for the bucket's own; or a coding, which leaves the last `exact` elements as they
     are. chunk_bytes: that a rank sums and hands out at a time, where ranks share memory. algorithm: between hosts, see
-    BetweenHosts; that of the transport if it is "auto".
+    BetweenHosts; that of the transport if it is "auto". Raises TypeError as check_reduction does.
     """
 
     dtype: str
@@ -126,6 +167,9 @@ class BucketSpec:
     exact: int = 0
     chunk_bytes: int = CHUNK_BYTES
     algorithm: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_reduction(self.dtype, self.op, "a bucket")
 
     @property
     def narrow(self) -> Narrow:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from hvdkit.errors import RankLostError, TransportError
 from hvdkit.transport.addresses import address_towards
 from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Op, make_buffer
+from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Op, check_reduction, make_buffer
 from hvdkit.transport.between import BetweenHosts
 from hvdkit.transport.boards import Board, BoardPlace, HttpBoard, StoreBoard
 from hvdkit.transport.checks import check_alltoall, check_counts, check_ranks, check_root
@@ -155,6 +155,7 @@ class GlooTransport:
         """See Transport.reducescatter. Raises ValueError for counts that do not fit the buffer."""
         check_counts("reducescatter", counts, self.size, total=buffer.count)
         out = make_buffer(counts[self.rank], buffer.dtype)
+        check_reduction(buffer.dtype, op, "reducescatter")
         received = make_buffer(out.count * self.size, buffer.dtype)
         self._wire.alltoall(buffer, counts, received, [out.count] * self.size).wait(self.check)
         combine_pieces(out, received, BucketSpec(buffer.dtype, out.count, op), self.arithmetic)

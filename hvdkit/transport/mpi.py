@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hvdkit.errors import TransportError
 from hvdkit.transport import mpi_library
 from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, Op, make_buffer
+from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, Op, check_reduction, make_buffer
 from hvdkit.transport.between import BetweenHosts
 from hvdkit.transport.checks import check_alltoall, check_counts, check_ranks, check_root
 from hvdkit.transport.cost import ALGORITHMS
@@ -74,6 +74,7 @@ class MpiTransport:
             for _ in reduce_steps(MpiWire(self.comm), buffer, buffer, spec, arithmetic=self.arithmetic):
                 os.sched_yield()
             return
+        check_reduction(buffer.dtype, op, "allreduce")
         in_place, how = load_mpi().IN_PLACE, operation(op, buffer.dtype)
         for part in _countable(buffer):
             collective("MPI_Allreduce", self.comm, in_place, plain(part), how)
@@ -85,6 +86,7 @@ class MpiTransport:
         check_counts("reducescatter", counts, self.size, total=buffer.count)
         out = make_buffer(counts[self.rank], buffer.dtype)
         pieces = moved_pieces(buffer, list(counts))
+        check_reduction(buffer.dtype, op, "reducescatter")
         if buffer.dtype in HALF:
             received = make_buffer(out.count * self.size, buffer.dtype)
             each = moved_pieces(received, [out.count] * self.size)

@@ -156,7 +156,7 @@ def abort(status: int) -> None:
 
 
 def plain(buffer: Buffer) -> list[Any]:
-    """The buffer as numbers that MPI can reduce; not for HALF dtypes, which MPI does not have."""
+    """The buffer as numbers that MPI can reduce; not for HALF and FLOAT8 dtypes, which MPI does not have."""
     return [buffer.array, buffer.count, _reducible()[buffer.dtype]]
 
 
@@ -191,16 +191,21 @@ def _reducible() -> dict[str, MPI.Datatype]:
         "int16": mpi.INT16_T,
         "int32": mpi.INT32_T,
         "int64": mpi.INT64_T,
+        "uint16": mpi.UINT16_T,
+        "uint32": mpi.UINT32_T,
+        "uint64": mpi.UINT64_T,
         "bool": mpi.C_BOOL,
         "float32": mpi.FLOAT,
         "float64": mpi.DOUBLE,
+        "complex64": mpi.C_FLOAT_COMPLEX,
+        "complex128": mpi.C_DOUBLE_COMPLEX,
     }
 
 
 @functools.cache
 def _movable() -> dict[str, MPI.Datatype]:
     mpi = load_mpi()
-    by_size = {1: mpi.BYTE, 2: mpi.UINT16_T, 4: mpi.UINT32_T, 8: mpi.UINT64_T}
+    by_size = {1: mpi.BYTE, 2: mpi.UINT16_T, 4: mpi.UINT32_T, 8: mpi.UINT64_T, 16: mpi.C_DOUBLE_COMPLEX}
     return {name: by_size[storage.itemsize] for name, storage in STORAGE.items()}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Elsewhere, Op, make_buffer, whole
+from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Elsewhere, Op, check_reduction, make_buffer, whole
 from hvdkit.transport.checks import check_alltoall, check_counts, check_ranks, check_root
 from hvdkit.transport.lane import Lane
 from hvdkit.transport.mailbox import LocalMailbox
@@ -29,12 +29,14 @@ class SingleTransport:
     def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
         """See Transport.allreduce."""
         self._check_open()
+        check_reduction(buffer.dtype, op, "allreduce")
         if scale != 1.0:
             self.arithmetic.combine(buffer, [buffer], scale=scale)
 
     def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Buffer:
         """See Transport.reducescatter."""
         check_counts("reducescatter", counts, 1, total=buffer.count)
+        check_reduction(buffer.dtype, op, "reducescatter")
         return self._copy(buffer)
 
     def allgather(self, buffer: Buffer, counts: Sequence[int]) -> Buffer:

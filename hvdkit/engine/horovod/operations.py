@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from hvdkit.engine.announcement import Announcement
-from hvdkit.engine.execution import FLOATS, Operation, factors, multiply
+from hvdkit.engine.execution import Operation, factors, multiply
 from hvdkit.engine.horovod.binding import Binding, Move, Pending
-from hvdkit.transport.base import Buffer
+from hvdkit.transport.base import SCALED, Buffer
 
 _CURE = "Cast the tensor, or take hvdkit's own engine (HVDKIT_ENGINE=native)."
 
@@ -97,7 +97,7 @@ def _start_reduction(binding: Binding, move: Move, size: int, operation: Running
     before, after = factors(asked, size)
     if asked.tensors[0][0] == "float16" and move.op == "average":  # a sum may be too large where the average is not
         move = replace(move, op="sum", prescale=before * after)
-    elif asked.tensors[0][0] in FLOATS:
+    elif asked.tensors[0][0] in SCALED:
         move = replace(move, prescale=before, postscale=float(options["postscale factor"]))
     else:
         operation.after = after
