@@ -21,7 +21,7 @@ from hvdkit.launch.job import Job
 from hvdkit.launch.mpi import Mpi
 
 FLAGS = {
-    "-h", "--help", "-np", "--num-proc", "-H", "--hosts", "--hostfile",
+    "-h", "--help", "-n", "-np", "--num-proc", "-H", "--hosts", "--hostfile",
     "--hostfile-format", "--slots-per-host", "--output-filename", "--dry-run", "--verbose",
     "--version",
     "-v", "-hostfile", "--launcher", "--jsrun", "-p", "--ssh-port", "-i", "--ssh-identity-file",
@@ -29,7 +29,7 @@ FLAGS = {
     "--network-interfaces", "--network-interface", "--start-timeout", "--save-timeout",
     "--alias-horovod", "--wrap",
     "--host-discovery-script", "--blacklist-cooldown-range", "--blacklist-cooldown",
-    "--reset-limit", "--elastic-timeout",
+    "--reset-limit", "--elastic-timeout", "-ppn", "-c",
 }  # fmt: skip
 
 
@@ -74,9 +74,9 @@ def test_help_shows_the_defaults_of_the_settings_and_no_others() -> None:
 
 BAD = {
     "there is no command": [],
-    "invalid int value": ["-np", "two", "true"],
+    "two is not a whole number from 1 up": ["-np", "two", "true"],
     "unrecognized arguments: --bogus": ["--bogus", "true"],
-    "must be 1 or more": ["-np", "0", "true"],
+    "0 is not a whole number from 1 up": ["-np", "0", "true"],
     "How many ranks": ["true"],
     "both say where to run": ["-np", "1", "-H", "localhost", "--hostfile", "x", "true"],
     "is more than the 2 slots": ["-np", "3", "-H", "localhost:2", "true"],

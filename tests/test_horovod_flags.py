@@ -158,7 +158,6 @@ def test_a_number_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) ->
 
 
 BAD = {
-    "is not a port": ["-p", "70000"],
     "there is no such file": ["-i", "missing"],
     "has a space or a quote in its path": ["-i", "my key"],
     "cannot be split into words": ["--mpi-args", "'open"],

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
@@ -25,3 +27,17 @@ def test_a_broken_package_shows_its_own_error(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ModuleNotFoundError, match="no_such_library") as error:
         need("broken_package", "torch")
     assert not isinstance(error.value, MissingDependencyError)
+
+
+def test_every_extra_that_a_message_names_is_there_and_small() -> None:
+    root = Path(__file__).parents[1]
+    setup = ConfigParser()
+    setup.read(root / "setup.cfg")
+    extras = setup["options.extras_require"]
+    found = set()
+    for path in (root / "hvdkit").rglob("*.py"):
+        found |= set(re.findall(r"hvdkit\[(\w+)\]|\bneed\(\"\w+\", \"(\w+)\"\)", path.read_text()))
+    names = {one or other for one, other in found}
+    assert {"config", "run", "migrate"} <= names <= set(extras)
+    assert extras["config"].split() == ["pyyaml"]
+    assert extras["run"].split() == ["cloudpickle"]

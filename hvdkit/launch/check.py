@@ -27,6 +27,16 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def make_absolute(flag: str, path: str) -> str:
+    """Make a path absolute. Raises LaunchError where the working directory that it is relative to has been removed."""
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:
+        raise LaunchError(
+            f"{flag} {path}: the working directory has been removed. cd to another one, and start from there."
+        ) from None
+
+
 @functools.cache
 def resolve(name: str) -> tuple[str, ...]:
     """Find the addresses of a host; () if there is none."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hvdkit import __version__
 from hvdkit.config import read_config, read_environment, read_settings
 from hvdkit.errors import HvdkitError, LaunchError
-from hvdkit.launch import check
+from hvdkit.launch import check, numbers
 from hvdkit.launch.choose import Choice, choose_starter
 from hvdkit.launch.commands import build_choice
 from hvdkit.launch.elastic import (
@@ -106,7 +106,11 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "-np", "--num-proc", dest="ranks", type=int, metavar="N", help="ranks; as many as slots if left out"
+        *("-np", "-n", "--num-proc"),
+        dest="ranks",
+        type=numbers.ranks,
+        metavar="N",
+        help="ranks; as many as slots if left out",
     )
     parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and how many ranks each may run")
     parser.add_argument(
@@ -131,11 +135,15 @@ def build_parser() -> argparse.ArgumentParser:
         help="what ranks on different hosts talk over; if left out, the subnet that all hosts share",
     )
     parser.add_argument(
-        "--start-timeout", type=float, default=60.0, metavar="SECONDS", help="how long all ranks may take to be there"
+        "--start-timeout",
+        type=numbers.seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long all ranks may take to be there",
     )
     parser.add_argument(
         "--save-timeout",
-        type=float,
+        type=numbers.seconds_or_none,
         default=25.0,
         metavar="SECONDS",
         help="how long ranks with a handler for SIGTERM may take to save and end, once hvdrun is sent one",
@@ -240,7 +248,7 @@ def plan_job(
     if options.tcp and "NCCL_IB_DISABLE" not in environ:
         variables["NCCL_IB_DISABLE"] = "1"
     if options.output_filename:
-        variables["HVDKIT_OUTPUT_DIRECTORY"] = os.path.abspath(options.output_filename)
+        variables["HVDKIT_OUTPUT_DIRECTORY"] = check.make_absolute("--output-filename", options.output_filename)
     return Job(
         command=tuple(command),
         ranks=ranks,

@@ -15,6 +15,7 @@ from hvdkit.launch.blacklist import Blacklist
 from hvdkit.launch.choose import Choice
 from hvdkit.launch.hosts import FoundHosts
 from hvdkit.launch.job import Job
+from hvdkit.launch.numbers import count_or_none, seconds, seconds_or_none
 from hvdkit.launch.restarting import Terms, choose_ranks
 from hvdkit.launch.room import count_slots, describe_slots, wait_for_room
 from hvdkit.launch.starters.common import ssh_options
@@ -39,15 +40,20 @@ def add_elastic_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--blacklist-cooldown-range",
         "--blacklist-cooldown",
-        type=float,
+        type=seconds,
         nargs=2,
         metavar=("MIN", "MAX"),
         help="seconds for which a host that was lost is left out, longer each time; for good if left out",
     )
-    add("--reset-limit", type=int, metavar="N", help="times that the job is started again, any number if left out")
+    add(
+        "--reset-limit",
+        type=count_or_none,
+        metavar="N",
+        help="times that the job is started again, any number if left out",
+    )
     add(
         "--elastic-timeout",
-        type=float,
+        type=seconds_or_none,
         metavar="SECONDS",
         help="how long to wait for --min-np slots, 600 if left out",
     )
@@ -63,10 +69,6 @@ def plan_elastic(options: argparse.Namespace, config: Config, ranks: int) -> dic
         raise LaunchError(f"--min-np {config.min_np} is more than the {ranks} ranks to start with (-np).")
     if config.max_np and config.max_np < ranks:
         raise LaunchError(f"--max-np {config.max_np} is less than the {ranks} ranks to start with (-np).")
-    if options.reset_limit is not None and options.reset_limit < 0:
-        raise LaunchError(f"--reset-limit {options.reset_limit}: it must be 0 or more.")
-    if options.elastic_timeout is not None and not 0 <= options.elastic_timeout < float("inf"):
-        raise LaunchError(f"--elastic-timeout {options.elastic_timeout:g}: it must be 0 seconds or more.")
     if options.blacklist_cooldown_range is not None:
         shortest, longest = options.blacklist_cooldown_range
         if not _SHORTEST_S <= shortest <= longest <= _LONGEST_S:

@@ -97,7 +97,7 @@ def _cloudpickle() -> Any:
         return importlib.import_module("cloudpickle")
     except ModuleNotFoundError:
         raise MissingDependencyError(
-            "run() sends functions with the package cloudpickle, which is not installed. Run: pip install cloudpickle"
+            "run() sends functions with the package cloudpickle, which is not installed. Run: pip install 'hvdkit[run]'"
         ) from None
 
 

@@ -56,7 +56,7 @@ def read_flags(path: str) -> list[str]:
 
     Raises LaunchError with every entry that horovodrun does not know either, MissingDependencyError without PyYAML.
     """
-    yaml = need("yaml", "horovod")
+    yaml = need("yaml", "config")
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:

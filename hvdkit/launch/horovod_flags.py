@@ -18,12 +18,14 @@ class Flag:
     sets: variables and their values; a function makes the value from the flag's own.
     refused: what to write in its place, as a sentence; "" if it is accepted.
     help: of one that is accepted.
+    program: whose flag it is.
     """
 
     names: tuple[str, ...]
     sets: Mapping[str, str | Callable[[str], str]] = field(default_factory=dict)
     refused: str = ""
     help: str = ""
+    program: str = "horovodrun"
 
     @property
     def has_value(self) -> bool:
@@ -57,8 +59,8 @@ def _accept(*names: str, help: str = "", **sets: str | Callable[[str], str]) -> 
     return Flag(names, sets, help=help)
 
 
-def _refuse(*names: str, instead: str) -> Flag:
-    return Flag(names, refused=instead)
+def _refuse(*names: str, instead: str, program: str = "horovodrun") -> Flag:
+    return Flag(names, refused=instead, program=program)
 
 
 _TUNE = "--autotune takes ten steps for each trial, and --autotune-steps says in how many steps to end. Leave it out."
@@ -120,6 +122,14 @@ FLAGS = (
     _refuse("-prefix-timestamp", "--prefix-output-with-timestamp", instead=_CLOCK),
 )
 
+#: Flags of other launchers that argparse would take for the beginning of one of hvdrun's.
+OTHERS = (
+    _refuse("-ppn", program="mpiexec", instead="Use --slots-per-host N, or -H host1:N,host2:N."),
+    _refuse(
+        "-c", program="mpirun", instead="Use -np N for ranks. Python's -c comes after it: hvdrun -np 2 python -c ..."
+    ),
+)
+
 
 class _Accept(argparse.Action):
     """Keeps what the flag means as the variables that carry it to the ranks."""
@@ -151,7 +161,8 @@ class _Refuse(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        sentence = f"{option_string} is a flag of horovodrun's that hvdrun lacks. {self.flag.refused.removesuffix('.')}"
+        refused = self.flag.refused.removesuffix(".")
+        sentence = f"{option_string} is a flag of {self.flag.program}'s that hvdrun lacks. {refused}"
         raise argparse.ArgumentError(None, sentence)
 
     flag: Flag
@@ -165,7 +176,7 @@ def add_flags(parser: argparse.ArgumentParser, taken: Sequence[str]) -> None:
     group = parser.add_argument_group(
         "horovodrun's flags", "Under their names and with their meaning; one that has none here says what to write."
     )
-    for flag in FLAGS:
+    for flag in (*FLAGS, *OTHERS):
         names = [name for name in flag.names if name not in taken]
         if not names:
             continue

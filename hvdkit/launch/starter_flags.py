@@ -9,6 +9,13 @@ import shlex
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.choose import STARTERS
+from hvdkit.launch.numbers import port
+
+
+def add_ssh_flags(parser: argparse.ArgumentParser) -> None:
+    """Add those of ssh."""
+    parser.add_argument("-p", "--ssh-port", type=port, metavar="PORT", help="of ssh on all hosts")
+    parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="the private key for ssh")
 
 
 def add_starter_flags(parser: argparse.ArgumentParser) -> None:
@@ -16,18 +23,15 @@ def add_starter_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--launcher", choices=STARTERS, help="what starts the ranks; ssh: mpirun, with ssh in place of the scheduler")
     add("--jsrun", dest="launcher", action="store_const", const="jsrun", help="as --launcher")
-    add("-p", "--ssh-port", type=int, metavar="PORT", help="of ssh on all hosts")
-    add("-i", "--ssh-identity-file", metavar="FILE", help="the private key for ssh")
+    add_ssh_flags(parser)
     add("--mpi-args", metavar="ARGS", help='more arguments of the launcher, like --mpi-args="--report-bindings"')
     add("--binding-args", metavar="ARGS", help="how it places ranks and binds them to cores, in place of --bind")
     add("--tcp", action="store_true", help="between hosts nothing but TCP")
 
 
 def read_ssh_options(options: argparse.Namespace) -> tuple[str, ...]:
-    """Turn -p and -i into options of ssh. Raises LaunchError for what is no port, or no file that can be handed on."""
-    port, file = options.ssh_port, options.ssh_identity_file
-    if port is not None and not 0 < port < 65536:
-        raise LaunchError(f"--ssh-port {port} is not a port; they go from 1 to 65535.")
+    """Turn -p and -i into options of ssh. Raises LaunchError for a file that cannot be handed on."""
+    number, file = options.ssh_port, options.ssh_identity_file
     if file is not None and not os.path.isfile(file):
         raise LaunchError(f"--ssh-identity-file {file}: there is no such file. Check the path.")
     if file is not None and not re.fullmatch(r"[^\s'\"\\\x00-\x1f]+", os.path.abspath(file)):
@@ -36,7 +40,7 @@ def read_ssh_options(options: argparse.Namespace) -> tuple[str, ...]:
             "Put 'IdentityFile PATH' for these hosts in ~/.ssh/config."
         )
     return (
-        *(("-p", str(port)) if port is not None else ()),
+        *(("-p", str(number)) if number is not None else ()),
         *(("-i", os.path.abspath(file)) if file is not None else ()),
     )
 

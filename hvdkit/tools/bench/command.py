@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hvdkit.config import parse_bytes
 from hvdkit.errors import BenchError
+from hvdkit.launch.numbers import seconds
 from hvdkit.tools.bench.figures import KINDS
 from hvdkit.tools.bench.passing import add_hvdruns_options
 from hvdkit.tools.bench.plan import DTYPES, SIZES, Plan
@@ -58,7 +59,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--models", type=_split, default=(), metavar="NAME,...", help="step: those whose names contain this")
     add("--keras", action="store_true", help="step: the MLP in Keras 3, on KERAS_BACKEND")
     add("--rounds", type=_positive, default=11, metavar="N", help="in which every peer has a turn (default: 11)")
-    add("--seconds", type=float, default=0.1, metavar="S", help="that a turn of a collective takes (default: 0.1)")
+    add("--seconds", type=seconds, default=0.1, metavar="S", help="that a turn of a collective takes (default: 0.1)")
     add("--threads", type=_positive, default=1, metavar="N", help="that each rank computes with (default: 1)")
     add("--alone", action="store_true", help="hvdkit without the peers")
     add("--json", type=Path, metavar="FILE", help="write all times and what is made of them")

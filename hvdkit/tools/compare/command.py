@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from hvdkit.launch import numbers
+
 _EXPLANATION = """\
 Is it the same training? Run the first steps of a script on several ranks of this machine, then on one rank that is
 given the batches of all of them, and compare losses, gradients and parameters. Either they are equal within rounding,
@@ -41,7 +43,15 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-np", "--num-proc", dest="ranks", type=int, default=2, metavar="N", help="ranks beside one (default: 2)")
+    add(
+        "-np",
+        "--num-proc",
+        dest="ranks",
+        type=numbers.ranks,
+        default=2,
+        metavar="N",
+        help="ranks beside one (default: 2)",
+    )
     add("--steps", type=int, default=5, metavar="N", help="steps of an optimizer to compare (default: 5)")
     add(
         "--lr",
@@ -52,7 +62,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     add("--wrap", action="store_true", help="run the script with hvdrun --wrap: it is one for a single process")
     add("--alias-horovod", action="store_true", help="run it with hvdrun --alias-horovod: it imports Horovod")
-    add("--timeout", type=float, default=600.0, metavar="SECONDS", help="limit of each run (default: 600)")
+    add("--timeout", type=numbers.seconds, default=600.0, metavar="SECONDS", help="limit of each run (default: 600)")
     add("--json", action="store_true", help="print JSON")
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)

@@ -61,13 +61,13 @@ class Agent:
         """Measure how fast data comes from addresses, one after another, in Mbit/s."""
         return [measure(*target) for target in targets]
 
-    def login(self, *, logins: list[str]) -> list[dict[str, Any] | None]:
+    def login(self, *, logins: list[str], options: list[str]) -> list[dict[str, Any] | None]:
         """Try ssh; returns None for what works, else status and what ssh said."""
         with ThreadPoolExecutor(16) as pool:
-            return list(pool.map(self._login, logins))
+            return list(pool.map(lambda login: self._login(login, options), logins))
 
-    def _login(self, login: str) -> dict[str, Any] | None:
-        argv = ssh_argv(login, ["echo", LOGIN])
+    def _login(self, login: str, options: list[str]) -> dict[str, Any] | None:
+        argv = ssh_argv(login, ["echo", LOGIN], options)
         status, out, err = run_program(argv, environ=read_environment(), timeout_s=_LOGIN_TIMEOUT_S)
         return None if status == 0 and LOGIN in out else {"status": status, "said": err or out}
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from hvdkit.launch.numbers import ranks
+from hvdkit.launch.starter_flags import add_ssh_flags
+
 _EXPLANATION = """\
 Look at what is installed here, try what can be tried, and tell what works, what would be taken, and what is wrong.
 
@@ -36,7 +39,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="look at these hosts, and between them")
     parser.add_argument("--hostfile", metavar="FILE", help="the same from a file, as hvdrun reads it")
     parser.add_argument("--hostfile-format", default="auto", metavar="NAME", help="how to read it; see hvdrun --help")
-    parser.add_argument("-np", "--num-proc", dest="ranks", type=int, default=0, metavar="N", help="ranks to be started")
+    parser.add_argument(
+        "-np", "--num-proc", dest="ranks", type=ranks, default=0, metavar="N", help="ranks to be started"
+    )
+    add_ssh_flags(parser)
     parser.add_argument("--script", metavar="FILE", help="also read this training script for what it forgets")
     parser.add_argument(
         "--via",

@@ -14,6 +14,7 @@ from rich.console import Console
 from hvdkit.config import read_environment
 from hvdkit.launch.facts import find_scheduler
 from hvdkit.launch.hosts import Host
+from hvdkit.launch.starter_flags import read_ssh_options
 from hvdkit.launch.where import find_hosts
 from hvdkit.tools.doctor.checks import check_host
 from hvdkit.tools.doctor.finding import Finding, exit_code
@@ -61,7 +62,7 @@ def _look_at_hosts(options: argparse.Namespace, hosts: Sequence[Host], job: Job,
     if via == "auto":
         named = options.hosts is not None or options.hostfile is not None
         via = "srun" if find_scheduler(environ) == "slurm" and not named else "ssh"
-    survey = Surveyor(hosts, environ, via).run()
+    survey = Surveyor(hosts, environ, via, read_ssh_options(options)).run()
     if not options.no_allreduce and all(host.facts is not None for host in survey.hosts):
         survey = replace(survey, allreduce=time_allreduce(hosts, environ, survey))
     findings = judge(survey, job)

@@ -20,7 +20,7 @@ def check_answers(survey: Survey) -> Iterator[Finding]:
     """Tell which hosts have no agent, and why; and where hosts cannot log in to one another."""
     for host in survey.hosts:
         if host.failure is not None:
-            yield explain(host.name, host.failure, survey.via)
+            yield explain(host.name, host.failure, survey.via, survey.ssh_options)
     silent = {host.name for host in survey.hosts if host.failure is not None}
     lost = {(each.source, each.target) for each in survey.reaches if each.named and each.problem}
     lost -= {(each.source, each.target) for each in survey.reaches if each.named and not each.problem}
@@ -34,7 +34,9 @@ def check_answers(survey: Survey) -> Iterator[Finding]:
     causes: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for login in failing:
         assert login.failure is not None
-        causes[explain(login.target, login.failure, "ssh").name].append((login.source, login.target))
+        causes[explain(login.target, login.failure, "ssh", survey.ssh_options).name].append(
+            (login.source, login.target)
+        )
     for cause, pairs in causes.items():
         shown = ", ".join(f"{source} to {target}" for source, target in pairs[:4])
         more = f" and {len(pairs) - 4} more" if len(pairs) > 4 else ""

@@ -41,7 +41,18 @@ def _run(hosts: Sequence[Host], environ: Mapping[str, str], survey: Survey) -> A
     places = ",".join(f"{_bracket(host.login)}:{min(2, host.slots or 1)}" for host in hosts)
     script = find_probe("time_allreduce")
     # Without hvdkit's own binding, what the launcher does by itself is seen.
-    argv = [sys.executable, "-m", "hvdkit.launch", "--bind=none", "-H", places, sys.executable, script, str(COUNT)]
+    argv = [
+        sys.executable,
+        "-m",
+        "hvdkit.launch",
+        "--bind=none",
+        *survey.ssh_options,
+        "-H",
+        places,
+        sys.executable,
+        script,
+        str(COUNT),
+    ]
     status, out, err = run_program(argv, environ=environ, timeout_s=_TIMEOUT_S)
     objects = [found for line in out.splitlines() if (found := _read(line))]
     ranks = tuple(

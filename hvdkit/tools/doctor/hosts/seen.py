@@ -104,11 +104,15 @@ class Allreduce:
 
 @dataclass(frozen=True)
 class Survey:
-    """All of it. here: the facts of the host that asks, which need not be one of the job's. via: ssh or srun."""
+    """All of it. here: the facts of the host that asks, which need not be one of the job's. via: ssh or srun.
+
+    ssh_options: -p and -i with their values, where they were given.
+    """
 
     here: Facts
     hosts: tuple[Seen, ...] = ()
     via: str = "ssh"
+    ssh_options: tuple[str, ...] = ()
     lookups: tuple[Lookup, ...] = ()
     reaches: tuple[Reach, ...] = ()
     logins: tuple[Login, ...] = ()

@@ -25,9 +25,9 @@ _SSH = (
 )
 
 
-def ssh_argv(login: str, command: Sequence[str]) -> list[str]:
-    """Build the line that runs a command over ssh, and never asks for anything."""
-    return ["ssh", *_SSH, "--", login, shlex.join(command)]
+def ssh_argv(login: str, command: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+    """Build the line that runs a command over ssh, and never asks for anything. options: -p and -i, if given."""
+    return ["ssh", *_SSH, *options, "--", login, shlex.join(command)]
 
 
 def srun_argv(host: str, command: Sequence[str]) -> list[str]:
@@ -51,21 +51,21 @@ def with_own_folder(environ: Mapping[str, str], folder: str = "", prefix: str = 
     return {**environ, "PYTHONPATH": os.pathsep.join([folder, *path])}
 
 
-def explain(host: str, failure: Failure, via: str) -> Finding:
-    """Tell why there is no agent on a host, from what ssh, srun or Python said."""
+def explain(host: str, failure: Failure, via: str, options: Sequence[str] = ()) -> Finding:
+    """Tell why there is no agent on a host, from what ssh, srun or Python said. options: that ssh was given."""
     name, seen, cure = next(
         (cause[1:] for cause in _CAUSES if re.search(cause[0], failure.said, re.IGNORECASE)),
-        _unknown(host, failure, via),
+        _unknown(host, failure, via, options),
     )
     words = {"host": host, "python": sys.executable}
     return Finding("error", name, _fill(seen, words), _fill(cure, words), (host,))
 
 
-def _unknown(host: str, failure: Failure, via: str) -> tuple[str, str, str]:
+def _unknown(host: str, failure: Failure, via: str, options: Sequence[str]) -> tuple[str, str, str]:
     lines = [line.strip() for line in failure.said.splitlines() if line.strip()]
     said = lines[-1] if lines else "nothing"
     how = "did not answer in time" if failure.status is None else f"ended with status {failure.status}"
-    by_hand = ssh_argv(host, ["hostname"]) if via == "ssh" else srun_argv(host, ["hostname"])
+    by_hand = ssh_argv(host, ["hostname"], options) if via == "ssh" else srun_argv(host, ["hostname"])
     return f"{via}-fails", f"{via} to {{host}} {how}; it said: {said}", f"Try it by hand: {shlex.join(by_hand)}"
 
 

@@ -37,8 +37,11 @@ def list_peers(source: str, names: Sequence[str], most: int) -> list[str]:
 class Surveyor:
     """Holds the agents while they are asked."""
 
-    def __init__(self, hosts: Sequence[Host], environ: Mapping[str, str], via: str) -> None:
+    def __init__(
+        self, hosts: Sequence[Host], environ: Mapping[str, str], via: str, ssh_options: Sequence[str] = ()
+    ) -> None:
         self._hosts, self._environ, self._via = list(hosts), dict(environ), via
+        self._ssh_options = tuple(ssh_options)
         self._pool = ThreadPoolExecutor(len(self._hosts) + 1)
         self._token = secrets.token_hex(8)
         self._agents: dict[str, Remote] = {}
@@ -63,6 +66,7 @@ class Surveyor:
                 here=here.result() if here else self._facts[local] if local else collect(self._environ),
                 hosts=tuple(map(self._describe, self._hosts)),
                 via=self._via,
+                ssh_options=self._ssh_options,
                 lookups=tuple(lookups),
                 reaches=tuple(reaches),
                 logins=tuple(logins),
@@ -72,9 +76,8 @@ class Surveyor:
     def _start(self, name: str) -> None:
         host = next(host for host in self._hosts if host.login == name)
         command = agent_command(self._environ)
-        argv = (
-            command if is_local(host) else srun_argv(name, command) if self._via == "srun" else ssh_argv(name, command)
-        )
+        argv = ssh_argv(name, command, self._ssh_options) if self._via == "ssh" else srun_argv(name, command)
+        argv = command if is_local(host) else argv
         names = {"KERAS_HOME", "LD_PRELOAD", *select_forwarded(self._environ)}
         variables = {name: self._environ[name] for name in names if name in self._environ}
         try:
@@ -185,7 +188,7 @@ class Surveyor:
 
         def ask(source: str) -> list[Login]:
             targets = list_peers(source, logins, _ALL_LOGINS)
-            answers = self._agents[source].ask("login", _ASK_S, logins=targets)
+            answers = self._agents[source].ask("login", _ASK_S, logins=targets, options=self._ssh_options)
             return [
                 Login(source, target, Failure(answer["status"], answer["said"]) if answer else None)
                 for target, answer in zip(targets, answers, strict=True)

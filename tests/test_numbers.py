@@ -1,0 +1,102 @@
+"""Numbers on command lines: what each option takes, and the sentence for what it does not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdkit import cli as hvdkit_cli
+from hvdkit.launch import cli as hvdrun
+from hvdkit.tools.doctor import steps
+from hvdkit.tools.doctor.hosts import survey
+from hvdkit.tools.doctor.hosts.remote import Gone
+from hvdkit.tools.doctor.hosts.seen import Failure
+
+
+@pytest.mark.parametrize("words", [["-n", "2"], ["-n2"], ["-np", "2"], ["-np2"], ["-np=2"], ["--num-proc=2"]])
+def test_the_number_of_ranks_is_written_as_for_other_launchers(words: list[str]) -> None:
+    options = hvdrun.parse_arguments([*words, "python", "train.py", "-np7", "-n", "8"])
+    assert (options.ranks, options.command) == (2, ["python", "train.py", "-np7", "-n", "8"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-np", "0"], "0 is not a whole number from 1 up"),
+        (["-np", "p"], "p is not a whole number from 1 up"),
+        (["-np2x"], "p2x is not a whole number from 1 up"),
+        (["-ppn", "2"], "-ppn is a flag of mpiexec's that hvdrun lacks. Use --slots-per-host N, or -H host1:N"),
+        (["-ppn2"], "pn2 is not a port"),
+        (["-c", "pass"], "-c is a flag of mpirun's that hvdrun lacks. Use -np N for ranks"),
+        (["-p", "65536"], "65536 is not a port; they go from 1 to 65535"),
+        (["--start-timeout", "-5"], "-5 is not a number of seconds, more than 0"),
+        (["--start-timeout", "0"], "0 is not a number of seconds, more than 0"),
+        (["--start-timeout", "nan"], "nan is not a number of seconds, more than 0"),
+        (["--start-timeout", "inf"], "inf is not a number of seconds, more than 0"),
+        (["--start-timeout", "soon"], "soon is not a number of seconds, more than 0"),
+        (["--save-timeout", "-1"], "-1 is not a number of seconds, 0 or more"),
+        (["--elastic-timeout", "nan"], "nan is not a number of seconds, 0 or more"),
+        (["--blacklist-cooldown-range", "nan", "3"], "nan is not a number of seconds, more than 0"),
+        (["--reset-limit", "-1"], "-1 is not a whole number from 0 up"),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        hvdrun.parse_arguments([*words, "true"])
+    error = capsys.readouterr().err
+    assert end.value.code == 2
+    assert said in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compare", "--timeout", "nan", "--", "true"],
+        ["compare", "-np", "0", "--", "true"],
+        ["bench", "allreduce", "--seconds", "-1"],
+        ["doctor", "-np", "-2"],
+    ],
+    ids=lambda words: words[0] + words[1],
+)
+def test_the_other_commands_refuse_such_numbers_too(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        hvdkit_cli.main(words)
+    assert end.value.code == 2
+    assert f"{words[words.index(next(w for w in words if w[:1] == '-')) + 1]} is not a" in capsys.readouterr().err
+
+
+def test_a_working_directory_that_has_been_removed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert hvdrun.main(["-np", "2", "--output-filename", "logs", "true"]) == 2
+    assert "--output-filename logs: the working directory has been removed. cd to another" in capsys.readouterr().err
+
+
+def test_doctor_reaches_hosts_with_hvdruns_port_and_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = tmp_path / "key"
+    key.touch()
+    lines: list[list[str]] = []
+
+    class Surveyor(survey.Surveyor):
+        def run(self) -> Any:
+            self._start("node9")
+            raise KeyboardInterrupt
+
+    def start(argv: list[str], environ: dict[str, str]) -> Any:
+        lines.append(argv)
+        raise Gone(Failure(255, "refused"))
+
+    monkeypatch.setattr(survey, "Remote", start)
+    monkeypatch.setattr(steps, "Surveyor", Surveyor)
+    hvdkit_cli.main(["doctor", "-H", "node9:1", "-p", "2222", "-i", str(key), "--via", "ssh"])
+    line = lines[0]
+    assert line[line.index("-p") : line.index("-p") + 4] == ["-p", "2222", "-i", os.fspath(key)]
+    assert line.index("-i") < line.index("--") < line.index("node9")
