@@ -22,6 +22,7 @@ class TensorSpec:
     count: elements. place: a number for the memory it lies in (a device, say); tensors of one bucket share it.
     layout: how its elements are ordered, in any words; ranks must agree on it, since they add element by element.
     group: number of the tensors that none of it is to be sent without; None for a tensor that needs no other.
+    shape: its dimensions, the one whose elements are farthest apart in memory first; () where nobody asks.
     """
 
     name: str
@@ -30,11 +31,13 @@ class TensorSpec:
     place: int = 0
     layout: str = ""
     group: int | None = None
+    shape: tuple[int, ...] = ()
 
     def __str__(self) -> str:
+        shape = f" {'x'.join(map(str, self.shape))}" if len(self.shape) > 1 else ""
         place = f" place {self.place}" if self.place else ""
         group = f" group {self.group}" if self.group is not None else ""
-        return f"{self.name} {self.dtype}[{self.count}]{self.layout and ' '}{self.layout}{place}{group}"
+        return f"{self.name} {self.dtype}[{self.count}]{shape}{self.layout and ' '}{self.layout}{place}{group}"
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,8 @@ def plan_buckets(
     A tensor that does not fit into what is left of a bucket goes on in the next one. Each dtype, place and wire fills
     buckets of its own, and so does each group; a bucket's turn comes with the last tensor that it needs, so it never
     waits for a later one. A limit of 0 begins a bucket with every tensor, and cuts those above 4 MiB.
-    wires: of each tensor; those of one bucket share it.
+    wires: of each tensor; those of one bucket share it. With a coding of matrices tensors are not cut: one that does
+    not fit begins the next bucket, and one above the limit has a bucket of its own.
     """
     wires = wires or ["none"] * len(tensors)
     groups: dict[int, set[int]] = {}
@@ -133,7 +137,11 @@ def plan_buckets(
         while offset < tensor.count or not tensor.count:
             slots = filling.setdefault(kind, [])
             start = -(-slots[-1].stop // step) * step if slots else 0
-            taken = min(tensor.count - offset, room - start)
+            whole = not isinstance(kind[3], str) and kind[3].of_matrices
+            if whole and slots and start + tensor.count > room:
+                close(kind)
+                continue
+            taken = tensor.count if whole else min(tensor.count - offset, room - start)
             if taken > 0 or not tensor.count:
                 slots.append(Slot(index, start, start + taken, offset))
             offset += max(taken, 0)

@@ -29,9 +29,11 @@ from hvdkit.transport.base import (
     BucketSpec,
     Buffer,
     Elsewhere,
+    Matrix,
     Transport,
     make_buffer,
 )
+from hvdkit.transport.coding.low_rank import matrix_shape
 from hvdkit.transport.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -110,7 +112,7 @@ class PlannedReduction:
         engine: Engine | None = None,
         name: str = "",
     ) -> None:
-        wires = [options.wire_for(tensor.name, tensor.dtype) for tensor in tensors]
+        wires = [options.wire_for_tensor(tensor) for tensor in tensors]
         how = f"{depth} in flight, chunks of {chunk_bytes}, {algorithm} between hosts, {options}"
         check_agreement(transport, describe_plan(tensors, limit_bytes, how))
         self.buckets: tuple[Bucket, ...] = plan_buckets(tensors, limit_bytes, wires)
@@ -130,6 +132,7 @@ class PlannedReduction:
                     bucket.count - bucket.data_count,
                     chunk_bytes,
                     algorithm,
+                    _matrices(bucket, tensors),
                 )
                 for bucket in self.buckets
             ],
@@ -332,6 +335,13 @@ class PlannedReduction:
             self._thread.close()
         self._moving.close()
         self._data, self._present = [], []  # views of the memory, which stays mapped as long as one of them is left
+
+
+def _matrices(bucket: Bucket, tensors: Sequence[TensorSpec]) -> tuple[Matrix, ...]:
+    """The bucket's tensors as its coding sees them; none for a coding of numbers."""
+    if isinstance(bucket.wire, str) or not bucket.wire.of_matrices:
+        return ()
+    return tuple(Matrix(slot.start, *matrix_shape(tensors[slot.tensor].shape)) for slot in bucket.slots)
 
 
 def _wire_bytes(bucket: Bucket) -> int:

@@ -83,7 +83,7 @@ def open_reduction(
         return reopen(first)
     how = f"autotune {config.searches} in {config.autotune_steps} steps, tuned {bool(config.tuned)}, {options}"
     check_agreement(group.transport, describe_plan(tensors, first.fusion_bytes, how))
-    if any(not isinstance(options.wire_for(tensor.name, tensor.dtype), str) for tensor in tensors):
+    if any(not isinstance(options.wire_for_tensor(tensor), str) for tensor in tensors):
         _tell(group, "%s keeps its settings: what a coding has not sent yet belongs to a bucket.", name)
         return reopen(first)
     key = Key(
@@ -124,7 +124,7 @@ def _algorithms(
 ) -> Sequence[str]:
     """What may be tried between hosts; rank 0's word, since ranks that reduce no shard know of no wire. Collective."""
     between = group.transport.between
-    wires = {(options.wire_for(tensor.name, tensor.dtype), tensor.dtype) for tensor in tensors}
+    wires = {(options.wire_for_tensor(tensor), tensor.dtype) for tensor in tensors}
     dtypes = [dtype if wire == "none" else str(wire) for wire, dtype in wires]
     sent = settings.fusion_bytes // group.transport.local_ranks
     mine = ["auto"] if between is None else between.worth_trying(dtypes, sent)

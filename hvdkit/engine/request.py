@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hvdkit.engine.buckets import TensorSpec
 from hvdkit.engine.compression import Policy, Wire, wire_of_gradients
 from hvdkit.engine.reduce_op import Average, Sum
 
@@ -44,6 +45,11 @@ class ReduceOptions:
         if dtype not in ("float32", "float64"):
             return "none"
         return self.wire.wire_for(name) if isinstance(self.wire, Policy) else self.wire
+
+    def wire_for_tensor(self, tensor: TensorSpec) -> Wire:
+        """As wire_for; a tensor whose shape the coding does not code is sent as it is."""
+        wire = self.wire_for(tensor.name, tensor.dtype)
+        return wire if isinstance(wire, str) or wire.codes(tensor.shape) else "none"
 
     def __str__(self) -> str:
         what = "average" if self.average else "sum"

@@ -100,7 +100,7 @@ class _Gradients:
         return ArrayPlan(
             self._settings.group,
             [
-                TensorSpec(name, array.size, array.dtype.name, 0, "x".join(map(str, array.shape)))
+                TensorSpec(name, array.size, array.dtype.name, shape=array.shape)
                 for name, array in zip(self._names, arrays, strict=True)
             ],
             options=self._settings.options,

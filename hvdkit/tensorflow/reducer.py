@@ -126,7 +126,7 @@ class GradientReducer:
         elif specs:
             self._plan = ArrayPlan(
                 group,
-                [TensorSpec(one.name, _count(one.shape), one.dtype) for one in specs],
+                [TensorSpec(one.name, _count(one.shape), one.dtype, shape=tuple(one.shape)) for one in specs],
                 options=self._options,
                 compute_threads=tf.config.threading.get_intra_op_parallelism_threads(),
                 statistics=self.statistics,

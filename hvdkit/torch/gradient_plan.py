@@ -14,7 +14,7 @@ from hvdkit.engine.reduction import Reduction, open_reduction
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.runtime import Runtime
 from hvdkit.torch import staging
-from hvdkit.torch.layout import Named, layout_of, strides_of
+from hvdkit.torch.layout import Named, layout_of, shape_of, strides_of
 from hvdkit.torch.tensors import as_buffer, as_tensor, dtype_name
 from hvdkit.transport.base import Buffer, Elsewhere
 
@@ -96,7 +96,13 @@ class GradientPlan:
             name,
             [
                 TensorSpec(
-                    word, one.numel(), dtype_name(one), devices.index(one.device), layout_of(one), groups.get(id(one))
+                    word,
+                    one.numel(),
+                    dtype_name(one),
+                    devices.index(one.device),
+                    layout_of(one),
+                    groups.get(id(one)),
+                    shape_of(one),
                 )
                 for word, one in named
             ],

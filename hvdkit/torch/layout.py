@@ -19,6 +19,12 @@ def layout_of(parameter: torch.Tensor) -> str:
     return ""
 
 
+def shape_of(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The sizes of a dense tensor of the parameter's layout, those with the largest strides first."""
+    strides = strides_of(parameter)
+    return tuple(parameter.shape[at] for at in sorted(range(parameter.dim()), key=lambda at: -strides[at]))
+
+
 def strides_of(parameter: torch.Tensor) -> tuple[int, ...]:
     """The strides of a dense tensor of the parameter's layout."""
     if parameter.is_contiguous() or layout_of(parameter):

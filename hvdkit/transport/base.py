@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,13 +148,22 @@ class Arithmetic(Protocol):
 CHUNK_BYTES = 512 * 1024
 
 
+class Matrix(NamedTuple):
+    """A tensor of a bucket as a matrix, row by row; start: the element of the bucket that is its first."""
+
+    start: int
+    rows: int
+    columns: int
+
+
 @dataclass(frozen=True)
 class BucketSpec:
     """One bucket of an agreed plan, the same on all ranks.
 
     count: elements. prescale: factor on each node's sum, before the wire. postscale: factor on the result.
     wire: dtype between hosts, "none" for the bucket's own; or a coding, which leaves the last `exact` elements as they
-    are. chunk_bytes: that a rank sums and hands out at a time, where ranks share memory. algorithm: between hosts, see
+    are. matrices: the tensors before those, in rising order, where the coding is one of matrices.
+    chunk_bytes: that a rank sums and hands out at a time, where ranks share memory. algorithm: between hosts, see
     BetweenHosts; that of the transport if it is "auto". Raises TypeError as check_reduction does.
     """
 
@@ -167,6 +176,7 @@ class BucketSpec:
     exact: int = 0
     chunk_bytes: int = CHUNK_BYTES
     algorithm: str = "auto"
+    matrices: tuple[Matrix, ...] = ()
 
     def __post_init__(self) -> None:
         check_reduction(self.dtype, self.op, "a bucket")
@@ -258,10 +268,11 @@ def whole(memory: Buffer, own: tuple[int, int], elsewhere: Sequence[Elsewhere]) 
     return found
 
 
-def plan_depth(specs: Sequence[BucketSpec], depth: int | None) -> tuple[int, int]:
-    """How many pieces of memory the buckets share, and the bytes of each; as many as there are buckets if None."""
+def plan_memory(specs: Sequence[BucketSpec], depth: int | None) -> list[int]:
+    """The bytes of each piece of memory that the buckets take in turn: `depth` pieces, or one a bucket if None."""
     sizes = [spec.count * STORAGE[spec.dtype].itemsize for spec in specs]
-    return min(depth or len(specs), len(specs)), max(sizes)
+    pieces = min(depth or len(specs), len(specs))
+    return [max(sizes[turn::pieces]) for turn in range(pieces)]
 
 
 class Transport(Protocol):

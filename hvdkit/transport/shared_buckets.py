@@ -38,7 +38,7 @@ from hvdkit.transport.base import (
     Elsewhere,
     Transport,
     make_buffer,
-    plan_depth,
+    plan_memory,
     see_as,
     whole,
 )
@@ -50,11 +50,19 @@ from hvdkit.transport.segment import open_segment
 _ALIGN = 64  # bytes: a cache line
 
 
-def plan_shards(count: int, shards: int, itemsize: int) -> list[tuple[int, int]]:
-    """Split `count` elements into `shards` ranges that begin at cache lines; the last ones may be empty."""
-    step = _ALIGN // itemsize
-    lines = -(-count // step)
-    edges = [min(count, (lines * shard // shards) * step) for shard in range(shards)] + [count]
+def plan_shards(spec: BucketSpec, shards: int) -> list[tuple[int, int]]:
+    """Split the elements of a bucket into `shards` ranges that begin at cache lines; some may be empty.
+
+    Where matrices are coded, ranges begin with one, as near to equal parts as that allows.
+    """
+    count = spec.count
+    if spec.matrices:
+        cuts = [0, *(matrix.start for matrix in spec.matrices[1:]), count]
+        edges = [min(cuts, key=lambda cut: abs(cut * shards - count * shard)) for shard in range(shards)] + [count]
+    else:
+        step = _ALIGN // STORAGE[spec.dtype].itemsize
+        lines = -(-count // step)
+        edges = [min(count, (lines * shard // shards) * step) for shard in range(shards)] + [count]
     return list(itertools.pairwise(edges))
 
 
@@ -107,10 +115,10 @@ class SharedBuckets(SteppedBuckets):
         self._arithmetic = arithmetic
         self._crossing = crossing
         self._rank, self._shards = group.rank, shards
-        self.depth, largest = plan_depth(specs, depth)
-        size = _padded(largest)
+        sizes = [_padded(nbytes) for nbytes in plan_memory(specs, depth)]
+        self.depth = len(sizes)
         flags = flag_bytes(group.size, len(specs))
-        area = size * self.depth
+        area = sum(sizes)
         # ready | reduced | memory of rank 0 | memory of rank 1 | ...
         start = 2 * flags
         self._segment = open_segment(group, [start + area] + [area] * (group.size - 1), directory)
@@ -121,7 +129,8 @@ class SharedBuckets(SteppedBuckets):
         areas = [start + rank * area for rank in range(group.size)]
         #: Of each of the `depth` pieces: each rank's memory.
         self._raw: list[list[NDArray[np.uint8]]] = [
-            [memory[at + turn * size : at + (turn + 1) * size] for at in areas] for turn in range(self.depth)
+            [memory[at + first : at + last] for at in areas]
+            for first, last in itertools.pairwise([0, *itertools.accumulate(sizes)])
         ]
         self._layouts = [self._lay_out(index, spec) for index, spec in enumerate(specs)]
         self.sent_bytes = sum(
@@ -130,8 +139,11 @@ class SharedBuckets(SteppedBuckets):
         self._show_layouts()
 
     def _lay_out(self, index: int, spec: BucketSpec) -> _Layout:
-        ranges = plan_shards(spec.count, self._shards, STORAGE[spec.dtype].itemsize)
-        own = ranges[self._rank] if self._rank < self._shards else (0, 0)
+        # Ranges between matrices are uneven, so ranks take turns with them from bucket to bucket.
+        turn = index if spec.matrices else 0
+        own = (0, 0)
+        if self._rank < self._shards:
+            own = plan_shards(spec, self._shards)[(self._rank + turn) % self._shards]
         views = tuple(see_as(raw, spec) for raw in self._raw[index % self.depth])
         partial = make_buffer(own[1] - own[0], spec.dtype) if self._crossing and own[1] > own[0] else None
         coder = None if partial is None else open_coder(spec, own)

@@ -14,7 +14,7 @@ from hvdkit.transport.base import (
     Elsewhere,
     Reached,
     nothing,
-    plan_depth,
+    plan_memory,
     see_as,
 )
 from hvdkit.transport.between import BetweenHosts
@@ -88,8 +88,8 @@ class WireBuckets(SteppedBuckets):
         crossing.between.check(specs)
         self._specs = list(specs)
         self._crossing = crossing
-        self.depth, nbytes = plan_depth(specs, depth)
-        pieces = [np.empty(nbytes, np.uint8) for _ in range(self.depth)]
+        pieces = [np.empty(nbytes, np.uint8) for nbytes in plan_memory(specs, depth)]
+        self.depth = len(pieces)
         self.memory = [see_as(pieces[at % self.depth], spec) for at, spec in enumerate(specs)]
         self.own = [(0, 0)] * len(specs)
         self._coders = [open_coder(spec, (0, spec.count)) for spec in specs]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hvdkit.engine.horovod.binding import Pending
-from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Elsewhere, make_buffer, plan_depth, see_as
+from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Elsewhere, make_buffer, plan_memory, see_as
 from hvdkit.transport.waiting import Waiting
 
 
@@ -26,8 +26,8 @@ class HorovodBuckets:
         start: Callable[[int, Any, BucketSpec], Pending],
         arithmetic: Arithmetic,
     ) -> None:
-        self.depth, size = plan_depth(specs, depth)
-        pieces = [np.zeros(size, np.uint8) for _ in range(self.depth)]
+        pieces = [np.zeros(size, np.uint8) for size in plan_memory(specs, depth)]
+        self.depth = len(pieces)
         self.memory: Sequence[Buffer] = [see_as(pieces[at % self.depth], spec) for at, spec in enumerate(specs)]
         self.own: Sequence[tuple[int, int]] = [(0, 0)] * len(specs)
         self._specs, self._start, self._arithmetic = specs, start, arithmetic

@@ -7,13 +7,13 @@ et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", 2
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.base import STORAGE, Array, BucketSpec, Buffer
+from hvdkit.transport.base import STORAGE, Array, BucketSpec, Buffer, Matrix
 from hvdkit.transport.steps import reduce_steps
 from hvdkit.transport.wire import Wire
 
@@ -37,10 +37,22 @@ class Coder(Protocol):
 
 @runtime_checkable
 class Coding(Protocol):
-    """How numbers are coded. Equal on all ranks, and hashable: a part of the plan that ranks agree on."""
+    """How numbers are coded. Equal on all ranks, and hashable: a part of the plan that ranks agree on.
 
-    def open(self, count: int, exact: int, dtype: str) -> Coder:
-        """The coder of `count` numbers, float32 or float64, followed by `exact` ones to be sent as they are."""
+    of_matrices: needs whole tensors, each seen as a matrix, so buckets and shards are cut between tensors.
+    """
+
+    @property
+    def of_matrices(self) -> bool: ...  # noqa: D102
+
+    def codes(self, shape: Sequence[int]) -> bool:
+        """Is a tensor of this shape coded? Else it is sent as it is, in an uncoded bucket."""
+
+    def open(self, count: int, exact: int, dtype: str, matrices: Sequence[Matrix] = ()) -> Coder:
+        """The coder of `count` numbers, float32 or float64, followed by `exact` ones to be sent as they are.
+
+        matrices: among the `count` numbers, where `of_matrices`; what lies between them is not sent.
+        """
 
 
 def open_coder(spec: BucketSpec, own: tuple[int, int]) -> Coder | None:
@@ -50,7 +62,8 @@ def open_coder(spec: BucketSpec, own: tuple[int, int]) -> Coder | None:
     coded = min(spec.count - spec.exact, own[1]) - own[0]
     if coded <= 0:
         return None
-    return spec.wire.open(coded, own[1] - own[0] - coded, spec.dtype)
+    matrices = [one._replace(start=one.start - own[0]) for one in spec.matrices if own[0] <= one.start < own[1]]
+    return spec.wire.open(coded, own[1] - own[0] - coded, spec.dtype, matrices)
 
 
 def sent_bytes(spec: BucketSpec, coder: Coder | None, numbers: Buffer) -> int:

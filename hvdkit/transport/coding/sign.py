@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from hvdkit.transport.base import Array
+from hvdkit.transport.base import Array, Matrix
 from hvdkit.transport.coding.gathered import Bytes, GatheredCoder
 
 _BLOCK = 1024  # numbers that share a magnitude
@@ -20,7 +22,13 @@ class Sign:
     Gradient Descent", 2014).
     """
 
-    def open(self, count: int, exact: int, dtype: str) -> SignCoder:
+    of_matrices: ClassVar[bool] = False
+
+    def codes(self, shape: Sequence[int]) -> bool:
+        """See Coding.codes."""
+        return True
+
+    def open(self, count: int, exact: int, dtype: str, matrices: Sequence[Matrix] = ()) -> SignCoder:
         """See Coding.open."""
         return SignCoder(count, exact, dtype)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from hvdkit.transport.base import Array
+from hvdkit.transport.base import Array, Matrix
 from hvdkit.transport.coding.gathered import Bytes, GatheredCoder
 
 
@@ -18,13 +20,18 @@ class TopK:
     with Memory", 2018). For gradients of which most are nearly zero, as an embedding's.
     """
 
+    of_matrices: ClassVar[bool] = False
     ratio: float = 0.01
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
             raise ValueError(f"TopK({self.ratio!r}): the ratio is a part of all numbers, above 0 and at most 1.")
 
-    def open(self, count: int, exact: int, dtype: str) -> TopKCoder:
+    def codes(self, shape: Sequence[int]) -> bool:
+        """See Coding.codes."""
+        return True
+
+    def open(self, count: int, exact: int, dtype: str, matrices: Sequence[Matrix] = ()) -> TopKCoder:
         """See Coding.open."""
         return TopKCoder(count, exact, dtype, max(1, round(self.ratio * count)))
 
