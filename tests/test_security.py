@@ -11,14 +11,16 @@ import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hvdrun_job import HVDRUN, SLEEP, descendants, environment, read_pids, started
 
+from hvdkit.handshake import Session, connect
 from hvdkit.launch.agent import wire
 from hvdkit.launch.control import Control
 from hvdkit.launch.folders import find_jobs
@@ -169,63 +171,61 @@ def test_on_one_host_nothing_of_ours_listens_on_a_network_and_files_are_private(
         os.umask(before)
 
 
-SECRET = "the job's"
+Frames = Callable[[Session], bytes]
 
 
-async def _shown(*frames: bytes, secret: str = SECRET) -> tuple[bytes, dict[int, str]]:
-    """What hvdrun answers to somebody who shakes hands with a secret and sends frames; and the ranks that it knows."""
+async def _shown(build: Frames, *, secret: bytes = b"") -> tuple[bytes, dict[int, str]]:
+    """What hvdrun answers to rank 0 that shakes hands with a secret and sends frames; and the ranks that it knows.
+
+    secret: the job's if left out. The answer is without the handshake's.
+    """
     ranks = Ranks(2)
     control = Control(ranks, lambda *_: None, lambda: None, lambda *_: None)
     await control.open(["127.0.0.1"], "")
-    control._secret = SECRET
     port = int(control.variables["HVDKIT_CONTROL"].split(":")[1])
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    theirs, mine = await reader.readexactly(wire.NONCE_BYTES), os.urandom(wire.NONCE_BYTES)
-    writer.write(mine + wire.sign(secret, b"agent", theirs, mine))
-    for frame in frames:
-        writer.write(frame)
-    with contextlib.suppress(ConnectionError):
-        writer.write_eof()
-    answer = b""
-    with contextlib.suppress(ConnectionError):
-        answer = await asyncio.wait_for(reader.read(), 5)
-    writer.close()
+    secret = secret or control.variables["HVDKIT_CONTROL_SECRET"].encode()
+
+    def speak() -> bytes:
+        answer = b""
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection, contextlib.suppress(OSError):
+            connection.sendall(build(connect(connection, secret, wire.PURPOSE)))
+            connection.shutdown(socket.SHUT_WR)
+            while piece := connection.recv(1 << 16):
+                answer += piece
+        return answer
+
+    answer = await asyncio.to_thread(speak)
     known = dict(ranks.hosts)
     await control.close()
     return answer, known
-
-
-def frame(kind: bytes, payload: bytes) -> bytes:
-    return wire.HEADER.pack(kind, len(payload)) + payload
 
 
 HELLO = json.dumps({"rank": 0, "size": 2, "host": "n1"}).encode()
 
 
 def test_only_who_knows_the_secret_is_heard() -> None:
-    answer, known = asyncio.run(_shown(frame(wire.HELLO, HELLO)))
-    assert len(answer) == wire.NONCE_BYTES and known == {0: "n1"}
-    answer, known = asyncio.run(_shown(frame(wire.HELLO, HELLO), secret="another"))
-    assert (answer, known) == (b"", {})
+    assert asyncio.run(_shown(lambda session: session.seal(wire.HELLO, HELLO))) == (b"", {0: "n1"})
+    stranger = asyncio.run(_shown(lambda session: session.seal(wire.HELLO, HELLO), secret=b"another"))
+    assert stranger == (b"", {})
 
 
 @pytest.mark.parametrize(
-    "sent",
+    ("kind", "payload"),
     [
-        wire.HEADER.pack(wire.HELLO, 2**32 - 1),
-        frame(wire.HELLO, b"[" * 100_000),
-        frame(wire.HELLO, b"[1]"),
-        frame(wire.HELLO, b'{"rank": [], "size": 2, "host": "x"}'),
-        frame(wire.HELLO, b'{"rank": -1, "size": 2, "host": "x"}'),
-        frame(wire.HELLO, b"\xff"),
-        frame(wire.PULSE, b"x"),
-        frame(b"?", b""),
+        (wire.HELLO, b"[" * 100_000),
+        (wire.HELLO, b"[1]"),
+        (wire.HELLO, b'{"rank": [], "size": 2, "host": "x"}'),
+        (wire.HELLO, b'{"rank": -1, "size": 2, "host": "x"}'),
+        (wire.HELLO, b'{"rank": 1, "size": 2, "host": "x"}'),  # whose handshake was rank 0's
+        (wire.HELLO, b"\xff"),
+        (wire.PULSE, b"x"),
+        (b"?", b""),
     ],
 )
 def test_what_no_agent_sends_ends_the_connection_and_nothing_else(
-    sent: bytes, caplog: pytest.LogCaptureFixture
+    kind: bytes, payload: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, known = asyncio.run(_shown(sent))
+    _, known = asyncio.run(_shown(lambda session: session.seal(kind, payload)))
     assert known == {}
     assert "never retrieved" not in caplog.text
 

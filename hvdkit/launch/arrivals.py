@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hvdkit.errors import LaunchError
 from hvdkit.launch.affinity import plan_cores
+from hvdkit.launch.agent.orders import find_unplanned
 from hvdkit.launch.network import Connection, choose_network, parse_interfaces, plan_network_variables
 from hvdkit.launch.preflight import Machine, parse_machine
 
@@ -122,7 +124,7 @@ def plan_orders(
     cores: dict[int, Any] = {}
     for host in counts:
         cores.update(plan_cores({r: one.machine.allowed for r, one in arrivals.items() if one.host == host}, bind))
-    told = {
+    told: dict[int, dict[str, Any]] = {
         rank: {
             "window": window if rank == 0 else None,
             "local_size": counts[arrival.host],
@@ -132,6 +134,9 @@ def plan_orders(
         }
         for rank, arrival in arrivals.items()
     }
+    unplanned = find_unplanned(name for each in told.values() for name in each["variables"])
+    if unplanned:
+        raise LaunchError(f"{', '.join(unplanned)} would be refused by the agents: agent/orders.py has to list them.")
     return Orders(told, why)
 
 

@@ -3,42 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hmac
 import json
 import os
-import resource
 import secrets
-import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hvdkit.handshake import AuthenticationError
 from hvdkit.launch.agent import wire
 from hvdkit.launch.arrivals import Arrival, check_arrival, parse_arrival
+from hvdkit.launch.authenticated_server import HANDSHAKES, AuthenticatedServer, Channel, raise_file_limit, time_limit
 from hvdkit.launch.ranks import Ranks
 from hvdkit.launch.reports import parse_end, parse_report, parse_start
 
-_HANDSHAKE_S = 20.0
-_LARGEST_FRAME = 64 << 20
-_OTHER_FILES = 128  # beside two connections of each rank
-_BACKLOG = 4096  # ranks come all at once, and one that is turned away tries again after a second, then after three
+_FIRST_FRAME_S = 20.0
 
 
 @dataclass
 class Control:
     """Listens for the agents, keeps `ranks` up to date and hands their output on.
 
-    Jobs on one host meet at a Unix socket in the job's folder. Others meet over TCP, where both sides prove with a
-    secret of this job that they belong to it; output is not encrypted.
+    Jobs on one host meet at a Unix socket in the job's folder, where the job's secret is too. Others meet over TCP, and
+    have the secret from their environment. Both sides prove it, and each frame bears a code that only they can make;
+    output is not encrypted.
 
     write: takes (rank, is it stderr, data).
     changed: called after every arrival, start, end or loss.
     heard: takes (rank, what its agent answers to an inquiry).
     arrivals: what each agent has said of itself; it waits for `release`.
     problem: why an agent was turned away, as a sentence; "" if none was.
-    elastic: ranks may come later, which other ranks have started.
+    elastic: ranks may come later, which other ranks have started. restore_files: for child processes, see
+    raise_file_limit.
     """
 
     ranks: Ranks
@@ -46,14 +43,13 @@ class Control:
     changed: Callable[[], None]
     heard: Callable[[int, bytes], None]
     variables: dict[str, str] = field(default_factory=dict)
-    connected: dict[int, asyncio.StreamWriter] = field(default_factory=dict)
+    connected: dict[int, Channel] = field(default_factory=dict)
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     problem: str = ""
     elastic: bool = False
+    restore_files: Callable[[], None] | None = None
     _ending: bool = False
-    _secret: str = ""
-    _server: asyncio.Server | None = None
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _server: AuthenticatedServer | None = None
 
     async def open(self, addresses: Iterable[str], folder: str) -> None:
         """Begin to listen; `variables` then tell the agents where.
@@ -61,28 +57,32 @@ class Control:
         addresses: this machine's, as other hosts reach it; () if all ranks are on this host.
         folder: the job's, which nobody else can open.
         """
-        if not addresses:
+        secret, processes = secrets.token_hex(32), 2 * self.ranks.size
+        self._server = AuthenticatedServer(secret.encode(), wire.PURPOSE, self._serve, processes)
+        addresses = tuple(addresses)
+        if addresses:
+            self.restore_files = raise_file_limit(processes + max(HANDSHAKES, processes))
+            port = self._server.listen_tcp(addresses)
+            self.variables = {
+                "HVDKIT_CONTROL": f"tcp:{port}:{','.join(addresses)}",
+                "HVDKIT_CONTROL_SECRET": secret,
+            }
+        else:
+            file = os.open(os.path.join(folder, wire.SECRET), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(file, "w") as target:
+                target.write(secret)
             path = os.path.join(folder, wire.CONTROL)
-            self._server = await asyncio.start_unix_server(self._serve, path, backlog=_BACKLOG)
+            self._server.listen_unix(path)
             self.variables = {"HVDKIT_CONTROL": f"unix:{path}"}
-            return
-        _make_room(2 * self.ranks.size + _OTHER_FILES)
-        self._secret = secrets.token_hex(32)
-        self._server = await asyncio.start_server(self._serve, sock=_listen(), backlog=_BACKLOG)
-        port = self._server.sockets[0].getsockname()[1]
-        self.variables = {
-            "HVDKIT_CONTROL": f"tcp:{port}:{','.join(addresses)}",
-            "HVDKIT_CONTROL_SECRET": self._secret,
-        }
+        self._server.start()
 
     async def close(self) -> None:
         """Stop listening and drop every agent; one that is still there ends its rank."""
         self._ending = True
         if self._server is not None:
-            self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._server.close()
+        if self.restore_files is not None:
+            self.restore_files()
 
     def release(self, orders: Mapping[int, Mapping[str, Any]]) -> None:
         """Let the ranks start their commands. orders: by rank."""
@@ -97,9 +97,9 @@ class Control:
 
     def send(self, rank: int, kind: bytes, payload: bytes = b"") -> None:
         """Send a rank's agent one frame; one that has gone is left alone."""
-        writer = self.connected.get(rank)
-        if writer is not None and not writer.is_closing():
-            writer.write(wire.HEADER.pack(kind, len(payload)) + payload)
+        channel = self.connected.get(rank)
+        if channel is not None:
+            channel.send(kind, payload)
 
     def send_all(self, kind: bytes, payload: bytes = b"") -> list[int]:
         """Send every agent one frame; returns their ranks."""
@@ -107,67 +107,55 @@ class Control:
             self.send(rank, kind, payload)
         return sorted(self.connected)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    async def _serve(self, channel: Channel) -> None:
         rank = None
-        if self._secret:
-            wire.keep_alive(writer.get_extra_info("socket"))
         try:
-            async with _time_limit(_HANDSHAKE_S):
-                if self._secret and not await self._shake_hands(reader, writer):
-                    return
-                kind, payload = await _read_frame(reader)
+            async with time_limit(_FIRST_FRAME_S):
+                kind, payload = await channel.read()
             if kind == wire.PULSE:
-                await self._feel(int(payload), reader)
+                await self._feel(channel)
                 return
-            rank = self._greet(kind, payload, writer)
+            rank = self._greet(kind, payload, channel)
             while rank is not None:
-                self._take(rank, *await _read_frame(reader))
+                self._take(rank, *await channel.read())
+        except AuthenticationError as error:
+            if rank is not None:
+                self.ranks.suspect(rank, str(error))
         except (OSError, EOFError, ValueError, struct.error, asyncio.TimeoutError, asyncio.CancelledError):
             pass  # not an agent, or one that went away, or the end: a rank without an end is seen as lost below
         finally:
-            self._tasks.discard(task)
-            writer.close()
             if rank is not None:
                 del self.connected[rank]
                 self.ranks.lose(rank)
                 self.changed()
 
-    async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        mine = os.urandom(wire.NONCE_BYTES)
-        writer.write(mine)
-        theirs = await reader.readexactly(wire.NONCE_BYTES)
-        proof = await reader.readexactly(wire.NONCE_BYTES)
-        if not hmac.compare_digest(proof, wire.sign(self._secret, b"agent", mine, theirs)):
-            return False
-        writer.write(wire.sign(self._secret, b"hvdrun", theirs, mine))
-        return True
-
-    async def _feel(self, rank: int, reader: asyncio.StreamReader) -> None:
+    async def _feel(self, channel: Channel) -> None:
         """Drop a rank whose host has fallen silent; an agent that merely ends is left to say so itself."""
         try:
-            await reader.read()
+            await channel.read()
+        except EOFError:
+            pass
         except OSError as error:
-            if not isinstance(error, ConnectionError):
-                self.ranks.fall_silent(rank)
-            writer = self.connected.get(rank)
-            if writer is not None:
-                writer.transport.abort()
+            if isinstance(error, AuthenticationError):
+                self.ranks.suspect(channel.rank, str(error))
+            elif not isinstance(error, ConnectionError):
+                self.ranks.fall_silent(channel.rank)
+            connected = self.connected.get(channel.rank)
+            if connected is not None:
+                connected.abort()
 
-    def _greet(self, kind: bytes, payload: bytes, writer: asyncio.StreamWriter) -> int | None:
+    def _greet(self, kind: bytes, payload: bytes, channel: Channel) -> int | None:
         if kind != wire.HELLO or self._ending:
             return None
         arrival = parse_arrival(parse_report(payload))
         problem = check_arrival(arrival, self.ranks.size, self.ranks.hosts)
-        if arrival.joins and not self.elastic:
+        if arrival.rank != channel.rank or (arrival.joins and not self.elastic):
             return None
         if problem:
             self.problem = self.problem or problem
             self.changed()
             return None
-        self.connected[arrival.rank] = writer
+        self.connected[arrival.rank] = channel
         self.arrivals[arrival.rank] = arrival
         self.ranks.hosts[arrival.rank] = arrival.host
         self.changed()
@@ -192,48 +180,3 @@ class Control:
             if self._ending:
                 self.send(rank, wire.BYE)
             self.changed()
-
-
-async def _read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    kind, length = wire.HEADER.unpack(await reader.readexactly(wire.HEADER.size))
-    if length > _LARGEST_FRAME:
-        raise ValueError("not a frame")
-    return kind, await reader.readexactly(length)
-
-
-def _make_room(files: int) -> None:
-    """Let this process have so many files open, as far as the system's administrator does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if resource.RLIM_INFINITY != soft < files:
-        wanted = files if hard == resource.RLIM_INFINITY else min(files, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _listen() -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
-    return socket.create_server(("", 0), backlog=_BACKLOG)
-
-
-@contextlib.asynccontextmanager
-async def _time_limit(seconds: float) -> AsyncIterator[None]:
-    """asyncio.timeout, which Python 3.10 has not."""
-    task = asyncio.current_task()
-    assert task is not None
-    expired = False
-
-    def expire() -> None:
-        nonlocal expired
-        expired = True
-        task.cancel()
-
-    timer = asyncio.get_running_loop().call_later(seconds, expire)
-    try:
-        yield
-    except asyncio.CancelledError:
-        if expired:
-            raise asyncio.TimeoutError from None
-        raise
-    finally:
-        timer.cancel()

@@ -80,7 +80,7 @@ class Ranks:
     outlived: how many the others went on without. past: ranks with a smaller number that are not ready are not waited
     for. stopped, changing: since when a rank is paused, and since when it is on its way to other ranks. gone: those
     outlived whose agents were lost, and their hosts. kept: something of the training is on a disk. coming: those that
-    wait in hvd.init().
+    wait in hvd.init(). suspected: what was wrong with what came over the connections of ranks, which ended these.
     """
 
     size: int
@@ -99,6 +99,7 @@ class Ranks:
     gone: dict[int, str] = field(default_factory=dict)
     kept: bool = False
     coming: ComingRanks = field(default_factory=ComingRanks)
+    suspected: dict[int, str] = field(default_factory=dict)
     expected: set[int] = field(init=False)
     _arrival: dict[int, float] = field(default_factory=dict)
 
@@ -143,6 +144,7 @@ class Ranks:
             self.gone[rank] = self.hosts[rank]
         self.coming.forget(rank)
         books = (self.hosts, self.started, self.ended, self.paused, self.stopped, self.changing, self._arrival)
+        self.suspected.pop(rank, None)
         for book in books:
             book.pop(rank, None)
         self.changing = dict.fromkeys(self.changing, time.monotonic())  # who have now one less to wait for
@@ -174,6 +176,11 @@ class Ranks:
         if rank in self.expected and rank not in self.ended:
             self.lost.append(rank)
             self._arrival[rank] = time.monotonic()
+
+    def suspect(self, rank: int, problem: str) -> None:
+        """Note that a rank's connection is ended because what came over it was not its agent's."""
+        if rank in self.expected and rank not in self.ended:
+            self.suspected.setdefault(rank, problem)
 
     def fall_silent(self, *ranks: int) -> None:
         """Note ranks of which nothing more is heard, though their connection has not been closed."""
@@ -259,6 +266,11 @@ def describe_loss(ranks: Ranks, rank: int) -> str:
     """Say which rank failed or was lost, and how."""
     end = ranks.ended.get(rank)
     place = f"rank {rank} on {ranks.hosts[rank]}"
+    if rank in ranks.suspected:
+        return (
+            f"{place} was lost: {ranks.suspected[rank]}. Somebody between its host and this one may be reading and "
+            "writing there"
+        )
     return (
         f"{place} was lost: its agent, or its host, is gone"
         if end is None

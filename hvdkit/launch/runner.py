@@ -163,6 +163,7 @@ class Runner:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=self._control.restore_files,
         )
         guard.watch(process.pid)
         self._mpirun = process.pid

@@ -75,6 +75,9 @@ def judge(
         there = ", ".join(dict.fromkeys(ranks.hosts[rank] for rank in sorted(ranks.hosts))) or "none"
         what = f"{_name(missing)} of {ranks.size} had not started after {late_s:g} s; hosts with ranks: {there}."
         return Verdict(2, (what,), show_launcher=True, how=How.ABSENT)
+    if ranks.suspected:
+        lines = tuple(f"{describe_loss(ranks, rank)}." for rank in sorted(ranks.suspected))
+        return Verdict(code or 1, lines, show_launcher=True, how=How.DIED)
     if ranks.cut_off and not missing:
         return Verdict(code or 1, (_tell_cut_off(ranks, logs),), show_launcher=True, how=How.DIED)
     only_lost = bool(ranks.lost) and not any(end.failed for end in ranks.ended.values())

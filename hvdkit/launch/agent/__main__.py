@@ -4,7 +4,11 @@ import importlib
 import os
 import sys
 
-# Run by path, this folder is no package yet. Make it the package `agent`: that way hvdkit itself is not imported.
-sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# Run by path, this folder is no package yet. Its parents become packages without their code being run, so that nothing
+# of hvdkit is imported but this folder and hvdkit/handshake.py.
+folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+for name, path in (("hvdkit", os.path.dirname(folder)), ("hvdkit.launch", folder)):
+    sys.modules[name] = type(sys)(name)
+    sys.modules[name].__path__ = [path]
 
-sys.exit(importlib.import_module("agent.main").main(sys.argv[1:]))
+sys.exit(importlib.import_module("hvdkit.launch.agent.main").main(sys.argv[1:]))

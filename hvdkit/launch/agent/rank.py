@@ -19,6 +19,7 @@ from .binding import Share, allowed_cpus, bind, plan_share
 from .guard import Guard
 from .interfaces import has_fabric, read_interfaces
 from .machine import look_around
+from .orders import read_orders
 from .place import Place, adapt_environment, may_be_outlived, name_process, plan_elastic_variables
 from .prefix import Prefixer
 from .stacks import StackTaker
@@ -137,11 +138,9 @@ class Agent:
         """Say who and where this is, and wait until hvdrun has heard it from all ranks; returns its orders."""
         if self.control is None:
             return {}
-        hello: dict[str, Any] = {"rank": self.place.rank, "size": self.place.size, "host": self.place.host}
-        if self.place.joins:
-            hello["joins"] = True
-        hello["process"] = name_process(environ)
-        hello["machine"] = look_around(environ)
+        place = self.place
+        hello: dict[str, Any] = {"rank": place.rank, "size": place.size, "host": place.host, "joins": place.joins}
+        hello.update(process=name_process(environ), machine=look_around(environ))
         if self.control.address:
             hello.update(address=self.control.address, interfaces=read_interfaces(), fabric=has_fabric())
         self.control.send(HELLO, json.dumps(hello).encode())
@@ -153,8 +152,7 @@ class Agent:
                 raise
             for kind, payload in frames:
                 if kind == GO:
-                    orders: dict[str, Any] = json.loads(payload)
-                    return orders
+                    return read_orders(payload)
                 raise Gone("hvdrun is ending the job")
 
     def _start(
@@ -280,8 +278,8 @@ class Agent:
         assert self.control is not None and self.child is not None
         try:
             frames = self.control.receive()
-        except Gone:
-            self._lose_control()
+        except Gone as error:
+            self._lose_control(str(error))
             return
         for kind, payload in frames:
             number = signal.Signals(int(payload)) if kind == SIGNAL else None
@@ -308,7 +306,10 @@ class Agent:
                 self.asked.remove((question, taker))
                 self._send(DOING, json.dumps({"question": int(question), "processes": found}).encode())
 
-    def _lose_control(self) -> None:
+    def _lose_control(self, why: str = "") -> None:
+        if why:
+            with contextlib.suppress(OSError):
+                write_all(2, self.prefix + f"hvdkit: has lost hvdrun: {why}.\n".encode())
         if self.control is not None:
             self.control.clean_up()
         self.control = None

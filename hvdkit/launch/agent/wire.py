@@ -1,4 +1,4 @@
-"""The connection between agents and hvdrun: frames, and the handshake that TCP needs."""
+"""The connection between agents and hvdrun: the types of its frames; how they are sealed is in hvdkit.handshake."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import contextlib
 import os
 import select
 import socket
-import struct
 
-HEADER = struct.Struct(">cI")  # type, length of the payload
+from hvdkit.handshake import AuthenticationError, Session, StrangerError, connect, open_connection
+
+PURPOSE = b"hvdrun"  # of the handshake
 HELLO, START, STDOUT, STDERR, PAUSE, END = b"H", b"S", b"O", b"E", b"Z", b"X"  # from an agent
 DOING = b"D"  # from an agent: what its rank is doing
 NEWS = b"N"  # from an agent: how far its rank is, of a world that may change; from hvdrun, for the rank: of others
@@ -16,8 +17,8 @@ PULSE = b"P"  # from an agent, on a second connection, as the only frame there
 GO, STOP, BYE, SIGNAL, WINDOW, ASK = b"G", b"T", b"B", b"K", b"W", b"A"  # from hvdrun
 SAVE = b"V"  # from hvdrun: have the rank save and end, if it knows how to
 ENDED_BY_HVDRUN = "hvdrun ended the job"  # why a rank was ended, in an END
-NONCE_BYTES = 32
-CONTROL, INQUIRY = "control", "inquiry"  # Unix sockets in the job's folder: for agents, for `hvdkit stacks`
+# In the job's folder: Unix sockets for agents and for `hvdkit stacks`; the job's secret, if all ranks are on one host.
+CONTROL, INQUIRY, SECRET = "control", "inquiry", "secret"
 CONNECT_S = 10.0
 _LOOK_S = 2.0
 # A host that answers nothing for this long is lost: 3 s of quiet, then 5 questions 1 s apart.
@@ -28,10 +29,6 @@ class Gone(Exception):
     """hvdrun is not there any more."""
 
 
-class NotHvdrun(OSError):
-    """Something else listens where hvdrun did."""
-
-
 class Control:
     """The connection to hvdrun.
 
@@ -40,10 +37,11 @@ class Control:
     there. On the first it does not ask while output waits there, because nobody reads it or because the host is gone.
     """
 
-    def __init__(self, connection: socket.socket, path: str = "", pulse: socket.socket | None = None) -> None:
-        self.socket, self.pulse, self._path = connection, pulse, path
+    def __init__(
+        self, connection: socket.socket, session: Session, path: str = "", pulse: socket.socket | None = None
+    ) -> None:
+        self.socket, self.pulse, self._session, self._path = connection, pulse, session, path
         self.address = str(connection.getsockname()[0]) if pulse is not None else ""
-        self._received = b""
 
     @property
     def sources(self) -> list[int]:
@@ -52,7 +50,7 @@ class Control:
 
     def send(self, kind: bytes, payload: bytes = b"") -> None:
         """Send one frame; raises Gone if hvdrun is not there."""
-        view = memoryview(HEADER.pack(kind, len(payload)) + payload)
+        view = memoryview(self._session.seal(kind, payload))
         poll = select.poll()
         poll.register(self.socket, select.POLLOUT)
         if self.pulse is not None:
@@ -65,7 +63,7 @@ class Control:
         """Remove the job's folder with its sockets, which a killed hvdrun could not."""
         if self._path:
             folder = os.path.dirname(self._path)
-            for path in (self._path, os.path.join(folder, INQUIRY)):
+            for path in (self._path, os.path.join(folder, INQUIRY), os.path.join(folder, SECRET)):
                 with contextlib.suppress(OSError):  # another agent was first
                     os.unlink(path)
             with contextlib.suppress(OSError):
@@ -83,15 +81,10 @@ class Control:
             data = b""
         if not data:
             raise Gone
-        self._received += data
-        frames = []
-        while len(self._received) >= HEADER.size:
-            kind, length = HEADER.unpack_from(self._received)
-            if len(self._received) < HEADER.size + length:
-                break
-            frames.append((kind, self._received[HEADER.size : HEADER.size + length]))
-            self._received = self._received[HEADER.size + length :]
-        return frames
+        try:
+            return list(self._session.receive(data))
+        except AuthenticationError as error:
+            raise Gone(f"{error}. Somebody between this host and hvdrun's may be reading and writing there") from None
 
     def _send_some(self, view: memoryview) -> int:
         try:
@@ -107,31 +100,26 @@ class Control:
             raise Gone
 
 
-def sign(secret: str, who: bytes, first: bytes, second: bytes) -> bytes:
-    """Prove that one knows the job's secret, in answer to the other side's nonce."""
-    import hmac  # costs milliseconds, and jobs on one host need it not
-
-    return hmac.digest(secret.encode(), who + first + second, "sha256")
-
-
 def open_control(place: str, secret: str, rank: int) -> Control:
     """Connect to hvdrun.
 
-    place: "unix:PATH", or "tcp:PORT:ADDRESS,ADDRESS,..." of which the first that answers rightly is taken.
-    Raises Gone saying what was tried.
+    place: "unix:PATH", with the secret in a file beside it; or "tcp:PORT:ADDRESS,ADDRESS,..." of which the first that
+    answers rightly is taken. secret: of the job, for TCP. Raises Gone saying what was tried.
     """
     family, _, rest = place.partition(":")
     if family == "unix":
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            with open(os.path.join(os.path.dirname(rest), SECRET), "rb") as file:
+                of_job = file.read()
             connection.connect(rest)
+            return Control(connection, connect(connection, of_job, PURPOSE, rank), rest)
         except OSError as error:
-            raise Gone(f"{rest}: {error.strerror}") from None
-        return Control(connection, rest)
+            raise Gone(f"{rest}: {error}") from None
     port, _, addresses = rest.partition(":")
     problems = []
     for address in addresses.split(","):
-        answer = _try_address(address, int(port), secret, str(rank).encode())
+        answer = _try_address(address, int(port), secret, rank)
         if isinstance(answer, Control):
             return answer
         problems.append(answer)
@@ -147,29 +135,25 @@ def look_for_hvdrun(place: str, secret: str) -> bool | None:
 
 def _is_hvdrun_at(address: str, port: int, secret: str) -> bool | None:
     try:
-        _connect(address, port, secret, _LOOK_S).close()
-    except (ConnectionRefusedError, NotHvdrun):
+        open_connection(address, port, secret.encode(), PURPOSE, timeout_s=_LOOK_S, tries=1)[0].close()
+    except (ConnectionRefusedError, StrangerError):
         return False
     except OSError:
         return None
     return True
 
 
-def _try_address(address: str, port: int, secret: str, rank: bytes) -> Control | str:
+def _try_address(address: str, port: int, secret: str, rank: int) -> Control | str:
     try:
-        connection, pulse = (_connect(address, port, secret) for _ in range(2))
-        pulse.sendall(HEADER.pack(PULSE, len(rank)) + rank)
+        (connection, session), (pulse, pulses) = (
+            open_connection(address, port, secret.encode(), PURPOSE, rank, timeout_s=CONNECT_S) for _ in range(2)
+        )
+        keep_alive(connection)
+        keep_alive(pulse)
+        pulse.sendall(pulses.seal(PULSE))
     except OSError as error:
         return f"{address} port {port}: {error}"
-    return Control(connection, pulse=pulse)
-
-
-def _connect(address: str, port: int, secret: str, timeout_s: float = CONNECT_S) -> socket.socket:
-    connection = socket.create_connection((address, port), timeout=timeout_s)
-    _shake_hands(connection, secret)
-    connection.settimeout(None)
-    keep_alive(connection)
-    return connection
+    return Control(connection, session, pulse=pulse)
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -179,21 +163,3 @@ def keep_alive(connection: socket.socket) -> None:
     for name, value in (("TCP_KEEPIDLE", _QUIET_S), ("TCP_KEEPINTVL", _ASK_S), ("TCP_KEEPCNT", _QUESTIONS)):
         if hasattr(socket, name):  # not on every system
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _shake_hands(connection: socket.socket, secret: str) -> None:
-    theirs = _receive_exactly(connection, NONCE_BYTES)
-    mine = os.urandom(NONCE_BYTES)
-    connection.sendall(mine + sign(secret, b"agent", theirs, mine))
-    if _receive_exactly(connection, NONCE_BYTES) != sign(secret, b"hvdrun", mine, theirs):
-        raise NotHvdrun("what answers there is not this job's hvdrun")
-
-
-def _receive_exactly(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = connection.recv(count - len(data))
-        if not more:
-            raise OSError("the connection was closed")
-        data += more
-    return data
