@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import resource
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hvdkit.launch.agent.wire import look_for_hvdrun
+from hvdkit.launch.agent import wire
+from hvdkit.launch.agent.wire import look_for_hvdrun, open_control
+from hvdkit.launch.authenticated_server import HANDSHAKES, AuthenticatedServer, raise_file_limit
 from hvdkit.launch.control import Control
 from hvdkit.launch.ranks import Ranks
 
@@ -37,6 +43,91 @@ async def _come_before_anyone_is_let_in() -> None:
 @pytest.mark.skipif(_WAITING.exists() and int(_WAITING.read_text()) < _COMING, reason="the system's queue is short")
 def test_hundreds_of_agents_find_room_to_wait() -> None:
     asyncio.run(_come_before_anyone_is_let_in())  # a TimeoutError is of one that found none
+
+
+#: hvdrun's side in a process of its own, which may have so many files open; 0: as many as the system lets it.
+_SERVER = """
+import asyncio, json, resource, sys
+from hvdkit.launch.control import Control
+from hvdkit.launch.ranks import Ranks
+
+async def main(files):
+    if files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    control = Control(Ranks(2), print, lambda: None, print)
+    await control.open(("127.0.0.1",), folder="")
+    print(json.dumps(control.variables), flush=True)
+    most = 0
+    while not control.connected:
+        most = max(most, len(control._server._handshakes))
+        await asyncio.sleep(0.01)
+    print(most, flush=True)
+    await control.close()
+
+asyncio.run(main(int(sys.argv[1])))
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("files", [0, 60])
+def test_strangers_who_say_nothing_keep_no_agent_out(files: int) -> None:
+    hvdrun = subprocess.Popen(
+        [sys.executable, "-c", _SERVER, str(files)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert hvdrun.stdout is not None and hvdrun.stderr is not None
+    try:
+        variables = json.loads(hvdrun.stdout.readline())
+        port = int(variables["HVDKIT_CONTROL"].split(":")[1])
+        with contextlib.ExitStack() as stack:
+            for _ in range(_COMING):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+            agent = open_control(variables["HVDKIT_CONTROL"], variables["HVDKIT_CONTROL_SECRET"], 1)
+            agent.send(wire.HELLO, json.dumps({"rank": 1, "size": 2, "host": "n1"}).encode())
+            assert 1 < int(hvdrun.stdout.readline()) <= HANDSHAKES
+        assert (hvdrun.wait(20), hvdrun.stderr.read()) == (0, "")
+    finally:
+        hvdrun.kill()
+        hvdrun.wait()
+
+
+def test_hvdrun_listens_only_where_the_other_hosts_reach_it() -> None:
+    async def listened() -> list[str]:
+        control = await _open(1)
+        assert control._server is not None
+        found = [one.getsockname()[0] for one in control._server._sockets]
+        await control.close()
+        return found
+
+    assert asyncio.run(listened()) == ["127.0.0.1"]
+    server = AuthenticatedServer(b"", b"", lambda _: asyncio.sleep(0))
+    port = server.listen_tcp(["127.0.0.1", "127.0.0.3"])
+    assert {one.getsockname() for one in server._sockets} == {("127.0.0.1", port), ("127.0.0.3", port)}
+    asyncio.run(server.close())
+
+
+def test_an_address_that_is_another_machines_is_listened_for_everywhere() -> None:
+    """As before a router that forwards the port."""
+    server = AuthenticatedServer(b"", b"", lambda _: asyncio.sleep(0))
+    port = server.listen_tcp(["192.0.2.7", "127.0.0.1"])
+    socket.create_connection(("127.0.0.1", port)).close()
+    asyncio.run(server.close())
+
+
+def test_what_hvdrun_starts_does_not_inherit_its_limit_of_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = hard if hard != resource.RLIM_INFINITY else 1 << 30
+    restore = raise_file_limit(10)
+    try:
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(most, max(1 << 16, before[0]))
+        command = [sys.executable, "-c", "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))"]
+        seen = subprocess.run(command, preexec_fn=restore, capture_output=True, text=True, timeout=20)
+        assert seen.stdout.strip() == str(before)
+    finally:
+        restore()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def _look(addresses: str = "127.0.0.1", secret: str = "") -> tuple[bool | None, bool | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -165,6 +166,25 @@ def test_all_ranks_are_connected_and_a_stranger_is_not() -> None:
         assert ends[0].getsockname() == ends[1].getpeername()
         for end in ends:
             end.close()
+
+
+def test_strangers_who_say_nothing_keep_no_rank_out() -> None:
+    listeners = [listen("127.0.0.1", 300) for _ in range(2)]
+    places = [("127.0.0.1", one.getsockname()[1]) for one in listeners]
+    answers: list[dict[int, socket.socket]] = []
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(socket.create_connection(places[0]))
+        deadline = time.monotonic() + WAIT_S
+        other = threading.Thread(
+            target=lambda: answers.append(connect_all(listeners[1], 1, places, b"secret", deadline))
+        )
+        other.start()
+        answers.append(connect_all(listeners[0], 0, places, b"secret", deadline))
+        other.join(WAIT_S)
+    assert [set(one) for one in answers] in ([{1}, {0}], [{0}, {1}])
+    for one in (*listeners, *answers[0].values(), *answers[1].values()):
+        one.close()
 
 
 def test_a_rank_that_does_not_know_the_secret_is_kept_out() -> None:

@@ -131,7 +131,7 @@ class AuthenticatedServer:
                 connection, _ = await loop.sock_accept(listener)
             except OSError as error:  # who came has gone again, or there is no room for another file
                 if error.errno in _FULL:
-                    self._drop_oldest()
+                    self._drop_oldest(len(self._handshakes) // 2 + 1)
                 await asyncio.sleep(_PAUSE_S)
                 continue
             task = asyncio.create_task(self._greet(connection))
@@ -143,16 +143,15 @@ class AuthenticatedServer:
         while len(self._handshakes) >= self._most:
             left = next(iter(self._handshakes.values())) + _GRACE_S - asyncio.get_running_loop().time()
             if left <= 0:
-                self._drop_oldest()
+                self._drop_oldest(1)
                 left = _GRACE_S
             self._fewer.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._fewer.wait(), left)
 
-    def _drop_oldest(self) -> None:
-        oldest = next(iter(self._handshakes), None)
-        if oldest is not None:
-            oldest.cancel()
+    def _drop_oldest(self, count: int) -> None:
+        for task in list(self._handshakes)[:count]:
+            task.cancel()
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._handshakes.pop(task, None)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from hvdkit.errors import TransportError
-from hvdkit.transport.handshake import greet, hear
+from hvdkit.handshake import ANSWER_BYTES, Challenge, connect
 
-_GREETING_S = 5.0  # for one greeting; whoever was not heard in time comes again
+PURPOSE = b"mesh"
+_HANDSHAKE_S = 5.0  # whoever is not done in time comes again
+_HANDSHAKES = 64  # at a time, or as many as there are ranks
 _PAUSE_S = 0.05
 
 # A host that is gone without a word is noticed after half a minute.
@@ -33,49 +37,122 @@ def connect_all(
     for peer in range(rank):
         connections[peer] = _connect(places[peer], secret, rank, peer, deadline)
     expected = set(range(rank + 1, len(places)))
-    while expected - set(connections):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            missing = ", ".join(map(str, sorted(expected - set(connections))))
-            raise TransportError(f"Rank {rank} waited for connections from rank(s) {missing}, and none came in time.")
-        listener.settimeout(left)
-        try:
-            connection, _ = listener.accept()
-        except TimeoutError:
-            continue
-        who = _hear(connection, secret, rank)
-        if who not in expected:
-            connection.close()
-            continue
-        if who in connections:
-            connections[who].close()  # it did not hear the answer, and has come again
-        connections[who] = _tune(connection)
+    handshakes = _Handshakes(listener, secret, rank, max(_HANDSHAKES, len(places)))
+    try:
+        while expected - set(connections):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                missing = ", ".join(map(str, sorted(expected - set(connections))))
+                raise TransportError(
+                    f"Rank {rank} waited for connections from rank(s) {missing}, and none came in time."
+                )
+            for peer, connection in handshakes.go_on(left):
+                if peer not in expected:
+                    connection.close()
+                    continue
+                if peer in connections:
+                    connections[peer].close()  # it did not hear the answer, and has come again
+                connections[peer] = _tune(connection)
+    finally:
+        handshakes.close()
     return connections
 
 
-def _hear(connection: socket.socket, secret: bytes, rank: int) -> int:
-    """The rank that connected, -1 for a stranger."""
-    connection.settimeout(_GREETING_S)
-    try:
-        peer = hear(connection, secret, rank)
-    except OSError:
-        return -1
-    return -1 if peer is None else peer
+class _Handshake(NamedTuple):
+    """One that has connected and has not proven the secret yet. since: by time.monotonic()."""
+
+    connection: socket.socket
+    challenge: Challenge
+    since: float
+    answer: bytearray
+
+
+class _Handshakes:
+    """Handshakes beside each other, so that a stranger who says nothing keeps no rank waiting.
+
+    most: at a time; the oldest is dropped for one more.
+    """
+
+    def __init__(self, listener: socket.socket, secret: bytes, rank: int, most: int) -> None:
+        self._listener, self._secret, self._rank, self._most = listener, secret, rank, most
+        self._open: dict[int, _Handshake] = {}  # by file descriptor, the oldest first
+        self._poll = select.poll()
+        self._poll.register(listener, select.POLLIN)
+        listener.settimeout(0)
+
+    def go_on(self, wait_s: float) -> Iterator[tuple[int, socket.socket]]:
+        """Wait for some bytes, at most so long; yield the ranks, with their connections, that are done by then."""
+        wait_s = min(wait_s, _HANDSHAKE_S) if self._open else wait_s
+        for number, _ in self._poll.poll(1000 * wait_s):
+            if number == self._listener.fileno():
+                self._accept()
+            elif number in self._open:
+                yield from self._read(self._open[number])
+        for one in list(self._open.values()):
+            if one.since < time.monotonic() - _HANDSHAKE_S:
+                self._leave(one)
+
+    def close(self) -> None:
+        """Drop those that are not done."""
+        for one in list(self._open.values()):
+            self._leave(one)
+
+    def _accept(self) -> None:
+        if len(self._open) >= self._most:
+            self._leave(next(iter(self._open.values())))
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # who came has gone again, or there is no room for another file
+            time.sleep(_PAUSE_S)
+            return
+        connection.settimeout(0)
+        challenge = Challenge(self._secret, PURPOSE, self._rank)
+        self._open[connection.fileno()] = one = _Handshake(connection, challenge, time.monotonic(), bytearray())
+        self._poll.register(connection, select.POLLIN)
+        try:
+            connection.send(challenge.nonce)
+        except OSError:
+            self._leave(one)
+
+    def _read(self, one: _Handshake) -> Iterator[tuple[int, socket.socket]]:
+        try:
+            piece = one.connection.recv(ANSWER_BYTES - len(one.answer))
+        except OSError:
+            piece = b""
+        one.answer.extend(piece)
+        if piece and len(one.answer) < ANSWER_BYTES:
+            return
+        proven = one.challenge.check(bytes(one.answer)) if piece else None
+        self._leave(one, keep=proven is not None)
+        if proven is not None:
+            try:
+                one.connection.settimeout(_HANDSHAKE_S)
+                one.connection.sendall(proven.proof)
+            except OSError:
+                one.connection.close()
+                return
+            yield proven.rank, one.connection
+
+    def _leave(self, one: _Handshake, *, keep: bool = False) -> None:
+        self._poll.unregister(one.connection)
+        del self._open[one.connection.fileno()]
+        if not keep:
+            one.connection.close()
 
 
 def _connect(place: tuple[str, int], secret: bytes, rank: int, peer: int, deadline: float) -> socket.socket:
-    seen: object = "not it that answered"
+    seen: object = "it did not answer"
     while time.monotonic() < deadline:
         try:
-            connection = socket.create_connection(place, timeout=_GREETING_S)
+            connection = socket.create_connection(place, timeout=_HANDSHAKE_S)
         except OSError as error:
             seen = error
             time.sleep(_PAUSE_S)
             continue
         try:
-            connection.settimeout(max(_GREETING_S, deadline - time.monotonic()))
-            if greet(connection, secret, rank, peer):
-                return _tune(connection)
+            connection.settimeout(max(_HANDSHAKE_S, deadline - time.monotonic()))
+            connect(connection, secret, PURPOSE, rank, peer)
+            return _tune(connection)
         except OSError as error:
             seen = error
         connection.close()
