@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
+from torch_world import joined
 
 import hvdkit.torch as hvd
 from hvdkit.errors import TransportError
+
+SETS = 40
 
 
 def _start_mpi(level: str) -> str:
@@ -68,6 +71,45 @@ def _everything(level: str, transport: str) -> str:
 @pytest.mark.parametrize("transport", ["mpi", "shared_memory"])
 def test_calls_take_turns_where_mpi_wants_that(transport: str) -> None:
     assert run_ranks(3, _everything, "serialized", transport, fresh=True, timeout=60) == ["serialized"] * 3
+
+
+def _sets_beside_operations(transport: str) -> int:
+    """One thread sums, and the main one makes process sets, plans on them, and removes them."""
+    assert _start_mpi("serialized") == "serialized"
+    done, failures = threading.Event(), []
+    with joined(transport=transport, small_bytes=0):
+        size = hvd.size()
+
+        def work() -> None:
+            try:
+                turn = 0
+                while hvd.allreduce(torch.tensor(float(done.is_set())), name=f"ends.{turn}", op=hvd.Min) < 1:
+                    assert (hvd.allreduce(torch.ones(1000), name=f"sum.{turn}", op=hvd.Sum) == size).all()
+                    turn += 1
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        for turn in range(SETS):
+            some = hvd.add_process_set([[0, 1], [0, 2], [1, 2]][turn % 3])
+            if some.included():
+                weight = torch.nn.Parameter(torch.ones(3))
+                optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 0.1), process_set=some)
+                (weight * (1 + some.rank())).sum().backward()
+                assert weight.grad is not None and weight.grad.tolist() == [1.5] * 3
+                del optimizer
+            assert hvd.remove_process_set(some)
+        done.set()
+        thread.join()
+    assert not failures, failures
+    return SETS
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("transport", ["mpi", "hierarchical_pairs"])
+def test_process_sets_are_made_beside_operations_where_calls_take_turns(transport: str) -> None:
+    assert run_ranks(3, _sets_beside_operations, transport, fresh=True, timeout=60) == [SETS] * 3
 
 
 def _refused() -> Any:

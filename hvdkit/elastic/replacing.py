@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hvdkit.elastic.starting import Starting
 from hvdkit.errors import HorovodInternalError
-from hvdkit.transport.mpi_library import call_mpi, load_mpi, own_comm, revoke_comm
+from hvdkit.transport.mpi_library import call_mpi, duplicate_comm, load_mpi, own_comm, revoke_comm
 from hvdkit.transport.mpi_world import COME_TAG, Arrivals
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Replacing:
         told: Callable[[float], None],
         died: Callable[[], bool],
     ) -> None:
-        self._comm = own_comm(call_mpi("MPI_Comm_dup", world.Dup))
+        self._comm = own_comm(duplicate_comm(world))
         self._expected, self._told, self._died = expected, told, died
         self._given_up = False
         self._starters: list[int] = []

@@ -95,18 +95,21 @@ class ProcessSets:
         Raises ValueError for ranks that are not there or come twice, or a set of the same ranks that is known,
         HorovodInternalError if the ranks disagree about it.
         """
-        self._meet("add_process_set", process_set)
+        problem = self._together("add_process_set", process_set, lambda: self._add(process_set))
+        if problem:
+            raise ValueError(problem)
+
+    def _add(self, process_set: ProcessSet) -> str:
+        """Make a set known; returns what is wrong with it, the same on all ranks, or ""."""
         everyone = list(range(self._world.size))
         ranks = everyone if process_set.ranks is None else process_set.ranks
         if process_set.process_set_id is not None:
-            raise ValueError(f"{process_set!r} has been added already.")
+            return f"{process_set!r} has been added already."
         if not set(ranks) <= set(everyone) or len(set(ranks)) < len(ranks):
-            raise ValueError(
-                f"A process set of ranks {ranks} cannot be made; ranks 0 to {everyone[-1]} are there, once each."
-            )
+            return f"A process set of ranks {ranks} cannot be made; ranks 0 to {everyone[-1]} are there, once each."
         for other in self._sets.values():
             if other._known().ranks == ranks:
-                raise ValueError(f"A process set with the ranks {ranks} is known already: {other!r}.")
+                return f"A process set with the ranks {ranks} is known already: {other!r}."
         transport = own = None
         if ranks:
             transport = self._world if ranks == everyone else self._world.subgroup(ranks)
@@ -117,13 +120,21 @@ class ProcessSets:
         self._sets[process_set.process_set_id] = process_set
         if process_set.ranks is None or ranks == everyone:
             process_set.ranks = ranks
+        return ""
 
-    def _meet(self, kind: str, process_set: ProcessSet) -> None:
-        """Wait for all ranks to come to the same change of the sets."""
-        if self._sets:
-            engine = self._sets[0]._known().engine
-            assert engine is not None, "every rank is in the set of all ranks, which is the first"
-            do_together(engine, kind, None, options=[("ranks", str(process_set.ranks))])
+    def _together(self, kind: str, process_set: ProcessSet, change: Callable[[], str]) -> str:
+        """Change the sets on all ranks, in the order of the world's operations; returns what `change` does.
+
+        Communicators are made and freed in there. Where MPI's calls take turns a rank that makes one makes no other
+        call, so all ranks have to come to it in one order.
+        """
+        if not self._sets:
+            return change()
+        engine = self._sets[0]._known().engine
+        assert engine is not None, "every rank is in the set of all ranks, which is the first"
+        options = [("ranks", str(process_set.ranks))]
+        problem: str = do_together(engine, kind, lambda _transport, _joined: change(), options=options)
+        return problem
 
     def remove(self, process_set: ProcessSet) -> bool:
         """Forget a set; collective over all ranks. False if it is not known, or the set of all ranks.
@@ -132,11 +143,10 @@ class ProcessSets:
         """
         if not process_set.process_set_id or process_set._group is None:
             return False
-        self._meet("remove_process_set", process_set)
-        self._forget(process_set)
+        self._together("remove_process_set", process_set, lambda: self._forget(process_set))
         return True
 
-    def _forget(self, process_set: ProcessSet, *, idle: bool = True) -> None:
+    def _forget(self, process_set: ProcessSet, *, idle: bool = True) -> str:
         group, process_set._group = process_set._group, None
         assert group is not None and process_set.process_set_id is not None
         del self._sets[process_set.process_set_id]
@@ -147,6 +157,7 @@ class ProcessSets:
             group.engine.close(idle=idle)
         if group.transport is not None and group.transport is not self._world:
             group.transport.close(idle=idle)
+        return ""
 
     def ids_and_ranks(self) -> dict[int, list[int]]:
         """The ranks of every known set, by number."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from hvdkit.transport.mpi_library import call_mpi, collective, free_comm, load_mpi
+from hvdkit.transport.mpi_library import call_mpi, collective, finish, free_comm, load_mpi
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -87,5 +87,5 @@ class MpiMailbox:
         while (self._received < coming).any():
             self.receive()
         for request, _ in self._sending:
-            call_mpi("MPI_Wait", request.Wait)
+            finish("MPI_Wait", request)
         free_comm(self._comm)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,10 +15,11 @@ from hvdkit.transport.cost import ALGORITHMS
 from hvdkit.transport.mailbox import MpiMailbox
 from hvdkit.transport.measuring import measure
 from hvdkit.transport.mpi_library import (
-    call_mpi,
     collective,
+    duplicate_comm,
     free_comm,
     load_mpi,
+    make_comm,
     moved,
     moved_pieces,
     operation,
@@ -29,6 +29,7 @@ from hvdkit.transport.mpi_library import (
 from hvdkit.transport.mpi_wire import MpiWire
 from hvdkit.transport.mpi_world import world_comm
 from hvdkit.transport.steps import combine_pieces, reduce_steps
+from hvdkit.transport.waiting import Waiting
 from hvdkit.transport.wire_buckets import WireBuckets, WireCrossing
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def open_mpi(arithmetic: Arithmetic | None = None) -> MpiTransport:
 
     arithmetic: numpy's if None.
     """
-    return MpiTransport(own_comm(call_mpi("MPI_Comm_dup", world_comm().Dup)), arithmetic or NumpyArithmetic())
+    return MpiTransport(own_comm(duplicate_comm(world_comm())), arithmetic or NumpyArithmetic())
 
 
 class MpiTransport:
@@ -71,8 +72,9 @@ class MpiTransport:
         """See Transport.allreduce."""
         if buffer.dtype in HALF:
             spec = BucketSpec(buffer.dtype, buffer.count, op, postscale=scale)
+            waiting = Waiting()
             for _ in reduce_steps(MpiWire(self.comm), buffer, buffer, spec, arithmetic=self.arithmetic):
-                os.sched_yield()
+                waiting.pause()
             return
         check_reduction(buffer.dtype, op, "allreduce")
         in_place, how = load_mpi().IN_PLACE, operation(op, buffer.dtype)
@@ -129,7 +131,7 @@ class MpiTransport:
         everyone = self.comm.Get_group()
         group = everyone.Incl(list(ranks))
         try:
-            comm = call_mpi("MPI_Comm_create", self.comm.Create, group)
+            comm = make_comm("MPI_Comm_create", self.comm, group)
         finally:
             group.Free()
             everyone.Free()
@@ -144,15 +146,15 @@ class MpiTransport:
         """See BaseTransport.split_by_node. A host is what shares memory, as MPI finds it."""
         mpi = load_mpi()
         if node is None:
-            local = call_mpi("MPI_Comm_split_type", self.comm.Split_type, mpi.COMM_TYPE_SHARED, self.rank)
+            local = make_comm("MPI_Comm_split_type", self.comm, mpi.COMM_TYPE_SHARED, self.rank)
         else:
-            local = call_mpi("MPI_Comm_split", self.comm.Split, node, self.rank)
-        cross = call_mpi("MPI_Comm_split", self.comm.Split, local.rank, self.rank)
+            local = make_comm("MPI_Comm_split", self.comm, node, self.rank)
+        cross = make_comm("MPI_Comm_split", self.comm, local.rank, self.rank)
         return self._make(local), self._make(cross)
 
     def open_mailbox(self) -> MpiMailbox:
         """See Transport.open_mailbox."""
-        return MpiMailbox(own_comm(call_mpi("MPI_Comm_dup", self.comm.Dup)))
+        return MpiMailbox(own_comm(duplicate_comm(self.comm)))
 
     def open_lane(self) -> None:
         """See Transport.open_lane. Ranks of one host would have SharedMemoryTransport."""
@@ -176,7 +178,7 @@ class MpiTransport:
         return WireCrossing(self._open_wire(), self.arithmetic, self.between)
 
     def _open_wire(self) -> MpiWire:
-        return MpiWire(own_comm(call_mpi("MPI_Comm_dup", self.comm.Dup)))
+        return MpiWire(own_comm(duplicate_comm(self.comm)))
 
     def check(self) -> None:
         """See Transport.check."""

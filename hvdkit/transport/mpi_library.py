@@ -261,7 +261,7 @@ def wait_for_those_beside(seconds: float) -> None:
 
 
 # The functions that make communicators.
-_MAKES = re.compile(r"MPIX?_(Comm_(dup|split|create|spawn|shrink)|Intercomm|Win_)")
+_MAKES = re.compile(r"MPIX?_(Comm_(i?dup|split|create|spawn|shrink)|Intercomm|Win_)")
 
 
 _making = threading.Lock()
@@ -300,17 +300,48 @@ def nudged() -> Iterator[None]:
 def collective(what: str, comm: MPI.Intracomm, *arguments: Any) -> None:
     """Do a collective. what: MPI's name for it. Raises as call_mpi does.
 
-    Where calls take turns it does not keep its turn while it waits: another rank may need this one's other threads
-    first.
+    It is begun and asked after, not waited for in MPI: where calls take turns it does not keep its turn, as another
+    rank may need this one's other threads first.
     """
+    begin = f"I{what[4:].lower()}"
+    finish(what, call_mpi(f"MPI_{begin}", getattr(comm, begin), *arguments))
+
+
+#: Requests that nobody waits for any more. MPI may still write to their memory, which they keep.
+_abandoned: list[MPI.Request] = []
+
+
+def finish(what: str, request: MPI.Request) -> None:
+    """Wait for a request. what: the call that began it, for messages. Raises as collective() does."""
+    waiting = Waiting()
+    try:
+        while not call_mpi(what, request.Test):
+            waiting.pause()
+    except BaseException:
+        _abandoned.append(request)
+        raise
+
+
+def duplicate_comm(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """A communicator of the same ranks, for own_comm(); collective. Raises as collective() does."""
     if not _turns.needed:
-        call_mpi(what, getattr(comm, what[4:]), *arguments)
-        return
-    name = f"I{what[4:].lower()}"
-    request = call_mpi(f"MPI_{name}", getattr(comm, name), *arguments)
-    waiting = Waiting(lambda: None)
-    while not call_mpi(what, request.Test):
-        waiting.pause()
+        return make_comm("MPI_Comm_dup", comm)
+    new, request = call_mpi("MPI_Comm_idup", comm.Idup)
+    finish("MPI_Comm_idup", request)
+    return new
+
+
+def make_comm(what: str, comm: MPI.Intracomm, *arguments: Any) -> MPI.Intracomm:
+    """Make a communicator from `comm` by a call that waits for its ranks in MPI; collective.
+
+    All ranks meet before, so that none is in that call for long. Where calls take turns it keeps its turn, so all ranks
+    make such calls in one order: within init() or in an operation of the world's engine. In a world that may change
+    they do not meet, as a rank's death could end the barrier for some of them only.
+    what: MPI's name for it. Raises as collective() does.
+    """
+    if not is_ours_to_end():
+        collective("MPI_Barrier", comm)
+    return cast("MPI.Intracomm", call_mpi(what, getattr(comm, what.removeprefix("MPI_Comm_").capitalize()), *arguments))
 
 
 #: Communicators of hvdkit's own, by handle.

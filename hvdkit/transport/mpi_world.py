@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from hvdkit.errors import HorovodInternalError, RankLostError
 from hvdkit.transport.mpi_library import (
     call_mpi,
+    duplicate_comm,
     is_ours_to_end,
     let_others_make,
     load_mpi,
@@ -67,7 +68,7 @@ def world_comm() -> MPI.Intracomm:
         mpi = load_mpi()
         starter = mpi.Comm.Get_parent()
         if starter == mpi.COMM_NULL:
-            _take(call_mpi("MPI_Comm_dup", mpi.COMM_WORLD.Dup))
+            _take(duplicate_comm(mpi.COMM_WORLD))
         else:
             starter.Set_errhandler(mpi.ERRORS_RETURN)
             _world.changed = True
