@@ -271,6 +271,7 @@ def values() -> None:
             every = hvd.allgather(np.full((1,), rank, dtype))
             assert every.dtype == dtype and every.tolist() == list(range(size))
             assert hvd.allreduce(np.full((2,), rank + 1, dtype), op=hvd.Sum).tolist() == [size * (size + 1) // 2] * 2
+        assert hvd.allreduce(np.full((2,), 200, "uint8")).tolist() == [200, 200]
         for name in FLOAT8:
             bits = np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, name))
             moved = hvd.broadcast(bits if rank == 1 else bits[::-1], 1)

@@ -20,7 +20,8 @@ FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
 def equal(tensor: Any, expected: Any, tolerance: float = 0.0) -> None:
     """The numbers and the shape."""
-    found = np.asarray(tf.cast(tensor, tf.float64))
+    narrow = tensor.dtype.name in FLOAT8  # which is cast to float32 only
+    found = np.asarray(tf.cast(tf.cast(tensor, tf.float32) if narrow else tensor, tf.float64))
     np.testing.assert_allclose(found, np.asarray(expected, np.float64), rtol=tolerance, atol=tolerance)
     assert found.shape == np.shape(expected)
 
@@ -44,6 +45,9 @@ def every_kind_of_reduction(mode: str) -> None:
                 made = summed(tf.constant([1 + 1j * rank], dtype))
                 expected = [size + 1j * (ranks.sum() - size), 1 + 1j * (size - 1) / 2, np.prod(1 + 1j * (ranks - 1))]
                 np.testing.assert_allclose(np.ravel(made), expected, rtol=1e-6)
+            full = in_mode(mode, lambda x: [hvd.allreduce(x), hvd.reducescatter(x)])
+            for made in full(tf.fill([2 * size], tf.constant(200, tf.uint8))):
+                assert set(made.numpy().tolist()) == {200}
             either = in_mode(mode, lambda x: hvd.allreduce(x, op=hvd.Max))(tf.constant([rank == 0, False]))
             assert either.numpy().tolist() == [True, False]
         scaled = in_mode(mode, lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5))
@@ -69,8 +73,8 @@ def every_other_collective(mode: str) -> None:
         total = size * (size + 1) // 2
         both = in_mode(mode, lambda x, y: (hvd.allgather(x), hvd.broadcast(y, 1)))
         for dtype in (*FLOATS, *WHOLE, "bool", *COMPLEX, *FLOAT8):
-            rows = tf.cast(tf.fill([rank + 1, 2], 1), dtype)
-            gathered, copied = both(rows, tf.cast(tf.fill([5], rank == 1), dtype))
+            rows = tf.cast(tf.fill([rank + 1, 2], 1.0), dtype)
+            gathered, copied = both(rows, tf.cast(tf.fill([5], float(rank == 1)), dtype))
             assert gathered.dtype == copied.dtype == rows.dtype
             equal(gathered, np.ones((total, 2)))
             equal(copied, np.ones(5))

@@ -88,6 +88,26 @@ def test_the_average_is_rounded_once_and_drops_an_integers_fraction(size: int) -
     run_ranks(size, average_everything)
 
 
+def average_the_largest_integers(transport: str) -> None:
+    with joined(transport):
+        size = hvd.size()
+        for dtype in INTEGERS:
+            most, kind = int(np.iinfo(dtype).max), getattr(torch, dtype)
+            small, large = torch.full((3,), most, dtype=kind), torch.full((2 * size, 9001), most, dtype=kind)
+            for mean in [hvd.allreduce(small), hvd.allreduce(large), *hvd.grouped_allreduce([small, small])]:
+                expect(mean, torch.full(mean.shape, most, dtype=kind), dtype)
+            expect(hvd.reducescatter(large), large[:2], dtype)
+            expect(hvd.allreduce(small, postscale_factor=0.25), torch.full((3,), most // 4, dtype=kind), dtype)
+            wrapped = np.full(3, most, dtype) * np.array(size, dtype)  # as Horovod has it
+            expect(hvd.allreduce(small, op=hvd.Sum), torch.from_numpy(wrapped), dtype)
+
+
+@pytest.mark.native("Horovod does not add every dtype; see test_torch_on_horovod.py")
+@pytest.mark.parametrize("transport", [*TRANSPORTS, "hierarchical_over_gloo"])
+def test_averages_of_integers_do_not_wrap_and_sums_do(transport: str) -> None:
+    run_ranks(3, average_the_largest_integers, transport)
+
+
 def average_large_numbers() -> list[torch.Tensor]:
     with joined():
         even = 2**53 + 2 * hvd.rank()

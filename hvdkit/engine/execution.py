@@ -11,6 +11,7 @@ import numpy as np
 
 from hvdkit.engine.announcement import Announcement, Ready
 from hvdkit.engine.fusion import Part, plan_fusion
+from hvdkit.engine.integers import finish_average, multiply, widen
 from hvdkit.errors import PlanMismatchError, SharedMemoryError
 from hvdkit.transport.base import SCALED, STORAGE, Buffer, Op, Transport, make_buffer
 
@@ -117,6 +118,10 @@ def factors(asked: Announcement, size: int) -> tuple[float, float]:
     return before, after / size if options["op"] == "average" else after
 
 
+def _postscale(operation: Operation) -> float:
+    return float(_option(operation, "postscale factor") or "1")
+
+
 def _reduce_group(
     transport: Transport, group: Sequence[tuple[Operation, int]], span: Callable[[str, Sequence[Operation]], Any]
 ) -> None:
@@ -142,7 +147,11 @@ def reduce_scaled(transport: Transport, buffer: Buffer, operation: Operation) ->
     before, after = factors(operation.asked, transport.size)
     name = _option(operation, "op")
     op: Op = "sum" if name in ("average", "sum") else name  # type: ignore[assignment]
-    if buffer.dtype not in SCALED:
+    if buffer.dtype not in SCALED and name == "average":
+        total = widen(buffer, transport.size, before)
+        transport.allreduce(total)
+        finish_average(buffer, total, transport.size, _postscale(operation))
+    elif buffer.dtype not in SCALED:
         multiply(buffer, before)
         transport.allreduce(buffer, op)
         multiply(buffer, after)
@@ -152,18 +161,6 @@ def reduce_scaled(transport: Transport, buffer: Buffer, operation: Operation) ->
         if before != 1.0:
             transport.arithmetic.combine(buffer, [buffer], scale=before)
         transport.allreduce(buffer, op, after)
-
-
-def multiply(buffer: Buffer, factor: float) -> None:
-    """Multiply integers; what is not whole loses its fraction, as in Horovod."""
-    if factor == 1.0:
-        return
-    divisor = round(1 / factor) if factor else 0
-    if divisor and 1 / divisor == factor and buffer.dtype != "bool":
-        whole = buffer.array // divisor  # exact, where a product of floats would not be
-        buffer.array[:] = whole + ((buffer.array < 0) & (whole * divisor != buffer.array))
-    else:
-        buffer.array[:] = (buffer.array * factor).astype(buffer.array.dtype)
 
 
 def _broadcast(transport: Transport, operation: Operation) -> None:
@@ -206,6 +203,12 @@ def _reducescatter(transport: Transport, operation: Operation) -> None:
             result = transport.reducescatter(buffer, counts, "sum")
             if after != 1.0:
                 transport.arithmetic.combine(result, [result], scale=after)
+        elif _option(operation, "op") == "average":
+            total = widen(buffer, transport.size, before)
+            each = total.count // buffer.count if buffer.count else 1
+            total = transport.reducescatter(total, [count * each for count in counts], "sum")
+            result = make_buffer(counts[transport.rank], buffer.dtype)
+            finish_average(result, total, transport.size, _postscale(operation))
         else:
             multiply(buffer, before)
             result = transport.reducescatter(buffer, counts, "sum")

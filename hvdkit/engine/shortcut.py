@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hvdkit.engine.announcement import Announcement
-from hvdkit.engine.execution import Operation, factors, multiply
+from hvdkit.engine.execution import Operation, factors
+from hvdkit.engine.integers import finish_average, widen
 from hvdkit.transport.base import SCALED, STORAGE, Arithmetic, Op
 from hvdkit.transport.lane import Lane, message_bytes
 
@@ -18,13 +19,15 @@ class Shortcut:
     """What is known of all operations with one announcement.
 
     digest: of the announcement, 63 bits. parts: of the message, as (dtype, elements, first byte). root: whose message
-    counts, of a broadcast. op: of an allreduce. scale: of its result.
+    counts, of a broadcast. op: of an allreduce. averaged: its sums are divided by the number of ranks. scale: of its
+    result, of floating point.
     """
 
     digest: int
     parts: tuple[tuple[str, int, int], ...]
     root: int = -1
     op: Op | None = None
+    averaged: bool = False
     scale: float = 1.0
 
 
@@ -47,8 +50,9 @@ def plan_shortcut(asked: Announcement, limit: int, size: int) -> Shortcut | None
     digest = _digest(repr(asked))
     if asked.kind != "allreduce":
         return Shortcut(digest, parts, root=int(options.get("root rank", "-1")))
-    scale = math.prod(factors(asked, size))
-    return Shortcut(digest, parts, op="sum" if options["op"] in ("average", "sum") else options["op"], scale=scale)  # type: ignore[arg-type]
+    op: Op = "sum" if options["op"] in ("average", "sum") else options["op"]  # type: ignore[assignment]
+    averaged, scale = options["op"] == "average", math.prod(factors(asked, size))
+    return Shortcut(digest, parts, op=op, averaged=averaged, scale=scale)
 
 
 def key_of(name: str, shortcut: Shortcut) -> int:
@@ -79,6 +83,9 @@ def take(lane: Lane, operation: Operation, shortcut: Shortcut, arithmetic: Arith
         sources = lane.read(at, count, dtype)
         if dtype in SCALED:
             arithmetic.combine(buffer, sources, shortcut.op, shortcut.scale)
+        elif shortcut.averaged:
+            totals = [widen(source, len(sources)) for source in sources]
+            arithmetic.combine(totals[0], totals)
+            finish_average(buffer, totals[0], len(sources))
         else:
             arithmetic.combine(buffer, sources, shortcut.op)
-            multiply(buffer, shortcut.scale)

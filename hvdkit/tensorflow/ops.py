@@ -56,9 +56,9 @@ def allreduce(
 
     tensor: any shape, of dtype uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64,
     complex64 or complex128 (not for Min and Max), or bool (for Min, Max, Sum and Product, which are its "and" and
-    "or"); shape and dtype the same on all ranks. Averages of integers drop the fraction; float16 and bfloat16 are
-    summed in float32. Of tf.IndexedSlices the rows of all ranks are gathered, for Sum and Average and without factors
-    (NotImplementedError otherwise).
+    "or"); shape and dtype the same on all ranks. Averages of integers are exact and drop the fraction, their sums wrap;
+    float16 and bfloat16 are summed in float32. Of tf.IndexedSlices the rows of all ranks are gathered, for Sum and
+    Average and without factors (NotImplementedError otherwise).
     op: Average (the default), Sum, Min, Max, Product or, for floating point, Adasum. average: the older way to say
     Average or Sum. compression: what is sent instead of float32 and float64. prescale_factor, postscale_factor:
     multiplied with before and after. All else, and what all of these functions raise: see the top of this module.

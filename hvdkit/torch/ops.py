@@ -62,7 +62,8 @@ def allreduce(
     tensor: any shape, of dtype uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64,
     complex64 or complex128 (not for Min and Max), or bool (for Min, Max, Sum and Product, which are its "and" and
     "or"); shape and dtype the same on all ranks; left as it is. float8 is moved by the other collectives, and not
-    reduced. Averages of integers drop the fraction; float16 and bfloat16 are summed in float32.
+    reduced. Averages of integers are exact, whatever their sum comes to, and drop the fraction; sums of integers wrap.
+    float16 and bfloat16 are summed in float32.
     op: Average (the default), Sum, Min, Max, Product or, for floating point, Adasum. average: the older way to say
     Average or Sum. name: the same on all ranks; without one calls are matched in their order.
     compression: what is sent instead of float32 and float64. prescale_factor, postscale_factor: multiplied with before

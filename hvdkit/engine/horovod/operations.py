@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from hvdkit.engine.announcement import Announcement
-from hvdkit.engine.execution import Operation, factors, multiply
+from hvdkit.engine.execution import Operation, factors
 from hvdkit.engine.horovod.binding import Binding, Move, Pending
+from hvdkit.engine.integers import multiply
 from hvdkit.transport.base import SCALED, Buffer
 
 _CURE = "Cast the tensor, or take hvdkit's own engine (HVDKIT_ENGINE=native)."
