@@ -16,9 +16,10 @@ _installed: _Hook | None = None
 _previous: _Hook | None = None
 
 
-def install_exception_hook(rank: int, host: str, abort: Callable[[int], object] | None) -> None:
+def install_exception_hook(rank: int | str, host: str, abort: Callable[[int], object] | None) -> None:
     """Make an uncaught exception of the main thread show its traceback, with rank and host, and end the job.
 
+    rank: its number, or World.label.
     abort: called with the exit status and ends all ranks, as MPI's Comm.Abort does; None where this process' own end is
     enough, because hvdrun's agent or a scheduler then ends the others. The status is 1, or 130 for KeyboardInterrupt.
     A hook of the program's own is called in place of the plain traceback; other threads are left alone.
@@ -52,7 +53,9 @@ def uninstall_exception_hook() -> None:
     _installed = _previous = None
 
 
-def _show(rank: int, host: str, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+def _show(
+    rank: int | str, host: str, kind: type[BaseException], error: BaseException, where: TracebackType | None
+) -> None:
     # torch.distributed's hook has what ours says written to memory, to show it later; but this process ends here.
     stream = sys.__stderr__ if isinstance(sys.stderr, io.StringIO) else sys.stderr
     # One write, so that the lines of several failing ranks do not mix.

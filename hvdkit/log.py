@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 
 logger = logging.getLogger("hvdkit")
+#: The handler that was added here, not by the program.
+_own: list[logging.Handler] = []
 
 # Horovod's names beside Python's.
 _LEVELS = {
@@ -18,17 +20,17 @@ _LEVELS = {
 }
 
 
-def configure_logging(level: str, rank: int | None = None) -> None:
+def configure_logging(level: str, rank: int | str | None = None) -> None:
     """Send hvdkit's messages of at least `level` to stderr, unless the program set up logging for hvdkit itself.
 
     level: trace, debug, info, warning, error, critical or fatal.
-    rank: shown in each line; None for a process that is no rank.
+    rank: shown in each line, a number or World.label; None for a process that is no rank. The last one counts.
     """
     logger.setLevel(_LEVELS[level])
-    if logger.handlers:
-        return
+    if not logger.handlers:
+        _own[:] = [logging.StreamHandler()]
+        logger.addHandler(_own[0])
+        logger.propagate = False
     who = "hvdkit" if rank is None else f"hvdkit rank {rank}"
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"[{who}] %(levelname)s: %(message)s"))
-    logger.addHandler(handler)
-    logger.propagate = False
+    for handler in _own:
+        handler.setFormatter(logging.Formatter(f"[{who}] %(levelname)s: %(message)s"))

@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from hvdkit.log import logger
@@ -22,6 +22,10 @@ PAST = "past:"
 FAILED, LOST = "failed:", "lost:"
 
 _LARGEST_READ = 4096
+_MOST_IN_A_PART = 4 * 3000  # a bit for each rank, in a word that is read at once
+
+#: What ranks that wait for a part of the job may have to be told.
+START_MPI = "and every other process of the job must start MPI (`from mpi4py import MPI` does)."
 
 
 class _Hearing:
@@ -56,21 +60,29 @@ _hearing = _Hearing()
 
 
 class Coming(NamedTuple):
-    """What a rank says that has called init(). The seconds are its settings stall_check_s and stall_shutdown_s."""
+    """What a rank says that has called init(). The seconds are its settings stall_check_s and stall_shutdown_s.
+
+    part: the ranks that it is to meet there, if those are not all.
+    """
 
     check_s: float
     shutdown_s: float
+    part: frozenset[int] = frozenset()
 
 
-def say_coming(check_s: float, shutdown_s: float) -> str:
-    """The word of a rank that calls init()."""
-    return f"{COMING}:{check_s:.3f}:{shutdown_s:.3f}"
+def say_coming(check_s: float, shutdown_s: float, part: Collection[int] = ()) -> str:
+    """The word of a rank that calls init(). part: see Coming; () for all ranks, or for what no word has room for."""
+    members = f":{sum(1 << rank for rank in part):x}" if part and max(part) < _MOST_IN_A_PART else ""
+    return f"{COMING}:{check_s:.3f}:{shutdown_s:.3f}{members}"
 
 
 def parse_coming(word: str) -> Coming | None:
     """Read the word of a rank that calls init(); None for another word."""
-    found = re.fullmatch(COMING + r":(\d{1,12}\.\d{3}):(\d{1,12}\.\d{3})", word, re.ASCII)
-    return Coming(float(found[1]), float(found[2])) if found else None
+    found = re.fullmatch(COMING + r":(\d{1,12}\.\d{3}):(\d{1,12}\.\d{3})(?::([0-9a-f]{1,3000}))?", word, re.ASCII)
+    if found is None:
+        return None
+    bits = int(found[3] or "0", 16)
+    return Coming(float(found[1]), float(found[2]), frozenset(at for at in range(bits.bit_length()) if bits >> at & 1))
 
 
 def tell_hvdrun(word: str, place: str) -> None:

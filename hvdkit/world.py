@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hvdkit.errors import WorldError
@@ -16,13 +16,14 @@ from hvdkit.errors import WorldError
 
 @dataclass(frozen=True)
 class World:
-    """This process among all ranks of the job.
+    """This process among all ranks of the job, or of the part of it that is a world of its own.
 
     size: 0 where the launcher does not tell (PMIx alone): MPI then does.
     local_rank, local_size: among the ranks of this host. cross_rank, cross_size: among the ranks of the same
     local_rank, one a host. All four are None where the launcher does not tell; `complete_world` fills them in.
     launcher: the name of the table that the variables matched; "none" for a process that nobody launched.
     homogeneous: have all hosts as many ranks? None until `complete_world`.
+    job_ranks: of a part of the job, by rank in it, its ranks in MPI_COMM_WORLD; () where all of the job is the world.
     """
 
     rank: int
@@ -34,6 +35,22 @@ class World:
     host: str
     launcher: str
     homogeneous: bool | None = None
+    job_ranks: tuple[int, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """This rank's number for messages, in a part of the job with its number there: "1 (job rank 3)"."""
+        return label_rank(self.rank, self.job_rank)
+
+    @property
+    def job_rank(self) -> int | None:
+        """This rank's number in MPI_COMM_WORLD, where only a part of the job is the world; else None."""
+        return self.job_ranks[self.rank] if self.job_ranks else None
+
+
+def label_rank(rank: int, job_rank: int | None) -> str:
+    """A rank's number for messages. job_rank: see World."""
+    return str(rank) if job_rank is None else f"{rank} (job rank {job_rank})"
 
 
 # Launchers nest, and the inner one counts, so it stands first: torchrun may be started by mpirun or srun, and mpirun in
@@ -202,6 +219,7 @@ def complete_world(
     cross_rank: int,
     cross_size: int,
     homogeneous: bool,
+    job_ranks: Sequence[int] = (),
 ) -> World:
     """Replace what the launcher told, or left out, by what the MPI library itself answers."""
     return replace(
@@ -213,6 +231,7 @@ def complete_world(
         cross_rank=cross_rank,
         cross_size=cross_size,
         homogeneous=homogeneous,
+        job_ranks=tuple(job_ranks),
     )
 
 

@@ -382,3 +382,15 @@ def drift() -> str:
         except ReplicasDifferError as error:
             return str(error)
     return "nothing"
+
+
+def in_a_part(spec: dict[str, Any]) -> None:
+    """The job's ranks 2 and 0, in this order, train; rank 1 calls nothing of hvdkit."""
+    from mpi4py import MPI
+
+    job = MPI.COMM_WORLD
+    comm = job.Split(job.rank == 1, -job.rank)
+    if job.rank != 1:
+        train(spec, {"comm": comm})
+        with joined(comm=[2, 0]):
+            assert (hvd.rank(), hvd.size(), hvd.local_size()) == (int(job.rank == 0), 2, 2)

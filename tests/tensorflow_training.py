@@ -58,10 +58,14 @@ def train(
 
 
 def as_one_process(
-    mode: str, names: Sequence[str], transport: str = "auto", wrap: dict[str, Any] | None = None
+    mode: str,
+    names: Sequence[str],
+    transport: str = "auto",
+    wrap: dict[str, Any] | None = None,
+    comm: Sequence[int] | None = None,
 ) -> None:
     """These optimizers, started from rank 0's variables, do what they do in one process."""
-    with joined(transport):
+    with joined(transport, **({} if comm is None else {"comm": comm})):
         data = make_data()
         for name in names:
             reference, model = make_model(), make_model()
@@ -255,3 +259,11 @@ def tuned(mode: str, log: str) -> None:
         for step in range(65):
             for at, gradient in enumerate(function(tf.constant(float(step)))):
                 assert np.array_equal(gradient.numpy(), np.full(counts[at], mean_rank * (at + step), np.float32))
+
+
+def in_a_part(mode: str) -> None:
+    """The job's ranks 2 and 1, in this order, train; rank 0 calls nothing of hvdkit."""
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.rank:
+        as_one_process(mode, ["SGD"], comm=[2, 1])

@@ -16,6 +16,7 @@ from hvdkit.engine import runtime as engine
 from hvdkit.tensorflow.arithmetic import TensorflowArithmetic
 from hvdkit.transport import Abort, open_transport
 from hvdkit.transport.base import Transport
+from hvdkit.transport.mpi_part import Part
 from hvdkit.world import World
 
 
@@ -26,8 +27,8 @@ def joined(transport: str = "auto", **settings: Any) -> Iterator[None]:
         transport = "auto"  # it has its own
     if transport.startswith("hierarchical_"):
 
-        def opener(config: Config) -> tuple[World, Transport, Abort | None]:
-            world, first, abort = open_transport(config)
+        def opener(config: Config, part: Part | None) -> tuple[World, Transport, Abort | None]:
+            world, first, abort = open_transport(config, part)
             first.close()
             return world, OPENERS[transport](), abort
 

@@ -42,6 +42,19 @@ for _ in range(2):
 time.sleep(2)
 """
 
+PART_IS_LATE = """
+from hvdkit.engine import runtime as hvd
+from mpi4py import MPI
+if rank in (1, 2):
+    from hvdkit.transport.mpi_part import Part
+    if rank == 2:
+        time.sleep(2)
+    hvd.init(part=Part((2, 1)))
+    hvd.shutdown()
+elif rank == 3:
+    time.sleep(3)
+"""
+
 WITHOUT_HVDRUN = """
 import os, time
 from hvdkit.engine import runtime as hvd
@@ -52,7 +65,8 @@ hvd.init(stall_check_s=1, stall_shutdown_s=2)
 
 
 def test_a_word_says_what_it_was_made_of() -> None:
-    assert parse_coming(say_coming(60.0, 0.0)) == (60.0, 0.0)
+    assert parse_coming(say_coming(60.0, 0.0)) == (60.0, 0.0, frozenset())
+    assert parse_coming(say_coming(60.0, 0.0, [9, 2])) == (60.0, 0.0, frozenset({2, 9}))
     assert parse_coming(READY) is None and parse_coming(OVER) is None and parse_coming("coming:1:nan") is None
 
 
@@ -92,6 +106,23 @@ def test_a_wait_of_ranks_that_have_met_is_none_and_the_next_one_is_new() -> None
         assert coming.left_s([0, 1]) is None
 
 
+def test_parts_of_the_job_wait_each_for_its_own_ranks() -> None:
+    clock = Clock()
+    coming = ComingRanks(clock)
+    coming.hear(4, [say_coming(10, 0, [4, 1])])
+    clock.now += 5
+    coming.hear(0, [say_coming(10, 0, [3, 0])])
+    assert coming.left_s(range(5)) == 5
+    clock.now += 5
+    assert coming.take_due(range(5)) == Wait(10, (4,), (1,), False, part=True)
+    assert coming.left_s(range(5)) == 5 and coming.take_due(range(5)) is None
+    clock.now += 5
+    assert coming.take_due(range(5)) == Wait(10, (0,), (3,), False, part=True)
+    coming.hear(1, [say_coming(10, 0, [4, 1]), READY])
+    coming.hear(4, [READY])
+    assert coming.left_s(range(5)) == 10
+
+
 def test_nothing_is_told_where_that_is_switched_off_or_of_ranks_that_are_not_meant() -> None:
     clock = Clock()
     coming = ComingRanks(clock)
@@ -129,6 +160,16 @@ def test_hvdrun_tells_of_a_rank_that_is_late_and_the_job_goes_on() -> None:
     assert done.returncode == 0
     assert 1 <= done.stderr.count(b"hvd.init() has been waiting") <= 2
     assert b"called by rank 0 on " in done.stderr and b"time.sleep(2)" not in done.stdout
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(60)
+def test_hvdrun_knows_who_is_missing_in_a_part_and_waits_for_nobody_else() -> None:
+    done = hvdrun(4, PART_IS_LATE, "--stall-check-s", "1", "--stall-shutdown-s", "20")
+    said = done.stderr.decode()
+    assert done.returncode == 0
+    assert 1 <= said.count("hvd.init() has been waiting") <= 2
+    assert "called by rank 1 on " in said and "not by rank 2 on " in said and "All of them, which are its comm" in said
 
 
 @pytest.mark.ranks

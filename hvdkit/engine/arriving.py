@@ -11,22 +11,25 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from hvdkit.config import Config
 from hvdkit.log import configure_logging, logger
-from hvdkit.news import READY, say_coming, tell_hvdrun
+from hvdkit.news import READY, START_MPI, say_coming, tell_hvdrun
 from hvdkit.world import World
 
 
 @contextlib.contextmanager
-def arriving(config: Config, world: World, end: Callable[[int], object] = os._exit) -> Iterator[None]:
+def arriving(
+    config: Config, world: World, end: Callable[[int], object] = os._exit, *, part: Sequence[int] = ()
+) -> Iterator[None]:
     """Within, this rank is in init(); that it has come out is told if no error ended it.
 
-    world: as the launcher told it. end: ends this process, and with it the job, after stall_shutdown_s.
+    world: as the launcher told it. part: ranks of the job that meet here, if those are not all. end: ends this process,
+    and with it the job, after stall_shutdown_s.
     """
     if config.news:
-        tell_hvdrun(say_coming(config.stall_check_s, config.stall_shutdown_s), config.news)
+        tell_hvdrun(say_coming(config.stall_check_s, config.stall_shutdown_s, part), config.news)
         yield
         tell_hvdrun(READY, config.news)
         return
@@ -35,7 +38,7 @@ def arriving(config: Config, world: World, end: Callable[[int], object] = os._ex
         yield
         return
     came = threading.Event()
-    watch = threading.Thread(target=_watch, args=(config, world, came, end), name="hvdkit-init", daemon=True)
+    watch = threading.Thread(target=_watch, args=(config, world, part, came, end), name="hvdkit-init", daemon=True)
     watch.start()
     try:
         yield
@@ -43,7 +46,9 @@ def arriving(config: Config, world: World, end: Callable[[int], object] = os._ex
         came.set()
 
 
-def _watch(config: Config, world: World, came: threading.Event, end: Callable[[int], object]) -> None:
+def _watch(
+    config: Config, world: World, part: Sequence[int], came: threading.Event, end: Callable[[int], object]
+) -> None:
     began, told = time.monotonic(), 0.0
     check_s, shutdown_s = config.stall_check_s, config.stall_shutdown_s
     while True:
@@ -52,7 +57,7 @@ def _watch(config: Config, world: World, came: threading.Event, end: Callable[[i
             return
         told = time.monotonic() - began
         configure_logging(config.log_level, world.rank)
-        logger.warning("%s", _tell(world, told))
+        logger.warning("%s", _tell(world, part, told))
         if 0 < shutdown_s <= told:
             logger.error("hvd.init() was given up after stall_shutdown_s=%g s; ending the job.", shutdown_s)
             for stream in (sys.stdout, sys.stderr):
@@ -61,10 +66,15 @@ def _watch(config: Config, world: World, came: threading.Event, end: Callable[[i
             return
 
 
-def _tell(world: World, seconds: float) -> str:
+def _tell(world: World, part: Sequence[int], seconds: float) -> str:
     many = f"{world.size} ranks" if world.size else "ranks"
+    among = f"the {many} that {world.launcher} has started. All ranks must call it."
+    if part:
+        among = (
+            f"ranks {', '.join(map(str, part))} of the job, which are its comm. All of them must call it, {START_MPI}"
+        )
     return (
         f"hvd.init() has been waiting for {seconds:.0f} s: it was called by rank {world.rank} (host {world.host}), and "
-        f"not by all of the {many} that {world.launcher} has started. All ranks must call it. Missing are those that "
+        f"not by all of {among} Missing are those that "
         f"do not say this. Started with hvdrun, which knows of all ranks, it is told who they are and what they do."
     )

@@ -9,32 +9,38 @@ from typing import Any
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.job_objects import allgather_object
 from hvdkit.engine.joining import join_all
-from hvdkit.engine.process_sets import ProcessSet
+from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.errors import ConfigError
 from hvdkit.transport.base import Arithmetic
-from hvdkit.world import World
+from hvdkit.transport.mpi_part import is_communicator, read_part
+from hvdkit.world import World, read_world
 
 
 def join_world(
     comm: Any,
-    process_sets: Sequence[ProcessSet | Sequence[int]] | str | None,
+    process_sets: Sequence[ProcessSet | Sequence[int] | Any] | str | None,
     arithmetic: Arithmetic | None,
     framework: str = "",
     **settings: Any,
 ) -> None:
     """What init() does; see the adapters'. arithmetic, framework: see engine.init.
 
-    comm: ranks, or a communicator of mpi4py's, of all ranks.
+    comm: ranks, a communicator of mpi4py's, or a list of these: the first is the world, the others are process sets.
     """
-    given = () if process_sets is None or isinstance(process_sets, str) else tuple(process_sets)
-    sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in given]
-    made = engine.init(sets, arithmetic=arithmetic, framework=framework, **settings)
-    taking_part = list(range(comm.Get_size())) if hasattr(comm, "Get_size") else comm
-    if taking_part is not None and list(taking_part) != list(range(made.world.size)):
-        engine.shutdown()
-        raise ConfigError(
-            f"comm={list(taking_part)!r}: only all ranks, in order, can take part. Use a process set for some of them."
-        )
+    groups = () if process_sets is None or isinstance(process_sets, str) else tuple(process_sets)
+    if isinstance(comm, Sequence) and any(is_communicator(one) for one in comm):
+        if not all(is_communicator(one) for one in comm):
+            raise ConfigError(
+                f"comm={comm!r} has communicators of mpi4py's in it, and other things. Pass one communicator, a list "
+                f"of ranks, or a list of communicators: the world, and after it process sets."
+            )
+        comm, groups = comm[0], (*comm[1:], *groups)
+    part = read_part(comm, read_world())
+    sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in groups]
+    first = not engine.is_initialized()
+    engine.init(sets, arithmetic=arithmetic, framework=framework, part=part, **settings)
+    if first:
+        global_process_set.mpi_comm = comm if is_communicator(comm) else None
 
 
 def shutdown() -> None:
@@ -92,6 +98,7 @@ def _known(value: int | None) -> int:
 def describe_world(framework: str, threads: int) -> str:
     """Say in a line what runs where; see the adapters' describe(). framework: with its version; threads: of a rank."""
     made = engine.runtime("describe()")
+    part = f" (of the job's ranks {', '.join(map(str, made.world.job_ranks))})" if made.world.job_ranks else ""
     hosts: dict[str, int] = {}
     for host in allgather_object(made.world.host or socket.gethostname()):
         hosts[host] = hosts.get(host, 0) + 1
@@ -100,7 +107,7 @@ def describe_world(framework: str, threads: int) -> str:
     between = made.transport.between if len(hosts) > 1 else None
     speed = f", {between.describe()}" if between is not None else ""
     return (
-        f"{count} rank{'s' * (count > 1)} on {len(hosts)} host{'s' * (len(hosts) > 1)} ({where}), "
+        f"{count} rank{'s' * (count > 1)}{part} on {len(hosts)} host{'s' * (len(hosts) > 1)} ({where}), "
         f"{made.transport.name} transport{speed}, {framework}, {threads} thread{'s' * (threads > 1)} a rank"
     )
 
@@ -116,8 +123,8 @@ def join_ranks() -> int:
     return join_all(made.sets.engines())
 
 
-def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Make a process set known; every rank calls it, with the same ranks. Returns the set.
+def add_process_set(process_set: ProcessSet | Sequence[int] | Any) -> ProcessSet:
+    """Make a process set known; every rank calls it, with the same ranks, or its communicator. Returns the set.
 
     Raises ValueError for ranks that are not there or come twice, or if a set of these ranks is known,
     NotInitializedError before init(), HorovodInternalError if a rank has left.

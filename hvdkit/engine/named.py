@@ -37,17 +37,24 @@ class NamedEngine:
     """Named operations among the ranks of a transport; opened and closed by all of them together.
 
     transport: this engine's alone. hosts: of each rank, and ranks: its number in the world, for messages. timeline: of
-    this process.
+    this process. job_ranks: see World.
     """
 
     watched, takes_tensors = True, False
 
     def __init__(
-        self, transport: Transport, config: Config, *, hosts: Sequence[str], ranks: Sequence[int], timeline: Timeline
+        self,
+        transport: Transport,
+        config: Config,
+        *,
+        hosts: Sequence[str],
+        ranks: Sequence[int],
+        timeline: Timeline,
+        job_ranks: Sequence[int] | None = None,
     ) -> None:
         self.transport = transport
         self._limit_bytes = config.fusion_bytes
-        self._hosts, self.ranks, self.timeline = hosts, ranks, timeline
+        self._hosts, self.ranks, self._job_ranks, self.timeline = hosts, ranks, job_ranks, timeline
         mail, lane = transport.open_mailbox(), transport.open_lane()
         self._talks = Negotiator(
             mail,
@@ -77,7 +84,8 @@ class NamedEngine:
 
     def who(self, rank: int) -> str:
         """Name a rank of this engine for a message."""
-        return f"rank {self.ranks[rank]} (host {self._hosts[rank]})"
+        job = f"job rank {self._job_ranks[rank]}, " if self._job_ranks else ""
+        return f"rank {self.ranks[rank]} ({job}host {self._hosts[rank]})"
 
     def _start_thread(self) -> None:
         self._process = os.getpid()

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from hvdkit.engine.base import Engine
 from hvdkit.engine.together import do_together
 from hvdkit.errors import NotInitializedError
 from hvdkit.transport.base import Transport
+from hvdkit.transport.mpi_part import is_communicator, ranks_in_job
+from hvdkit.transport.small import gather_bytes
 
 
 class ProcessSet:
     """Some of the ranks, or all of them; to be made known to all ranks by init() or add_process_set().
 
-    ranks: numbers in the world, of all ranks if None.
+    ranks_or_comm: numbers in the world, of all ranks if None; or a communicator of mpi4py's that holds this process and
+    some of the world, in the world's order. Ranks may pass different ones, as MPI_Comm_split makes them: each rank then
+    has the set that it is in. Raises ValueError for anything else.
     """
 
     #: Number of the set; None before it is added and after it is removed. 0 is the set of all ranks.
     process_set_id: int | None = None
 
-    def __init__(self, ranks: Sequence[int] | None) -> None:
-        self.ranks = sorted(int(rank) for rank in ranks) if ranks is not None else None
+    def __init__(self, ranks_or_comm: Sequence[int] | Any | None) -> None:
+        #: The communicator that it was made from, the user's own, for mpi4py beside hvdkit; None if it was from ranks.
+        #: Of the set of all ranks the one that init() was given.
+        self.mpi_comm: Any = None
+        self.ranks: list[int] | None = None
+        if is_communicator(ranks_or_comm):
+            ranks_in_job(ranks_or_comm, "ProcessSet(comm)")
+            self.mpi_comm = ranks_or_comm
+        elif ranks_or_comm is not None:
+            try:
+                self.ranks = sorted(operator.index(rank) for rank in ranks_or_comm)
+            except TypeError:
+                raise ValueError(
+                    f"ProcessSet({ranks_or_comm!r}): a process set is made from a list of ranks, or from a "
+                    f"communicator of mpi4py's."
+                ) from None
         self._group: Group | None = None
 
     def __repr__(self) -> str:
@@ -28,7 +50,7 @@ class ProcessSet:
 
     def _known(self) -> Group:
         if self._group is None:
-            if self.ranks is None:
+            if self.ranks is None and self.mpi_comm is None:
                 raise NotInitializedError("A collective")
             raise ValueError(
                 f"{self!r} is not known: it was never added, or it has been removed. Pass it to "
@@ -81,23 +103,60 @@ class Group:
 class ProcessSets:
     """The sets that are known in a world, by number.
 
-    world: all ranks. open_engine: makes the engine of a set from a transport of its own and its ranks.
+    world: all ranks. open_engine: makes the engine of a set from a transport of its own and its ranks. job_ranks: see
+    World.
     """
 
-    def __init__(self, world: Transport, open_engine: Callable[[Transport, Sequence[int]], Engine]) -> None:
+    def __init__(
+        self,
+        world: Transport,
+        open_engine: Callable[[Transport, Sequence[int]], Engine],
+        job_ranks: Sequence[int] = (),
+    ) -> None:
         self._world, self._open_engine = world, open_engine
+        self._job_ranks = job_ranks or range(world.size)
         self._sets: dict[int, ProcessSet] = {}
         self._next = 0
 
     def add(self, process_set: ProcessSet) -> None:
         """Make a set known; collective over all ranks, which give the same ranks.
 
+        Of communicators, of which each rank gives its own, all sets become known.
         Raises ValueError for ranks that are not there or come twice, or a set of the same ranks that is known,
         HorovodInternalError if the ranks disagree about it.
         """
-        problem = self._together("add_process_set", process_set, lambda: self._add(process_set))
-        if problem:
-            raise ValueError(problem)
+        sets = [process_set]
+        if process_set.mpi_comm is not None and process_set is not global_process_set:
+            found = self._find_ranks(process_set)
+            process_set.ranks = next(list(ranks) for ranks in found if self._world.rank in ranks)
+            sets = [process_set if self._world.rank in ranks else ProcessSet(ranks) for ranks in found]
+        for one in sets:
+            problem = self._together("add_process_set", one, functools.partial(self._add, one))
+            if problem:
+                raise ValueError(problem)
+
+    def _find_ranks(self, process_set: ProcessSet) -> list[tuple[int, ...]]:
+        """The ranks of all sets that the ranks' communicators make, in rising order; the same on all ranks."""
+        data = json.dumps(ranks_in_job(process_set.mpi_comm, "ProcessSet(comm)")).encode()
+        engine = self._sets[0]._known().engine
+        assert engine is not None, "every rank is in the set of all ranks, which is the first"
+        gathered = do_together(engine, "process_set_of_comm", lambda transport, _: gather_bytes(transport, data))
+        found = [tuple(json.loads(one)) for one in gathered]
+        places = {job_rank: rank for rank, job_rank in enumerate(self._job_ranks)}
+        sets = []
+        for rank, members in enumerate(found):
+            ranks = [places.get(one, -1) for one in members]
+            others = [one for one in ranks if one >= 0 and found[one] != members]
+            if ranks != sorted(set(ranks)) or ranks[0] < 0 or others:
+                raise ValueError(
+                    f"The communicator that rank {rank} has given for a process set holds ranks {list(members)} of the "
+                    f"job, and the world consists of {list(self._job_ranks)}. A process set's are ranks of the world, "
+                    f"in its order, which all give communicators of the same ranks"
+                    f"{f'; rank {others[0]} has given one of {list(found[others[0]])}' if others else ''}. "
+                    f"MPI_Comm_split with hvd.rank() as its key makes such ones."
+                )
+            sets.append(tuple(ranks))
+        return sorted(set(sets))
 
     def _add(self, process_set: ProcessSet) -> str:
         """Make a set known; returns what is wrong with it, the same on all ranks, or ""."""

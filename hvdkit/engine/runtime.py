@@ -22,12 +22,13 @@ from hvdkit.engine.process_sets import ProcessSet, ProcessSets, global_process_s
 from hvdkit.engine.rank_facts import RankFacts, read_node
 from hvdkit.engine.recording import RECORDER
 from hvdkit.engine.timeline import Timeline
-from hvdkit.errors import NotInitializedError
+from hvdkit.errors import ConfigError, NotInitializedError
 from hvdkit.hook import install_exception_hook, uninstall_exception_hook
 from hvdkit.log import configure_logging, logger
 from hvdkit.stacks import offer_all_stacks
 from hvdkit.transport import Abort, open_transport
 from hvdkit.transport.base import Arithmetic, Transport
+from hvdkit.transport.mpi_part import Part
 from hvdkit.transport.mpi_world import leave_mpi
 from hvdkit.world import World, read_world, under_agent
 
@@ -66,6 +67,8 @@ class Runtime:
         )
 
 
+Opener = Callable[[Config, Part | None], tuple[World, Transport, Abort | None]]
+
 _runtime: Runtime | None = None
 #: See stay().
 _stays = False
@@ -78,7 +81,8 @@ def init(
     *,
     arithmetic: Arithmetic | None = None,
     framework: str = "",
-    opener: Callable[[Config], tuple[World, Transport, Abort | None]] = open_transport,
+    opener: Opener = open_transport,
+    part: Part | None = None,
     **settings: Any,
 ) -> Runtime:
     """Join the world that the launcher made; does nothing if this process has joined already.
@@ -87,23 +91,36 @@ def init(
     arithmetic: what adds and casts, a framework's own being faster for narrow types; numpy's if None.
     framework: that Horovod's core is to work with, if it is the engine; "" for none in particular.
     opener: makes the transport of hvdkit's own engine; tests simulate hosts with it.
+    part: the processes of the job that make the world, and alone call this; None for all.
     settings: fields of Config, which beat the environment.
-    Raises WorldError if the launcher and MPI disagree, ConfigError for a bad setting, TransportError if the ranks
-    cannot reach each other, MissingDependencyError if the engine is to be Horovod's core and is not here, ValueError
-    for process sets that cannot be made: see ProcessSets.add.
+    Raises WorldError if the launcher and MPI disagree, ConfigError for a bad setting or a part that cannot be a world,
+    TransportError if the ranks cannot reach each other, MissingDependencyError if the engine is to be Horovod's core
+    and is not here, ValueError for process sets that cannot be made: see ProcessSets.add.
     """
     global _again
     if _runtime is not None:
+        if part is not None and part.ranks != _runtime.world.job_ranks:
+            raise ConfigError(
+                f"init() was called with ranks {list(part.ranks)} of the job, and hvdkit is initialized here already, "
+                f"with {'ranks ' + str(list(_runtime.world.job_ranks)) if _runtime.world.job_ranks else 'all ranks'}. "
+                f"A process is in one world at a time: call hvd.shutdown() before, or use a process set."
+            )
         return _runtime
-    _again = functools.partial(
-        init, process_sets, arithmetic=arithmetic, framework=framework, opener=opener, **settings
-    )
     config, launched = read_config(**settings), read_world()
+    if part is not None and config.elastic:
+        raise ConfigError(
+            f"Elastic training was asked for, and comm names ranks {list(part.ranks)}, a part of the job. Elastic "
+            f"takes the whole job: any rank that dies is replaced, and the world is MPI_COMM_WORLD without those that "
+            f"died and with those that came. Leave out comm, or what asks hvdrun for elastic training."
+        )
+    _again = functools.partial(
+        init, process_sets, arithmetic=arithmetic, framework=framework, opener=opener, part=part, **settings
+    )
     if config.elastic:  # those who have let this rank in would wait for it
         install_exception_hook(launched.rank, launched.host, None)
     offer_all_stacks()
-    with arriving(config, launched):
-        made = _join(config, launched.launcher, process_sets, arithmetic, framework, opener)
+    with arriving(config, launched, part=part.ranks if part is not None else ()):
+        made = _join(config, launched.launcher, process_sets, arithmetic, framework, opener, part)
     if config.profile and not RECORDER.on:
         from hvdkit.engine.record_sender import RecordSender
 
@@ -118,7 +135,8 @@ def _join(
     process_sets: Sequence[ProcessSet],
     arithmetic: Arithmetic | None,
     framework: str,
-    opener: Callable[[Config], tuple[World, Transport, Abort | None]],
+    opener: Opener,
+    part: Part | None,
 ) -> Runtime:
     """Meet the other ranks, and make what init() makes; collective."""
     global _runtime
@@ -128,13 +146,13 @@ def _join(
     if name == "horovod":
         from hvdkit.engine.horovod.opening import open_horovod
 
-        world, transport, abort, horovod = open_horovod(config, framework)
+        world, transport, abort, horovod = open_horovod(config, framework, part)
     else:
-        world, transport, abort = opener(config)
+        world, transport, abort = opener(config, part)
     if arithmetic is not None:
         transport.arithmetic = arithmetic
-    configure_logging(config.log_level, world.rank)
-    install_exception_hook(world.rank, world.host, abort)
+    configure_logging(config.log_level, world.label)
+    install_exception_hook(world.label, world.host, abort)
     logger.info("%d ranks on %d hosts, transport %s", world.size, world.cross_size or 1, transport.name)
     logger.info("engine %s: %s", name, why)
     if horovod is not None and (config.tuned or config.autotune_save):
@@ -153,18 +171,19 @@ def _join(
 
     def open_engine(group: Transport, ranks: Sequence[int]) -> Engine:
         options: dict[str, Any] = {"hosts": [seen[rank].host for rank in ranks], "ranks": ranks, "timeline": timeline}
+        options["job_ranks"] = [world.job_ranks[rank] for rank in ranks] if world.job_ranks else None
         if horovod is not None:
             from hvdkit.engine.horovod.engine import HorovodEngine
 
             return HorovodEngine(group, horovod, **options)
         return NamedEngine(group, config, **options)
 
-    sets = ProcessSets(transport, open_engine)
+    sets = ProcessSets(transport, open_engine, world.job_ranks)
     _runtime = Runtime(world, config, transport, sets, timeline, cores, horovod)
     global_process_set.ranks = None  # an earlier world may have had others
     sets.add(global_process_set)
     try:
-        for process_set in process_sets:
+        for process_set in sorted(process_sets, key=lambda one: one.mpi_comm is None):  # numbered as in Horovod
             sets.add(process_set)
     except ValueError:  # the same on all ranks, which have been given the same sets
         shutdown()
@@ -184,7 +203,7 @@ def restart(change: Callable[[], object] | None = None, *, idle: bool = True) ->
     place = _runtime.world if _runtime is not None else None
     shutdown(idle=idle)
     if place is not None:
-        install_exception_hook(place.rank, place.host, None)  # the others wait for this rank, wherever it fails
+        install_exception_hook(place.label, place.host, None)  # the others wait for this rank, wherever it fails
     if change is not None:
         change()
     _again()

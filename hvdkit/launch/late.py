@@ -10,6 +10,7 @@ from typing import Any
 from hvdkit.launch.coming import Wait
 from hvdkit.launch.doing import Doing, format_report, name_ranks, read_processes
 from hvdkit.launch.ranks import Ranks, explain_exit
+from hvdkit.news import START_MPI
 
 
 class LateRanks:
@@ -63,8 +64,10 @@ def tell_of_wait(wait: Wait, ranks: Ranks, doing: Mapping[int, Any]) -> list[str
     missing = wait.missing
     head = f"hvd.init() has been waiting for {wait.seconds:.0f} s: it was called by {_name(wait.present, ranks)}, and "
     if not missing:
-        return [f"{head}the ranks do not reach each other. What they are doing:", *_show(wait.present, ranks, doing)]
-    what = f"not by {_name(missing, ranks)}. All ranks must call it. What those are doing:"
+        why = f"the ranks do not reach each other{f', {START_MPI}' if wait.part else '.'} What they are doing:"
+        return [f"{head}{why}", *_show(wait.present, ranks, doing)]
+    those = "All of them, which are its comm," if wait.part else "All ranks"
+    what = f"not by {_name(missing, ranks)}. {those} must call it. What those are doing:"
     return [head + what, *_show(missing, ranks, doing)]
 
 

@@ -18,18 +18,20 @@ RECORDER.when_on(watch_datasets)
 
 
 def init(
-    comm: Sequence[int] | None = None,
-    process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None,
+    comm: Sequence[int] | Any | None = None,
+    process_sets: Sequence[ProcessSet | Sequence[int] | Any] | str | None = None,
     **settings: Any,
 ) -> None:
     """Join the world that the launcher made. Every rank calls it, before any other call of hvdkit.
 
-    comm: as in Horovod, the ranks that take part; all of them, in order, or None.
-    process_sets: sets, or lists of ranks, to be known from the beginning, repetitions left out; "dynamic", which
-    Horovod wants for later ones, is not needed.
+    comm: the processes that make the world, by default all of the job: a communicator of mpi4py's, or a list of ranks
+    in MPI_COMM_WORLD, whose order is that of the ranks here. Only these processes call init(); the others start MPI.
+    A list of communicators is the world and, after it, process sets.
+    process_sets: sets, lists of ranks or communicators, to be known from the beginning, repetitions left out;
+    "dynamic", which Horovod wants for later ones, is not needed.
     settings: fields of hvdkit.Config, e.g. transport="mpi"; they beat the environment.
-    Raises WorldError if launcher and MPI disagree about the number of ranks, ConfigError for a bad setting, ValueError
-    for process sets that cannot be made.
+    Raises WorldError if launcher and MPI disagree about the number of ranks, ConfigError for a bad setting or
+    a comm that cannot be a world, ValueError for process sets that cannot be made.
     """
     join_world(comm, process_sets, TensorflowArithmetic(), "tensorflow", **settings)
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdkit.config import Config, read_environment
-from hvdkit.errors import MissingDependencyError, TransportError, WorldError
+from hvdkit.errors import ConfigError, MissingDependencyError, TransportError, WorldError
 from hvdkit.hook import install_exception_hook
 from hvdkit.news import LOST, listen_to_hvdrun, on_news
 from hvdkit.transport.base import BaseTransport, Transport
@@ -25,24 +25,34 @@ from hvdkit.transport.single import SingleTransport
 from hvdkit.transport.small import gather_ints
 from hvdkit.world import WITHOUT_MPI, World, check_world, complete_world, read_world, under_agent
 
+if TYPE_CHECKING:
+    from hvdkit.transport.mpi_part import Part
+
 Abort = Callable[[int], None]
 
 
-def open_transport(config: Config) -> tuple[World, Transport, Abort | None]:
+def open_transport(config: Config, part: Part | None = None) -> tuple[World, Transport, Abort | None]:
     """Find out who this process is, and open the transport that the configuration asks for; collective.
 
+    part: the processes that make the world, and alone call this; None for all of the job.
     Returns also what ends all ranks of the job, or None where ending this process is enough.
-    Raises WorldError if launcher and MPI disagree, TransportError if the transport asked for does not fit the ranks.
+    Raises WorldError if launcher and MPI disagree, TransportError if the transport asked for does not fit the ranks,
+    ConfigError for a part that there is not, or that the configuration does not allow.
     """
     world = read_world()
     carrier = choose_carrier(config.transport, world, mpi_running=_runs_mpi())
-    if carrier == "none":
+    if part is not None and config.transport == "single":
+        raise ConfigError(
+            f"HVDKIT_TRANSPORT=single is for a process without MPI, and comm names ranks {list(part.ranks)} of an MPI "
+            f"job. Leave one of the two out."
+        )
+    if carrier == "none" and part is None:
         if world.size > 1:
             raise WorldError(
                 f"HVDKIT_TRANSPORT=single is for one process, and {world.launcher} started {world.size}. Leave it out."
             )
         return _alone(world)
-    base, abort = _open_gloo(world) if carrier == "gloo" else _open_mpi(world)
+    base, abort = _open_gloo(world, part) if carrier == "gloo" else _open_mpi(world, part)
     if carrier == "mpi" and config.elastic:
         on_news(LOST, tell_mpi_of_loss)
         listen_to_hvdrun(config.news)
@@ -59,10 +69,11 @@ def open_transport(config: Config) -> tuple[World, Transport, Abort | None]:
         cross_rank=cross.rank,
         cross_size=cross.size,
         homogeneous=len(set(local_sizes)) == 1,
+        job_ranks=part.ranks if part is not None else (),
     )
     local.close()
     cross.close()
-    install_exception_hook(world.rank, world.host, abort)  # what fails below may fail on some ranks only
+    install_exception_hook(world.label, world.host, abort)  # what fails below may fail on some ranks only
     name = choose_transport(config.transport, local_sizes, base.name)
     if name == "single":
         base.close()
@@ -72,6 +83,7 @@ def open_transport(config: Config) -> tuple[World, Transport, Abort | None]:
             base.measure()
         return world, base, abort
     options: dict[str, Any] = {"directory": config.shared_directory, "small_bytes": config.small_bytes}
+    options["job_rank"] = world.job_rank
     if name == "shared_memory":
         from hvdkit.transport.shared_memory import SharedMemoryTransport
 
@@ -123,18 +135,19 @@ def _runs_mpi() -> bool:
     return loaded is not None and loaded.Is_initialized() and loaded.COMM_WORLD.Get_size() > 1
 
 
-def _open_mpi(world: World) -> tuple[BaseTransport, Abort | None]:
-    from hvdkit.transport import mpi, mpi_library, mpi_world
+def _open_mpi(world: World, part: Part | None) -> tuple[BaseTransport, Abort | None]:
+    from hvdkit.transport import mpi, mpi_library, mpi_part, mpi_world
 
-    base = mpi.open_mpi()
-    if not mpi_world.has_changed():
+    base = mpi.open_mpi(comm=mpi_part.open_part(part, world) if part is not None else None)
+    if part is None and not mpi_world.has_changed():
         check_world(world, base.size, mpi_library.describe_mpi())
     return base, None if under_agent() else mpi_library.abort
 
 
-def _open_gloo(world: World) -> tuple[BaseTransport, Abort | None]:
+def _open_gloo(world: World, part: Part | None) -> tuple[BaseTransport, Abort | None]:
     """Where there is MPI it is only asked where rank 0 is."""
     from hvdkit.transport import gloo, gloo_library
+    from hvdkit.transport.addresses import address_towards
     from hvdkit.transport.boards import BoardPlace, LocalBoard, TransportBoard, find_board, read_interface
 
     variables = read_environment()
@@ -146,12 +159,15 @@ def _open_gloo(world: World) -> tuple[BaseTransport, Abort | None]:
             f"Ranks that {world.launcher} has started without MPI talk through torch's Gloo. {error}. Or start the "
             f"script with hvdrun, which takes MPI."
         ) from error
-    only_mpi_knows = world.size == 0 or (world.launcher == "none" and _runs_mpi())
+    only_mpi_knows = part is not None or world.size == 0 or (world.launcher == "none" and _runs_mpi())
     if world.size == 1 and not only_mpi_knows:
         return gloo.open_gloo(LocalBoard(), 0, 1, **options), None
     place = BoardPlace("mpi") if only_mpi_knows else find_board(variables, world.launcher)
     if place.kind == "mpi":
-        asked, abort = _open_mpi(world)
+        asked, abort = _open_mpi(world, part)
+        if part is not None:
+            options["towards"] = address_towards(world.host)
+            options["host"] = f"{world.host} (job rank {part.ranks[asked.rank]})"
         base = gloo.open_gloo(TransportBoard(asked), asked.rank, asked.size, **options)
         asked.close()
         return base, abort
@@ -160,5 +176,5 @@ def _open_gloo(world: World) -> tuple[BaseTransport, Abort | None]:
 
 
 def _alone(world: World) -> tuple[World, Transport, None]:
-    alone = {"rank": 0, "size": 1, "local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1}
+    alone: dict[str, Any] = {"rank": 0, "size": 1, "local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1}
     return complete_world(world, **alone, homogeneous=True), SingleTransport(), None

@@ -20,6 +20,7 @@ class HierarchicalTransport(SharedMemoryTransport):
 
     base: all ranks; small messages and whatever is no allreduce go through it. Closed with this one.
     node: a number for this rank's host, given by all ranks or none (then the base knows); tests split one host with it.
+    job_rank: see World, for messages.
     """
 
     name = "hierarchical"
@@ -32,6 +33,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         directory: str = "/dev/shm",
         small_bytes: int = 64 * 1024,
         node: int | None = None,
+        job_rank: int | None = None,
     ) -> None:
         self._spanning, self._node = base, node
         local, self._cross = base.split_by_node(node)
@@ -47,6 +49,7 @@ class HierarchicalTransport(SharedMemoryTransport):
             small_bytes=small_bytes,
             shards=shards,
             open_crossing=self._open_crossing if local.rank < shards else None,
+            job_rank=job_rank,
         )
         self.between: BetweenHosts = between
         if hosts > 1:
@@ -69,7 +72,12 @@ class HierarchicalTransport(SharedMemoryTransport):
             return base
         base.between.algorithm = self.between.algorithm  # which may have been set since
         return HierarchicalTransport(
-            base, host=self._host, directory=self._directory, small_bytes=self._small_bytes, node=self._node
+            base,
+            host=self._host,
+            directory=self._directory,
+            small_bytes=self._small_bytes,
+            node=self._node,
+            job_rank=self._job_rank,
         )
 
     def close(self, *, idle: bool = True) -> None:

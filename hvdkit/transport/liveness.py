@@ -21,13 +21,17 @@ _RUNNING, _LEFT, _TOLD = 0, 1, 2
 class Liveness:
     """The ranks of one host as seen by each other; made by all of them together.
 
-    global_ranks: rank in the whole world of each rank of the group, for messages.
+    global_rank: of this process in the whole world, for messages. job_rank: see World.
     """
 
-    def __init__(self, group: Transport, host: str, directory: str, global_rank: int) -> None:
+    def __init__(
+        self, group: Transport, host: str, directory: str, global_rank: int, job_rank: int | None = None
+    ) -> None:
         self._host = host
         self._rank = group.rank
         self._ranks = gather_ints(group, global_rank)
+        job_ranks = gather_ints(group, -1 if job_rank is None else job_rank)
+        self._job_ranks = {rank: number for rank, number in zip(self._ranks, job_ranks, strict=True) if number >= 0}
         self._states = open_segment(group, [64 * group.size] + [0] * (group.size - 1), directory)
         # A file of its own: closing any descriptor of a file, as munmap does, drops this process's locks on it.
         self._locks = open_segment(group, [group.size] + [0] * (group.size - 1), directory)
@@ -53,7 +57,8 @@ class Liveness:
         if told:
             raise self._lost(told[0])
         if left:  # told after a death, which may be why they left
-            raise RankLostError(describe_leaving(left[0], self._host, self._ranks[self._rank]))
+            job_rank = self._job_ranks.get(left[0])
+            raise RankLostError(describe_leaving(left[0], self._host, self._ranks[self._rank], job_rank))
 
     def _is_gone(self, peer: int) -> bool:
         try:
@@ -66,7 +71,7 @@ class Liveness:
     def _lost(self, rank: int) -> RankLostError:
         if self._states.memory[64 * self._rank] == _RUNNING:
             self._states.memory[64 * self._rank] = _TOLD
-        return RankLostError(describe_death(rank, self._host))
+        return RankLostError(describe_death(rank, self._host, self._job_ranks.get(rank)))
 
     def leave(self) -> None:
         """Tell those who wait for this rank, now or later, that it will not come."""

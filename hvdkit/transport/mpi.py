@@ -36,12 +36,13 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-def open_mpi(arithmetic: Arithmetic | None = None) -> MpiTransport:
+def open_mpi(arithmetic: Arithmetic | None = None, comm: MPI.Intracomm | None = None) -> MpiTransport:
     """A transport of all ranks that MPI knows; collective. See load_mpi for what it raises.
 
-    arithmetic: numpy's if None.
+    arithmetic: numpy's if None. comm: a communicator of some of them, which becomes this transport's own.
     """
-    return MpiTransport(own_comm(duplicate_comm(world_comm())), arithmetic or NumpyArithmetic())
+    own = duplicate_comm(world_comm()) if comm is None else comm
+    return MpiTransport(own_comm(own), arithmetic or NumpyArithmetic())
 
 
 class MpiTransport:

@@ -22,7 +22,7 @@ class SharedMemoryTransport:
     base: all ranks of the group; does small messages and whatever is no allreduce. Closed with this one.
     local: those of them on this host, whose memory is shared; `base` itself if that is all.
     directory: a memory file system that these ranks share. small_bytes: below it an allreduce goes to `base`.
-    shards, open_crossing: see SharedBuckets; for more hosts than one.
+    shards, open_crossing: see SharedBuckets; for more hosts than one. job_rank: see World, for messages.
     """
 
     name = "shared_memory"
@@ -37,6 +37,7 @@ class SharedMemoryTransport:
         small_bytes: int = 64 * 1024,
         shards: int | None = None,
         open_crossing: Callable[[], Crossing] | None = None,
+        job_rank: int | None = None,
     ) -> None:
         if shards is None and local.size != base.size:
             raise TransportError(
@@ -49,7 +50,8 @@ class SharedMemoryTransport:
         self._shards, self._open_crossing = shards or local.size, open_crossing
         self.local_ranks = self._shards
         self.between: BetweenHosts | None = None
-        self._liveness = Liveness(local, host, directory, base.rank)
+        self._job_rank = job_rank
+        self._liveness = Liveness(local, host, directory, base.rank, job_rank)
         self._staging: SharedBuckets | None = None
         self._closed = False
 
@@ -118,7 +120,12 @@ class SharedMemoryTransport:
         if base is None or base.size == 1:
             return base
         return SharedMemoryTransport(
-            base, base, host=self._host, directory=self._directory, small_bytes=self._small_bytes
+            base,
+            base,
+            host=self._host,
+            directory=self._directory,
+            small_bytes=self._small_bytes,
+            job_rank=self._job_rank,
         )
 
     def open_mailbox(self) -> Mailbox:

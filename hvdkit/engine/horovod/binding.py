@@ -56,8 +56,8 @@ class Binding(Protocol):
     reduced: frozenset[str]
     prefix: str
 
-    def init(self, sets: Sequence[Any] | str) -> None:
-        """Start Horovod. sets: as Horovod's init() takes them."""
+    def init(self, sets: Sequence[Any] | str, comm: Any = None) -> None:
+        """Start Horovod. sets, comm: as Horovod's init() takes them."""
 
     def shutdown(self) -> None:
         """End Horovod; collective."""

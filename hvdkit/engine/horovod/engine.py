@@ -24,14 +24,21 @@ class HorovodEngine:
     """Named operations among the ranks of a process set of Horovod's; opened and closed by all of them together.
 
     transport: of that set. hosts: of each rank, "" where that is not known, and ranks: its number in the world, for
-    messages. timeline: not written to; Horovod writes its own.
+    messages. timeline: not written to; Horovod writes its own. job_ranks: see World.
     """
 
     #: Horovod itself reports what stalls.
     watched = False
 
     def __init__(
-        self, transport: Transport, binding: Binding, *, hosts: Sequence[str], ranks: Sequence[int], timeline: Timeline
+        self,
+        transport: Transport,
+        binding: Binding,
+        *,
+        hosts: Sequence[str],
+        ranks: Sequence[int],
+        timeline: Timeline,
+        job_ranks: Sequence[int] | None = None,
     ) -> None:
         assert isinstance(transport, HorovodTransport)
         self.transport, self.binding = transport, binding
@@ -39,7 +46,7 @@ class HorovodEngine:
         self.takes_tensors = binding.framework == "torch"
         self.notice_s = float("inf")
         self.tell_pace: Callable[[Window], None] = lambda _: None  # there is no way to the first rank but collectives
-        self._hosts, self.ranks = hosts, list(ranks)
+        self._hosts, self.ranks, self._job_ranks = hosts, list(ranks), job_ranks
         self._running: dict[str, Running] = {}
         self._counters: dict[str, int] = {}
         self._lock = threading.RLock()
@@ -47,8 +54,9 @@ class HorovodEngine:
 
     def who(self, rank: int) -> str:
         """Name a rank of this engine for a message."""
-        host = self._hosts[rank]
-        return f"rank {self.ranks[rank]}" + (f" (host {host})" if host else "")
+        places = [f"job rank {self._job_ranks[rank]}"] if self._job_ranks else []
+        places += [f"host {self._hosts[rank]}"] if self._hosts[rank] else []
+        return f"rank {self.ranks[rank]}" + (f" ({', '.join(places)})" if places else "")
 
     def make_name(self, kind: str) -> str:
         """A name for an operation without one: the n-th of its kind here and so on every rank."""

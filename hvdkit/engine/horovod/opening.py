@@ -10,17 +10,21 @@ from hvdkit.engine.horovod.environment import tell_horovod
 from hvdkit.engine.horovod.real import real_horovod
 from hvdkit.engine.horovod.sets import Sets
 from hvdkit.engine.horovod.transport import HorovodTransport, describe
-from hvdkit.errors import WorldError
+from hvdkit.errors import ConfigError, WorldError
 from hvdkit.hook import install_exception_hook
 from hvdkit.transport import Abort, mpi_library
 from hvdkit.transport.base import Buffer, Transport
+from hvdkit.transport.mpi_library import call_mpi
+from hvdkit.transport.mpi_part import Part, open_part
 from hvdkit.world import World, check_world, complete_world, read_world, under_agent
 
 
-def open_horovod(config: Config, framework: str) -> tuple[World, HorovodTransport, Abort | None, Binding]:
+def open_horovod(
+    config: Config, framework: str, part: Part | None = None
+) -> tuple[World, HorovodTransport, Abort | None, Binding]:
     """Start Horovod, and return what open_transport() does, and Horovod itself.
 
-    framework: whose binding is needed; "" if any will do.
+    framework: whose binding is needed; "" if any will do. part: the processes that make the world; None for all.
     Raises MissingDependencyError if Horovod or its binding is missing, WorldError if it and the launcher disagree, or
     it does not start.
     """
@@ -33,11 +37,22 @@ def open_horovod(config: Config, framework: str) -> tuple[World, HorovodTranspor
     abort = mpi_library.abort if by_mpi and mpi_library.can_load_mpi() and not under_agent() else None
     install_exception_hook(world.rank, world.host, abort)
     tell_horovod(config)
+    if part is not None and not by_mpi:
+        raise ConfigError(
+            f"comm names ranks {list(part.ranks)} of the job, and the Horovod that is installed here was built without "
+            f"MPI. Run `hvdkit build-horovod` where there is an MPI, or set HVDKIT_ENGINE=native."
+        )
+    comm = open_part(part, world) if part is not None else None
     try:
-        binding.init("dynamic")
+        binding.init("dynamic", comm)
     except ValueError as error:
         raise WorldError(f"Horovod does not start: {error} Its own messages stand above this one.") from error
-    if world.launcher != "horovodrun":  # which tells Horovod of later worlds, and the variables stay as they were
+    finally:
+        if comm is not None:
+            call_mpi("MPI_Comm_free", comm.Free)  # Horovod has one of its own
+    if (
+        part is None and world.launcher != "horovodrun"
+    ):  # which tells Horovod of later worlds, and the variables stay as they were
         check_world(world, basics.size(), f"Horovod {horovod_version()} ({describe(basics)})")
     world = complete_world(
         world,
@@ -48,6 +63,7 @@ def open_horovod(config: Config, framework: str) -> tuple[World, HorovodTranspor
         cross_rank=basics.cross_rank(),
         cross_size=basics.cross_size(),
         homogeneous=basics.is_homogeneous(),
+        job_ranks=part.ranks if part is not None else (),
     )
     return world, _open_transport(binding, world), abort, binding
 

@@ -48,9 +48,9 @@ class TensorflowBinding:
         self.basics = mpi_ops._basics
         self._threads = ThreadPoolExecutor(_MANY_THREADS, "hvdkit-horovod")
 
-    def init(self, sets: Sequence[Any] | str) -> None:
+    def init(self, sets: Sequence[Any] | str, comm: Any = None) -> None:
         """See Binding."""
-        horovod.init(process_sets=sets)
+        horovod.init(comm=comm, process_sets=sets)
 
     def shutdown(self) -> None:
         """See Binding."""

@@ -38,9 +38,9 @@ class TorchBinding:
     def __init__(self) -> None:
         self.basics = mpi_ops._basics
 
-    def init(self, sets: Sequence[Any] | str) -> None:
+    def init(self, sets: Sequence[Any] | str, comm: Any = None) -> None:
         """See Binding."""
-        horovod.init(process_sets=sets)
+        horovod.init(comm=comm, process_sets=sets)
 
     def shutdown(self) -> None:
         """See Binding."""
