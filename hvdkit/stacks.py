@@ -46,8 +46,11 @@ def offer_stacks() -> None:
     if _offer.memory >= 0 or not under_agent() or not hasattr(os, "memfd_create"):
         return
     number = signal.SIGRTMIN + _SIGNAL
-    if signal.getsignal(number) is not signal.SIG_DFL:
+    if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):
         return  # somebody's own
+    if threading.current_thread() is threading.main_thread():
+        # What faulthandler puts back when Python ends: the process may still wait in MPI_Finalize, and be asked.
+        signal.signal(number, signal.SIG_IGN)
     _offer.pipe, questions = os.pipe()
     # hvdkit.launch.agent.stacks looks for this name. The pid in it tells this process from forked children, the inode
     # the pipe from what may have its number later.

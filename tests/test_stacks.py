@@ -106,6 +106,29 @@ def test_a_process_that_works_in_many_threads_is_asked_and_goes_on() -> None:
             assert sum("work" in [frame.function for frame in stack] for stack in doing.stacks) == 2
 
 
+# As MPI_Finalize waits for other ranks: in C, when Python has ended.
+ENDS = """
+import ctypes
+ctypes.pythonapi.Py_AtExit(ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p))
+print(flush=True)
+"""
+
+
+def caught(pid: int) -> int:
+    """The signals that a process has a handler for, a bit each."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("SigCgt:")[2].split()[0], 16)
+
+
+@pytest.mark.timeout(60)
+def test_a_process_that_python_has_left_is_asked_and_goes_on() -> None:
+    with offering(ENDS) as process:
+        assert wait_until(lambda: not caught(process.pid) >> (signal.SIGRTMIN + 12 - 1) & 1, 30)
+        (doing,) = take(process)
+        assert process.poll() is None
+        assert not doing.stacks and "does not answer" in doing.why
+
+
 # Locked twice it waits for ever, and keeps Python's lock.
 HOLDS = """
 import ctypes
