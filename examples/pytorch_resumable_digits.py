@@ -71,7 +71,7 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=30, help="passes over the training images")
     parser.add_argument("--batch-size", type=int, default=32, help="samples in a batch of one rank")
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate")
-    parser.add_argument("--checkpoints", default="checkpoints", help="folder for checkpoints")
+    parser.add_argument("--checkpoints", required=True, help="folder for checkpoints, which every run goes on from")
     parser.add_argument("--every", type=float, default=600.0, help="seconds between checkpoints")
     parser.add_argument("--min-accuracy", type=float, default=0.0, help="exit with 1 below this test accuracy")
     sys.exit(main(parser.parse_args()))

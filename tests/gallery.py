@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -51,14 +52,21 @@ def start(
 
 
 def play(name: str) -> str:
-    """Run a script of the gallery in this rank, which is there already; returns what it printed."""
+    """Run a script of the gallery in this rank, which is there already; returns what it printed.
+
+    Raises AssertionError if it leaves anything in the working directory.
+    """
     adapter = importlib.import_module("hvdkit.keras" if name.startswith("keras") else "hvdkit.torch")
     arguments, sys.argv = sys.argv, [name]
+    before = os.getcwd()
     try:
-        with redirect_stdout(io.StringIO()) as printed:
+        with redirect_stdout(io.StringIO()) as printed, tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
             runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+            assert os.listdir(folder) == []
     finally:
         sys.argv = arguments
+        os.chdir(before)
         adapter.shutdown()  # its process sets go with it
     return printed.getvalue()
 

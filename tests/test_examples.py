@@ -57,6 +57,7 @@ def test_the_digits_are_learned_on_any_number_of_ranks(
     tmp_path: Path, ranks: int, last_epoch: int, wished: tuple[str, ...]
 ) -> None:
     command = [sys.executable, "-m", "hvdkit.launch", "-np", str(ranks), sys.executable, DIGITS]
+    command += ["--checkpoint", "digits.pt"]
     done = subprocess.run([*command, *wished], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     # One line an epoch, from rank 0 alone, and nothing that only a terminal understands.
@@ -74,3 +75,4 @@ def test_the_digits_are_learned_without_a_launcher(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1, "one epoch does not get everything right"
     assert "test accuracy" in done.stdout
+    assert list(tmp_path.iterdir()) == []

@@ -34,7 +34,7 @@ def test_the_digits_are_learned_on_two_ranks(tmp_path: Path, backend: str, engin
     wished, last_epoch = (
         (("--min-accuracy", "0.97"), 20) if (backend, engine) == ("tensorflow", "native") else (ENOUGH, EPOCHS)
     )
-    done = start(tmp_path, backend, launcher, *wished)
+    done = start(tmp_path, backend, launcher, *wished, "--checkpoint", "digits.keras")
     assert done.returncode == 0, done.stdout + done.stderr
     # Two lines an epoch, from rank 0 alone, and nothing that only a terminal understands.
     epochs = re.findall(rf"^\[0\] Epoch (\d+)/{last_epoch}", done.stdout, re.MULTILINE)
@@ -56,3 +56,4 @@ def test_the_digits_are_learned_without_a_launcher(tmp_path: Path, backend: str)
     done = start(tmp_path, backend, [], "--epochs", "1", "--min-accuracy", "1")
     assert done.returncode == 1, "one epoch does not get everything right"
     assert "test accuracy" in done.stdout
+    assert list(tmp_path.iterdir()) == []

@@ -133,7 +133,7 @@ def test_a_rank_that_is_stopped_for_long_is_killed_and_the_job_started_again(tmp
 
 @pytest.mark.slow
 def test_checkpoints_of_the_script_will_do(tmp_path: Path) -> None:
-    options = ("--epochs", "30", "--every", "0.2", "--min-accuracy", "0.9")
+    options = ("--checkpoints", "checkpoints", "--epochs", "30", "--every", "0.2", "--min-accuracy", "0.9")
     with started("--verbose", "-np", "2", "--elastic-restarts", command=(str(DIGITS), *options), cwd=tmp_path) as job:
         job.wait_for(lambda: has_saved(tmp_path / "checkpoints"))
         job.kill(1)

@@ -20,6 +20,7 @@ DIGITS = ROOT / "examples" / "pytorch_resumable_digits.py"
 
 def start(folder: Path, ranks: int, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "hvdkit.launch", "--verbose", "-np", str(ranks), sys.executable, str(DIGITS)]
+    command += ["--checkpoints", "checkpoints"]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     return subprocess.Popen(
         [*command, *options], cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

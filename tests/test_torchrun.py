@@ -57,7 +57,7 @@ def expect_digits(done: subprocess.CompletedProcess[str], last: str) -> None:
 @pytest.mark.parametrize("transport", ["auto", "gloo"])
 def test_the_digits_are_learned_under_torchrun(tmp_path: Path, transport: str) -> None:
     name = "shared_memory" if transport == "auto" else transport
-    done = torchrun(tmp_path, DIGITS, *ENOUGH, HVDKIT_TRANSPORT=transport)
+    done = torchrun(tmp_path, DIGITS, *ENOUGH, "--checkpoint", "digits.pt", HVDKIT_TRANSPORT=transport)
     expect_digits(done, f"2 ranks on 1 host ({os.uname().nodename}: 2), {name} transport")
     assert set(torch.load(tmp_path / "digits.pt")) == {"model", "optimizer"}
 

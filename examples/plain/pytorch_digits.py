@@ -38,13 +38,14 @@ def main(args: argparse.Namespace) -> None:
             optimizer.step()
             total += loss.item()
         print(f"epoch {epoch}  loss {total / len(batches):.4f}")
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, args.checkpoint)
+        if args.checkpoint:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, args.checkpoint)
 
     model.eval()
     right = 0
     for images, labels in DataLoader(test, 256):
         right += int((model(images).argmax(dim=1) == labels).sum())
-    print(f"test accuracy {right / len(test):.2%} of {len(test)} images; checkpoint in {args.checkpoint}")
+    print(f"test accuracy {right / len(test):.2%} of {len(test)} images")
 
 
 if __name__ == "__main__":
@@ -52,6 +53,6 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=20, help="passes over the training images")
     parser.add_argument("--batch-size", type=int, default=64, help="samples in a batch")
     parser.add_argument("--lr", type=float, default=0.04, help="learning rate")
-    parser.add_argument("--checkpoint", default="digits.pt", help="file that is written after each epoch")
+    parser.add_argument("--checkpoint", default="", help="file that is written after each epoch; none if left out")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the shuffling")
     main(parser.parse_args())

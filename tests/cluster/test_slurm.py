@@ -130,6 +130,7 @@ def test_a_job_that_is_warned_saves_is_requeued_and_goes_on_and_one_that_is_canc
 ) -> None:
     pytest.importorskip("torch")
     digits = [str(ROOT / "examples" / "pytorch_resumable_digits.py"), "--epochs", "100000"]
+    digits += ["--checkpoints", "checkpoints"]
     body, where = write_script(slurm, tmp_path, ["--requeue", "--signal", "USR1@60"], digits)
     script, output = tmp_path / "job.sh", tmp_path / "job.out"
     script.write_text(f"#!/bin/bash\n{body}")
