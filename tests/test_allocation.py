@@ -108,6 +108,22 @@ def test_the_step_of_an_interactive_shell_is_the_whole_job() -> None:
     assert read(environ).hosts == (Host("hn1", 2), Host("hn2", 2))
 
 
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_JOBID"])
+def test_a_jobs_number_without_its_nodes_means_this_machine(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert read_allocation({name: "7"}) is None
+    environ = {"PATH": "/usr/bin:/bin", name: "7", "SLURM_NTASKS": "4"}
+    job = cli.plan_job(cli.parse_arguments(["-np", "2", "true"]), environ)
+    assert (job.local, job.ranks, job.hosts) == (True, 2, ())
+    assert name not in job.environ, "mpirun would look for the nodes too, and end"
+    (note,) = job.notes
+    assert note.startswith(f"{name} set, but no SLURM_JOB_NODELIST") and "on this machine" in note
+    step = {name: "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    found = read_allocation({**step, "SLURM_STEP_NUM_TASKS": "1"})
+    assert found is not None and found.hosts == (Host("n1", 2),)
+
+
 def test_slurm_without_a_list_of_tasks_has_the_number_of_each_host_or_all() -> None:
     bare = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
     assert read({**bare, "SLURM_NTASKS_PER_NODE": "3"}).hosts == (Host("n1", 3), Host("n2", 3))
@@ -117,7 +133,6 @@ def test_slurm_without_a_list_of_tasks_has_the_number_of_each_host_or_all() -> N
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        ({"SLURM_JOB_ID": "7"}, "SLURM_JOB_NODELIST or SLURM_NODELIST is not set"),
         (slurm("n[1-", "2"), "SLURM_JOB_NODELIST: 'n.1-' has a bracket"),
         (slurm("-oProxyCommand=x", "2"), "take it for an option"),
         (slurm("n1;reboot", "2"), "'n1;reboot' is not a host name"),

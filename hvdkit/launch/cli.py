@@ -15,6 +15,7 @@ from hvdkit import __version__
 from hvdkit.config import read_config, read_environment, read_settings
 from hvdkit.errors import HvdkitError, LaunchError
 from hvdkit.launch import check, numbers
+from hvdkit.launch.allocation.slurm import describe_strays, find_strays
 from hvdkit.launch.choose import Choice, choose_starter
 from hvdkit.launch.commands import build_choice
 from hvdkit.launch.elastic import (
@@ -106,11 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        *("-np", "-n", "--num-proc"),
-        dest="ranks",
-        type=numbers.ranks,
-        metavar="N",
-        help="ranks; as many as slots if left out",
+        "-np", "-n", "--num-proc", dest="ranks", type=numbers.ranks, metavar="N", help="ranks; else as many as slots"
     )
     parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and how many ranks each may run")
     parser.add_argument(
@@ -230,7 +227,8 @@ def plan_job(
     ranks = plan_ranks(asked, hosts, cores, more=found.more) if ranks is None else ranks
     check.check_hosts(hosts)
     local = len(here) == len(hosts)
-    environ = clean_environment(environ)
+    strays = find_strays(environ)
+    environ = {name: value for name, value in clean_environment(environ).items() if name not in strays}
     if local:
         check.check_command(command, environ.get("PATH", os.defpath))
     networks = parse_wish(options.network_interfaces) if options.network_interfaces is not None else ()
@@ -297,7 +295,7 @@ def _find_hosts(options: argparse.Namespace, environ: Mapping[str, str]) -> Foun
     found = find_hosts(
         options.hosts, options.hostfile, environ, format=options.hostfile_format, slots=options.slots_per_host
     )
-    return found or FoundHosts((), "this machine")
+    return found or FoundHosts((), "this machine", describe_strays(environ))
 
 
 def _tell_allocation(found: FoundHosts, ranks: int) -> str:
@@ -317,7 +315,11 @@ def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if options.dry_run:
         launch = build_choice(job, choice)
         print(f"hvdrun: {choice.reason}.", file=sys.stderr)
-        print(format_shell_line(replace(launch, removed=(*launch.removed, *find_launcher_variables(environ)))))
+        print(
+            format_shell_line(
+                replace(launch, removed=(*launch.removed, *find_launcher_variables(environ), *find_strays(environ)))
+            )
+        )
         return 0
     return _start(options, environ, job, choice, starts_over_ssh(choice, facts.scheduler, job.environ))
 

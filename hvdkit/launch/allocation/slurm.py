@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,13 +12,15 @@ from hvdkit.launch.hosts.names import is_slots
 from hvdkit.launch.hosts.slurm import add_counts, parse_nodelist
 from hvdkit.world import is_slurm_step
 
+_LISTS = r"SLURM_(JOB_)?NODELIST|SLURM_JOB_NODELIST_HET_GROUP_\d+"
 _MORE = "ask Slurm for more with --ntasks-per-node, or say how many here with --slots-per-host"
 
 
 def read(environ: Mapping[str, str], slots: int | None = None) -> FoundHosts | None:
     """Read the hosts and tasks of a Slurm job, or of the step that this is a part of; None outside of Slurm."""
+
     job = environ.get("SLURM_JOB_ID", environ.get("SLURM_JOBID"))
-    if job is None:
+    if job is None or find_strays(environ):
         return None
     step = is_slurm_step(environ)
     if step:
@@ -38,6 +41,20 @@ def read(environ: Mapping[str, str], slots: int | None = None) -> FoundHosts | N
     )
     notes = () if asked else (unasked,)
     return FoundHosts(hosts, source, notes, _count_tasks(environ, hosts, step), _MORE, allocated=True)
+
+
+def find_strays(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Name the variables of a job of Slurm where none lists its nodes: this is not in the job. () if one does."""
+    if "SLURM_STEP_NODELIST" in environ or any(re.fullmatch(_LISTS, name) for name in environ):
+        return ()
+    return tuple(name for name in ("SLURM_JOB_ID", "SLURM_JOBID") if environ.get(name, "").strip())
+
+
+def describe_strays(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Tell that such a job is not one; () if there is none."""
+    names = " and ".join(find_strays(environ))
+    note = f"{names} set, but no SLURM_JOB_NODELIST: this is not in a job; running on this machine."
+    return (note,) if names else ()
 
 
 def _read_hosts(environ: Mapping[str, str], step: bool) -> list[Host]:
