@@ -56,6 +56,12 @@ def test_ranks_that_were_told_to_end_are_not_to_blame() -> None:
         "its last lines:",
         "    why",
     )
+    assert judge(ranks, 3, logs="logs", together=True).lines == verdict.lines[:1]
+
+
+def test_last_lines_of_stderr_are_not_said_again() -> None:
+    ranks = job(End(3, tail=("why",), tail_of_stderr=True), End(143, 15, told="x"))
+    assert judge(ranks, 3).lines == ("rank 0 on a failed with exit code 3; stopped the other 1.",)
 
 
 def test_on_one_host_the_earliest_of_one_moment_is_first() -> None:

@@ -19,7 +19,8 @@ class Output:
     def __init__(self, stdout: int = 1, stderr: int = 2) -> None:
         self._targets = (stdout, stderr)
         self._terminals = tuple(os.isatty(target) for target in self._targets)
-        self._together = all(self._terminals) or _same_file(stdout, stderr)
+        #: Do stdout and stderr go to the same place?
+        self.together = all(self._terminals) or _same_file(stdout, stderr)
         self._open: dict[int, tuple[int, bool]] = {}  # stream -> (who left a line open, is it drawn anew)
         self.broken = False
 
@@ -37,7 +38,7 @@ class Output:
     def write(self, rank: int, is_stderr: bool, data: bytes) -> None:
         """Pass on a piece of a rank's output; nothing more once nobody reads."""
         stream = int(is_stderr)
-        line = 0 if self._together else stream
+        line = 0 if self.together else stream
         if line in self._open and self._open[line][0] != rank:
             redrawn = self._open.pop(line)[1]
             data = (b"\r\x1b[K" if redrawn and self._terminals[stream] else b"\n") + data

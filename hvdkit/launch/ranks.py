@@ -46,6 +46,7 @@ class End:
     told: why it was ended; "" if it ended by itself.
     tail: its last lines, of stderr if there were any.
     time: by its host's clock.
+    tail_of_stderr: are the last lines of stderr?
     """
 
     code: int
@@ -53,6 +54,7 @@ class End:
     told: str = ""
     tail: tuple[str, ...] = ()
     time: float = 0.0
+    tail_of_stderr: bool = False
 
     @property
     def failed(self) -> bool:

@@ -31,16 +31,18 @@ def parse_start(payload: bytes) -> Start:
 def parse_end(payload: bytes) -> End:
     """Read how a rank's command has ended."""
     fields = parse_report(payload)
-    code, number, told, tail, time = (fields.get(name) for name in ("code", "signal", "told", "tail", "time"))
+    names = ("code", "signal", "told", "tail", "tail_of_stderr", "time")
+    code, number, told, tail, of_stderr, time = (fields.get(name) for name in names)
     if (
         type(code) is not int
         or type(number) is not int
         or not isinstance(told, str)
         or not isinstance(tail, list)
+        or not isinstance(of_stderr, bool)
         or not isinstance(time, (int, float))
     ):
         raise ValueError(f"{payload[:40]!r} is no end")
-    return End(code, number, told, tuple(map(str, tail)), time)
+    return End(code, number, told, tuple(map(str, tail)), time, of_stderr)
 
 
 def parse_doing(payload: bytes) -> tuple[int, list[dict[str, Any]]]:

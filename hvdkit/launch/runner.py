@@ -142,6 +142,7 @@ class Runner:
             late_s=self.start_timeout_s if self._late else 0.0,
             given_up=self._late_ranks.given_up,
             logs=self.logs,
+            together=self.output.together,
         )
         if verdict.show_launcher or (verdict.code == 0 and not self._interrupted and not self._cut_off()):
             self._show_talk()

@@ -48,6 +48,7 @@ def judge(
     late_s: float = 0.0,
     given_up: Sequence[str] = (),
     logs: str = "",
+    together: bool = False,
 ) -> Verdict:
     """Draw the conclusion from the agents' reports and mpirun's exit status.
 
@@ -57,6 +58,7 @@ def judge(
     late_s: how long was waited for ranks that did not come; 0 if all came.
     given_up: what was said of ranks that did not come to hvd.init(), where that ended the job.
     logs: the folder with a log for each rank; "" for none.
+    together: what ranks write to stdout and to stderr goes to the same place.
     """
     code = 128 - status if status < 0 else status
     if ranks.saved:
@@ -85,7 +87,7 @@ def judge(
         what = f"mpirun ended all ranks, with status {code}."
         return Verdict(code or 1, (what,), show_launcher=True, how=How.DIED)
     if ranks.failures and not (only_lost and missing):
-        return _blame(ranks, code, logs)
+        return _blame(ranks, code, logs, together)
     if ranks.all_well:
         if code == 0 or ranks.outlived:
             return Verdict(0, how=How.WELL)
@@ -98,7 +100,7 @@ def judge(
     return Verdict(code or 1, (what,), show_launcher=True, how=How.DIED)
 
 
-def _blame(ranks: Ranks, code: int, logs: str) -> Verdict:
+def _blame(ranks: Ranks, code: int, logs: str, together: bool) -> Verdict:
     first, *others = ranks.failures
     end = ranks.ended.get(first)
     rest = len(ranks.hosts) - len([rank for rank, end in ranks.ended.items() if not end.told])
@@ -108,7 +110,7 @@ def _blame(ranks: Ranks, code: int, logs: str) -> Verdict:
         what = f"{describe_loss(ranks, first)}.{log}"
         return Verdict(code or 1, (what, *_also(ranks, others)), show_launcher=True, how=How.DIED)
     lines = [f"{describe_loss(ranks, first)}{stopped}.{log}"]
-    if end.tail:
+    if end.tail and not (together or end.tail_of_stderr):  # else they are there already, above this
         lines.append("its last lines:")
         lines += [f"    {line.rstrip()}" for line in end.tail]
     how = How.DIED if end.killed or end.aftermath else How.FAILED

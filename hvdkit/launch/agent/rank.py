@@ -366,17 +366,18 @@ class Agent:
     def _finish(self, code: int, problem: str) -> int:
         for stream in self.streams:
             os.close(stream.source)
-        errors = [stream for stream in self.streams if stream.tail]
-        tail = list(errors[-1].tail) if errors else []
+        last = next((stream for stream in reversed(self.streams) if stream.tail), None)
+        tail, kind = (list(last.tail), last.kind) if last is not None else ([], STDERR)
         if problem:
             self._emit(STDERR, self.prefix + problem.encode() + b"\n")
-            tail = [problem.encode()]
+            tail, kind = [problem.encode()], STDERR
         status = self.child.returncode if self.child is not None else code
         end = {
             "code": code,
             "signal": -status if status < 0 else 0,
             "told": self.told,
             "tail": [line.decode(errors="replace") for line in tail],
+            "tail_of_stderr": kind == STDERR,
             "time": time.time(),
         }
         self._send(END, json.dumps(end).encode())
