@@ -48,15 +48,22 @@ def choice(*names: str) -> Callable[[str], str]:
 
 
 def setting(
-    default: Any, parse: Callable[[str], Any], help: str, *, horovod: str = "", disable: str = "", flag: str = ""
+    default: Any,
+    parse: Callable[[str], Any],
+    help: str,
+    *,
+    horovod: str = "",
+    disable: str = "",
+    flag: str = "",
+    secret: bool = False,
 ) -> Any:
     """Describe a field of Config.
 
     parse: turns the variable's text into the value; raises ValueError saying what would be accepted.
     horovod: Horovod's variable of the same meaning and unit. disable: Horovod's that makes the setting 0 if it is true.
-    flag: the option of hvdrun that sets it; "" for none.
+    flag: the option of hvdrun that sets it; "" for none. secret: its value is not to be shown.
     """
-    metadata = {"parse": parse, "help": help, "horovod": horovod, "disable": disable, "flag": flag}
+    metadata = {"parse": parse, "help": help, "horovod": horovod, "disable": disable, "flag": flag, "secret": secret}
     return field(default=default, metadata=metadata)
 
 
@@ -211,7 +218,7 @@ class Config:
         horovod="HOROVOD_TIMELINE",
         flag="--timeline-filename",
     )
-    profile: str = setting("", str, "where `hvdkit profile` listens, which sets this")
+    profile: str = setting("", str, "where `hvdkit profile` listens, which sets this", secret=True)
     shared_directory: str = setting("/dev/shm", str, "where node-shared memory is made; must be a memory file system")
     wrap_batch: str = setting(
         "split",
@@ -306,6 +313,12 @@ class Setting:
     default: Any
     value: Any
     origin: str
+    secret: bool = False
+
+    @property
+    def shown(self) -> Any:
+        """The value, for whom it may be shown to."""
+        return "(not shown)" if self.secret and self.value else self.value
 
 
 def read_environment() -> dict[str, str]:
@@ -340,7 +353,15 @@ def read_settings(environ: Mapping[str, str] | None = None) -> list[Setting]:
             break
         found.append(
             Setting(
-                item.name, variable, horovod, item.metadata["flag"], item.metadata["help"], item.default, value, origin
+                item.name,
+                variable,
+                horovod,
+                item.metadata["flag"],
+                item.metadata["help"],
+                item.default,
+                value,
+                origin,
+                item.metadata["secret"],
             )
         )
     if problems:

@@ -108,7 +108,7 @@ def test_hvdrun_listens_only_where_the_other_hosts_reach_it() -> None:
 def test_an_address_that_is_another_machines_is_listened_for_everywhere() -> None:
     """As before a router that forwards the port."""
     server = AuthenticatedServer(b"", b"", lambda _: asyncio.sleep(0))
-    port = server.listen_tcp(["192.0.2.7", "127.0.0.1"])
+    port = server.listen_tcp(["203.0.113.7", "127.0.0.1"])
     socket.create_connection(("127.0.0.1", port)).close()
     asyncio.run(server.close())
 

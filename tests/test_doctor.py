@@ -214,7 +214,8 @@ def without_horovod(folder: Path) -> str:
 
 
 def test_this_machine_as_json(tmp_path: Path) -> None:
-    answer = doctor("--json", PYTHONPATH=without_horovod(tmp_path))
+    answer = doctor("--json", PYTHONPATH=without_horovod(tmp_path), HVDKIT_PROFILE="the key@1@127.0.0.1")
+    assert "the key" not in answer.stdout
     told = json.loads(answer.stdout)
     assert answer.returncode == told["exit_code"] == exit_code([Finding(**finding) for finding in told["findings"]])
     assert told["facts"]["python"] == sys.version.split()[0]

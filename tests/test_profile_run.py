@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import subprocess
 import sys
+from array import array
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +18,16 @@ from ranks import run_ranks
 from torch_world import joined
 
 import hvdkit.torch as hvd
+from hvdkit.engine import record_sender
+from hvdkit.engine.rank_facts import RankFacts
+from hvdkit.engine.recording import PlanFacts
 from hvdkit.errors import ProfileError
 from hvdkit.profiling.recordings import read_recordings
 from hvdkit.profiling.verdict import Verdict
+from hvdkit.tools.profile.addresses import choose_addresses
+from hvdkit.tools.profile.collector import Collector
 from hvdkit.tools.profile.run import forward
+from hvdkit.transport.addresses import LOOPBACK, list_addresses
 
 pytestmark = [pytest.mark.ranks, pytest.mark.native("rounds of buckets are recorded in hvdkit's own engine")]
 
@@ -122,6 +132,37 @@ def test_data_that_fit_waits_for(backend: str) -> None:
     verdict, _ = run_ranks(2, _fit, backend=backend, timeout=90)
     assert verdict.parts.loading_s > verdict.parts.compute_s
     assert verdict.advice[0].name == "data-loading"
+
+
+def test_it_listens_where_the_ranks_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvdkit.launch.check.resolve", lambda name: {"far": ("192.0.2.7",)}.get(name, ()))
+    monkeypatch.setattr("hvdkit.launch.check._address_towards", {"192.0.2.7": "192.0.2.1"}.get)
+    python = [sys.executable, "-m", "hvdkit.launch"]
+    assert choose_addresses(["hvdrun", "-np", "2", "python", "x.py"], {}) == (LOOPBACK,)
+    assert choose_addresses([*python, "-np", "2", "-H", "localhost:2", "x"], {}) == (LOOPBACK,)
+    assert choose_addresses(["/opt/hvdrun", "-H", "localhost:1,far:1", "x"], {}) == ("192.0.2.1",)
+    for unknown in (["mpirun", "x"], ["hvdrun", "--no-such-flag"], ["hvdrun", "--host-discovery-script", "x", "y"]):
+        addresses = choose_addresses(unknown, {})
+        assert addresses[0] == LOOPBACK and set(addresses) >= {one for one in list_addresses(LOOPBACK) if one}
+
+
+@pytest.mark.timeout(60)
+def test_strangers_who_say_nothing_keep_no_rank_out() -> None:
+    collector = Collector([LOOPBACK])
+    _, port, _ = collector.place.split("@")
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(socket.create_connection((LOOPBACK, int(port)), timeout=5))
+        facts = RankFacts(5, 8, "n1", "n1", "mpi", 1.0, 4)
+        plan = PlanFacts("plan", (5,), (4,), (4,), ("weight",), threaded=False)
+        connection, session = record_sender.connect(collector.place)
+        connection.sendall(session.seal(record_sender.ABOUT, json.dumps(asdict(facts)).encode()))
+        connection.sendall(session.seal(record_sender.PLAN, json.dumps(asdict(plan)).encode()))
+        connection.sendall(session.seal(record_sender.ROWS, bytes(4) + array("d", range(2 * plan.row)).tobytes()))
+        connection.close()
+        (found,) = collector.close()
+    assert found.facts == facts
+    assert found.plans[0][1].tolist() == [list(range(plan.row)), list(range(plan.row, 2 * plan.row))]
 
 
 def test_only_mpirun_of_open_mpi_has_to_be_told_of_the_variable(tmp_path: Path) -> None:

@@ -9,19 +9,21 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
 from hvdkit.engine.rank_facts import RankFacts
 from hvdkit.engine.recording import PlanFacts, Recorder
+from hvdkit.handshake import Session, open_connection
 from hvdkit.log import logger
 
+PURPOSE = b"profile"  # of the handshake
+#: Frames: what is known of the rank, and of a plan, as JSON; 4 bytes, the plan's number, and rounds of it.
+ABOUT, PLAN, ROWS = b"A", b"P", b"R"
 _EVERY_S = 0.5
 _CONNECT_S = 5.0
 _END_S = 5.0  # how long the end of a process waits for the last rounds to be on their way
 
 
-def connect(place: str) -> Connection:
+def connect(place: str) -> tuple[socket.socket, Session]:
     """Connect to a collector. place: KEY@PORT@ADDRESS,ADDRESS,... of which the first that answers rightly is taken.
 
     Raises OSError saying what was tried.
@@ -29,23 +31,11 @@ def connect(place: str) -> Connection:
     key, port, addresses = place.split("@")
     problems = []
     for address in addresses.split(","):
-        found = _try_address(address, int(port), key.encode())
-        if isinstance(found, Connection):
-            return found
-        problems.append(found)
+        try:
+            return open_connection(address, int(port), key.encode(), PURPOSE, timeout_s=_CONNECT_S)
+        except OSError as error:  # noqa: PERF203
+            problems.append(f"{address} port {port}: {error}")
     raise OSError("; ".join(problems))
-
-
-def _try_address(address: str, port: int, key: bytes) -> Connection | str:
-    try:
-        made = socket.create_connection((address, port), timeout=_CONNECT_S)
-        made.settimeout(None)
-        connection = Connection(made.detach())
-        answer_challenge(connection, key)
-        deliver_challenge(connection, key)
-    except (OSError, EOFError, AuthenticationError) as error:
-        return f"{address} port {port}: {error}"
-    return connection
 
 
 class RecordSender:
@@ -69,26 +59,26 @@ class RecordSender:
 
     def _run(self) -> None:
         try:
-            connection = connect(self._place)
+            connection, session = connect(self._place)
         except OSError as error:
             logger.warning("What this rank does cannot be profiled: no way to `hvdkit profile`. %s", error)
             return
         try:
             while not self._ending.wait(_EVERY_S):
-                self._send(connection)
-            self._send(connection, ended=True)
+                self._send(connection, session)
+            self._send(connection, session, ended=True)
             connection.close()
         except OSError:
             pass  # `hvdkit profile` has been ended, and nobody wants to know any more
 
-    def _send(self, connection: Connection, *, ended: bool = False) -> None:
+    def _send(self, connection: socket.socket, session: Session, *, ended: bool = False) -> None:
         taken = self._recorder.take()
         if (taken or ended) and not self._introduced:
             self._introduced = True
-            connection.send_bytes(json.dumps({"about": asdict(self._about())}).encode())
+            connection.sendall(session.seal(ABOUT, json.dumps(asdict(self._about())).encode()))
         for rounds in taken:
             if rounds.facts not in self._plans:
                 self._plans.append(rounds.facts)
-                connection.send_bytes(json.dumps({"plan": asdict(rounds.facts)}).encode())
+                connection.sendall(session.seal(PLAN, json.dumps(asdict(rounds.facts)).encode()))
             number = self._plans.index(rounds.facts)
-            connection.send_bytes(b"R" + number.to_bytes(4, "little") + b"".join(rounds.rows))
+            connection.sendall(session.seal(ROWS, number.to_bytes(4, "little") + b"".join(rounds.rows)))

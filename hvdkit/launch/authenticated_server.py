@@ -110,10 +110,9 @@ class AuthenticatedServer:
         self._accepting = [asyncio.create_task(self._accept(listener)) for listener in self._sockets]
 
     async def wait_until_idle(self, seconds: float) -> None:
-        """Wait until nobody is connected, at most so long."""
-        everyone = {*self._serving, *self._handshakes}
-        if everyone:
-            await asyncio.wait(everyone, timeout=seconds)
+        """Wait until nobody who has proven the secret is connected, at most so long."""
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=seconds)
 
     async def close(self) -> None:
         """Stop listening, and drop every connection."""

@@ -1,26 +1,25 @@
 """Where the ranks of a job send what they record, from any host and with any launcher.
 
-Both sides prove that they know the job's key (multiprocessing's handshake); what is sent is numbers and JSON.
+Both sides prove that they know the job's key, and each frame bears a code (hvdkit.handshake); what is sent is numbers
+and JSON.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import json
 import secrets
-import socket
 import threading
-import time
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, Listener
 
+from hvdkit.engine.record_sender import ABOUT, PLAN, PURPOSE, ROWS
 from hvdkit.engine.recording import Rounds
+from hvdkit.handshake import AuthenticationError
+from hvdkit.launch.authenticated_server import AuthenticatedServer, Channel, raise_file_limit
+from hvdkit.log import logger
 from hvdkit.profiling.recordings import RankRecording, as_recording, parse_facts, parse_plan
-from hvdkit.transport.addresses import LOOPBACK, list_addresses
 
-_BACKLOG = 1024
 _GRACE_S = 2.0  # for connections to be read to their end, after that of the job
 
 
@@ -31,62 +30,50 @@ class _Rank:
 
 
 class Collector:
-    """Listens from its beginning to close(). place: what ranks are told, see engine.record_sender."""
+    """Listens from its beginning to close(), in a thread of its own.
 
-    def __init__(self) -> None:
-        key = secrets.token_hex(16)
-        self._listener = Listener(("0.0.0.0", 0), backlog=_BACKLOG, authkey=key.encode())
-        port = self._listener.address[1]
-        self.place = f"{key}@{port}@{','.join([LOOPBACK, *_others()])}"
+    addresses: of this machine, at which ranks reach it, the best first. place: what ranks are told, see
+    engine.record_sender. restore_files: for child processes, see raise_file_limit.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        key = secrets.token_hex(32)
+        self.restore_files = raise_file_limit(0)
+        self._server = AuthenticatedServer(key.encode(), PURPOSE, self._read)
+        self.place = f"{key}@{self._server.listen_tcp(addresses)}@{','.join(addresses)}"
         self._ranks: list[_Rank] = []
-        self._lock = threading.Lock()
-        self._readers: deque[threading.Thread] = deque()
-        self._closing = False
-        self._thread = threading.Thread(target=self._accept, name="hvdkit-collector", daemon=True)
+        self._loop = asyncio.new_event_loop()
+        self._loop.call_soon(self._server.start)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="hvdkit-collector", daemon=True)
         self._thread.start()
 
-    def _accept(self) -> None:
-        while not self._closing:
-            try:
-                connection = self._listener.accept()
-            except (OSError, EOFError, AuthenticationError):
-                continue  # none of ours, or the end
-            reader = threading.Thread(target=self._read, args=(connection,), daemon=True)
-            self._readers.append(reader)
-            reader.start()
-
-    def _read(self, connection: Connection) -> None:
+    async def _read(self, channel: Channel) -> None:
         rank: _Rank | None = None
-        with contextlib.suppress(OSError, EOFError):
+        try:
             while True:
-                message = connection.recv_bytes()
-                if message[:1] == b"R" and rank is not None:
-                    rounds = rank.plans[int.from_bytes(message[1:5], "little")]
+                kind, payload = await channel.read()
+                if kind == ABOUT:
+                    rank = _Rank(json.loads(payload))
+                    self._ranks.append(rank)
+                elif kind == PLAN and rank is not None:
+                    rank.plans.append(Rounds(parse_plan(json.loads(payload))))
+                elif kind == ROWS and rank is not None:
+                    rounds = rank.plans[int.from_bytes(payload[:4], "little")]
                     size = 8 * rounds.facts.row
-                    with self._lock:
-                        rounds.rows.extend(message[at : at + size] for at in range(5, len(message), size))
-                    continue
-                said = json.loads(message)
-                with self._lock:
-                    if "about" in said:
-                        rank = _Rank(said["about"])
-                        self._ranks.append(rank)
-                    elif rank is not None:
-                        rank.plans.append(Rounds(parse_plan(said["plan"])))
+                    rounds.rows.extend(payload[at : at + size] for at in range(4, len(payload), size))
+        except AuthenticationError as error:
+            logger.warning("What a rank has recorded is known up to a moment only: %s.", error)
 
     def close(self) -> list[RankRecording]:
         """End, and return what has come, by rank; of a rank that was started again, what it sent last."""
-        until = time.monotonic() + _GRACE_S
-        for reader in list(self._readers):
-            reader.join(max(0.0, until - time.monotonic()))
-        self._closing = True
-        with contextlib.suppress(OSError):  # accept() does not see that its socket is closed
-            socket.create_connection((LOOPBACK, self._listener.address[1]), timeout=1).close()
-        self._listener.close()
-        with self._lock:
-            found = {one.facts.rank: one for one in (as_recording(parse_facts(r.facts), r.plans) for r in self._ranks)}
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self.restore_files()
+        found = {one.facts.rank: one for one in (as_recording(parse_facts(r.facts), r.plans) for r in self._ranks)}
         return [found[rank] for rank in sorted(found)]
 
-
-def _others() -> list[str]:
-    return [address for address in list_addresses(LOOPBACK) if address != LOOPBACK]
+    async def _end(self) -> None:
+        await self._server.wait_until_idle(_GRACE_S)
+        await self._server.close()

@@ -17,6 +17,7 @@ from hvdkit.profiling.network import parse_network
 from hvdkit.profiling.recordings import RankRecording, read_recordings, write_recordings
 from hvdkit.profiling.verdict import Analysis, analyse
 from hvdkit.profiling.words import tell
+from hvdkit.tools.profile.addresses import choose_addresses
 from hvdkit.tools.profile.collector import Collector
 from hvdkit.tools.profile.report import build_report
 from hvdkit.tools.profile.trace import build_trace
@@ -58,9 +59,13 @@ def _show(found: Analysis, options: argparse.Namespace) -> None:
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, list[RankRecording]]:
-    collector = Collector()
+    collector = Collector(choose_addresses(command, environ))
     try:
-        job = subprocess.Popen(forward(command, environ), env={**environ, _VARIABLE: collector.place})
+        job = subprocess.Popen(
+            forward(command, environ),
+            env={**environ, _VARIABLE: collector.place},
+            preexec_fn=collector.restore_files,
+        )
     except OSError as error:
         raise ProfileError(f"{command[0]} cannot be started: {error.strerror}.") from None
     # Ctrl-C goes to the whole group: the job ends by itself, and is still told of.

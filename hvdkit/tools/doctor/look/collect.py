@@ -29,7 +29,7 @@ from hvdkit.tools.doctor.machine import Machine
 _TRANSPORTS = ("single", "mpi", "shared_memory", "hierarchical", "gloo")
 # What may be shown, sent and compared. Anything else could be a secret.
 _SHOWN = re.compile(
-    r"HVDKIT_(?!CONTROL).*|HOROVOD_.*|(OMPI|PRTE|PMIX|OPAL)_.*|PMI_.*|MPI_LOCAL.*|I_MPI_.*|MPI4PY_.*|MPICH_.*|MV2_.*|PALS_.*"
+    r"HVDKIT_(?!CONTROL|PROFILE).*|HOROVOD_.*|(OMPI|PRTE|PMIX|OPAL)_.*|PMI_.*|MPI_LOCAL.*|I_MPI_.*|MPI4PY_.*|MPICH_.*|MV2_.*|PALS_.*"
     r"|JSM_.*|SLURM_(?!JWT).*|SLURMD_.*|SRUN_.*|PBS_(?!COOKIE).*|LSB_.*|LS_JOBPID|SGE_.*|PE_HOSTFILE|NSLOTS|NHOSTS"
     r"|CUDA_.*|ROCR_.*|HIP_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|NCCL_.*|RCCL_.*|FI_.*|UCX_.*|GLOO_.*|TP_SOCKET_IFNAME"
     r"|TORCH_NCCL_.*|TORCHELASTIC_(RUN_ID|RESTART_COUNT)|MASTER_(ADDR|PORT)|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE"
@@ -93,7 +93,7 @@ def read_machine(environ: Mapping[str, str], folder: str) -> Machine:
 
 def _read_settings(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
     try:
-        return {setting.name: str(setting.value) for setting in read_settings(environ)}, ""
+        return {setting.name: str(setting.shown) for setting in read_settings(environ)}, ""
     except ConfigError as error:
         return {}, str(error)
 

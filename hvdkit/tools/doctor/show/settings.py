@@ -38,7 +38,7 @@ def with_tuned(settings: Sequence[Setting]) -> list[Setting]:
 def _describe(setting: Setting) -> dict[str, object]:
     return {
         "name": setting.name,
-        "value": setting.value,
+        "value": setting.shown,
         "origin": setting.origin,
         "default": setting.default,
         "variable": setting.variable,
@@ -59,5 +59,5 @@ def _print_table(settings: Sequence[Setting]) -> None:
     for setting in settings:
         origin = "environment" if setting.origin == setting.variable else setting.origin
         style = "" if setting.origin == "default" else "bold"
-        table.add_row(setting.variable, str(setting.value), origin, setting.help, style=style)
+        table.add_row(setting.variable, str(setting.shown), origin, setting.help, style=style)
     Console().print(table)
