@@ -112,21 +112,21 @@ def traced_once() -> None:
 
 def jax_by_callback() -> None:
     """Where XLA's memory cannot be had, on a GPU or with an older JAX, gradients are copied."""
-    reducer: Any = importlib.import_module("hvdkit.keras.jax_reducer")
-    found = reducer.works
-    assert found()
-    reducer.works = lambda: False
+    made: Any = importlib.import_module("hvdkit.keras.jax_in_place")
+    found = made.buffer_callback
+    assert made.works()
+    made.buffer_callback = None
     try:
         train({"name": "Adam", "learning_rate": 0.01, "global_clipnorm": 0.05})
     finally:
-        reducer.works = found
+        made.buffer_callback = found
 
 
 def two_lists_on_jax() -> None:
     """Calls of one program follow each other as they stand there, with the numbers of each; errors name their cause."""
     with joined():
         jax = importlib.import_module("jax")
-        made = importlib.import_module("hvdkit.keras.jax_ffi")
+        made = importlib.import_module("hvdkit.keras.jax_in_place")
         order = []
 
         def times(factor: int) -> Any:
@@ -153,10 +153,34 @@ def two_lists_on_jax() -> None:
             a, b, c, kept = run(x, y)
             assert (a.shape, float(b.sum()), float(c.sum()), float(kept.sum())) == ((2, 0, 3), 8.0, 12.0, 4.0)
         assert order == [2, 3] * 3
-        with raises(ValueError, "other shapes"):
-            two([y], keras.ops.zeros((), "int32"))
         with raises(Exception, "ValueError: said by the function"):
             jax.block_until_ready(jax.jit(lambda one: bad([one], keras.ops.zeros((), "int32")))(y))
+        held = [times(5)]
+        orphan = jax.jit(lambda one: held[0]([one], keras.ops.zeros((), "int32"))[0][0])
+        assert float(orphan(y).sum()) == 20.0
+        held.clear()
+        with raises(Exception, "the wrapped optimizer was thrown away"):
+            jax.block_until_ready(orphan(y))
+
+
+def jax_works_in_xlas_memory() -> None:
+    """What a compiled program gives to the reduction it takes back in the same memory."""
+    with joined():
+        jax = importlib.import_module("jax")
+        made = importlib.import_module("hvdkit.keras.jax_in_place")
+        seen = []
+
+        def work(arrays: list[Any], results: list[Any]) -> None:
+            pairs = zip(arrays, results, strict=True)
+            seen.append([one.__array_interface__["data"] == two.__array_interface__["data"] for one, two in pairs])
+
+        call = made.InPlace(work)
+
+        def program(*arrays: Any) -> Any:
+            return call([one * 2 for one in arrays], keras.ops.zeros((), "int32"))[0]
+
+        results = jax.jit(program)(keras.ops.ones((3, 50)), keras.ops.ones((7,), "bfloat16"), keras.ops.ones(()))
+        assert [float(keras.ops.sum(one)) for one in results] == [300.0, 14.0, 2.0] and seen == [[True] * 3]
 
 
 class _Heard(logging.Handler):

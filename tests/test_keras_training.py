@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from keras_ranks import each_backend, each_backend_on_three, each_backend_once_on_three, run_check
 
+import hvdkit
 from hvdkit.transport.coding.top_k import TopK
 
 pytestmark = pytest.mark.ranks
@@ -94,9 +96,15 @@ def test_all_frameworks_are_in_one_world(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["jax"])
-@pytest.mark.parametrize("check", ["jax_by_callback", "two_lists_on_jax"])
+@pytest.mark.parametrize("check", ["jax_by_callback", "jax_works_in_xlas_memory", "two_lists_on_jax"])
 def test_memory_of_jax(backend: str, check: str) -> None:
     run_check(2, backend, f"keras_steps:{check}")
+
+
+def test_no_memory_of_a_framework_is_laid_out_by_hand() -> None:
+    """What XLA hands over is read by JAX's own code, of its own version."""
+    folder = Path(hvdkit.__file__).parent / "keras"
+    assert not [path.name for path in folder.rglob("*.py") if "ctypes" in path.read_text()]
 
 
 @each_backend

@@ -13,7 +13,7 @@ from jax.experimental import io_callback
 from hvdkit.engine.array_plan import ArrayPlan
 from hvdkit.engine.buckets import TensorSpec
 from hvdkit.engine.planned import Statistics
-from hvdkit.keras.jax_ffi import InPlace, works
+from hvdkit.keras.jax_in_place import InPlace, works
 from hvdkit.keras.settings import Settings, name_variables
 from hvdkit.transport.base import STORAGE, Array
 
