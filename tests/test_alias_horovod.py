@@ -277,10 +277,18 @@ again = hvd.load_model("model%d" % hvd.rank())
 assert np.allclose(again.predict(images, verbose=0), model.predict(images, verbose=0))
 again.compile("sgd", tfk.losses.CategoricalCrossentropy(reduction=tf.keras.losses.Reduction.AUTO), metrics=["mse"])
 assert keras.losses.Reduction.AUTO == "sum_over_batch_size" and again.evaluate(images, labels, verbose=0)[0] > 0
-again.compile("sgd", "mse")
+again.compile(keras.optimizers.SGD(lr=0.1, decay=0.5, momentum=0.9), "mse")
+again.fit(images, labels, batch_size=5, epochs=1, shuffle=False, verbose=0)
 again.save("whole%d.h5" % hvd.rank())
-assert np.allclose(tfk.models.load_model("whole%d.h5" % hvd.rank()).predict(images, verbose=0),
-                   hvd.load_model("whole%d.h5" % hvd.rank()).predict(images, verbose=0))
+whole, plain = hvd.load_model("whole%d.h5" % hvd.rank()), tfk.models.load_model("whole%d.h5" % hvd.rank())
+for one in (again, plain):  # alone, as from Keras 2's load_model
+    one.fit(images, labels, batch_size=5, epochs=1, shuffle=False, verbose=0)
+assert np.allclose(again.predict(images, verbose=0), plain.predict(images, verbose=0), atol=1e-6)
+assert float(plain.optimizer._decayed_lr("float32")) == float(again.optimizer._decayed_lr("float32"))
+assert [float(np.sum(one)) for one in whole.optimizer.get_weights()][0] == 4
+hvd.broadcast_model(whole)
+whole.fit(images, labels, batch_size=5, epochs=1, shuffle=False, verbose=0)
+assert int(whole.optimizer.iterations) == 8
 assert float(Adam(lr=1).lr) == 1.0 and type(Adam()) is keras.optimizers.Adam
 set_session(tf.Session())
 tf.compat.v1.keras.backend.set_session(tf.compat.v1.Session(config=tf.compat.v1.ConfigProto()))

@@ -1,8 +1,8 @@
-"""Starting equal: variables from one rank to all, and saved models that go on training on many."""
+"""Starting equal: variables from one rank to all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -15,8 +15,6 @@ from hvdkit.engine.submit import find_group
 from hvdkit.engine.together import do_together
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras.backends import settle
-from hvdkit.keras.compression import Compression, Compressor
-from hvdkit.keras.optimizer import DistributedOptimizer
 from hvdkit.transport.base import Buffer, Transport
 
 
@@ -26,12 +24,17 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
     variables: Keras's or the backend's own, of the same shapes and dtypes and in the same order on all ranks, else
     HorovodInternalError on every rank, before anything is overwritten. ValueError for a root that is not there.
     """
+    _spread(variables, root_rank, "")
+
+
+def _spread(variables: Iterable[Any], root_rank: int, owner: str) -> None:
+    """See broadcast_variables. owner: what has these variables on this rank, for the error."""
     made = engine.runtime("broadcast_variables()")
     if not 0 <= root_rank < made.world.size:
         raise ValueError(f"root_rank is {root_rank}; there are {made.world.size} ranks.")
     settle()
     given = list(variables)
-    mine = [f"{getattr(one, 'path', one.name)} {one.dtype} {list(one.shape)}" for one in given]
+    mine = owner, [f"{getattr(one, 'path', one.name)} {one.dtype} {list(one.shape)}" for one in given]
 
     def spread(transport: Transport, _: Sequence[int]) -> str:
         problem = _compare(gather(transport, mine), root_rank)
@@ -51,19 +54,25 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
         raise HorovodInternalError(problem)
 
 
-def _compare(described: Sequence[Sequence[str]], root_rank: int) -> str:
+def _compare(described: Sequence[tuple[str, Sequence[str]]], root_rank: int) -> str:
     """What is wrong with the ranks' variables; "" if nothing is."""
-    root = described[root_rank]
-    for rank, other in enumerate(described):
+    owner, root = described[root_rank]
+    for rank, (other_owner, other) in enumerate(described):
         if [_kind(one) for one in other] == [_kind(one) for one in root]:
             continue
         pairs = list(zip(root, other, strict=False))
         at = next((i for i, (one, two) in enumerate(pairs) if _kind(one) != _kind(two)), len(pairs))
-        return (
+        seen = (
             f"The ranks hold different variables ({len(root)} on rank {root_rank}, {len(other)} on rank {rank}). "
             f"Number {at} is {root[at] if at < len(root) else 'nothing'} on rank {root_rank} and "
-            f"{other[at] if at < len(other) else 'nothing'} on rank {rank}. Build the model from the same "
-            f"configuration on every rank."
+            f"{other[at] if at < len(other) else 'nothing'} on rank {rank}. "
+        )
+        if owner == other_owner:
+            return f"{seen}Build the model from the same configuration on every rank."
+        return (
+            f"{seen}Rank {root_rank} has {owner}; rank {rank} has {other_owner}. If a rank has loaded its model from a "
+            f"file, call hvd.load_model() on every rank, or compile the model with the same optimizer on the others "
+            f"and call optimizer.build(model.trainable_variables) on them before the broadcast."
         )
     return ""
 
@@ -82,7 +91,14 @@ def broadcast_model(model: keras.Model, root_rank: int = 0, local_variables: Seq
     sync_state(model)
     local = {id(variable) for variable in local_variables}
     shared = [weight for weight in model.weights if id(weight) not in local and id(weight.value) not in local]
-    broadcast_variables([*shared, *optimizer_variables(model)], root_rank)
+    _spread([*shared, *optimizer_variables(model)], root_rank, _describe_optimizer(model))
+
+
+def _describe_optimizer(model: keras.Model) -> str:
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return "no optimizer"
+    return f"the optimizer {type(optimizer).__name__} {'with' if optimizer.built else 'that has not got'} its variables"
 
 
 def broadcast_global_variables(root_rank: int) -> None:
@@ -104,23 +120,3 @@ def sync_state(model: keras.Model) -> None:
     """Have the variables hold what the training has come to: while an epoch runs on JAX, they do not."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
-
-
-def load_model(
-    filepath: Any,
-    custom_optimizers: Sequence[type] | None = None,
-    custom_objects: Mapping[str, Any] | None = None,
-    compression: type[Compressor] = Compression.none,
-    legacy_opts: bool = False,
-) -> keras.Model:
-    """Load a model, saved with or without hvdkit, and wrap its optimizer; state and all go on from there.
-
-    filepath, custom_objects: as for keras.saving.load_model. custom_optimizers: classes of optimizers that Keras does
-    not have. compression: as for DistributedOptimizer. legacy_opts: accepted as in Horovod.
-    Raises what keras.saving.load_model does.
-    """
-    objects = {kind.__name__: kind for kind in custom_optimizers or ()}
-    model: keras.Model = keras.saving.load_model(filepath, custom_objects={**objects, **(custom_objects or {})})
-    if getattr(model, "optimizer", None) is not None:
-        DistributedOptimizer(model.optimizer, compression=compression)
-    return model

@@ -94,22 +94,15 @@ def _save(own: Callable[..., Any]) -> Callable[..., Any]:
 
 def _load_model(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
-    def load_model(filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    def load_model(filepath: Any, custom_objects: Any = None, compile: bool = True, **kwargs: Any) -> Any:
         path = os.fspath(filepath) if isinstance(filepath, (str, os.PathLike)) else filepath
         if isinstance(path, str) and not os.path.exists(path) and os.path.exists(f"{path.rstrip('/')}.keras"):
             path = f"{path.rstrip('/')}.keras"
-        if isinstance(path, str) and path.endswith(_OLD) and not args:
-            kwargs["custom_objects"] = {**_short_losses(), **(kwargs.get("custom_objects") or {})}
-        return own(path, *args, **kwargs)
+        if compile and isinstance(path, str) and path.endswith((".h5", ".hdf5")):
+            return importlib.import_module("hvdkit.keras.h5_models").load_h5_model(path, custom_objects, **kwargs)
+        return own(path, custom_objects=custom_objects, compile=compile, **kwargs)
 
     return load_model
-
-
-def _short_losses() -> dict[str, Any]:
-    """The losses that `.h5` files name in short: Keras 3 writes 'mse' into them, and does not find it when it reads."""
-    losses = importlib.import_module("keras.losses")
-    names = {"mse": "mean_squared_error", "mae": "mean_absolute_error", "mape": "mean_absolute_percentage_error"}
-    return {short: getattr(losses, name) for short, name in {**names, "msle": "mean_squared_logarithmic_error"}.items()}
 
 
 def _patch_checkpoint(kind: Any) -> None:

@@ -1,0 +1,131 @@
+"""The state of an optimizer in an `.h5` file, of Keras 3 or Keras 2, given back to an optimizer."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+#: A slot's name in Keras 2 (before 2.11, or from then on) -> its name in Keras 3, where they differ.
+_SLOTS = {
+    "m": "momentum",
+    "v": "velocity",
+    "vhat": "velocity_hat",
+    "rms": "velocity",
+    "mg": "average_gradient",
+    "accum_grad": "accumulated_grad",
+    "accum_var": "accumulated_delta_var",
+}
+_SLOTS_OF_ADAMAX = {**_SLOTS, "v": "norm", "u": "norm"}
+
+
+def restore_optimizer(optimizer: Any, model: Any, file: Any, *, keras_2: bool) -> None:
+    """Build the optimizer for the variables that the model trains, and assign what the file holds of its state.
+
+    optimizer: one that has not been built. file: an open h5py.File of a whole model; one that was written before the
+    first step has no state, or only iterations and learning rate.
+    Raises ValueError if the file's variables are not those of the optimizer for this model.
+    """
+    unbuilt = list(optimizer.variables)
+    optimizer.build(model.trainable_variables)
+    variables = list(optimizer.variables)
+    if "optimizer_weights" not in file:
+        return
+    form = importlib.import_module("keras.src.legacy.saving.legacy_h5_format")
+    names = form.load_attributes_from_hdf5_group(file["optimizer_weights"], "weight_names")
+    values_in_file = form.load_optimizer_weights_from_hdf5_group(file)
+    saved = {name: np.asarray(value) for name, value in zip(names, values_in_file, strict=True)}
+    if keras_2:
+        fresh = {id(one) for one in unbuilt}
+        known = _names_in_keras_2(model, file["model_weights"], form)
+        values = _find_by_name(optimizer, [one for one in variables if id(one) not in fresh], saved, known)
+    elif len(saved) in (len(unbuilt), len(variables)):  # Keras 3 writes what the optimizer had got, in its order
+        values = list(zip(variables if len(saved) == len(variables) else unbuilt, saved.values(), strict=True))
+    else:
+        raise _misfit(optimizer, f"it holds {len(saved)} variables and the optimizer has {len(variables)}")
+    for variable, value in values:
+        if tuple(variable.shape) != np.shape(value):
+            raise _misfit(optimizer, f"{variable.path} is {list(variable.shape)}, in the file {list(np.shape(value))}")
+    for variable, value in values:
+        variable.assign(value)
+
+
+def _names_in_keras_2(model: Any, group: Any, form: Any) -> dict[str, Any]:
+    """The model's variables by the names that they have in the file; layers go by their order, as Keras loads them."""
+    layers = [weights for layer in model.layers if (weights := form._legacy_weights(layer))]
+    named = [
+        names
+        for layer in form.load_attributes_from_hdf5_group(group, "layer_names")
+        if (names := form.load_attributes_from_hdf5_group(group[layer], "weight_names"))
+    ]
+    known: dict[str, Any] = {}
+    for weights, saved in zip(layers, named, strict=True):
+        known.update({_plain(name): variable for name, variable in zip(saved, weights, strict=True)})
+    return known
+
+
+def _find_by_name(
+    optimizer: Any, built: Sequence[Any], saved: Mapping[str, Any], known: Mapping[str, Any]
+) -> list[tuple[Any, Any]]:
+    """Pairs of a variable of the optimizer and its value.
+
+    built: variables that the optimizer has got by being built. known: the model's, by their names in the file.
+
+    Keras 2 writes `Adam/m/dense/kernel` from 2.11 on and `Adam/dense/kernel/m` before, in other orders than Keras 3, no
+    learning rate (its configuration has it), and momentums of an SGD without momentum.
+    """
+    kind = type(optimizer).__name__
+    slots = {one.name: one for one in built if one is not getattr(optimizer, "_u_product", None)}
+    renamed = _SLOTS_OF_ADAMAX if kind == "Adamax" else _SLOTS
+    found: list[tuple[Any, Any]] = []
+    for full_name, value in saved.items():
+        name = _plain(full_name)
+        last = name.rpartition("/")[2]
+        if last in ("iter", "iteration", "iterations"):
+            found.append((optimizer._iterations, value))
+            if kind == "Nadam":  # what Keras 2 does not save, or has by another rule
+                found.append((optimizer._u_product, _product_of_momentums(optimizer.beta_1, int(value))))
+            continue
+        if last == "momentum_cache":
+            continue
+        slot, variable = _slot_and_variable(name, known)
+        path = "" if variable is None else variable.path.replace("/", "_")
+        target = slots.pop(f"{path}_{renamed.get(slot, slot)}", None)
+        if target is not None:
+            found.append((target, value))
+        elif kind != "SGD" or optimizer.momentum:
+            raise _misfit(optimizer, f"it has nothing that is {full_name} in the file")
+    if slots and len(found) > 1:
+        raise _misfit(optimizer, f"the file has no {next(iter(slots))}")
+    return found
+
+
+def _slot_and_variable(name: str, variables: Mapping[str, Any]) -> tuple[str, Any]:
+    for of in sorted(variables, key=len, reverse=True):
+        if name.endswith(f"/{of}"):
+            return name[: -len(of) - 1].rpartition("/")[2], variables[of]
+        before, _, slot = name.rpartition("/")
+        if before == of or before.endswith(f"/{of}"):
+            return slot, variables[of]
+    return "", None
+
+
+def _product_of_momentums(beta_1: float, iterations: int) -> float:
+    """Nadam's product of the momentums of all steps: Keras 3's rule, which Keras 2.11 and newer have too."""
+    steps = np.arange(1, iterations + 1)
+    return float(np.prod(beta_1 * (1.0 - 0.5 * 0.96**steps)))
+
+
+def _plain(name: Any) -> str:
+    text = name.decode() if isinstance(name, bytes) else str(name)
+    return text.removesuffix(":0")
+
+
+def _misfit(optimizer: Any, why: str) -> ValueError:
+    return ValueError(
+        f"The optimizer's state in the file does not fit {type(optimizer).__name__} for the variables that the model "
+        f"trains: {why}. To train with a new optimizer, load with keras.saving.load_model(path, compile=False) on all "
+        f"ranks, and compile with hvd.DistributedOptimizer()."
+    )

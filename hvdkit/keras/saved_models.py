@@ -1,0 +1,97 @@
+"""load_model: saved models that go on training on many ranks, also if the file is still being written."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from hvdkit.keras.compression import Compression, Compressor
+from hvdkit.keras.h5_models import load_h5_model
+from hvdkit.keras.optimizer import DistributedOptimizer
+from hvdkit.log import logger
+
+#: For how long a file that is not whole may stay as it is before it is taken for broken, in seconds.
+PATIENCE_S = 60.0
+_PAUSE_S = 0.05
+_HDF5 = (".h5", ".hdf5")
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compression: type[Compressor] = Compression.none,
+    legacy_opts: bool = False,
+) -> keras.Model:
+    """Load a model, saved with or without hvdkit, and wrap its optimizer; state and all go on from there.
+
+    filepath, custom_objects: as for keras.saving.load_model; `.h5` files also of Keras 2, as far as Keras 3 has what is
+    in them. A file that another rank or process is still writing is waited for, as long as it changes at least once a
+    minute. custom_optimizers: classes of optimizers that Keras does not have. compression: as for DistributedOptimizer.
+    legacy_opts: accepted as in Horovod.
+    Raises what keras.saving.load_model does; OSError for a file that is not whole and does not change; ValueError for
+    an `.h5` file whose optimizer has other variables than the model.
+    """
+    objects = {**{kind.__name__: kind for kind in custom_optimizers or ()}, **(custom_objects or {})}
+    name = os.fspath(filepath) if isinstance(filepath, (str, os.PathLike)) else ""
+    wait_until_whole(name if os.path.exists(name) else f"{name}.keras")  # which --alias-horovod adds
+    load = load_h5_model if name.endswith(_HDF5) else keras.saving.load_model
+    model: keras.Model = load(filepath, custom_objects=objects)
+    if getattr(model, "optimizer", None) is not None:
+        DistributedOptimizer(model.optimizer, compression=compression)
+    return model
+
+
+def wait_until_whole(path: str) -> None:
+    """Wait while the file is only a part of what its name says: a zip (`.keras`) or HDF5 (`.h5`, `.hdf5`) file.
+
+    What is not there, is no file, or has another name is left to whoever loads it.
+    Raises OSError once it has not changed for PATIENCE_S.
+    """
+    seen, since, said = _stamp(path), time.monotonic(), False
+    while problem := _what_is_missing(path):
+        if not said:
+            logger.info("load_model() waits for %s to be written: %s.", path, problem)
+            said = True
+        time.sleep(_PAUSE_S)
+        stamp = _stamp(path)
+        if stamp != seen:
+            seen, since = stamp, time.monotonic()
+        elif time.monotonic() - since > PATIENCE_S:
+            raise OSError(
+                f"{path} is not a whole file, and has not changed for {PATIENCE_S:.0f} s ({seen[0]} bytes): {problem}. "
+                f"If another rank writes it, call hvd.barrier() on all ranks between saving and loading. If the writer "
+                f"was ended, load an earlier checkpoint."
+            )
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    """Size and time of the last change of a file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
+
+
+def _what_is_missing(path: str) -> str:
+    """Why a file cannot be read yet; "" if it can, or never will."""
+    if not os.path.isfile(path):
+        return ""
+    if path.endswith(".keras"):
+        return "" if zipfile.is_zipfile(path) else "it has no directory of a zip file at its end"
+    if not path.endswith(_HDF5):
+        return ""
+    try:
+        importlib.import_module("h5py").File(path, "r").close()
+    except PermissionError:
+        return ""
+    except OSError as error:  # locked by who writes it, empty, or shorter than it says
+        return str(error)
+    return ""
