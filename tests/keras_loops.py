@@ -386,6 +386,7 @@ def refused() -> None:
     """What cannot be is said at once."""
     with joined():
         wrapped, wrong = hvd.DistributedOptimizer("sgd"), cast(Any, int)
+        tiny = keras.Variable(np.zeros(2), dtype="float8_e4m3fn", name="tiny")
         legacy = type("SGD", (), {"__module__": "tf_keras.src.optimizers.sgd"})()
         cases: list[tuple[Any, str]] = [
             (lambda: hvd.DistributedOptimizer(wrapped), "wrap it once"),
@@ -400,6 +401,7 @@ def refused() -> None:
                 "the same thing twice",
             ),
             (lambda: hvd.DistributedOptimizer("sgd", compression=wrong), "compression is"),
+            (lambda: hvd.DistributedOptimizer("sgd").build([tiny]), "tiny is float8_e4m3fn"),
             (lambda: hvd.PartialDistributedOptimizer("sgd", local_layers=[3]), "keras layers"),
             (lambda: hvd.broadcast_global_variables(0), "broadcast_model"),
             (lambda: hvd.shard([1, 2]), "takes arrays"),

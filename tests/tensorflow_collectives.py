@@ -225,6 +225,17 @@ def errors() -> None:
             hvd.broadcast(tf.cast(tf.ones(1), tf.qint8), 0)
         with pytest.raises(TypeError, match="bool"):
             hvd.allreduce(tf.constant([True]))
+        tiny = tf.Variable(tf.cast(tf.ones(2), "float8_e5m2"), name="tiny")
+        wave = tf.Variable(tf.ones([2], tf.complex64))
+        for variables, expected in (([wave], 2.0 + rank), ([wave, tiny], None)):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((2.0 + rank) * tf.math.real(wave)) + tf.reduce_sum(tf.cast(tiny, tf.float32))
+            tape = hvd.DistributedGradientTape(tape, op=hvd.Average)
+            if expected is not None:
+                equal(tape.gradient(loss, variables)[0], [2.0 + (hvd.size() - 1) / 2] * 2)
+            else:
+                with pytest.raises(TypeError, match="the variable tiny is float8_e5m2"):
+                    tape.gradient(loss, variables)
         compiled = tf.function(lambda x: hvd.allreduce(x), jit_compile=True)
         with pytest.raises(Exception, match="jit_compile=False"):
             compiled(tf.ones(1))

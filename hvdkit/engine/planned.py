@@ -24,6 +24,7 @@ from hvdkit.engine.watch import Watch
 from hvdkit.errors import RankLostError
 from hvdkit.transport.base import (
     CHUNK_BYTES,
+    HALF,
     STORAGE,
     Arithmetic,
     BucketSpec,
@@ -148,7 +149,10 @@ class PlannedReduction:
             self._own.append((min(own[0], bucket.data_count), min(own[1], bucket.data_count)))
             self._present.append(memory.slice(bucket.data_count, bucket.count))
             one = make_buffer(1, bucket.dtype)
-            self._arithmetic.cast(one, Buffer(np.ones(1, np.float32), "float32"))
+            if bucket.dtype in HALF:
+                self._arithmetic.cast(one, Buffer(np.ones(1, np.float32), "float32"))
+            else:
+                one.array[:] = 1
             self._one.append(one.array[0])
         self._nbytes = sum(memory.nbytes for memory in self._data)
         # A coding takes all that it sees for numbers; sums of what nobody reads do no harm.

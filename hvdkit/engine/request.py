@@ -9,6 +9,7 @@ from typing import Any
 from hvdkit.engine.buckets import TensorSpec
 from hvdkit.engine.compression import Policy, Wire, wire_of_gradients
 from hvdkit.engine.reduce_op import Average, Sum
+from hvdkit.transport.base import COMPLEX, FLOAT8
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,25 @@ class ReduceOptions:
     def __str__(self) -> str:
         what = "average" if self.average else "sum"
         return f"{what}, predivided by {self.predivide:g}, {self.wire} on the wire"
+
+
+def check_gradient(name: str, dtype: str, *, horovod: bool = False, adasum: bool = False) -> None:
+    """Raise TypeError for a tensor to be trained, given by its name, whose gradients cannot be summed in this dtype.
+
+    horovod: the engine is Horovod's core. adasum: the tensors' steps are combined by Adasum.
+    """
+    if dtype in FLOAT8:
+        raise TypeError(
+            f"{name} is {dtype}, and its gradient would be: sums of {dtype} between ranks are not defined. Keep it in "
+            "bfloat16 or float32 and cast it where it is used, or do not train it."
+        )
+    if dtype in COMPLEX and (horovod or adasum):
+        who = "Adasum" if adasum else "Horovod's core, which is the engine here,"
+        cure = "Take op=hvd.Average" if adasum else "Take hvdkit's own engine (HVDKIT_ENGINE=native)"
+        raise TypeError(
+            f"{name} is {dtype}, which {who} cannot add. {cure}, or train its real and imaginary part as real numbers "
+            "(torch.view_as_complex, tf.complex)."
+        )
 
 
 def gradient_options(op: Any, predivide: float, compression: Any) -> ReduceOptions:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hvdkit.engine import runtime as engine
 from hvdkit.keras.backends import Reducer, open_reducer
-from hvdkit.keras.settings import Settings
+from hvdkit.keras.settings import Settings, check_variables
 
 _numbers = itertools.count()
 _reductions: weakref.WeakSet[Reduction] = weakref.WeakSet()
@@ -62,7 +62,9 @@ class Reduction:
         self._local.add(id(variable))
 
     def prepare(self, variables: Sequence[Any]) -> None:
-        """These will be trained, without accumulation."""
+        """These will be trained, without accumulation. TypeError for one that no gradients can be summed of."""
+        if self._reducer is not None:
+            check_variables(self.shared(variables))
         self._prepared = variables
         if self._reducer is not None and variables and not self._local and not self._local_layers:
             self._reducer.prepare(variables)

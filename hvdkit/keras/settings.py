@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
+
 from hvdkit.engine.compression import Coded
 from hvdkit.engine.process_sets import MemberGroup, ProcessSet
 from hvdkit.engine.reduce_op import ReduceOp
-from hvdkit.engine.request import ReduceOptions, gradient_options
+from hvdkit.engine.request import ReduceOptions, check_gradient, gradient_options
 from hvdkit.engine.submit import all_true
 from hvdkit.keras.compression import Compressor
 
@@ -49,13 +51,20 @@ class Settings:
         return self.process_set.size() if self.process_set.included() else 1
 
 
+def check_variables(variables: Sequence[Any]) -> None:
+    """Raise TypeError for a variable to be trained that no gradients can be summed of."""
+    for one in variables:
+        check_gradient(f"the variable {getattr(one, 'path', one.name)}", keras.backend.standardize_dtype(one.dtype))
+
+
 def name_variables(variables: Sequence[Any]) -> list[str]:
     """A name for each variable, for errors and for the comparison between ranks.
 
     Keras numbers layers in the order in which a process makes them, so "dense_3" on one rank may be "dense_1" on
     another that has made fewer models, and a loaded model's have no "sequential/" before it. So numbers and all but the
-    layer are left out, and the place in the list is put in front.
+    layer are left out, and the place in the list is put in front. Raises as check_variables does.
     """
+    check_variables(variables)
     return [f"{at} {_without_numbers(getattr(one, 'path', one.name))}" for at, one in enumerate(variables)]
 
 

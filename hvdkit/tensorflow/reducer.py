@@ -17,7 +17,7 @@ from hvdkit.engine.horovod.binding import GraphBinding
 from hvdkit.engine.job_objects import allgather_object
 from hvdkit.engine.planned import Statistics
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
-from hvdkit.engine.request import ReduceOptions
+from hvdkit.engine.request import ReduceOptions, check_gradient
 from hvdkit.errors import BackwardInterruptedError, HorovodInternalError
 from hvdkit.tensorflow.direct_gradients import DirectGradients
 from hvdkit.tensorflow.result_memory import ResultMemory
@@ -52,6 +52,9 @@ class GradientReducer:
         self.number = next(_numbers)  # the same on all ranks, as they make them in the same order
         self.statistics = Statistics()
         self._specs = describe(variables)
+        horovod = engine.runtime("A reduction of gradients").horovod is not None
+        for spec in self._specs:
+            check_gradient(f"the variable {spec.name}", spec.dtype, horovod=horovod)
         self._options, self._process_set, self._sparse_as_dense = options, process_set, sparse_as_dense
         self._plan: ArrayPlan | None = None
         self._direct: DirectGradients | None = None

@@ -31,17 +31,17 @@ class _Part:
 class _Seen:
     """A bucket seen as its parts.
 
-    whole: parameters that lie in it as one and are copied, as most small ones are; looked at together, since for them
-    Python's time is what counts. views: of their memory. tensors: their indices. others: the remaining parts.
+    whole: real parameters that lie in it as one and are copied, as most small ones are; looked at together, since
+    Python's time is what counts for them. views: of their memory. tensors: their indices. others: the remaining parts.
     """
 
     def __init__(self, parts: list[_Part], parameters: Sequence[torch.nn.Parameter]) -> None:
-        whole = [one for one in parts if not one.own and _is_whole(one.slot, parameters)]
+        whole = [one for one in parts if _is_simple(one, parameters)]
         self.parts = parts
         self.whole = [parameters[one.slot.tensor] for one in whole]
         self.views = [one.view for one in whole]
         self.tensors = frozenset(one.slot.tensor for one in whole)
-        self.others = [one for one in parts if one.own or not _is_whole(one.slot, parameters)]
+        self.others = [one for one in parts if not _is_simple(one, parameters)]
 
     def gradients(self) -> list[torch.Tensor] | None:
         """Those of `whole`; None if one is missing or sparse."""
@@ -52,6 +52,11 @@ class _Seen:
                 return None
             found.append(gradient)
         return found
+
+
+def _is_simple(part: _Part, parameters: Sequence[torch.nn.Parameter]) -> bool:
+    """Is it a parameter as a whole, copied, and of real numbers? Gradients of others may be seen conjugated."""
+    return not part.own and _is_whole(part.slot, parameters) and not parameters[part.slot.tensor].is_complex()
 
 
 def _is_whole(slot: Slot, parameters: Sequence[torch.nn.Parameter]) -> bool:
@@ -258,6 +263,8 @@ class GradientPlan:
         if gradient.is_sparse:
             parameter.grad = gradient = gradient.to_dense()
             self._sparse.add(slot.tensor)
+        if gradient.is_conj():  # its memory holds the conjugate
+            parameter.grad = gradient = gradient.resolve_conj()
         if _is_whole(slot, self._parameters):
             return gradient
         strides = self._strides[slot.tensor]

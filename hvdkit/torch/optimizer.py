@@ -21,7 +21,7 @@ from hvdkit.torch.adasum_steps import AdasumSteps, adasum_attributes
 from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.groups import number_groups
 from hvdkit.torch.plain_copies import PlainCopies, change_class, is_wrapped
-from hvdkit.torch.reducer import GradientReducer
+from hvdkit.torch.reducer import GradientReducer, check_parameters
 
 Parameters = Iterable[tuple[str, torch.nn.Parameter]]
 
@@ -182,6 +182,8 @@ def DistributedOptimizer(
     A copy (copy.deepcopy, also together with the model) and what pickle or torch.save write is a plain optimizer of its
     own class: wrap it on all ranks to train it on them.
 
+    Parameters are of any floating-point dtype or complex; those to be trained in float8 are refused with TypeError.
+
     Raises NotInitializedError before init(), ValueError or TypeError for arguments that cannot be used; backward() and
     step() raise PlanMismatchError if the ranks hold different parameters, RankLostError if a rank has died.
     """
@@ -198,6 +200,7 @@ def DistributedOptimizer(
     names = {parameter: name for name, parameter in named}
     if op is Adasum and process_set.included() and process_set.size() > 1:
         wire_of(compression)
+        check_parameters(named, adasum=True)
         _wrap(optimizer, AdasumSteps, names, adasum_attributes(compression, process_set))
         return optimizer
     reducer = None

@@ -16,7 +16,7 @@ from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.planned import Statistics
 from hvdkit.engine.process_sets import ProcessSet
 from hvdkit.engine.replicas import ReplicaCheck
-from hvdkit.engine.request import ReduceOptions
+from hvdkit.engine.request import ReduceOptions, check_gradient
 from hvdkit.engine.together import do_together
 from hvdkit.errors import BackwardInterruptedError, HorovodInternalError
 from hvdkit.torch import autograd
@@ -25,6 +25,7 @@ from hvdkit.torch.layout import Named
 from hvdkit.torch.plans import Plan, open_plan
 from hvdkit.torch.replicas import checksums
 from hvdkit.torch.sparse import reduce_sparse
+from hvdkit.torch.tensors import dtype_name
 from hvdkit.transport.base import Transport
 
 _numbers = itertools.count()
@@ -82,7 +83,11 @@ class GradientReducer:
             group.engine.joining.stand_ins[f"{kind}.{self.name}"] = _weakly(weakref.ref(self), method)
 
     def add(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
-        """Take in more parameters; the next reduction makes a new plan, on all ranks alike."""
+        """Take in more parameters; the next reduction makes a new plan, on all ranks alike.
+
+        Raises TypeError for one to be trained that no gradients can be summed of.
+        """
+        check_parameters(named)
         self._unhooked.extend(range(len(self._named), len(self._named) + len(named)))
         self._named.extend(named)
         self._changed = True
@@ -174,7 +179,9 @@ class GradientReducer:
 
     def flush(self) -> None:
         """See autograd.Reducer."""
-        self._changed = self._changed or any(self._named[index][1].requires_grad for index in self._unhooked)
+        unfrozen = [self._named[index] for index in self._unhooked if self._named[index][1].requires_grad]
+        check_parameters(unfrozen)
+        self._changed = self._changed or bool(unfrozen)
         if self._changed:
             self._make_plan()
         if self._plan is not None:
@@ -284,6 +291,14 @@ class GradientReducer:
             self._plan = None
             self._place.clear()
         self._changed = True
+
+
+def check_parameters(named: Sequence[tuple[str, torch.nn.Parameter]], *, adasum: bool = False) -> None:
+    """Raise TypeError for a parameter to be trained that no gradients, or with Adasum steps, can be summed of."""
+    horovod = engine.runtime("DistributedOptimizer()").horovod is not None
+    for name, parameter in named:
+        if parameter.requires_grad:
+            check_gradient(f"the parameter {name}", dtype_name(parameter), horovod=horovod, adasum=adasum)
 
 
 def _weakly(

@@ -8,7 +8,7 @@ from hvdkit.engine.agreement import check_agreement
 from hvdkit.engine.buckets import TensorSpec, describe_plan
 from hvdkit.engine.horovod.binding import Move
 from hvdkit.engine.horovod.transport import refuse_bfloat16, refuse_coding
-from hvdkit.engine.request import ReduceOptions
+from hvdkit.engine.request import ReduceOptions, check_gradient
 from hvdkit.transport.base import Narrow, Transport
 
 
@@ -18,6 +18,7 @@ def agree_on(transport: Transport, specs: list[TensorSpec], options: ReduceOptio
     Raises TypeError for a dtype, or one on the wire, that Horovod does not add, PlanMismatchError where ranks differ.
     """
     for spec in specs:
+        check_gradient(spec.name, spec.dtype, horovod=True)
         if "bfloat16" in (spec.dtype, narrow_wire(spec.name, spec.dtype, options)):
             refuse_bfloat16(f"the gradient of {spec.name}")
     check_agreement(transport, describe_plan(specs, 0, str(options)))
