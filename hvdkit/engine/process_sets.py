@@ -26,12 +26,13 @@ class ProcessSet:
 
     #: Number of the set; None before it is added and after it is removed. 0 is the set of all ranks.
     process_set_id: int | None = None
+    #: Numbers in the world; None for a communicator's, and for all ranks, before they are known.
+    ranks: list[int] | None = None
+    #: The communicator that it was made from, the user's own, for mpi4py beside hvdkit; None if it was from ranks.
+    #: Of the set of all ranks the one that init() was given.
+    mpi_comm: Any = None
 
     def __init__(self, ranks_or_comm: Sequence[int] | Any | None) -> None:
-        #: The communicator that it was made from, the user's own, for mpi4py beside hvdkit; None if it was from ranks.
-        #: Of the set of all ranks the one that init() was given.
-        self.mpi_comm: Any = None
-        self.ranks: list[int] | None = None
         if is_communicator(ranks_or_comm):
             ranks_in_job(ranks_or_comm, "ProcessSet(comm)")
             self.mpi_comm = ranks_or_comm
