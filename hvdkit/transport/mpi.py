@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hvdkit.errors import TransportError
-from hvdkit.transport import mpi_library
+from hvdkit.transport import mpi_large
 from hvdkit.transport.arithmetic import NumpyArithmetic
 from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, Op, check_reduction, make_buffer
 from hvdkit.transport.between import BetweenHosts
@@ -20,8 +20,6 @@ from hvdkit.transport.mpi_library import (
     free_comm,
     load_mpi,
     make_comm,
-    moved,
-    moved_pieces,
     operation,
     own_comm,
     plain,
@@ -79,7 +77,7 @@ class MpiTransport:
             return
         check_reduction(buffer.dtype, op, "allreduce")
         in_place, how = load_mpi().IN_PLACE, operation(op, buffer.dtype)
-        for part in _countable(buffer):
+        for part in mpi_large.countable(buffer):
             collective("MPI_Allreduce", self.comm, in_place, plain(part), how)
         if scale != 1.0:
             self.arithmetic.combine(buffer, [buffer], scale=scale)
@@ -88,16 +86,13 @@ class MpiTransport:
         """See Transport.reducescatter. Raises ValueError for counts that do not fit the buffer."""
         check_counts("reducescatter", counts, self.size, total=buffer.count)
         out = make_buffer(counts[self.rank], buffer.dtype)
-        pieces = moved_pieces(buffer, list(counts))
         check_reduction(buffer.dtype, op, "reducescatter")
         if buffer.dtype in HALF:
             received = make_buffer(out.count * self.size, buffer.dtype)
-            each = moved_pieces(received, [out.count] * self.size)
-            collective("MPI_Alltoallv", self.comm, pieces, each)
+            mpi_large.alltoall(self.comm, buffer, counts, received, [out.count] * self.size)
             combine_pieces(out, received, BucketSpec(buffer.dtype, out.count, op), self.arithmetic)
         else:
-            how = operation(op, buffer.dtype)
-            collective("MPI_Reduce_scatter", self.comm, plain(buffer), plain(out), list(counts), how)
+            mpi_large.reducescatter(self.comm, buffer, out, counts, op)
         return out
 
     def allgather(self, buffer: Buffer, counts: Sequence[int]) -> Buffer:
@@ -105,21 +100,19 @@ class MpiTransport:
         check_counts("allgather", counts, self.size, total=None)
         check_counts("allgather", [counts[self.rank]], 1, total=buffer.count)
         out = make_buffer(sum(counts), buffer.dtype)
-        collective("MPI_Allgatherv", self.comm, moved(buffer), moved_pieces(out, list(counts)))
+        mpi_large.allgather(self.comm, buffer, out, counts)
         return out
 
     def broadcast(self, buffer: Buffer, root: int) -> None:
         """See Transport.broadcast. Raises ValueError for a root that is no rank."""
         check_root(root, self.size)
-        for part in _countable(buffer):
-            collective("MPI_Bcast", self.comm, moved(part), root)
+        mpi_large.broadcast(self.comm, buffer, root)
 
     def alltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Buffer:
         """See Transport.alltoall. Raises ValueError for counts that do not fit the buffer."""
         check_alltoall(send_counts, receive_counts, self.rank, self.size, total=buffer.count)
         out = make_buffer(sum(receive_counts), buffer.dtype)
-        sent, received = moved_pieces(buffer, list(send_counts)), moved_pieces(out, list(receive_counts))
-        collective("MPI_Alltoallv", self.comm, sent, received)
+        mpi_large.alltoall(self.comm, buffer, send_counts, out, receive_counts)
         return out
 
     def barrier(self) -> None:
@@ -192,9 +185,3 @@ class MpiTransport:
         if self._comm is not None:
             comm, self._comm = self._comm, None
             free_comm(comm)
-
-
-def _countable(buffer: Buffer) -> Iterator[Buffer]:
-    """The buffer in parts that MPI can count."""
-    largest = mpi_library.LARGEST_COUNT
-    return (buffer.slice(at, min(at + largest, buffer.count)) for at in range(0, buffer.count, largest))
