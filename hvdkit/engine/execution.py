@@ -155,10 +155,8 @@ def reduce_scaled(transport: Transport, buffer: Buffer, operation: Operation) ->
         multiply(buffer, before)
         transport.allreduce(buffer, op)
         multiply(buffer, after)
-    elif op == "sum":
-        transport.allreduce(buffer, op, before * after)
     else:
-        if before != 1.0:
+        if before != 1.0:  # not after the sum, which may be too large for the dtype without it
             transport.arithmetic.combine(buffer, [buffer], scale=before)
         transport.allreduce(buffer, op, after)
 

@@ -39,7 +39,7 @@ def plan_shortcut(asked: Announcement, limit: int, size: int) -> Shortcut | None
     before = float(options.get("prescale factor", "1")) != 1
     after = float(options.get("postscale factor", "1")) != 1
     summed = options.get("op") in ("average", "sum") and all(dtype in SCALED for dtype, _ in asked.tensors)
-    if (before or after) and not summed:
+    if before or (after and not summed):
         return None
     counts = [math.prod(shape) for _, shape in asked.tensors]
     sizes = [count * STORAGE[dtype].itemsize for count, (dtype, _) in zip(counts, asked.tensors, strict=True)]
@@ -51,8 +51,8 @@ def plan_shortcut(asked: Announcement, limit: int, size: int) -> Shortcut | None
     if asked.kind != "allreduce":
         return Shortcut(digest, parts, root=int(options.get("root rank", "-1")))
     op: Op = "sum" if options["op"] in ("average", "sum") else options["op"]  # type: ignore[assignment]
-    averaged, scale = options["op"] == "average", math.prod(factors(asked, size))
-    return Shortcut(digest, parts, op=op, averaged=averaged, scale=scale)
+    _, after_sum = factors(asked, size)
+    return Shortcut(digest, parts, op=op, averaged=options["op"] == "average", scale=after_sum)
 
 
 def key_of(name: str, shortcut: Shortcut) -> int:
