@@ -7,7 +7,7 @@ from keras_ranks import run_check
 
 pytestmark = [pytest.mark.ranks, pytest.mark.keras("tensorflow")]
 
-each_mode = pytest.mark.parametrize("mode", ["eager", "graph"])
+each_mode = pytest.mark.parametrize("mode", ["eager", "graph", "session"])
 
 
 @each_mode
@@ -46,3 +46,24 @@ def test_join(mode: str, engine: str) -> None:
     fresh = engine == "horovod"
     found = run_check(3, "tensorflow", "tensorflow_collectives:uneven_batches", mode, fresh=fresh)
     assert found == [[3], [3, 2], [3, 2, 1]]
+
+
+@pytest.mark.native("Horovod's core has no operations of a plain graph's own")
+def test_operations_of_a_plain_graph_meet_in_any_order() -> None:
+    run_check(3, "tensorflow", "tensorflow_graphs:any_order")
+
+
+@pytest.mark.native("Horovod's core has no operations of a plain graph's own")
+def test_sessions() -> None:
+    run_check(3, "tensorflow", "tensorflow_graphs:in_sessions")
+
+
+@pytest.mark.native("what orders Horovod's operations is Horovod's")
+def test_names_are_given_when_a_function_is_traced() -> None:
+    run_check(3, "tensorflow", "tensorflow_graphs:traced_names")
+
+
+@pytest.mark.native("Horovod's core raises its own")
+@each_mode
+def test_errors_are_those_of_horovod(mode: str) -> None:
+    run_check(3, "tensorflow", "tensorflow_graphs:classes_of_errors", mode)

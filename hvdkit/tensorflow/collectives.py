@@ -1,4 +1,7 @@
-"""What each collective does with tensors, without gradients: from TensorFlow's tensors to named operations and back."""
+"""What each collective does with tensors, without gradients: from TensorFlow's tensors to named operations and back.
+
+name: from naming.py.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ from hvdkit.engine.execution import split_rows
 from hvdkit.engine.process_sets import ProcessSet
 from hvdkit.engine.reduce_op import ReduceOp
 from hvdkit.engine.submit import check_splits, find_group, reduce_options, root_options
+from hvdkit.tensorflow.naming import operation_name
 from hvdkit.tensorflow.run import do, run
 from hvdkit.tensorflow.tensors import copy_of, dtype_name, shaped
+from hvdkit.tensorflow.tracing import in_session, tensorflow_errors
 from hvdkit.transport.base import Array
 
 Factors = tuple[float, float]
@@ -139,12 +144,18 @@ def reducescatter(
     return run(doing, tensors, _any_rows(tensors), call)
 
 
-def barrier(process_set: ProcessSet) -> list[Any]:
-    """Wait for all ranks."""
+def barrier(process_set: ProcessSet) -> None:
+    """Wait for all ranks; at once where a graph for sessions is made, of which nothing would run it."""
     find_group(process_set, "barrier()")
+    at_once = tf.executing_eagerly() or in_session()
+    name = None if at_once else operation_name("barrier", None, process_set)
 
     def doing() -> list[Array]:
-        do(find_group(process_set, "barrier()"), "barrier", None, [], [])
+        do(find_group(process_set, "barrier()"), "barrier", name, [], [])
         return []
 
-    return run(doing, [], [], "barrier()")
+    if at_once:
+        with tensorflow_errors():
+            doing()
+    else:
+        run(doing, [], [], "barrier()")

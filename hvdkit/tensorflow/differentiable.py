@@ -10,6 +10,7 @@ import tensorflow as tf
 from hvdkit.engine.process_sets import ProcessSet
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum
 from hvdkit.tensorflow import collectives
+from hvdkit.tensorflow.naming import gradient_name, operation_name
 
 Factors = tuple[float, float]
 _PLAIN: Factors = (1.0, 1.0)
@@ -24,6 +25,13 @@ def allreduce(
     tensors: Sequence[Any], name: str | None, op: ReduceOp, factors: Factors, process_set: ProcessSet, call: str
 ) -> list[Any]:
     """Forward: y = op(x of all ranks). Backward, for a sum or an average: dx = op(dy of all ranks)."""
+    return _allreduce(tensors, operation_name("allreduce", name, process_set), op, factors, process_set, call)
+
+
+def _allreduce(
+    tensors: Sequence[Any], name: str | None, op: ReduceOp, factors: Factors, process_set: ProcessSet, call: str
+) -> list[Any]:
+    """The same under a name from naming.py."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def reduce(*given: Any) -> Any:
@@ -32,7 +40,8 @@ def allreduce(
                 raise NotImplementedError(
                     f"allreduce() with op={op} has no gradient; use tf.stop_gradient on the tensor, or hvd.Sum."
                 )
-            return allreduce(_alike(grads, given), None, op, factors, process_set, call)
+            further = gradient_name("allreduce", "allreduce", name, process_set)
+            return _allreduce(_alike(grads, given), further, op, factors, process_set, call)
 
         return collectives.allreduce(given, name, op, factors, process_set, call), backward
 
@@ -41,13 +50,19 @@ def allreduce(
 
 def allgather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, call: str) -> list[Any]:
     """Forward: y = concatenation of x of all ranks. Backward: this rank's rows of the average of dy over all ranks."""
+    return _allgather(tensors, operation_name("allgather", name, process_set), process_set, call)
+
+
+def _allgather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, call: str) -> list[Any]:
+    """The same under a name from naming.py."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def gather(*given: Any) -> Any:
         gathered, counts = collectives.allgather(given, name, process_set, call)
 
         def backward(*grads: Any) -> Any:
-            means = allreduce(_alike(grads, given), None, Average, _PLAIN, process_set, call)
+            further = gradient_name("allreduce", "allgather", name, process_set)
+            means = _allreduce(_alike(grads, given), further, Average, _PLAIN, process_set, call)
             rank = process_set.rank()
             made = []
             for mean, rows, tensor in zip(means, counts, given, strict=True):
@@ -62,13 +77,18 @@ def allgather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet,
 
 def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, call: str) -> Any:
     """Forward: y = x of the root. Backward: on the root the average of dy over all ranks, elsewhere zero."""
+    name = operation_name("broadcast", name, process_set)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def copy(given: Any) -> Any:
         def backward(grad: Any) -> Any:
-            (mean,) = allreduce(_alike([grad], [given]), None, Average, _PLAIN, process_set, call)
+            further = gradient_name("allreduce", "broadcast", name, process_set)
+            (mean,) = _allreduce(_alike([grad], [given]), further, Average, _PLAIN, process_set, call)
             mine = (process_set.ranks or [])[process_set.rank()] == root_rank
-            return mean if mine else tf.zeros_like(mean)
+            if mine:
+                return mean
+            with tf.control_dependencies([mean]):  # zeros alone would leave this rank out of the operation
+                return tf.zeros_like(grad)
 
         return collectives.broadcast([given], root_rank, name, process_set, call)[0], backward
 
@@ -77,13 +97,19 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Proces
 
 def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, call: str) -> tuple[Any, Any]:
     """Forward: rank i's j-th piece goes to rank j. Backward: the gradient of each piece goes back to its rank."""
+    return _alltoall(tensor, splits, operation_name("alltoall", name, process_set), process_set, call)
+
+
+def _alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, call: str) -> tuple[Any, Any]:
+    """The same under a name from naming.py."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def exchange(given: Any) -> Any:
         made, received = collectives.alltoall(given, splits, name, process_set, call)
 
         def backward(grad: Any, _: Any) -> Any:
-            returned, _ = alltoall(_alike([grad], [given])[0], received, None, process_set, call)
+            further = gradient_name("alltoall", "alltoall", name, process_set)
+            returned, _ = _alltoall(_alike([grad], [given])[0], received, further, process_set, call)
             missing = tf.size(given, tf.int32) - tf.size(returned, tf.int32)  # of rows that went nowhere
             flat = tf.pad(tf.reshape(returned, [-1]), [[0, missing]])
             return tf.reshape(flat, tf.shape(given))
@@ -98,12 +124,14 @@ def reducescatter(
     tensors: Sequence[Any], name: str | None, op: ReduceOp, factors: Factors, process_set: ProcessSet, call: str
 ) -> list[Any]:
     """Forward: this rank's rows of op(x of all ranks). Backward: dx = all ranks' dy, times size for a sum."""
+    name = operation_name("reducescatter", name, process_set)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def scatter(*given: Any) -> Any:
         def backward(*grads: Any) -> Any:
             factor = factors[0] * factors[1] * (1 if op is Average else process_set.size())
-            gathered = allgather(_alike(grads, given), None, process_set, call)
+            further = gradient_name("allgather", "reducescatter", name, process_set)
+            gathered = _allgather(_alike(grads, given), further, process_set, call)
             return [one * tf.cast(factor, one.dtype) for one in gathered]
 
         return collectives.reducescatter(given, name, op, factors, process_set, call), backward

@@ -1,15 +1,17 @@
 """Collectives of Horovod's TensorFlow 2 API: its names, arguments and meanings.
 
-All of them work in eager mode and inside a tf.function, where they run each time the graph does, in the order in which
-they were traced. Tensors are of a dtype that allreduce() takes, or float8 where nothing is reduced; variables are taken
-as well. name: the operation's, the same on all ranks; without one calls of a kind are matched in their order.
-process_set: the ranks that take part; each of them makes the call. device_dense, device_sparse, ignore_name_scope: as
-in Horovod, accepted and not needed.
+All of them work in eager mode, inside a tf.function, where they run each time it does, in the order in which they were
+traced, and in a graph for tf.compat.v1.Session, where they run in any order (barrier() at once, when it is called).
+Tensors are of a dtype that allreduce() takes, or float8 where nothing is reduced; variables are taken as well. name:
+the operation's, the same on all ranks; without one eager calls of a kind are matched in their order, those of a
+function or graph by their number in it, see naming.py. process_set: the ranks that take part; each of them makes the
+call. device_dense, device_sparse, ignore_name_scope: as in Horovod, accepted and not needed.
 
 Raised at once: NotInitializedError before init(), ValueError on a rank outside of the set and for arguments that cannot
 be used, TypeError for a dtype that cannot be sent, XlaError where XLA would compile the call. Where the ranks disagree,
-or one has left, every rank raises HorovodInternalError, which in eager mode is a tf.errors.FailedPreconditionError too;
-a graph that fails raises tf.errors.UnknownError with the same text.
+or one has left, every rank raises HorovodInternalError. As in Horovod these are errors of TensorFlow's too, and a graph
+that fails raises the same ones, with the same text: tf.errors.FailedPreconditionError where the ranks disagree and
+before init(), InvalidArgumentError for a ValueError, UnknownError where a rank has left.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ from hvdkit.engine.submit import find_group
 from hvdkit.tensorflow import collectives
 from hvdkit.tensorflow import differentiable as autograd
 from hvdkit.tensorflow.compression import Compression, Compressor, clamp
+from hvdkit.tensorflow.naming import operation_name
 from hvdkit.tensorflow.run import run
-from hvdkit.tensorflow.tracing import in_python
+from hvdkit.tensorflow.tracing import in_python, in_session
 from hvdkit.transport.base import Array
 
 Narrow = type[Compressor]
@@ -153,7 +156,8 @@ def _gather_slices(
     if factors != (1.0, 1.0):
         raise NotImplementedError(f"{call} takes no prescale_factor or postscale_factor with tf.IndexedSlices.")
     values = autograd.allgather([one.values for one in slices], None, process_set, call)
-    indices, _ = collectives.allgather([one.indices for one in slices], None, process_set, call)
+    name = operation_name("allgather", None, process_set)
+    indices, _ = collectives.allgather([one.indices for one in slices], name, process_set, call)
     if op is Average:
         values = [one / tf.cast(process_set.size(), one.dtype) for one in values]
     return [
@@ -224,10 +228,11 @@ def broadcast_(
     given = [tf.convert_to_tensor(variable) for variable in variables]
     if not given:
         return []
+    name = operation_name("broadcast", name, process_set)
     values = collectives.broadcast(given, root_rank, name, process_set, "broadcast_()")
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
-    return values
+    assigned = [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
+    # A graph for sessions runs nothing but what leads to its results.
+    return [tf.convert_to_tensor(one) for one in assigned] if in_session() else values
 
 
 @in_python

@@ -10,9 +10,8 @@ import tensorflow as tf
 from hvdkit.engine.execution import Operation
 from hvdkit.engine.process_sets import MemberGroup
 from hvdkit.engine.submit import Options, begin
-from hvdkit.errors import HorovodInternalError, RankLostError
 from hvdkit.tensorflow.tensors import NAMES, array_of, as_buffer, as_tensor
-from hvdkit.tensorflow.tracing import call_in_graph, check_not_compiled
+from hvdkit.tensorflow.tracing import call_in_graph, check_not_compiled, tensorflow_errors
 from hvdkit.transport.base import Array
 
 #: Gets this rank's arrays, in memory that is not to be written to; returns the results.
@@ -20,35 +19,26 @@ Doing = Callable[..., Sequence[Array]]
 Shape = Sequence[int | None]
 
 
-class CollectiveError(HorovodInternalError, tf.errors.FailedPreconditionError):  # type: ignore[misc]
-    """A collective failed in eager mode; also the error that Horovod raises there."""
-
-    def __init__(self, message: str) -> None:
-        tf.errors.FailedPreconditionError.__init__(self, None, None, message)
-
-
-class LostInCollectiveError(CollectiveError, RankLostError):
-    """The same, where another rank has ended."""
-
-
 def run(doing: Doing, tensors: Sequence[Any], results: Sequence[tuple[Any, Shape]], call: str) -> list[Any]:
     """Do a collective.
 
     results: TensorFlow's dtype and shape of each result, as far as they are known. call: the user's.
-    Raises CollectiveError in eager mode; a graph that fails raises tf.errors.UnknownError with the same text. XlaError
-    where XLA would compile it.
+    Raises what as_tensorflow_error() makes of the error; in a graph an error of TensorFlow's with the same text.
+    XlaError where XLA would compile it.
     """
     check_not_compiled(call)
     if tf.executing_eagerly():
-        try:
+        with tensorflow_errors():
             made = doing(*[array_of(tensor) for tensor in tensors])
-        except HorovodInternalError as error:
-            if isinstance(error, ValueError):
-                raise
-            raise (LostInCollectiveError if isinstance(error, RankLostError) else CollectiveError)(str(error)) from None
         return [as_tensor(one, NAMES[dtype]) for one, (dtype, _) in zip(made, results, strict=True)]
     name = f"hvdkit_{call.removesuffix('()')}"
-    found = call_in_graph(lambda *arrays: list(doing(*arrays)), list(tensors), [one for one, _ in results], name)
+    found = call_in_graph(
+        lambda *arrays: list(doing(*arrays)),
+        list(tensors),
+        [one for one, _ in results],
+        name,
+        coded_errors=bool(results),
+    )
     if not results:
         return []
     for one, (_, shape) in zip(found, results, strict=True):

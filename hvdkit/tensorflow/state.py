@@ -10,7 +10,7 @@ import tensorflow as tf
 from hvdkit.engine import job_objects
 from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.tensorflow.ops import broadcast_
-from hvdkit.tensorflow.tracing import in_python
+from hvdkit.tensorflow.tracing import in_python, in_session
 
 T = TypeVar("T")
 
@@ -20,15 +20,16 @@ _TOGETHER_BYTES = 64 * 2**20  # of variables in one operation; as much is copied
 @in_python
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
-) -> None:
+) -> Any:
     """Overwrite variables on all ranks with root's: a model's, an optimizer's.
 
     variables: of TensorFlow or Keras, of any dtype that can be sent, alike on all ranks and in the same order, else
     HorovodInternalError on every rank. root_rank: its number in the world. inplace: as in Horovod; accepted.
-    Inside a tf.function the operation runs each time the graph does. Raises what broadcast() does.
+    Inside a tf.function the operation runs each time the graph does. In a graph for tf.compat.v1.Session the operation
+    to run is returned, elsewhere None. Raises what broadcast() does.
     """
-    for some in _together(list(variables)):
-        broadcast_(some, root_rank, process_set=process_set)
+    done = [broadcast_(some, root_rank, process_set=process_set) for some in _together(list(variables))]
+    return tf.group(*done) if in_session() else None
 
 
 def _together(variables: Sequence[Any]) -> Iterator[list[Any]]:
@@ -47,6 +48,7 @@ def _together(variables: Sequence[Any]) -> Iterator[list[Any]]:
         yield group
 
 
+@in_python
 def broadcast_object(
     obj: T,
     root_rank: int = 0,
@@ -75,6 +77,7 @@ def broadcast_object_fn(
     return broadcast
 
 
+@in_python
 def allgather_object(
     obj: T, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[T]:

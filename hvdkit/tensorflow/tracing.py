@@ -3,20 +3,50 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
-from hvdkit.errors import HorovodInternalError, XlaError
+from hvdkit.errors import HorovodInternalError, NotInitializedError, XlaError
+from hvdkit.tensorflow.errors import as_tensorflow_error, code_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def in_python(function: Function) -> Function:
-    """Keep AutoGraph from rewriting a function that a tf.function calls, and all that it calls."""
-    made: Function = tf.autograph.experimental.do_not_convert(function)
+    """Keep AutoGraph from rewriting a function that a tf.function calls, and all that it calls.
+
+    What it raises is an error of TensorFlow's as well, see as_tensorflow_error().
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with tensorflow_errors():
+            return function(*args, **kwargs)
+
+    made: Function = tf.autograph.experimental.do_not_convert(call)
     return made
+
+
+@contextmanager
+def tensorflow_errors() -> Iterator[None]:
+    """Raise hvdkit's errors as errors of TensorFlow's as well, see as_tensorflow_error()."""
+    try:
+        yield
+    except Exception as error:
+        other = as_tensorflow_error(error)
+        if other is error:
+            raise
+        raise other from error.__cause__
+
+
+def in_session() -> bool:
+    """Is a graph being made that a tf.compat.v1.Session will run, rather than a tf.function of eager mode?"""
+    return not tf.compat.v1.executing_eagerly_outside_functions()
 
 
 def check_not_compiled(call: str) -> None:
@@ -35,32 +65,97 @@ def check_not_compiled(call: str) -> None:
         graph = getattr(graph, "outer_graph", None)
 
 
-def call_in_graph(function: Any, tensors: list[Any], dtypes: list[Any], name: str) -> Any:
+def call_in_graph(
+    function: Any, tensors: list[Any], dtypes: list[Any], name: str, *, coded_errors: bool = False
+) -> Any:
     """An operation that calls `function` with numpy arrays each time the graph runs.
 
     function: is kept for ever, as TensorFlow keeps it; it gets arrays that share the tensors' memory, and TensorFlow
     shares the memory of the aligned arrays which it returns.
-    Returns the list of its results, or the operation if there are none. Operations of one graph run in the order in
-    which they are made. What it raises comes out of the graph as an error of TensorFlow's, see behind().
+    Returns the list of its results, or the operation if there are none. Operations of one tf.function run in the order
+    in which they are made. Those of a graph for sessions run in any order, at the same time. One that runs again before
+    it is done, as in a loop, waits.
+    What it raises comes out of the graph as an error of TensorFlow's, see behind(): with coded_errors, which costs some
+    50 us a run, of the code that code_of() tells; else ValueError and TypeError as INVALID_ARGUMENT, others as UNKNOWN.
     """
+    session = in_session()
+    checked = session or coded_errors
+    running = threading.Lock()
 
     @functools.wraps(function)
-    def noting(*arrays: Any) -> Any:
+    def call(*arrays: Any) -> Any:
         try:
-            return function(*arrays)
-        except HorovodInternalError as error:
+            with running:
+                results = function(*arrays)
+        except (HorovodInternalError, NotInitializedError) as error:
             _raised[:] = [error]
-            raise
+            if not checked or code_of(error) != tf.errors.FAILED_PRECONDITION:
+                raise
+            return [*(np.empty(0, tf.as_dtype(dtype).as_numpy_dtype) for dtype in dtypes), _path_of(error)]
+        return [*results, _NO_ERROR] if checked else results
 
     with tf.device("CPU:0"):
-        return tf.numpy_function(noting, tensors, dtypes, stateful=True, name=name)
+        if not checked:
+            return tf.numpy_function(call, tensors, dtypes, stateful=True, name=name)
+        make = _call_in_thread if session else _call_in_turn
+        *results, path = make(call, tensors, [*dtypes, tf.string], name)
+        nothing = tf.io.read_file(path, name=f"{name}_error")
+        # What has no state, and no results in use, is optimized away.
+        with tf.control_dependencies([tf.raw_ops.Assert(condition=True, data=[nothing])]):
+            return [tf.identity(one) for one in results] if results else tf.no_op()
+
+
+#: TensorFlow has no operation that fails with FAILED_PRECONDITION and a text that is known when the graph runs, and
+#: numpy_function cannot either. Reading a file whose path goes through one that is no folder does (errno ENOTDIR).
+_NO_ERROR = "/dev/null"
+_PATH_BYTES = 3500  # of the text; a path has 4095
+
+
+def _path_of(error: Exception) -> bytes:
+    text = str(error).encode()[:_PATH_BYTES].replace(b"\0", b" ")
+    return b"/dev/null/hvdkit: " + text + b" (TensorFlow has no better words for a failed precondition than these:)"
+
+
+def _call_in_turn(function: Any, tensors: Sequence[Any], dtypes: Sequence[Any], name: str) -> list[Any]:
+    """Call it in one of the threads that compute; operations that can be called run one by one, see call_in_graph()."""
+    return list(tf.numpy_function(function, list(tensors), list(dtypes), stateful=True, name=name))
+
+
+def _call_in_thread(function: Any, tensors: Sequence[Any], dtypes: Sequence[Any], name: str) -> list[Any]:
+    """Call it in a thread of the operation's own.
+
+    Nothing orders operations of a graph for sessions. Those that wait for other ranks would take all threads which
+    compute, on each rank other ones. An operation that reads a dataset has a thread of its own; this one reads one of a
+    single element, the function's results.
+    """
+    given = list(tensors) or [tf.constant(0)]  # a dataset of nothing has no element
+    shapes = [tf.TensorShape(None)] * len(dtypes)
+
+    def body(*arrays: Any) -> list[Any]:
+        return _call_in_turn(function, arrays[: len(tensors)], dtypes, name)
+
+    traced = tf.function(body, autograph=False).get_concrete_function(
+        *[tf.TensorSpec(one.shape, one.dtype) for one in given]
+    )
+    dataset = tf.raw_ops.MapDataset(
+        input_dataset=tf.raw_ops.TensorDataset(components=given, output_shapes=[one.shape for one in given]),
+        other_arguments=[],
+        f=traced,
+        output_types=list(dtypes),
+        output_shapes=shapes,
+        use_inter_op_parallelism=False,
+    )
+    return list(
+        tf.raw_ops.DatasetToSingleElement(dataset=dataset, output_types=list(dtypes), output_shapes=shapes, name=name)
+    )
 
 
 #: What a graph's operation has raised last: of its error TensorFlow lets only the text through.
-_raised: list[HorovodInternalError] = []
+_raised: list[Exception] = []
 
 
 def behind(error: tf.errors.OpError) -> HorovodInternalError | None:
     """What hvdkit raised inside the graph that has failed with this error; None if it did not. It is told once."""
     found = _raised.pop() if _raised else None
-    return found if found is not None and str(found) in (error.message or "") else None
+    text = str(found).encode()[:_PATH_BYTES].decode(errors="ignore")
+    return found if isinstance(found, HorovodInternalError) and text in (error.message or "") else None

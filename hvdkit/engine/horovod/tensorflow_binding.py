@@ -21,7 +21,7 @@ from horovod.common import elastic
 from horovod.tensorflow import mpi_ops
 
 from hvdkit.engine.horovod.binding import Move, Pending
-from hvdkit.errors import HorovodInternalError
+from hvdkit.errors import HorovodInternalError, RanksDisagreeError
 
 _OPS = {
     "average": horovod.Average,
@@ -121,7 +121,9 @@ def _result(future: Future[Any]) -> Any:
     try:
         return future.result()
     except tf.errors.OpError as error:
-        raise HorovodInternalError(f"Horovod: {plain_message(error.message)}") from None
+        # A failed precondition of Horovod's is ranks that disagree, or one that has joined and has nothing to give.
+        kind = RanksDisagreeError if isinstance(error, tf.errors.FailedPreconditionError) else HorovodInternalError
+        raise kind(f"Horovod: {plain_message(error.message)}") from None
 
 
 def plain_message(message: str) -> str:

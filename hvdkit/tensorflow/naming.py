@@ -1,0 +1,82 @@
+"""Names of operations in graphs: given when the graph is made, alike on all ranks.
+
+A graph's operations run in any order, so the order in which they run cannot name them. What names them is the function
+or graph in which they are made, and their number there among hvdkit's operations of the kind and process set. Other
+operations of the graph do not count, nor how often the function has been traced: both may differ between ranks.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections import Counter
+from typing import Any
+
+import tensorflow as tf
+
+from hvdkit.engine.process_sets import ProcessSet
+from hvdkit.tensorflow.tracing import in_session
+
+#: How often each thing has been named in a graph, and the bodies of control flow in it by TensorFlow's name for them.
+_counts: weakref.WeakKeyDictionary[Any, Counter[tuple[Any, ...]]] = weakref.WeakKeyDictionary()
+_bodies: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
+
+_NUMBERED = re.compile(r"_\d+$")
+_BRANCH = re.compile(r"_(true|false|(indexed_case_)?branch\d+)$")
+_CONTROL_FLOW = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
+
+
+def operation_name(kind: str, name: str | None, process_set: ProcessSet) -> str | None:
+    """The name of an operation that is being made; in eager mode the user's, or None for one in the order of calls.
+
+    kind: the engine's word. In a graph for sessions, where operations of one name may run at the same time, a name of
+    the user's gets a number from its second use on; inside a tf.function they run one after the other.
+    """
+    if tf.executing_eagerly():
+        return name
+    graph = tf.compat.v1.get_default_graph()
+    if name is None:
+        return f"graph.{_place(graph)}{_count(graph, kind, process_set, None)}"
+    if not in_session():
+        return name
+    return _numbered(name, _count(graph, kind, process_set, name))
+
+
+def gradient_name(kind: str, forward_kind: str, forward: str | None, process_set: ProcessSet) -> str | None:
+    """The name of the operation of this kind in the gradient of another; None in eager mode.
+
+    forward: what operation_name() has said of the other. TensorFlow decides in which order gradients are made.
+    """
+    if tf.executing_eagerly() or forward is None:
+        return operation_name(kind, None, process_set)
+    name = f"{forward}.{forward_kind}_gradient"
+    return _numbered(name, _count(tf.compat.v1.get_default_graph(), kind, process_set, name))
+
+
+def _numbered(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}.{number}"
+
+
+def _count(graph: Any, kind: str, process_set: ProcessSet, name: str | None) -> int:
+    key = (kind, tuple(process_set.ranks or ()), name)
+    counter = _counts.setdefault(graph, Counter())
+    counter[key] += 1
+    return counter[key]
+
+
+def _place(graph: Any) -> str:
+    """Where in the function or graph, as words each followed by a dot; branches of one condition are one place.
+
+    A function has its own name wherever it is called from: TensorFlow traces it once for all callers.
+    """
+    parts: list[str] = []
+    while hasattr(graph, "outer_graph"):
+        plain = _NUMBERED.sub("", graph.name)
+        if type(graph).__name__ not in _CONTROL_FLOW:
+            parts.append(plain)
+            break
+        bodies = _bodies.setdefault(graph.outer_graph, {})
+        number = bodies.setdefault(_BRANCH.sub("", plain), len(bodies) + 1)
+        parts.append(f"{'cond' if _BRANCH.search(plain) else 'loop'}{number}")
+        graph = graph.outer_graph
+    return "".join(f"{part}." for part in reversed(parts))
