@@ -189,6 +189,13 @@ def test_half_to_float32_and_back_changes_nothing(bits: int, dtype: str) -> None
         assert back.array.tobytes() == half.array.tobytes()
 
 
+def test_every_float16_is_widened_to_itself() -> None:
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    wide = make_buffer(halves.size, "float32")
+    ARITHMETIC.cast(wide, Buffer(halves, "float16"))
+    np.testing.assert_array_equal(wide.array.view(np.uint32), halves.astype(np.float32).view(np.uint32))
+
+
 @pytest.mark.parametrize("target", ("float16", "bfloat16", "float32"))
 def test_a_scale_that_exceeds_the_range_is_clamped(target: str) -> None:
     source = buffer_of([3e38, -3e38, math.inf, 0.0], "float32")

@@ -125,6 +125,13 @@ def test_settings_change_speed_and_not_results(backend: str, size: int, settings
     run_check(size, backend, "keras_training:train", SPECS["Adam"], settings=settings)
 
 
+@pytest.mark.native("arithmetic is hvdkit's own")
+@each_backend
+def test_sums_of_16_bits_are_made_by_the_fastest_arithmetic(backend: str) -> None:
+    fastest = {"tensorflow": "TensorflowArithmetic", "torch": "TorchArithmetic", "jax": "NumpyArithmetic"}
+    assert set(run_check(2, backend, "keras_halves:sum_and_cast")) == {fastest[backend]}
+
+
 @pytest.mark.native("Horovod adds no bfloat16")
 @each_backend
 def test_compression_inside_a_host_costs_nothing(backend: str) -> None:

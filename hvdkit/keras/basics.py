@@ -13,6 +13,7 @@ from hvdkit.engine.basics import describe_world, join_world
 from hvdkit.engine.process_sets import ProcessSet
 from hvdkit.engine.recording import RECORDER
 from hvdkit.keras.loading import watch_fit
+from hvdkit.transport.base import Arithmetic
 
 RECORDER.when_on(watch_fit)
 
@@ -33,11 +34,20 @@ def init(
     Raises WorldError if launcher and MPI disagree about the number of ranks, ConfigError for a bad setting or
     a comm that cannot be a world, ValueError for process sets that cannot be made.
     """
-    arithmetic = None
     name = keras.backend.backend()
-    if name == "torch":
-        arithmetic = importlib.import_module("hvdkit.torch.tensors").TorchArithmetic()
-    join_world(comm, process_sets, arithmetic, name if name in ("torch", "tensorflow") else "", **settings)
+    join_world(comm, process_sets, _arithmetic(name), name if name in ("torch", "tensorflow") else "", **settings)
+
+
+def _arithmetic(backend: str) -> Arithmetic | None:
+    """The fastest for 16-bit numbers: PyTorch's, TensorFlow's, or numpy's (None).
+
+    On JAX that is numpy's. JAX's own would run from within a callback of a JAX program, which may wait for ever.
+    """
+    if backend == "torch":
+        return importlib.import_module("hvdkit.torch.tensors").TorchArithmetic()  # type: ignore[no-any-return]
+    if backend == "tensorflow":
+        return importlib.import_module("hvdkit.tensorflow.arithmetic").TensorflowArithmetic()  # type: ignore[no-any-return]
+    return None
 
 
 def describe() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -155,8 +156,19 @@ def _widen(array: Array, dtype: str, scratch: Array) -> Array:
         return scratch
     if array.dtype == scratch.dtype:
         return array
+    if dtype == "float16" and scratch.dtype == np.float32:
+        return np.take(_wide_halves(), array.view(np.uint16), out=scratch, mode="clip")
     np.copyto(scratch, array)
     return scratch
+
+
+@functools.cache
+def _wide_halves() -> NDArray[np.float32]:
+    """The float32 of each float16, (65536,), by its bits: looking them up takes half the time of numpy's cast.
+
+    Multiplying the shifted bits is faster still, but wrong where a framework's thread takes denormals for zero.
+    """
+    return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
 def _narrow(values: Array, out: Array, dtype: str) -> None:
@@ -175,8 +187,8 @@ def _round_bfloat16(values: NDArray[np.float32]) -> NDArray[Any]:
     rounded += np.uint32(0x7FFF)
     rounded += bits
     rounded >>= np.uint32(16)
-    nan = np.isnan(values)
-    if nan.any():
+    if np.isnan(values.max(initial=-np.inf)):
+        nan = np.isnan(values)
         # Rounding could carry a nan's last bits into inf or zero: keep its sign and make it quiet.
         rounded[nan] = (bits[nan] >> np.uint32(16)) | np.uint32(0x40)
     return rounded.astype(STORAGE["bfloat16"])
