@@ -9,6 +9,7 @@ import sys
 from .daemon import await_hvdrun, end_daemon
 from .place import Place, adopt_environment, may_be_outlived, read_environment_of, read_place
 from .rank import Agent
+from .segments import remove_dead_segments
 from .stream import open_log
 from .wire import Gone, open_control
 
@@ -29,6 +30,7 @@ def main(arguments: list[str]) -> int:
     place = read_place(os.environ, int(own[1]) if own else None)
     where, secret = os.environ.get("HVDKIT_CONTROL", ""), os.environ.get("HVDKIT_CONTROL_SECRET", "")
     code, deserted = 1, False
+    remove_dead_segments()
     try:
         again = os.environ.get("HVDKIT_START", "1") != "1"
         log = open_log(os.environ.get("HVDKIT_OUTPUT_DIRECTORY", ""), place.rank, again=again)
@@ -44,6 +46,8 @@ def main(arguments: list[str]) -> int:
             deserted = agent.deserted
     except Gone as error:
         _say(place, f"has lost hvdrun, or cannot reach it: {error}")
+    if code:
+        remove_dead_segments()
     outlived = may_be_outlived(os.environ)
     if deserted and not (outlived and where.startswith("tcp:") and await_hvdrun(where, secret)):
         end_daemon()
