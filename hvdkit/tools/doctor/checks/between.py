@@ -45,8 +45,7 @@ def check_answers(survey: Survey) -> Iterator[Finding]:
             "ssh-between",
             f"ssh does not work without a question from {shown}{more} ({cause}).",
             "Nothing has to be done if jobs are started from this host, or by the scheduler; else give every host "
-            "the key "
-            "and the others' host keys.",
+            "the key and the others' host keys.",
             tuple(dict.fromkeys(source for source, _ in pairs)),
         )
 
@@ -83,8 +82,7 @@ def check_speed(survey: Survey) -> Iterator[Finding]:
             "warning",
             "slow-network",
             f"The hosts' names lead to a network with {slowest:.0f} Mbit/s, and on {describe_network(survey, best)} "
-            "they have "
-            f"{rates[best]:.0f}.",
+            f"they have {rates[best]:.0f}.",
             _use(str(best)),
         )
 
@@ -110,8 +108,7 @@ def _explain_reach(survey: Survey, target: str, address: str, problem: str, sour
             "error",
             "wrong-subnet",
             f"{', '.join(apart)} cannot reach {where}: that is in {network}, in which {', '.join(apart)} has no "
-            "address "
-            f"({problem}).",
+            f"address ({problem}).",
             f"Let {target} lead to an address in a network that all hosts share.{way}",
             hosts,
         )
@@ -121,8 +118,7 @@ def _explain_reach(survey: Survey, target: str, address: str, problem: str, sour
         "port-unreachable",
         f"{', '.join(sources)} cannot connect to a port of {where}: {cause}. Names and ssh work.",
         "Have the firewall between the hosts opened for all ports (MPI, NCCL and Gloo take any that is free), or "
-        "keep them "
-        f"within a range that is open.{way}",
+        f"keep them within a range that is open.{way}",
         hosts,
     )
 
@@ -145,6 +141,5 @@ def _has_network(survey: Survey, source: str, network: str) -> bool:
 def _use(network: str) -> str:
     return (
         f"Let the names lead there; or for Open MPI set OMPI_MCA_btl_tcp_if_include={network}, and "
-        "NCCL_SOCKET_IFNAME and "
-        "GLOO_SOCKET_IFNAME to its interfaces."
+        "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to its interfaces."
     )

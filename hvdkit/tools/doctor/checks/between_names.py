@@ -29,8 +29,7 @@ def check_hostnames(survey: Survey) -> Iterator[Finding]:
                 "note",
                 "hostname-differs",
                 f"{listed} calls itself {facts.host}: what compares names (torchrun's rendezvous, Slurm) takes them "
-                "for two "
-                "hosts.",
+                "for two hosts.",
                 "List it by the name that hostname prints there.",
                 (name,),
             )
@@ -50,8 +49,7 @@ def check_hostnames(survey: Survey) -> Iterator[Finding]:
                 "error",
                 "hostname-twice",
                 f"{' and '.join(names)} both call themselves {hostname}: MPI and NCCL take their ranks for those of "
-                "one "
-                "host, and look for shared memory that is not there.",
+                "one host, and look for shared memory that is not there.",
                 "Give each host a name of its own (hostnamectl set-hostname), or each container (--hostname).",
                 tuple(names),
             )
@@ -108,8 +106,7 @@ def _check_master(survey: Survey) -> Iterator[Finding]:
                 "error",
                 "master-address",
                 f"MASTER_ADDR={name} leads to {each.addresses[0]}, which is none of the job's hosts: the login host, "
-                "perhaps "
-                "(SLURM_LAUNCH_NODE_IPADDR).",
+                "perhaps (SLURM_LAUNCH_NODE_IPADDR).",
                 "Set it to the name of the job's first host.",
                 (each.source,),
             )

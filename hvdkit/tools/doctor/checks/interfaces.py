@@ -61,8 +61,7 @@ def check_interfaces(facts: Facts, job: Job) -> Iterator[Finding]:
                 "error",
                 "interface-inside",
                 f"{variable}={value} is {', '.join(f'{each.name} ({each.address})' for each in chosen)}, which leads "
-                "to no "
-                "other host.",
+                "to no other host.",
                 f"Name the interface between the hosts, or unset {variable}.",
             )
 

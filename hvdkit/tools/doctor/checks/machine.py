@@ -37,8 +37,7 @@ def check_machine(facts: Facts, job: Job) -> Iterator[Finding]:
             "warning",
             "python-on-nfs",
             f"Python's environment {facts.prefix} lies on {facts.machine.prefix_filesystem}: every rank reads "
-            "thousands of "
-            "small files from there when it imports a framework, which takes minutes with many ranks.",
+            "thousands of small files from there when it imports a framework, which takes minutes with many ranks.",
             "Copy the environment to each host's own disk at the start of the job, or put it into a container image.",
         )
 
@@ -52,8 +51,7 @@ def _check_cores(facts: Facts, job: Job) -> Iterator[Finding]:
             "warning",
             "one-core",
             f"This process may use core {cpu.allowed[0]} only, of {cpu.cores}: all that it starts, torchrun's ranks "
-            "and "
-            "data loaders too, shares that one core.",
+            "and data loaders too, shares that one core.",
             "Give the task its cores: srun --cpus-per-task=N, or srun --cpu-bind=none."
             if under_slurm
             else "Start it without taskset or binding: mpirun --bind-to none, or hvdrun, which binds nothing.",
@@ -70,8 +68,7 @@ def _check_cores(facts: Facts, job: Job) -> Iterator[Finding]:
             "warning",
             "cpu-quota",
             f"{allowed} cores are shown, and time on {cpu.quota:g} of them is allowed (cgroup): one thread for each "
-            "core "
-            "is more than can run.",
+            "core is more than can run.",
             f"Set OMP_NUM_THREADS so that ranks times threads is {max(1, int(cpu.quota))}, or raise the container's "
             "limit.",
         )
@@ -98,8 +95,7 @@ def _check_shared(shared: SharedMemory) -> Iterator[Finding]:
             "warning",
             "shm-small",
             f"{shared.folder} has {shared.free_bytes / 2**20:.0f} MiB free of {shared.total_bytes / 2**20:.0f}: too "
-            "little "
-            "for the gradients of all but small models.",
+            "little for the gradients of all but small models.",
             "In Docker: --shm-size=8g; in Kubernetes: an emptyDir of medium Memory there; as root: "
             f"mount -o remount,size=8g {shared.folder}.",
         )
@@ -123,8 +119,7 @@ def _check_limits(facts: Facts) -> Iterator[Finding]:
             "warning",
             "limit-files",
             f"A process may have {limits.nofile} files open (ulimit -n): connections between ranks and data loaders "
-            "need "
-            "more.",
+            "need more.",
             "Run: ulimit -n 65536, or have the limit raised in /etc/security/limits.conf.",
         )
     if limits.nproc != UNLIMITED and limits.nproc < _LEAST_PROCESSES:

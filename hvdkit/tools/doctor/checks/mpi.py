@@ -24,8 +24,7 @@ _JOBS = {"srun": "SLURM_JOB_ID", "jsrun": "LSB_JOBID"}
 
 _ONE_MPI = (
     "Start with hvdrun, which takes the right library; or make them one MPI: load the module or activate the "
-    "environment "
-    "of one of them, or set MPI4PY_LIBMPI to the libmpi that belongs to the launcher."
+    "environment of one of them, or set MPI4PY_LIBMPI to the libmpi that belongs to the launcher."
 )
 
 

@@ -32,8 +32,7 @@ def check_names(facts: Facts, job: Job) -> Iterator[Finding]:
             "warning",
             "hostname",
             f"{facts.host} leads to {', '.join(network.addresses)} on the host itself: what it tells others as its "
-            "address "
-            "is theirs (MASTER_ADDR=$(hostname -i), Gloo).",
+            "address is theirs (MASTER_ADDR=$(hostname -i), Gloo).",
             f"In its /etc/hosts give {facts.host} the address that the other hosts know, in place of 127.0.1.1.",
         )
 

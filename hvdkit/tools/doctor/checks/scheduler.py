@@ -76,8 +76,7 @@ def _check_slurm(environ: Mapping[str, str]) -> Iterator[Finding]:
             "warning",
             "cpus-per-task",
             f"--cpus-per-task={wanted} is the batch script's: since Slurm 22.05 srun does not inherit it, and each "
-            "task "
-            "gets one core.",
+            "task gets one core.",
             'In the batch script: export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK", or srun --cpus-per-task again.',
         )
     local = _number(environ, "LOCAL_WORLD_SIZE")

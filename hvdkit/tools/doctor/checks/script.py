@@ -46,9 +46,8 @@ def check_script(facts: Facts, job: Job) -> Iterator[Finding]:
             "error",
             "device-by-rank",
             f"{script.path}:{script.device_by_rank} takes the local rank for the device's number, and a rank sees "
-            "one GPU "
-            f"here (CUDA_VISIBLE_DEVICES={facts.accelerators.visible}): all but rank 0 fail with 'invalid device "
-            "ordinal'.",
+            f"one GPU here (CUDA_VISIBLE_DEVICES={facts.accelerators.visible}): all but rank 0 fail with 'invalid "
+            "device ordinal'.",
             "Use device local_rank % torch.cuda.device_count(), or let every task see all GPUs of its host.",
         )
     if script.backend_mpi and facts.mpi.kind not in ("open_mpi", "") and gpus:

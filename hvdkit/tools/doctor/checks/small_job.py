@@ -52,11 +52,9 @@ def check_small_job(survey: Survey) -> Iterator[Finding]:
             "warning",
             "allreduce-slow",
             f"Summing {job.bytes / 2**20:.0f} MiB over all hosts took {job.seconds:.2f} s; the network between them "
-            "should "
-            f"give {job.expected_s:.2f} s.",
+            f"should give {job.expected_s:.2f} s.",
             "MPI may use another interface: set OMPI_MCA_btl_tcp_if_include to the network that is meant; or the "
-            "hosts are "
-            "busy.",
+            "hosts are busy.",
         )
 
 

@@ -38,8 +38,7 @@ def try_two_ranks(environ: Mapping[str, str]) -> Trial:
 
 
 def try_srun(environ: Mapping[str, str]) -> Trial:
-    """Start two ranks with srun as it is set here, where this process is in an allocation of Slurm and not in a "
-    "step."""
+    """Start two ranks with srun as it is set here, in an allocation of Slurm and outside of its steps."""
     srun = shutil.which("srun", path=environ.get("PATH", os.defpath))
     if not srun or "SLURM_JOB_ID" not in environ or "SLURM_STEP_ID" in environ:
         return Trial()
