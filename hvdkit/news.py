@@ -25,7 +25,7 @@ _LARGEST_READ = 4096
 _MOST_IN_A_PART = 4 * 3000  # a bit for each rank, in a word that is read at once
 
 #: What ranks that wait for a part of the job may have to be told.
-START_MPI = "and every other process of the job must start MPI (`from mpi4py import MPI` does)."
+START_MPI = "every other process of the job must start MPI (`from mpi4py import MPI` does)"
 
 
 class _Hearing:

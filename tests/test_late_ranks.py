@@ -12,7 +12,7 @@ from hvdrun_job import environment, hvdrun, lines
 from rank_job import find_mpirun
 
 from hvdkit.config import Config
-from hvdkit.engine.arriving import arriving
+from hvdkit.engine.arriving import _tell, arriving
 from hvdkit.launch.coming import ComingRanks, Wait
 from hvdkit.launch.late import tell_of_wait
 from hvdkit.launch.ranks import End, Ranks
@@ -183,6 +183,12 @@ def test_without_hvdrun_each_waiting_rank_tells_and_ends_the_job(tmp_path: Path)
     assert b"hvd.init() has been waiting for 1 s: it was called by rank 0 (host " in done.stderr
     assert b"not by all of the 2 ranks" in done.stderr and b"called by rank 1" not in done.stderr
     assert b"given up after stall_shutdown_s=2 s" in done.stderr
+
+
+def test_a_rank_of_a_part_says_who_is_to_come_and_what_the_others_must_do() -> None:
+    said = _tell(World(4, 6, None, None, None, None, "here", "openmpi"), (4, 1), 61.0)
+    assert "called by rank 4 (host here), and not by all of ranks 4, 1 of the job, which are its comm" in said
+    assert "every other process of the job must start MPI" in said
 
 
 def test_a_rank_that_has_come_says_nothing(caplog: pytest.LogCaptureFixture) -> None:

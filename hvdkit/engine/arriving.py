@@ -70,9 +70,8 @@ def _tell(world: World, part: Sequence[int], seconds: float) -> str:
     many = f"{world.size} ranks" if world.size else "ranks"
     among = f"the {many} that {world.launcher} has started. All ranks must call it."
     if part:
-        among = (
-            f"ranks {', '.join(map(str, part))} of the job, which are its comm. All of them must call it, {START_MPI}"
-        )
+        ranks = ", ".join(map(str, part))
+        among = f"ranks {ranks} of the job, which are its comm. All of them must call it, and {START_MPI}."
     return (
         f"hvd.init() has been waiting for {seconds:.0f} s: it was called by rank {world.rank} (host {world.host}), and "
         f"not by all of {among} Missing are those that "

@@ -64,7 +64,7 @@ def tell_of_wait(wait: Wait, ranks: Ranks, doing: Mapping[int, Any]) -> list[str
     missing = wait.missing
     head = f"hvd.init() has been waiting for {wait.seconds:.0f} s: it was called by {_name(wait.present, ranks)}, and "
     if not missing:
-        why = f"the ranks do not reach each other{f', {START_MPI}' if wait.part else '.'} What they are doing:"
+        why = f"the ranks do not reach each other{f'; {START_MPI}' if wait.part else ''}. What they are doing:"
         return [f"{head}{why}", *_show(wait.present, ranks, doing)]
     those = "All of them, which are its comm," if wait.part else "All ranks"
     what = f"not by {_name(missing, ranks)}. {those} must call it. What those are doing:"
