@@ -12,7 +12,7 @@ from hvdkit.engine.announcement import Announcement
 from hvdkit.engine.execution import Operation, factors
 from hvdkit.engine.horovod.binding import Binding, Move, Pending
 from hvdkit.engine.integers import multiply
-from hvdkit.transport.base import SCALED, Buffer
+from hvdkit.transport.base import SCALED, STORAGE, Buffer
 
 _CURE = "Cast the tensor, or take hvdkit's own engine (HVDKIT_ENGINE=native)."
 
@@ -42,21 +42,35 @@ def check_dtypes(asked: Announcement, binding: Binding) -> None:
             )
 
 
+#: Dtypes that Horovod's core does not move in each framework -> integers which hold their bits, in host memory.
+_BITS = {
+    "bool": np.uint8,
+    "bfloat16": np.int16,
+    "uint16": np.int16,
+    "uint32": np.int32,
+    "uint64": np.int64,
+    "complex64": np.int64,
+    "complex128": np.int64,
+}
+
+
 def numbers_of(buffer: Buffer, shape: Sequence[int]) -> Any:
-    """The buffer's memory in that shape, as a dtype that Horovod knows: bits are moved as integers of that width."""
+    """The buffer's memory in that shape, as a dtype that Horovod knows: bits are moved as integers of that width.
+
+    Of complex128 in host memory as pairs: (*shape, 2).
+    """
     array = buffer.array
-    if buffer.dtype == "bfloat16" and isinstance(array, np.ndarray):
-        array = array.view(np.int16)
-    elif buffer.dtype == "bool" and isinstance(array, np.ndarray):
-        array = array.view(np.uint8)
-    return array.reshape(tuple(shape))
+    if not isinstance(array, np.ndarray) or buffer.dtype not in _BITS:
+        return array.reshape(tuple(shape))
+    pairs = (2,) if buffer.dtype == "complex128" else ()
+    return array.view(_BITS[buffer.dtype]).reshape((*shape, *pairs))
 
 
 def flat_of(array: Any, dtype: str) -> Any:
     """What Horovod gave for numbers_of(), as (n,) of the storage of this dtype, sharing memory."""
     flat = array.reshape(-1)
-    if isinstance(flat, np.ndarray) and dtype in ("bfloat16", "bool"):
-        flat = flat.view(np.uint16 if dtype == "bfloat16" else np.bool_)
+    if isinstance(flat, np.ndarray) and dtype in _BITS:
+        flat = flat.view(STORAGE[dtype])
     return flat
 
 
