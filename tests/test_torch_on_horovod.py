@@ -21,7 +21,7 @@ from hvdkit.engine.horovod.environment import variables_for
 from hvdkit.errors import ConfigError, HorovodInternalError, MissingDependencyError
 
 DTYPES = [torch.float16, torch.float32, torch.float64, torch.int32, torch.int64]
-REFUSED = [torch.uint8, torch.int8, torch.int16, torch.bool, torch.bfloat16]
+REFUSED = [torch.uint8, torch.int8, torch.int16, torch.uint16, torch.bool, torch.bfloat16, torch.complex64]
 
 
 def _on(size: int, body: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:

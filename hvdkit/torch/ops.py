@@ -217,7 +217,7 @@ def alltoall(
     tensor: (n, ...), the other dimensions and the dtype alike on all ranks. splits: rows for each rank, as a list or a
     tensor of integers; equal parts if None, and then n divides by the number of ranks (else ValueError).
     Returns the received rows, in a new tensor; with `splits` given a tuple of them and of how many came from each rank,
-    an int32 tensor. Differentiable: gradients go back to where the rows came from.
+    an int32 tensor (int64 where that is too narrow). Differentiable: gradients go back to where the rows came from.
 
     Raises NotInitializedError before init(), ValueError on a rank outside of the set, for a name that is under way and
     for splits that are no whole numbers or sum up to more than n, TypeError for a dtype that cannot be sent (it may be

@@ -192,7 +192,8 @@ def start_alltoall(
         received = [each[group.transport.rank] for each in operation.rows]
         shape = (sum(received), *host.shape[1:])
         made = as_tensor(operation.results[0]).view(shape).to(tensor.device)
-        return made, torch.tensor(received, dtype=torch.int32)
+        fits = max(received) < 2**31  # else of int64, which Horovod does not have here
+        return made, torch.tensor(received, dtype=torch.int32 if fits else torch.int64)
 
     return begin(group, "alltoall", name, [host], finish, splits=counts)
 

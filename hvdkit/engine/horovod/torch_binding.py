@@ -15,6 +15,7 @@ from horovod.torch import mpi_ops
 
 from hvdkit.engine.horovod.binding import Move, Pending
 from hvdkit.errors import HorovodInternalError
+from hvdkit.transport.base import FLOAT8
 
 _OPS = {
     "average": horovod.Average,
@@ -135,17 +136,26 @@ class _Handle:
             return list(self._results)
         first, *rest = made if isinstance(made, tuple) else (made,)
         if isinstance(self._like, torch.Tensor):
-            return [first.view(self._like.dtype), *rest]
+            return [torch.view_as_complex(first) if self._like.is_complex() else first.view(self._like.dtype), *rest]
         return [first.numpy(), *rest]
 
 
 #: Moved as integers of that width, which Horovod knows.
-_AS_INTEGERS = {torch.bool: torch.uint8, torch.bfloat16: torch.int16}
+_AS_INTEGERS = {
+    torch.bool: torch.uint8,
+    torch.bfloat16: torch.int16,
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+    **{getattr(torch, name): torch.uint8 for name in FLOAT8 if hasattr(torch, name)},
+}
 
 
 def _see(array: Any) -> torch.Tensor:
     """An array of the host's memory as a tensor, sharing memory; a copy of one that may not be written to."""
     if isinstance(array, torch.Tensor):
+        if array.is_complex():
+            return torch.view_as_real(array)
         return array.view(_AS_INTEGERS[array.dtype]) if array.dtype in _AS_INTEGERS else array
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
