@@ -26,7 +26,7 @@ FLAGS = {
     "--version",
     "-v", "-hostfile", "--launcher", "--jsrun", "-p", "--ssh-port", "-i", "--ssh-identity-file",
     "--mpi-args", "--binding-args", "--tcp", "--config-file",
-    "--network-interfaces", "--network-interface", "--start-timeout", "--save-timeout",
+    "--network-interfaces", "--network-interface", "--no-forward-env", "--start-timeout", "--save-timeout",
     "--alias-horovod", "--wrap",
     "--host-discovery-script", "--blacklist-cooldown-range", "--blacklist-cooldown",
     "--reset-limit", "--elastic-timeout", "-ppn", "-c",

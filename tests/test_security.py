@@ -124,6 +124,32 @@ def test_arguments_and_variables_reach_the_ranks_as_they_are(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.ranks
+@pytest.mark.timeout(60)
+def test_variables_that_are_kept_back_reach_no_rank() -> None:
+    code = "import os; print(os.environ.get('API_KEY'), os.environ.get('MY_TOKEN'), os.environ['TOKENIZERS'])"
+    variables = {"API_KEY": "1", "MY_TOKEN": "2", "TOKENIZERS": "3"}
+    options = ["--no-forward-env", "*_TOKEN", "--no-forward-env", "API_*"]
+    done = subprocess.run(
+        [*HVDRUN, *options, "-np", "2", sys.executable, "-c", code],
+        env={**environment(), **variables},
+        capture_output=True,
+        text=True,
+        timeout=40,
+        check=False,
+    )
+    assert sorted(done.stdout.splitlines()) == ["[0] None None 3", "[1] None None 3"], done.stderr
+    shown = subprocess.run(
+        [*HVDRUN, *options, "--dry-run", "-np", "2", "true"],
+        env={**environment(), **variables},
+        capture_output=True,
+        text=True,
+        timeout=40,
+        check=False,
+    )
+    assert "-u API_KEY -u MY_TOKEN" in shown.stdout and "TOKENIZERS" not in shown.stdout
+
+
 @pytest.mark.parametrize(
     "name", ["-oProxyCommand=x", "a b", "a;b", "$(id)", "`id`", "a\nb", "a|b", "@", "root@-x", "[::1;id]"]
 )
@@ -179,7 +205,9 @@ def test_on_one_host_nothing_of_ours_listens_on_a_network_and_files_are_private(
                 if any(b"launch" in word for word in lines[pid]):
                     assert not sockets_of(pid) & listening, lines[pid]
             folder = Path(find_jobs()[str(hvdrun.pid)])
-            assert {path.stat().st_mode & 0o077 for path in (folder.parent, folder)} == {0}
+            assert {path.stat().st_mode & 0o077 for path in (folder.parent, folder, folder / "secret")} == {0}
+            secret = (folder / "secret").read_bytes()  # which mpirun and what it starts are not told
+            assert not [pid for pid in everything if secret in Path(f"/proc/{pid}/environ").read_bytes()]
     finally:
         os.umask(before)
 

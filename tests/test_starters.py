@@ -12,6 +12,7 @@ import pytest
 from hvdkit.errors import LaunchError
 from hvdkit.launch.choose import STARTERS, Choice, Facts, choose_starter
 from hvdkit.launch.commands import build_choice
+from hvdkit.launch.environment import withhold
 from hvdkit.launch.facts import find_scheduler, gather_facts, parse_pmi_list
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job, format_shell_line
@@ -85,6 +86,36 @@ def test_the_command_line_is_the_recorded_one(name: str) -> None:
     if os.environ.get("HVDKIT_TEST_RECORD") == "1":
         path.write_text(line)
     assert line == path.read_text(), "if this is meant: HVDKIT_TEST_RECORD=1 pytest tests/test_starters.py"
+
+
+KEYS = {"AWS_SECRET_ACCESS_KEY": "1", "HF_TOKEN": "2", "PATH_TOKEN": "3"}
+CHOICES = {
+    "srun": srun(OPEN_MPI_5, "pmix"),
+    "jsrun": JSRUN,
+    "pals": Choice("mpiexec", "", mpi=PALS),
+    **{mpi.kind + mpi.version: Choice("ssh", "", mpi=mpi) for mpi in (OPEN_MPI_5, OPEN_MPI_4, MPICH, INTEL)},
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_variables_that_are_kept_from_the_ranks_are_in_no_launch(name: str) -> None:
+    """The command line, and the environment that it is run with, are as if they had never been set."""
+    kept = withhold({**ENVIRON, **KEYS}, ["AWS_*", "*_TOKEN"])
+    assert kept == ENVIRON
+    everything, nothing = job(environ=KEYS), replace(job(), environ=kept)
+    assert build_choice(nothing, CHOICES[name]) == build_choice(job(), CHOICES[name])
+    if name not in ("srun", "jsrun", "pals"):  # which send the whole environment
+        forwarded = " ".join(build_choice(everything, CHOICES[name]).argv)
+        assert all(key in forwarded for key in KEYS)
+
+
+def test_what_ranks_need_is_never_kept_from_them() -> None:
+    needed = {"PATH": "/bin", "LD_LIBRARY_PATH": "/lib", "HVDKIT_ELASTIC": "1", "HYDRA_LAUNCHER": "ssh", "HOME": "/h"}
+    needed |= {"PYTHONPATH": "/x", "SLURM_JOB_ID": "1", "OMPI_MCA_pml": "ob1", "SSH_AUTH_SOCK": "/tmp/s"}
+    assert withhold({**needed, "X": "1"}, ["*"]) == needed
+    for name in needed:
+        with pytest.raises(LaunchError, match=f"--no-forward-env {name}: ranks"):
+            withhold(needed, [name])
 
 
 def test_what_a_starter_cannot_express_is_refused() -> None:

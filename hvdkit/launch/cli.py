@@ -28,7 +28,7 @@ from hvdkit.launch.elastic import (
     restart_instead,
     starts_over_ssh,
 )
-from hvdkit.launch.environment import clean_environment, find_launcher_variables
+from hvdkit.launch.environment import clean_environment, withhold
 from hvdkit.launch.facts import gather_facts
 from hvdkit.launch.horovod_config import read_flags
 from hvdkit.launch.horovod_flags import add_flags
@@ -229,6 +229,7 @@ def plan_job(
     local = len(here) == len(hosts)
     strays = find_strays(environ)
     environ = {name: value for name, value in clean_environment(environ).items() if name not in strays}
+    environ = withhold(environ, options.no_forward_env or ())
     if local:
         check.check_command(command, environ.get("PATH", os.defpath))
     networks = parse_wish(options.network_interfaces) if options.network_interfaces is not None else ()
@@ -315,11 +316,8 @@ def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if options.dry_run:
         launch = build_choice(job, choice)
         print(f"hvdrun: {choice.reason}.", file=sys.stderr)
-        print(
-            format_shell_line(
-                replace(launch, removed=(*launch.removed, *find_launcher_variables(environ), *find_strays(environ)))
-            )
-        )
+        removed = sorted(environ.keys() - job.environ.keys())
+        print(format_shell_line(replace(launch, removed=(*launch.removed, *removed))))
         return 0
     return _start(options, environ, job, choice, starts_over_ssh(choice, facts.scheduler, job.environ))
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+from hvdkit.errors import LaunchError
 
 # Left by the launcher of another job (hvdrun inside a rank, say): a second mpirun would take itself for part of it.
 _OTHER_LAUNCHER = re.compile(
@@ -17,6 +20,11 @@ _HOST_ONLY = re.compile(
     r"|WINDOWID|TERM_SESSION_ID|VSCODE_.*|BASH_FUNC.*|BASHOPTS|SHELLOPTS|PS[0-4]|LS_COLORS|MAIL|LOGNAME|USER|HOME|SHELL"
     r"|SLURM_.*|PBS_.*|LSB_.*|OMPI_.*|PMIX_.*|PRTE_.*|INVOCATION_ID|JOURNAL_STREAM|SYSTEMD_.*|NOTIFY_SOCKET"
 )
+# What launchers, Python and hvdkit itself need to start a rank.
+_NEEDED = re.compile(
+    r"PATH|LD_LIBRARY_PATH|PYTHONPATH|PYTHONHOME|VIRTUAL_ENV|CONDA_PREFIX|HVDKIT_.*|I_MPI_.*|HYDRA_.*|MPICH_.*"
+    r"|MPIEXEC_.*|MPI4PY_.*|PALS_.*|JSM_.*|LSF_.*"
+)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -29,6 +37,26 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Copy the environment without another launcher's variables."""
     removed = set(find_launcher_variables(environ))
     return {name: value for name, value in environ.items() if name not in removed}
+
+
+def withhold(environ: Mapping[str, str], patterns: Sequence[str]) -> dict[str, str]:
+    """Copy the environment without the variables that match a pattern, as "AWS_*": no rank on any host gets these.
+
+    Variables without which no rank can be started, and those of this host that are never sent, stay.
+    Raises LaunchError for a pattern that is the name of such a variable.
+    """
+    stays = [name for name in environ if _NEEDED.fullmatch(name) or _HOST_ONLY.fullmatch(name)]
+    needed = [pattern for pattern in patterns if pattern in stays]
+    if needed:
+        raise LaunchError(
+            f"--no-forward-env {needed[0]}: ranks, or what starts them, need this variable, or it stays on this host "
+            "anyway. Leave the option out."
+        )
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in stays or not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    }
 
 
 def select_forwarded(environ: Mapping[str, str]) -> tuple[str, ...]:

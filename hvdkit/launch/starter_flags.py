@@ -26,6 +26,13 @@ def add_starter_flags(parser: argparse.ArgumentParser) -> None:
     add_ssh_flags(parser)
     add("--mpi-args", metavar="ARGS", help='more arguments of the launcher, like --mpi-args="--report-bindings"')
     add("--binding-args", metavar="ARGS", help="how it places ranks and binds them to cores, in place of --bind")
+    add(
+        "--no-forward-env",
+        action="append",
+        metavar="PATTERN",
+        help="keep variables from the ranks, like 'AWS_*' or '*_TOKEN'; may be repeated. All others reach them, "
+        "unencrypted between hosts. What starts a rank, as PATH, is always sent",
+    )
     add("--tcp", action="store_true", help="between hosts nothing but TCP")
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster.jobs import running, signal_rank
+from cluster.jobs import EVERYWHERE, HVDRUN, running, signal_rank
 from cluster.lab import Lab, environment
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(60)]
@@ -22,6 +22,12 @@ def test_what_all_ranks_do_is_told_on_the_host_of_hvdrun(lab: Lab) -> None:
         assert f"rank 1 on node2: stopped by a signal (pid {job.ranks[1][1]}" in odd
         assert "loop.py" in same and "in allreduce" in same
         signal_rank(lab, job, 1, signal.SIGCONT)
+
+
+def test_variables_that_are_kept_back_reach_no_host(lab: Lab) -> None:
+    command = [*HVDRUN, "--no-forward-env", "API_*", "-np", "3", "-H", EVERYWHERE, "sh", "-c", "echo $API_TOKEN $OTHER"]
+    done = lab.run("node1", command, env=environment(API_TOKEN="do not show this", OTHER="sent"))
+    assert sorted(line.split("] ")[1] for line in done.stdout.splitlines()) == ["sent"] * 3, done.stderr
 
 
 def test_no_command_line_has_the_secret_or_a_variables_value(lab: Lab) -> None:
