@@ -12,6 +12,7 @@ from ranks import run_ranks
 from torch_world import joined
 
 import hvdkit.torch as hvd
+from hvdkit.engine.process_sets import global_process_set
 from hvdkit.errors import TransportError
 
 SETS = 40
@@ -110,6 +111,52 @@ def _sets_beside_operations(transport: str) -> int:
 @pytest.mark.parametrize("transport", ["mpi", "hierarchical_pairs"])
 def test_process_sets_are_made_beside_operations_where_calls_take_turns(transport: str) -> None:
     assert run_ranks(3, _sets_beside_operations, transport, fresh=True, timeout=60) == [SETS] * 3
+
+
+class _SeesUse:
+    """A mailbox that sees whether a thread sends while another one receives, for which it gives it time."""
+
+    def __init__(self, mail: Any) -> None:
+        self._mail, self._receiving = mail, False
+        self.began, self._sent = threading.Event(), threading.Event()
+        self.overlaps = 0
+
+    def receive(self) -> Any:
+        """See Mailbox.receive."""
+        self._receiving = True
+        self.began.set()
+        self._sent.wait(0.3)
+        messages = self._mail.receive()
+        self._receiving = False
+        return messages
+
+    def send(self, rank: int, message: bytes) -> None:
+        """See Mailbox.send."""
+        self.overlaps += self._receiving
+        self._mail.send(rank, message)
+        self._sent.set()
+
+    def close(self, *, idle: bool) -> None:
+        """See Mailbox.close."""
+        self._mail.close(idle=idle)
+
+
+def _leaves_while_messages_are_read() -> int:
+    with joined("mpi"):
+        engine: Any = global_process_set.group("the test").engine
+        mail = engine._talks._mail = _SeesUse(engine._talks._mail)
+        thread = threading.Thread(target=engine.drive)
+        thread.start()
+        assert mail.began.wait(10)
+        engine.leave("has left")
+        thread.join()
+    return mail.overlaps
+
+
+@pytest.mark.ranks
+@pytest.mark.native("Horovod has no mailbox")
+def test_who_leaves_uses_the_mailbox_alone() -> None:
+    assert run_ranks(2, _leaves_while_messages_are_read) == [0, 0]
 
 
 def _refused() -> Any:

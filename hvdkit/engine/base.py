@@ -37,6 +37,10 @@ class Engine(Protocol):
     takes_tensors: bool
     notice_s: float
 
+    @property
+    def stopped(self) -> bool:
+        """Have all ranks been stopped for an error of one? Then they are in different collectives."""
+
     def who(self, rank: int) -> str:
         """Name a rank of this engine for a message."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,6 @@ import numpy as np
 from hvdkit.engine.announcement import Announcement, Ready
 from hvdkit.engine.fusion import Part, plan_fusion
 from hvdkit.engine.integers import finish_average, multiply, widen
-from hvdkit.errors import PlanMismatchError, SharedMemoryError
 from hvdkit.transport.base import SCALED, STORAGE, Buffer, Op, Transport, make_buffer
 
 _ADASUM = ("op", "adasum")
@@ -27,8 +27,8 @@ class Operation:
 
     buffers: contiguous, one a tensor; read, and by allreduce and broadcast overwritten. results: of the other kinds, in
     new memory. rows: what the ranks brought along, see Ready. action: what is done, of a kind that is no collective;
-    may raise PlanMismatchError or SharedMemoryError, then on all ranks. outcome: what it returned. last_joined: of a
-    join. withdrawn: its announcement has been taken back. error: instead of a result.
+    the engine goes on if it raises alike on all ranks. outcome: what it returned. last_joined: of a join. withdrawn:
+    its announcement has been taken back. error: instead of a result.
     """
 
     name: str
@@ -68,14 +68,29 @@ def _neutral(op: str, dtype: str) -> Any:
     return np.iinfo(storage).max if op == "min" else np.iinfo(storage).min
 
 
-def execute(
+@dataclass(frozen=True)
+class Step:
+    """A part of what is to be done: some operations at once. do: does it; collective."""
+
+    operations: Sequence[Operation]
+    do: Callable[[], None]
+
+    @property
+    def label(self) -> str:
+        """Name the step for messages."""
+        name, kind = self.operations[0].name, self.operations[0].asked.kind
+        more = f" and {len(self.operations) - 1} more" if len(self.operations) > 1 else ""
+        return (name if name.startswith(kind) else f"{kind} ({name})") + more
+
+
+def plan_steps(
     transport: Transport,
     work: Sequence[tuple[Ready, Operation]],
     *,
     limit_bytes: int,
     span: Callable[[str, Sequence[Operation]], Any],
-) -> None:
-    """Do operations that became ready together; collective, with the same `work` but for the buffers on all ranks.
+) -> Iterator[Step]:
+    """The steps in which operations are done that became ready together: with the same `work` the same on all ranks.
 
     limit_bytes: of small allreduces that are done as one. span: a context around each piece of work, for the timeline.
     """
@@ -90,21 +105,30 @@ def execute(
         for operation, at in reductions
     ]
     for group in plan_fusion(parts, limit_bytes):
-        _reduce_group(transport, [reductions[index] for index in group], span)
+        some = [reductions[index] for index in group]
+        operations = list({id(operation): operation for operation, _ in some}.values())
+        yield Step(operations, functools.partial(_reduce_group, transport, some, span))
     for ready, operation in work:
-        kind = ready.asked.kind
-        operation.rows = ready.rows
-        if operation.action is not None:
-            with span(kind.upper(), [operation]):
-                _act(transport, operation, operation.action, ready.joined)
-        elif kind != "allreduce":
-            with span(kind.upper(), [operation]):
-                _DOING.get(kind, _announced)(transport, operation)
-        elif _ADASUM in ready.asked.options:
-            from hvdkit.engine.adasum import adasum
+        if operation.action is not None or ready.asked.kind != "allreduce" or _ADASUM in ready.asked.options:
+            yield Step([operation], functools.partial(_do_one, transport, ready, operation, span))
 
-            with span("ADASUM", [operation]):
-                adasum(transport, operation.buffers)
+
+def _do_one(
+    transport: Transport, ready: Ready, operation: Operation, span: Callable[[str, Sequence[Operation]], Any]
+) -> None:
+    kind = ready.asked.kind
+    operation.rows = ready.rows
+    if operation.action is not None:
+        with span(kind.upper(), [operation]):
+            operation.outcome = operation.action(transport, ready.joined)
+    elif kind != "allreduce":
+        with span(kind.upper(), [operation]):
+            _DOING.get(kind, _announced)(transport, operation)
+    else:
+        from hvdkit.engine.adasum import adasum
+
+        with span("ADASUM", [operation]):
+            adasum(transport, operation.buffers)
 
 
 def _option(operation: Operation, word: str) -> str:
@@ -217,13 +241,6 @@ def _reducescatter(transport: Transport, operation: Operation) -> None:
 
 def _announced(transport: Transport, operation: Operation) -> None:
     """A barrier, say. Everyone has announced it: nothing is left to do."""
-
-
-def _act(transport: Transport, operation: Operation, action: Action, joined: Sequence[int]) -> None:
-    try:
-        operation.outcome = action(transport, joined)
-    except (PlanMismatchError, SharedMemoryError) as error:  # of all ranks, which are in step, so the engine goes on
-        operation.error = error
 
 
 _DOING: dict[str, Callable[[Transport, Operation], None]] = {

@@ -87,7 +87,7 @@ class FastLane:
             if self._see(lane):
                 self.met = lane.position + 1
                 with engine.span_of(operation):
-                    take(lane, operation, shortcut, engine.transport.arithmetic)
+                    self._take(lane, operation, shortcut)
                 engine.finish(operation.name)
                 return True
             engine.announce(operation, lane.position + 1)
@@ -97,10 +97,18 @@ class FastLane:
             except HorovodInternalError:
                 if lane.look() != EQUAL:  # else who has left has shown its part before
                     raise
-            take(lane, operation, shortcut, engine.transport.arithmetic)
+            self._take(lane, operation, shortcut)
             return True
         finally:
             lane.leave()
+
+    def _take(self, lane: Lane, operation: Operation, shortcut: Shortcut) -> None:
+        """Make the result; an error is this rank's alone, since nobody waits for it."""
+        try:
+            take(lane, operation, shortcut, self._engine.transport.arithmetic)
+        except Exception as error:
+            self._engine.finish(operation.name, error)
+            raise
 
     def _see(self, lane: Lane) -> bool:
         """Do all ranks show their part within the time that is worth it?"""

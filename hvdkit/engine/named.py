@@ -11,25 +11,33 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from hvdkit.config import Config
 from hvdkit.engine.announcement import Announcement, Ready
 from hvdkit.engine.collecting import JOINING, WITHDRAWING
-from hvdkit.engine.execution import Action, Operation, execute
+from hvdkit.engine.execution import Action, Operation, plan_steps
 from hvdkit.engine.fast_lane import FastLane
 from hvdkit.engine.joining import Joining
 from hvdkit.engine.negotiation import JOIN, AllJoined, Answer, Failed, Many
 from hvdkit.engine.negotiator import Negotiator
 from hvdkit.engine.stall import Stalls
+from hvdkit.engine.step_runner import StepRunner
 from hvdkit.engine.stragglers import Stragglers
 from hvdkit.engine.timeline import Timeline
 from hvdkit.engine.tree import FANOUT
-from hvdkit.errors import DuplicateNameError, HorovodInternalError, RanksDisagreeError
+from hvdkit.errors import (
+    DuplicateNameError,
+    HorovodInternalError,
+    RanksDisagreeError,
+    TransportError,
+)
 from hvdkit.transport.base import Buffer, Transport
 from hvdkit.transport.waiting import Waiting
 
+_TURN_S = 0.05  # how long a thread waits for one that is in a step, before it looks at the mail
 _IDLE_S = 0.05  # how often a thread with nothing to do looks at the mail: to answer questions, and for who has left
 
 
@@ -55,6 +63,8 @@ class NamedEngine:
         self.transport = transport
         self._limit_bytes = config.fusion_bytes
         self._hosts, self.ranks, self._job_ranks, self.timeline = hosts, ranks, job_ranks, timeline
+        #: After so many seconds a wait that is no operation, and a step of one, is told to the others.
+        self.notice_s = min([1.0, *(each / 4 for each in (config.stall_check_s, config.stall_shutdown_s) if each > 0)])
         mail, lane = transport.open_mailbox(), transport.open_lane()
         self._talks = Negotiator(
             mail,
@@ -65,9 +75,8 @@ class NamedEngine:
             stalls=Stalls(config, self.who),
             stragglers=Stragglers(transport.size, self.who, config.straggler_percent),
             fanout=FANOUT if lane is None else transport.size,  # a lane's positions are compared in one place
+            hear_of_steps=lambda *message: self._steps.hear(*message),
         )
-        #: After so many seconds a wait that is no operation is told to the others.
-        self.notice_s = min([1.0, *(each / 4 for each in (config.stall_check_s, config.stall_shutdown_s) if each > 0)])
         self._lane = FastLane(self, lane)
         self._operations: dict[str, Operation] = {}
         self._outbox = self._talks.outbox
@@ -76,7 +85,21 @@ class NamedEngine:
         self.joining = Joining()
         self._failure: str | None = None
         self._submitting = threading.Lock()
-        self._driving = threading.RLock()
+        # The lock for steps is taken before the one for messages, if both are. That one is never held for long, so
+        # that messages are answered while a step is under way.
+        self._executing = threading.RLock()
+        self._talking = threading.RLock()
+        self._heard: deque[Callable[[], None]] = deque()  # what is to be done about messages, in their order
+        self._steps = StepRunner(
+            transport,
+            config,
+            send=self._talks.send_of_steps,
+            talk=self._talk,
+            talking=self._talking,
+            failed=self._fail,
+            who=self.who,
+            notice_s=self.notice_s,
+        )
         self._awake = threading.Event()
         self._closing = False
         self._counters: dict[str, int] = {}
@@ -127,7 +150,15 @@ class NamedEngine:
         """
         operation = Operation(name, asked, buffers, action=action)
         self._register(operation)
-        if not self._lane.do(operation):
+        try:
+            shown = self._lane.do(operation)
+        except HorovodInternalError:
+            raise
+        except Exception as error:
+            if operation.done:  # all ranks have shown their part, so nobody waits for this one
+                raise
+            raise self._steps.stop_all(name, error) from error
+        if not shown:
             self.announce(operation)
             self.wait(operation)
         return operation
@@ -174,7 +205,7 @@ class NamedEngine:
 
     def take_back(self, operation: Operation) -> None:
         """Take the announcement of an operation back that has been done another way; wait() until that is known."""
-        with self._driving:
+        with self._executing, self._talking:
             operation.withdrawn = True
             self._talks.take_back(operation.name, self._lane.met)
 
@@ -190,14 +221,31 @@ class NamedEngine:
 
     def drive(self) -> bool:
         """Send, receive and do what can be done now; True if anything moved."""
-        with self._driving:
-            moved = self._talks.turn(self._lane.met)
+        moved = self._talk()
+        if not self._executing.acquire(timeout=_TURN_S):  # another thread is in a step; messages go on meanwhile
+            return moved
+        try:
+            while self._heard:
+                moved = True
+                self._heard.popleft()()
             if self._join is not None:
                 moved = self._help() or moved
+        finally:
+            self._executing.release()
+        return moved
+
+    def _talk(self) -> bool:
+        """Send and receive; True if anything moved. What comes of it is left to whoever has the lock for steps."""
+        with self._talking:
+            moved = self._talks.turn(self._lane.met)
+            self._steps.turn()
             return moved
 
     def answered(self, answers: Sequence[Answer]) -> None:
         """See Listener.answered."""
+        self._heard.append(lambda: self._answer(answers))
+
+    def _answer(self, answers: Sequence[Answer]) -> None:
         work: list[tuple[Ready, Operation]] = []
         for answer in answers:
             if isinstance(answer, Failed):
@@ -221,29 +269,24 @@ class NamedEngine:
         self.joining.operations += 1
         operation = self._operations.get(ready.name)
         if operation is None or operation.withdrawn:
-            operation = self.joining.stand_in(ready)
+            try:
+                operation = self.joining.stand_in(ready)
+            except Exception as error:
+                raise self._steps.stop_all(ready.name, error) from error
         return ready, operation
 
     def _do(self, work: Sequence[tuple[Ready, Operation]]) -> None:
-        if not work:
-            return
-        try:
-            execute(self.transport, work, limit_bytes=self._limit_bytes, span=self.timeline.span)
-        except Exception as error:
-            failure = error if isinstance(error, HorovodInternalError) else HorovodInternalError(str(error))
-            self._finish_all(work, failure)
-            self.failed(str(failure))
-            if failure is error:
-                raise
-            raise failure from error
-        self._finish_all(work, None)
+        for step in plan_steps(self.transport, work, limit_bytes=self._limit_bytes, span=self.timeline.span):
+            error = self._steps.do(step.label, step.do)
+            for operation in step.operations:
+                operation.error = operation.error or error
+        self._finish_all(work)
 
-    def _finish_all(self, work: Sequence[tuple[Ready, Operation]], error: Exception | None) -> None:
+    def _finish_all(self, work: Sequence[tuple[Ready, Operation]]) -> None:
         with self._submitting:
             for _, operation in work:
                 if self._operations.get(operation.name) is operation:
                     del self._operations[operation.name]
-                    operation.error = error or operation.error
                     operation.done = True
 
     def finish(self, name: str, error: Exception | None = None) -> None:
@@ -262,6 +305,9 @@ class NamedEngine:
 
     def withdrawn(self, name: str) -> None:
         """See Listener.withdrawn."""
+        self._heard.append(lambda: self._take_out(name))
+
+    def _take_out(self, name: str) -> None:
         self.timeline.end(name)
         with self._submitting:
             operation = self._operations.pop(name, None)
@@ -270,8 +316,15 @@ class NamedEngine:
 
     def _joined(self, last: int) -> None:
         self._lane.all_joined()
-        if self._join is not None:
-            self._join.last_joined = self.joining.settle(self.transport, last)
+        join = self._join
+        if join is not None:
+
+            def settle() -> None:
+                join.last_joined = self.joining.settle(self.transport, last)
+
+            error = self._steps.do("join", settle)
+            if error is not None:
+                self.finish(JOIN, error)
 
     def _help(self) -> bool:
         """Take part in the rounds of those who train; the join is done when nobody does."""
@@ -281,14 +334,19 @@ class NamedEngine:
         return moved
 
     def failed(self, why: str) -> None:
+        """See Listener.failed. What was ready before is done."""
+        self._heard.append(lambda: self._fail(why))
+
+    def _fail(self, why: str, error: HorovodInternalError | None = None) -> None:
         """Nothing can be done any more: tell all who wait, and who will come."""
         with self._submitting:
             self._failure = why
             waiting, self._operations = list(self._operations.values()), {}
             if self._join is not None:
                 waiting.append(self._join)
+                self._join = None
         for operation in waiting:
-            operation.error = HorovodInternalError(why)
+            operation.error = error or HorovodInternalError(why)
             operation.done = True
 
     def _run(self) -> None:
@@ -297,14 +355,19 @@ class NamedEngine:
             self._awake.clear()
             if self._busy:
                 self._outbox.let_gather()
-            if self._driving.acquire(blocking=False):
-                try:
-                    while not self._closing and self.drive():
-                        pass
-                except HorovodInternalError:
-                    return  # every operation has been told
-                finally:
-                    self._driving.release()
+            try:
+                if self._executing.acquire(blocking=False):
+                    try:
+                        while not self._closing and self.drive():
+                            pass
+                    finally:
+                        self._executing.release()
+                else:
+                    self._talk()
+            except TransportError:
+                return  # every operation has been told, and there is no way to tell more
+            except HorovodInternalError:
+                pass  # the same; other ranks may be told still
             if self._busy:
                 self._awake.set()
 
@@ -312,15 +375,22 @@ class NamedEngine:
     def _busy(self) -> bool:
         return bool(self._operations or self._outbox or self._join)
 
+    @property
+    def stopped(self) -> bool:
+        """See Engine."""
+        return self._steps.stopped
+
     def leave(self, why: str) -> None:
         """Tell the others that this rank takes no further part; not collective. why: follows its name."""
         self._closing = True
         if self.transport.size > 1 and os.getpid() == self._process:
-            self._talks.leave(f"{self.who(self.transport.rank)} {why}")
+            with self._talking:
+                self._talks.leave(f"{self.who(self.transport.rank)} {why}")
 
     def close(self, *, idle: bool = True) -> None:
         """See Engine.close."""
         self._closing = True
+        idle = idle and not self.stopped
         self._failure = "hvdkit has been shut down (or the process set removed). Call hvd.init() first."
         self._awake.set()
         if self._thread is not None:

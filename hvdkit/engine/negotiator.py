@@ -54,8 +54,8 @@ class Listener(Protocol):
 class Negotiator:
     """Announces for one rank of `mail`; all ranks make one together.
 
-    who: names a rank for messages. stragglers: hears how the rounds of plans go, on rank 0. fanout: see tree.py. clock:
-    in seconds.
+    who: names a rank for messages. stragglers: hears how the rounds of plans go, on rank 0. hear_of_steps: is given
+    what send_of_steps() has sent. fanout: see tree.py. clock: in seconds.
     """
 
     def __init__(
@@ -69,13 +69,14 @@ class Negotiator:
         stalls: Stalls,
         fanout: int,
         stragglers: Stragglers | None = None,
+        hear_of_steps: Callable[[int, str, Any], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.directory = Directory()
         self.outbox = Outbox()
         self._mail, self._rank = mail, rank
         self._listener, self._stalls, self._clock = listener, stalls, clock
-        self._stragglers = stragglers
+        self._stragglers, self._hear_of_steps = stragglers, hear_of_steps
         self._place = place = place_in_tree(rank, size, fanout)
         parts = [1 << rank, *(run_of(*child) for child in place.children)]
         self._part_of = {first: part for part, first in enumerate([rank, *(first for first, _ in place.children)])}
@@ -110,6 +111,10 @@ class Negotiator:
         """Take back what has been announced to the root itself; it is going to say that it knows."""
         self._post(met)
         self._mail.send(0, _pack("withdraw", name))
+
+    def send_of_steps(self, rank: int, what: str, content: Any) -> None:
+        """Send a rank a message of steps.py, past the tree."""
+        self._mail.send(rank, _pack(what, content))
 
     def leave(self, why: str) -> None:
         """Tell the others that this rank takes no further part. why: with its name."""
@@ -190,6 +195,8 @@ class Negotiator:
                 self._stragglers.hear(sender, content)
         elif what == "closed":
             self._listener.failed(content)
+        elif self._hear_of_steps is not None:
+            self._hear_of_steps(sender, what, content)
 
     def _hear(self, sender: int, items: Sequence[Item]) -> list[_Plain]:
         heard, whole = self._heard[sender], self._parts[self._part_of[sender]]

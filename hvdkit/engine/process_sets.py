@@ -212,6 +212,7 @@ class ProcessSets:
         del self._sets[process_set.process_set_id]
         process_set.process_set_id = None
         if group.engine is not None:
+            idle = idle and not group.engine.stopped
             if idle:
                 group.engine.leave("has removed the process set")
             group.engine.close(idle=idle)
@@ -243,8 +244,11 @@ class ProcessSets:
                 if transport is not None:
                     transport.leave()
 
-    def close(self, *, idle: bool = True) -> None:
-        """Forget all sets; collective. The world's transport stays. idle: see Transport.close."""
+    def close(self, *, idle: bool = True) -> bool:
+        """Forget all sets; collective. The world's transport stays.
+
+        idle: see Transport.close. Returns what to close that one with.
+        """
         for number in sorted(self._sets, reverse=True):
             if number:
                 self._forget(self._sets[number], idle=idle)
@@ -252,10 +256,12 @@ class ProcessSets:
             group, everyone._group = everyone._group, None
             everyone.process_set_id = None
             if group is not None and group.engine is not None:
+                idle = idle and not group.engine.stopped
                 if idle:
                     group.engine.leave("has shut hvdkit down")
                 group.engine.close(idle=idle)
         self._sets.clear()
+        return idle
 
 
 #: All ranks.

@@ -226,7 +226,7 @@ def shutdown(*, idle: bool = True) -> None:
     for leave in _leaving:
         leave()
     runtime.timeline.stop()
-    runtime.sets.close(idle=idle)
+    idle = runtime.sets.close(idle=idle)
     runtime.transport.close(idle=idle)
     if runtime.horovod is not None:
         runtime.horovod.shutdown()

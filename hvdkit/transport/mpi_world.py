@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from hvdkit.errors import HorovodInternalError, RankLostError
+from hvdkit.transport.mpi_communicators import duplicate_comm
 from hvdkit.transport.mpi_library import (
     call_mpi,
-    duplicate_comm,
     is_ours_to_end,
     let_others_make,
     load_mpi,

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from hvdkit.transport.arithmetic import NumpyArithmetic
 from hvdkit.transport.base import HALF, Arithmetic, BucketSpec, Buffer, make_buffer
 from hvdkit.transport.schedule import split_evenly
+from hvdkit.transport.waiting import calls
 from hvdkit.transport.wire import Messages, Request, Wire
 
 _BLOCK = 64 * 1024  # elements that are widened, added and narrowed while they are in cache
@@ -140,4 +141,5 @@ def until_done(request: Request, free: bool) -> Iterator[bool]:
 
 def leave_behind(what: Request | Messages) -> None:
     """Keep what nobody waits for any more, with its memory."""
+    calls().uncertain = True
     _abandoned.append(what)

@@ -170,6 +170,11 @@ class HorovodEngine:
         if self._closed:
             raise HorovodInternalError("hvdkit has been shut down (or the process set removed). Call hvd.init() first.")
 
+    @property
+    def stopped(self) -> bool:
+        """See Engine. Horovod ends operations by itself."""
+        return False
+
     def leave(self, why: str) -> None:
         """Take no further part; Horovod tells the others when this process ends."""
         self._closed = True

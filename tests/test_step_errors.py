@@ -1,0 +1,156 @@
+"""An operation that fails or hangs on one rank, when all ranks have come to it: all others are told of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from torch_world import joined
+
+import hvdkit.torch as hvd
+from hvdkit.engine import execution
+from hvdkit.engine.process_sets import global_process_set
+from hvdkit.engine.together import do_together
+from hvdkit.errors import HorovodInternalError
+from hvdkit.transport.base import Transport
+
+pytestmark = pytest.mark.native("Horovod does its operations itself")
+
+OVERS = ["mpi", "shared_memory", "hierarchical_pairs", "gloo"]
+
+
+def _together(action: Callable[[Transport, Sequence[int]], Any]) -> Any:
+    return do_together(global_process_set.group("the test").engine, "broadcast_parameters", action)
+
+
+def _no_memory(*_: object) -> None:
+    raise MemoryError("no memory left")
+
+
+def _gather() -> None:
+    """Fails before its only collective."""
+    with pytest.MonkeyPatch.context() as patch:
+        if hvd.rank() == 1:
+            patch.setitem(execution._DOING, "allgather", _no_memory)
+        hvd.allgather(torch.ones(3))
+
+
+def _sum() -> None:
+    """Fails where the sum is begun: large enough for shared memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        if hvd.rank() == 1:
+            patch.setattr(execution, "reduce_scaled", _no_memory)
+        hvd.synchronize(hvd.allreduce_async(torch.ones(100_000)))
+
+
+def _act(before: int, after: int) -> None:
+    """Fails between collectives."""
+
+    def action(transport: Transport, _: Sequence[int]) -> None:
+        for _turn in range(before):
+            transport.barrier()
+        if hvd.rank() == 1:
+            _no_memory()
+        for _turn in range(after):
+            transport.barrier()
+
+    _together(action)
+
+
+FAILURES: dict[str, Callable[[], None]] = {
+    "allgather": _gather,
+    "allreduce": _sum,
+    "action, first": lambda: _act(0, 1),
+    "action, between": lambda: _act(2, 1),
+    "action, last": lambda: _act(1, 0),
+    "action, alone": lambda: _act(0, 0),
+}
+
+
+def _error_of(call: Callable[[], object]) -> str:
+    """What a call ends with, some time: who has done its part before another one fails hears of that soon."""
+    with pytest.raises(HorovodInternalError) as caught:
+        for _ in range(100):
+            call()
+            time.sleep(0.02)
+    return str(caught.value)
+
+
+def _fails_on_one(over: str) -> list[list[str]]:
+    """What each failure, and the next operation after it, ends with."""
+    found = []
+    for name, fail in FAILURES.items():
+        with joined(over):
+            hvd.barrier()
+            found.append([name, _error_of(fail), _error_of(lambda: hvd.allreduce(torch.ones(2)))])
+    with joined(over):
+        assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [3.0, 3.0]
+    return found
+
+
+@pytest.mark.parametrize("over", OVERS)
+def test_an_error_of_one_rank_is_told_to_all(over: str) -> None:
+    for found in run_ranks(3, _fails_on_one, over, timeout=90):
+        assert len(found) == len(FAILURES)
+        for name, *said in found:
+            for text in said:
+                assert "rank 1 (host" in text and "MemoryError: no memory left" in text, (name, text)
+
+
+def _fails_on_all(over: str) -> list[str]:
+    said = []
+    with joined(over):
+        for before in (0, 2):
+
+            def action(transport: Transport, _: Sequence[int], before: int = before) -> None:
+                for _turn in range(before):
+                    transport.barrier()
+                raise LookupError(f"after {before}")
+
+            with pytest.raises(LookupError) as caught:
+                _together(action)
+            said.append(str(caught.value))
+            assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [3.0, 3.0]
+    return said
+
+
+@pytest.mark.parametrize("over", OVERS)
+def test_an_action_that_fails_alike_on_all_ranks_leaves_the_engine_usable(over: str) -> None:
+    assert run_ranks(3, _fails_on_all, over, timeout=60) == [["after 0", "after 2"]] * 3
+
+
+def _looks_at_the_sky(folder: Path) -> None:
+    """Hang until the others have seen what they are to see, or for 15 s."""
+    end = time.monotonic() + 15
+    while time.monotonic() < end and len(list(folder.iterdir())) < 2:
+        time.sleep(0.05)
+
+
+def _hangs(over: str, folder: Path) -> str:
+    def action(transport: Transport, _: Sequence[int]) -> None:
+        transport.barrier()
+        if hvd.rank() == 1:
+            _looks_at_the_sky(folder)
+        transport.barrier()
+
+    with joined(over, stall_check_s=0.5, stall_shutdown_s=1.5):
+        try:
+            _together(action)
+        except HorovodInternalError as error:
+            if hvd.rank() != 1:
+                (folder / str(hvd.rank())).touch()
+            return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("over", OVERS)
+def test_a_rank_that_hangs_in_an_operation_is_named_and_the_wait_ends(over: str, tmp_path: Path) -> None:
+    for text in run_ranks(3, _hangs, over, tmp_path, timeout=60):
+        assert "broadcast_parameters" in text and "has been under way" in text and "given up" in text
+        assert "rank 0 (host" in text.partition("wait in it")[0], "who waits"
+        assert "not done, and waiting for nobody: rank 1 (host" in text and "_looks_at_the_sky" in text
