@@ -6,7 +6,6 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -128,13 +127,11 @@ def test_both_commands_tell_their_version(module: str) -> None:
     assert answer.stdout.split()[1] == __version__
 
 
-def test_help_of_hvdrun_is_quick() -> None:
-    def seconds() -> float:
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "hvdkit.launch", "--help"], capture_output=True, check=True)
-        return time.perf_counter() - start
-
-    assert min(seconds() for _ in range(3)) < 0.5
+def test_help_of_hvdrun_loads_nothing_that_is_slow_to_load() -> None:
+    script = "import sys; from hvdkit.launch import cli; cli.build_parser().format_help(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    slow = {"asyncio", "libcst", "mpi4py", "numpy", "rich", "torch", "tensorflow", "yaml"}
+    assert not slow & set(done.stdout.split())
 
 
 def test_doctor_shows_every_setting_and_its_origin(

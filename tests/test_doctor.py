@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -181,11 +180,10 @@ def test_kerass_backend_is_what_keras_would_take(tmp_path: Path) -> None:
     assert read_keras_backend({**home, "KERAS_BACKEND": "torch"}) == ("torch", "KERAS_BACKEND")
 
 
+@pytest.mark.timeout(30)
 def test_a_program_that_hangs_is_ended_with_all_that_it_started() -> None:
-    start = time.monotonic()
     status, out, _ = run_program(["sh", "-c", "echo first; sleep 60 & sleep 60"], environ={}, timeout_s=0.5)
     assert (status, out) == (None, "first\n")
-    assert time.monotonic() - start < 10
 
 
 def test_a_probe_that_dies_says_how(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -38,8 +37,8 @@ def test_forked_workers_come_and_go(case: str, progress: str) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.timeout(60)
 def test_a_worker_that_dies_ends_the_job() -> None:
-    began = time.monotonic()
     done = _run("dies", "inline")
-    assert done.returncode != 0 and time.monotonic() - began < 60, done.stderr
+    assert done.returncode != 0, done.stderr
     assert "done" not in done.stdout

@@ -190,11 +190,9 @@ def _ends_early(step: str, folder: Path) -> str:
         _looks_at_the_sky(6, folder)
         time.sleep(1)  # the others' last words are on their way
         return "ended"
-    began = time.monotonic()
     try:
         STEPS[step]()
     except HorovodInternalError as error:
-        assert time.monotonic() - began < 5
         (folder / str(hvd.rank())).touch()
         return str(error)
     return "no error"

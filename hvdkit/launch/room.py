@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 from hvdkit.launch import check
@@ -38,6 +37,8 @@ async def wait_for_room(
     choose: how many ranks hosts are given, 0 if that are too few. may_grow: could others come? tell: called once if it
     is to be waited for them.
     """
+    import asyncio  # slow to load, and hvdrun --help gets here
+
     clock = asyncio.get_running_loop().time
     deadline, told = clock() + wait_s, False
     while True:

@@ -9,7 +9,6 @@ import os
 import re
 import resource
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -37,10 +36,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(60), pytest.mark.usefixtu
 NO_JOB = "--no-allreduce"
 
 
+@pytest.mark.timeout(30, func_only=True)
 def test_on_healthy_hosts_nothing_is_found_and_a_job_is_timed(lab: Lab) -> None:
-    began = time.monotonic()
     told = look(lab, "-np", "6")
-    assert time.monotonic() - began < 30
     assert told["findings"] == [] and told["exit_code"] == 0
     assert told["allreduce"]["transport"] == "hierarchical" and len(told["allreduce"]["ranks"]) == 6
     assert {each["problem"] for each in told["reaches"] if each["named"]} == {""}
@@ -136,12 +134,11 @@ def test_hosts_where_nothing_can_be_started_are_told_apart(lab: Lab) -> None:
     ]
 
 
+@pytest.mark.timeout(30, func_only=True)
 def test_hosts_that_are_down_or_cut_off_are_found_in_time(lab: Lab) -> None:
     lab.halt("node3")
     lab.cut("node2")
-    began = time.monotonic()
     assert found(look(lab)) == [("host-unreachable", ["node2"]), ("host-unreachable", ["node3"])]
-    assert time.monotonic() - began < 30
 
 
 def test_variables_that_are_wrong_on_every_host(lab: Lab) -> None:

@@ -55,10 +55,9 @@ def test_a_launcher_that_is_killed_ends_the_job(lab: Lab) -> None:
     assert "node2" in said
 
 
+@pytest.mark.timeout(8, func_only=True)  # not ssh's ten seconds
 def test_an_unknown_host_is_known_at_once(lab: Lab) -> None:
-    began = time.monotonic()
     done = lab.run("node1", [*HVDRUN, "-np", "2", "-H", "node1:1,nod2:1", "hostname"])
-    assert time.monotonic() - began < 8  # not ssh's ten seconds
     assert done.returncode == 2
     assert "Unknown host: nod2" in done.stderr
 
