@@ -26,7 +26,7 @@ def init(
     comm: the processes that make the world, by default all of the job: a communicator of mpi4py's, or a list of ranks
     in MPI_COMM_WORLD, whose order is that of the ranks here. Only these processes call init(); the others start MPI.
     A list of communicators is the world and, after it, process sets.
-    process_sets: sets, lists of ranks or communicators, to be known from the beginning, repetitions left out;
+    process_sets: sets, lists of ranks or communicators, to be known from the beginning, each once;
     "dynamic", which Horovod wants for later ones, is not needed.
     settings: fields of hvdkit.Config, e.g. transport="mpi"; they beat the environment.
     Raises WorldError if launcher and MPI disagree about the number of ranks, ConfigError for a bad setting or
