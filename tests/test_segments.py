@@ -20,7 +20,17 @@ from hvdkit.launch.agent.segments import remove_dead_segments
 
 ALL_VISIBLE = os.readlink("/proc/self/ns/pid") == segments._ALL_PROCESSES
 needs_all_processes = pytest.mark.skipif(not ALL_VISIBLE, reason="this is a container with processes of its own")
-HOLD = "import mmap, sys; file = open(sys.argv[1], 'r+b'); kept = mmap.mmap(file.fileno(), 0); "
+#: Python's own mmap keeps the file open.
+OPEN = """
+import ctypes, sys
+file, libc, size = open(sys.argv[1], "r+b"), ctypes.CDLL(None), ctypes.c_size_t(4096)
+libc.mmap.restype = ctypes.c_void_p
+"""
+MAP = """
+at = ctypes.c_void_p(libc.mmap(None, size, 3, 1, file.fileno(), ctypes.c_long(0)))
+ctypes.memset(at, 1, 1)
+"""
+WAIT = "print(flush=True); sys.stdin.readline()\n"
 
 
 def segment(folder: Path, kind: str = "sm", host: str = "", user: int | None = None, rank: int = 0) -> Path:
@@ -32,7 +42,7 @@ def segment(folder: Path, kind: str = "sm", host: str = "", user: int | None = N
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Where Open MPI has its own: other file systems may show a mapped file under another device."""
+    """Where Open MPI has its own: what is mapped from another file system may not count as shared memory."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
         yield Path(path)
 
@@ -55,7 +65,7 @@ def test_what_no_process_has_is_removed_and_the_rest_stays(kept: str, folder: Pa
     ]
     for path in others[2:]:
         path.touch()
-    script = HOLD + ("file.close(); " if kept == "mapped" else "kept.close(); ") + "print(flush=True); sys.stdin.read()"
+    script = OPEN + MAP + ("file.close()\n" if kept == "mapped" else "libc.munmap(at, size)\n") + WAIT
     with subprocess.Popen(
         [sys.executable, "-c", script, str(alive)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -67,16 +77,71 @@ def test_what_no_process_has_is_removed_and_the_rest_stays(kept: str, folder: Pa
     assert remove_dead_segments(str(folder)) == [alive.name]
 
 
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("kind", ["with shared memory", "without", "zombie"])
+def test_a_process_that_does_not_show_its_files_counts_if_it_has_shared_memory(
+    kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As sshd's of a login and ssh-agent, whose files their own user may not see; and as zombies."""
+    path = segment(folder)
+    script = {
+        "with shared memory": OPEN + MAP + WAIT,
+        "without": "import sys; " + WAIT,
+        "zombie": "",
+    }[kind]
+    real = os.listdir
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        if kind == "zombie":
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+        def listdir(name: str) -> list[str]:
+            if name == f"/proc/{process.pid}/fd":
+                raise PermissionError
+            return real(name)
+
+        monkeypatch.setattr(os, "listdir", listdir)
+        remove_dead_segments(str(folder))
+        assert path.exists() is (kind == "with shared memory")
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_a_segment_that_is_mapped_and_closed_meanwhile_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = segment(folder)
+    script = OPEN + WAIT + MAP + "file.close()\n" + WAIT
+    real = os.listdir
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None and stdout is not None
+        stdout.readline()
+
+        def listdir(name: str) -> list[str]:
+            if name == f"/proc/{process.pid}/fd":
+                stdin.write(b"\n")
+                stdin.flush()
+                stdout.readline()
+            return real(name)
+
+        monkeypatch.setattr(os, "listdir", listdir)
+        assert remove_dead_segments(str(folder)) == []
+        assert path.exists()
+
+
 def test_nothing_is_removed_where_processes_may_be_hidden(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = segment(folder)
     monkeypatch.setattr(segments, "_ALL_PROCESSES", "pid:[1]")
     assert remove_dead_segments(str(folder)) == []
     monkeypatch.setattr(segments, "_ALL_PROCESSES", os.readlink("/proc/self/ns/pid"))
 
-    def hidden(process: str) -> set[segments.File]:
+    def hidden(process: str) -> set[str]:
         raise PermissionError
 
-    monkeypatch.setattr(segments, "_files_of", hidden)
+    monkeypatch.setattr(segments, "_list_files", hidden)
     assert remove_dead_segments(str(folder)) == []
     assert path.exists()
 
@@ -106,6 +171,5 @@ def test_a_job_leaves_no_segment_of_a_killed_one() -> None:
                 os.kill(pid, number)
         process.wait(20)
         assert wait_until(lambda: not any(map(alive, everything)), 10)
-    assert all(map(os.path.exists, names)), "nobody was left to remove them"
     hvdrun(1, "print('the next job')")
     assert not any(map(os.path.exists, names))

@@ -11,8 +11,6 @@ import re
 import socket
 from collections.abc import Iterator
 
-#: What tells a file from all others: major and minor number of its device, inode.
-File = tuple[int, int, int]
 #: The number of the first namespace of processes: /proc shows every process of the host there, and nowhere else.
 _ALL_PROCESSES = "pid:[4026531836]"
 
@@ -21,27 +19,27 @@ def remove_dead_segments(folder: str = "/dev/shm") -> list[str]:
     """Remove the segments of this user on this host that no process has mapped or open; returns their names.
 
     Whoever made a segment has it mapped as long as it lives. Nothing is removed where that cannot be seen: in a
-    container with processes of its own, or if a process of this user does not let itself be looked at.
+    container with processes of its own, or if a process of this user has shared memory and does not show its files.
     """
-    found = dict(_list_segments(folder))  # before the processes: one that is made later is not in it
+    found = set(_list_segments(folder))  # before the processes: one that is made later is not in it
     if not found:
         return []
     try:
         if os.readlink("/proc/self/ns/pid") != _ALL_PROCESSES:
             return []
         processes = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]  # 1 is the system's own
-        used = {file for process in processes for file in _files_of(process)}
+        used = {name for process in processes for name in _list_files(process)}
     except OSError:
         return []
-    dead = [name for name, file in found.items() if file not in used]
+    dead = sorted(found - used)
     for name in dead:
         with contextlib.suppress(FileNotFoundError):  # the agent of another rank was first
             os.unlink(os.path.join(folder, name))
     return dead
 
 
-def _list_segments(folder: str) -> Iterator[tuple[str, File]]:
-    """Name and file of each segment that this user has made on this host."""
+def _list_segments(folder: str) -> Iterator[str]:
+    """Name each segment that this user has made on this host."""
     user, host = os.geteuid(), socket.gethostname()
     hosts = "|".join(map(re.escape, {host, host.partition(".")[0]}))
     pattern = re.compile(rf"(sm|vader)_segment\.({hosts})\.{user}\.[0-9a-f]+\.[0-9]+")
@@ -49,37 +47,32 @@ def _list_segments(folder: str) -> Iterator[tuple[str, File]]:
         for entry in entries:
             if pattern.fullmatch(entry.name):
                 with contextlib.suppress(FileNotFoundError):
-                    status = entry.stat(follow_symlinks=False)
-                    if status.st_uid == user:
-                        yield entry.name, _identify(status)
+                    if entry.stat(follow_symlinks=False).st_uid == user:
+                        yield entry.name
 
 
-def _identify(status: os.stat_result) -> File:
-    return os.major(status.st_dev), os.minor(status.st_dev), status.st_ino
+def _list_files(process: str) -> set[str]:
+    """Name the files, without folders, that a process of this user has mapped or open.
 
-
-def _files_of(process: str) -> set[File]:
-    """The files that a process of this user has mapped or open; none for others' and for one that has ended.
-
-    Raises PermissionError if a process of this user cannot be looked at.
+    None for others' processes and for one that has ended. Raises PermissionError for a process of this user that has
+    shared memory and does not show its files. Of those without some do not: zombies, sshd's of a login, ssh-agent.
     """
     folder = f"/proc/{process}"
     try:
         with open(f"{folder}/status", encoding="utf-8", errors="replace") as file:
-            users = next((line.split()[1:] for line in file if line.startswith("Uid:")), [])
-        if str(os.geteuid()) not in users:
+            status = {name: value.split() for name, _, value in (line.partition(":") for line in file)}
+        if str(os.geteuid()) not in status.get("Uid", []):
             return set()
-        with open(f"{folder}/maps", encoding="utf-8", errors="replace") as file:
-            found = set(map(_read_mapping, file))
-        for name in os.listdir(f"{folder}/fd"):
-            with contextlib.suppress(FileNotFoundError):
-                found.add(_identify(os.stat(f"{folder}/fd/{name}")))
+        found = set()
+        try:
+            for name in os.listdir(f"{folder}/fd"):  # before the maps: a file is mapped first, and then closed
+                with contextlib.suppress(FileNotFoundError):
+                    found.add(os.path.basename(os.readlink(f"{folder}/fd/{name}")))
+            with open(f"{folder}/maps", encoding="utf-8", errors="replace") as file:
+                found.update(os.path.basename(line.rstrip("\n")) for line in file)
+        except PermissionError:
+            if "VmSize" in status and status.get("RssShmem", ["?"])[0] != "0":  # a zombie has no memory
+                raise
     except (FileNotFoundError, ProcessLookupError):
         return set()
     return found
-
-
-def _read_mapping(line: str) -> File:
-    device, inode = line.split(maxsplit=5)[3:5]
-    major, minor = device.split(":")
-    return int(major, 16), int(minor, 16), int(inode)
