@@ -163,6 +163,9 @@ def with_process_sets() -> dict[str, Any]:
         added = hvd.add_process_set(halves)  # as it may be a list of ranks
         found["added"] = (added.ranks, int(hvd.allreduce(torch.tensor(1), op=hvd.Sum, process_set=added)))
         hvd.barrier()  # Horovod ends what others are still at when a rank shuts down
+        assert hvd.remove_process_set(added)
+        found["left"] = hvd.get_process_set_ids_and_ranks()
+        hvd.barrier()
     return found
 
 
@@ -177,6 +180,7 @@ def test_communicators_are_process_sets_of_a_part_and_serve_mpi4py_beside() -> N
             "sums": (total, total, 3),
             "of a list": {0: [0, 1, 2], 1: [0, 2], 2: [1]},
             "added": (ranks, len(ranks)),
+            "left": {0: [0, 1, 2]},
         }
 
 

@@ -137,6 +137,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int] | Any) -> ProcessSet
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Forget a process set; every rank calls it. False if it was not known, or is the set of all ranks.
 
+    Of sets of communicators each rank passes its own, and all of them are forgotten.
+
     Raises NotInitializedError before init(), HorovodInternalError if a rank has left.
     """
     return engine.runtime("remove_process_set()").sets.remove(process_set)

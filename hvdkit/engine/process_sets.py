@@ -45,6 +45,7 @@ class ProcessSet:
                     f"communicator of mpi4py's."
                 ) from None
         self._group: Group | None = None
+        self._added: Sequence[ProcessSet] = ()  # by one call: with a communicator's set those of the other ranks'
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
@@ -135,6 +136,7 @@ class ProcessSets:
             problem = self._together("add_process_set", one, functools.partial(self._add, one))
             if problem:
                 raise ValueError(problem)
+        process_set._added = sets
 
     def _find_ranks(self, process_set: ProcessSet) -> list[tuple[int, ...]]:
         """The ranks of all sets that the ranks' communicators make, in rising order; the same on all ranks."""
@@ -199,11 +201,13 @@ class ProcessSets:
     def remove(self, process_set: ProcessSet) -> bool:
         """Forget a set; collective over all ranks. False if it is not known, or the set of all ranks.
 
+        Of communicators, of which each rank has given its own, all sets are forgotten, as all have become known.
         Raises HorovodInternalError if the ranks disagree about it.
         """
         if not process_set.process_set_id or process_set._group is None:
             return False
-        self._together("remove_process_set", process_set, lambda: self._forget(process_set))
+        for one in process_set._added:
+            self._together("remove_process_set", one, functools.partial(self._forget, one))
         return True
 
     def _forget(self, process_set: ProcessSet, *, idle: bool = True) -> str:
