@@ -126,13 +126,13 @@ def traced_names() -> None:
             equal(z, 3 * rows + 3 * size)
             equal(chosen, (ranks.sum() + size - 1) / size, 1e-6)
 
-        def one_sum(x: Any) -> Any:
+        def sum_1(x: Any) -> Any:
             return hvd.allreduce(x, op=hvd.Sum)
 
-        def other_sum(x: Any) -> Any:
+        def sum_2(x: Any) -> Any:
             return hvd.allreduce(10 * x, op=hvd.Sum)
 
-        first, second = tf.function(one_sum), tf.function(other_sum)
+        first, second = tf.function(sum_1), tf.function(sum_2)
         x, found = tf.constant(rank + 1.0), {}
         begun = threading.Event()
 
@@ -180,6 +180,10 @@ def classes_of_errors(mode: str) -> None:
             refused.append((lambda x: hvd.allreduce(x, process_set=pair), one))
         for call, x in refused:
             assert _fails(in_mode(mode, call), x, INVALID, ValueError, mode)
+        with pytest.raises(
+            np.exceptions.AxisError, match="axis 3 is out of bounds"
+        ):  # another library's stays as it is
+            hvd.allgather_object(_Unpicklable())
         hvd.barrier()
         late = in_mode(mode, lambda x: hvd.allreduce(x, op=hvd.Sum))
         equal(late(one), np.full((size, 2), size))
@@ -187,6 +191,11 @@ def classes_of_errors(mode: str) -> None:
     with pytest.raises(ValueError, match=r"hvd\.init") as caught:
         hvd.rank_op()
     assert isinstance(caught.value, PRECONDITION)
+
+
+class _Unpicklable:
+    def __reduce__(self) -> Any:
+        raise np.exceptions.AxisError(3, 2)
 
 
 _CALLS: list[Callable[[Any], Any]] = [

@@ -6,7 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdkit.errors import DuplicateNameError, HorovodInternalError, NotInitializedError, RanksDisagreeError
+from hvdkit.errors import (
+    DuplicateNameError,
+    HorovodInternalError,
+    HvdkitError,
+    NotInitializedError,
+    RanksDisagreeError,
+)
 
 _OpError = tf.errors.OpError
 
@@ -30,10 +36,11 @@ _CODES: dict[type[Exception], int] = {
 def as_tensorflow_error(error: Exception) -> Exception:
     """The error as one of its own class and of TensorFlow's; itself if it is one already or none of TensorFlow's fits.
 
-    The classes: see _CLASSES. Text, attributes and traceback stay.
+    The classes: see _CLASSES. Text, attributes and traceback stay. Errors of other libraries' classes are left alone:
+    those may need arguments of their own.
     """
     known: bool = isinstance(error, _OpError)
-    if known:
+    if known or not (isinstance(error, HvdkitError) or type(error) is ValueError):
         return error
     for kind, classes in _CLASSES:
         if isinstance(error, kind):

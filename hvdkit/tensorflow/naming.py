@@ -71,9 +71,10 @@ def _place(graph: Any) -> str:
     """
     parts: list[str] = []
     while hasattr(graph, "outer_graph"):
-        plain = _NUMBERED.sub("", graph.name)
-        if type(graph).__name__ not in _CONTROL_FLOW:
-            parts.append(plain)
+        kind, plain = type(graph).__name__, _NUMBERED.sub("", graph.name)
+        if kind not in _CONTROL_FLOW:
+            of_user = kind == "FuncGraph" and not graph.name.startswith("__")  # a number there is part of the name
+            parts.append(graph.name if of_user else plain)
             break
         bodies = _bodies.setdefault(graph.outer_graph, {})
         number = bodies.setdefault(_BRANCH.sub("", plain), len(bodies) + 1)
