@@ -13,7 +13,7 @@ from ranks import run_ranks
 from torch_world import joined
 
 import hvdkit.torch as hvd
-from hvdkit.engine import execution
+from hvdkit.engine import execution, fast_lane
 from hvdkit.engine.process_sets import global_process_set
 from hvdkit.engine.together import do_together
 from hvdkit.errors import HorovodInternalError
@@ -154,3 +154,44 @@ def test_a_rank_that_hangs_in_an_operation_is_named_and_the_wait_ends(over: str,
         assert "broadcast_parameters" in text and "has been under way" in text and "given up" in text
         assert "rank 0 (host" in text.partition("wait in it")[0], "who waits"
         assert "not done, and waiting for nobody: rank 1 (host" in text and "_looks_at_the_sky" in text
+
+
+def _fails_when_others_have_left(over: str, failing: int, folder: Path) -> str:
+    def action(transport: Transport, _: Sequence[int]) -> None:
+        transport.barrier()
+        if hvd.rank() == failing:
+            end = time.monotonic() + 15
+            while time.monotonic() < end and not list(folder.iterdir()):
+                time.sleep(0.05)
+            time.sleep(0.5)  # the other one is in shutdown() by then; if not, the error is the same
+            _no_memory()
+
+    with joined(over):
+        rank, said = hvd.rank(), ""
+        try:
+            _together(action)
+        except HorovodInternalError as error:
+            said = str(error)
+        if rank != failing:
+            (folder / "left").touch()
+    return said
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("over", OVERS)
+def test_an_error_ends_the_wait_for_ranks_that_have_shut_down(over: str, failing: int, tmp_path: Path) -> None:
+    found = run_ranks(2, _fails_when_others_have_left, over, failing, tmp_path, timeout=60)
+    assert "MemoryError: no memory left" in found[failing] and f"rank {failing} (host" in found[failing]
+
+
+def _fails_at_showing(over: str) -> None:
+    for failing in (0, 1):
+        with joined(over), pytest.MonkeyPatch.context() as patch:
+            if hvd.rank() == failing:
+                patch.setattr(fast_lane, "show", _no_memory)
+            with pytest.raises(HorovodInternalError, match=rf"rank {failing} \(host .*MemoryError: no memory left"):
+                hvd.allreduce(torch.ones(2))
+
+
+def test_ranks_shut_down_after_an_error_of_one_outside_of_steps() -> None:
+    run_ranks(2, _fails_at_showing, "shared_memory", timeout=60)

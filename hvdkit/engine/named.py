@@ -28,12 +28,7 @@ from hvdkit.engine.step_runner import StepRunner
 from hvdkit.engine.stragglers import Stragglers
 from hvdkit.engine.timeline import Timeline
 from hvdkit.engine.tree import FANOUT
-from hvdkit.errors import (
-    DuplicateNameError,
-    HorovodInternalError,
-    RanksDisagreeError,
-    TransportError,
-)
+from hvdkit.errors import DuplicateNameError, HorovodInternalError, RanksDisagreeError, TransportError
 from hvdkit.transport.base import Buffer, Transport
 from hvdkit.transport.waiting import Waiting
 
@@ -335,6 +330,7 @@ class NamedEngine:
 
     def failed(self, why: str) -> None:
         """See Listener.failed. What was ready before is done."""
+        self._steps.closed()
         self._heard.append(lambda: self._fail(why))
 
     def _fail(self, why: str, error: HorovodInternalError | None = None) -> None:
@@ -385,6 +381,7 @@ class NamedEngine:
         self._closing = True
         if self.transport.size > 1 and os.getpid() == self._process:
             with self._talking:
+                self._steps.leave()
                 self._talks.leave(f"{self.who(self.transport.rank)} {why}")
 
     def close(self, *, idle: bool = True) -> None:

@@ -64,8 +64,9 @@ class StepBooks:
         self._size, self._send, self._who, self._clock = size, send, who, clock
         self._check_s, self._shutdown_s = config.stall_check_s, config.stall_shutdown_s
         self._failed: dict[int, dict[int, tuple[int, str, str]]] = {}  # step -> rank -> collectives, kind, why
+        self._left: set[int] = set()
         self._slow: dict[int, _Slow] = {}
-        self._stopped = False
+        self.stopped = False
 
     def hear(self, rank: int, content: tuple[Any, ...]) -> None:
         """A message of a rank."""
@@ -74,6 +75,10 @@ class StepBooks:
             self._fail(rank, rest[0], (rest[1], rest[2], rest[3]))
         elif what == "apart":
             self._stop(rest[1])
+        elif what == "left":
+            self._left.add(rank)
+            for number in list(self._failed):
+                self._settle(number)
         elif what == "slow":
             number, label, begun, seconds = rest
             slow = self._slow.setdefault(number, _Slow(label, self._clock() - seconds))
@@ -96,24 +101,30 @@ class StepBooks:
         begun, _, why = next(iter(failed.values()))
         if begun < 0 or any(other != begun for other, _, _ in failed.values()):
             self._stop(why)
-        elif len(failed) == self._size:
-            del self._failed[number]
-            same = len({kind for _, kind, _ in failed.values()}) == 1
-            for peer in range(self._size):
-                self._send(peer, ("alike", number, same))
-        elif first:
+        elif not self._settle(number) and first:
             for peer in range(self._size):
                 self._send(peer, ("failing", number, begun, why))
 
+    def _settle(self, number: int) -> bool:
+        """Tell the ranks on which a step has failed to go on, if those are all that there are; False if not."""
+        failed = self._failed[number]
+        if len(self._left | failed.keys()) < self._size:
+            return False
+        del self._failed[number]
+        same = len(failed) == self._size and len({kind for _, kind, _ in failed.values()}) == 1
+        for peer in failed:
+            self._send(peer, ("alike", number, same))
+        return True
+
     def _stop(self, why: str) -> None:
-        if not self._stopped:
-            self._stopped = True
+        if not self.stopped:
+            self.stopped = True
             for peer in reversed(range(self._size)):
                 self._send(peer, ("stop", f"{why.rstrip('.')}. {_AFTERWARDS}"))
 
     def look(self) -> None:
         """Tell of a step that takes too long, or end it; called now and then."""
-        if not self._slow or self._stopped:
+        if not self._slow or self.stopped:
             return
         number = min(self._slow)
         slow, now = self._slow[number], self._clock()

@@ -39,13 +39,23 @@ class StepRunner:
     ) -> None:
         self._transport, self._send, self._talk, self._talking = transport, send, talk, talking
         self._failed, self._name = failed, who(transport.rank)
-        self._steps = Steps(lambda told: self._tell(0, _UP, told), self._name, notice_s, self._stop)
+        self._steps = Steps(self._tell_first, self._name, notice_s, self._stop)
         self._books: StepBooks | None = None
         if transport.rank == 0:
             self._books = StepBooks(transport.size, config, lambda rank, told: self._tell(rank, _DOWN, told), who)
         self._ended: str | None = None  # why no step is begun any more, and one under way is left
-        #: Have all ranks been stopped? Some have left collectives before their end, or not begun them.
-        self.stopped = False
+        self._stopped = self._alone = False
+
+    @property
+    def stopped(self) -> bool:
+        """Are all ranks stopped, or will they be? Some have left collectives before their end, or not begun them."""
+        return self._stopped or self._steps.apart or (self._books is not None and self._books.stopped)
+
+    def _tell_first(self, content: Any) -> None:
+        if self._books is not None:
+            self._books.hear(0, content)
+        else:
+            self._tell(0, _UP, content)
 
     def _tell(self, rank: int, kind: str, content: Any) -> None:
         with contextlib.suppress(TransportError):  # whoever waits for a rank that is gone is told of it there
@@ -57,6 +67,14 @@ class StepRunner:
             self._steps.hear(content)
         elif self._books is not None:
             self._books.hear(sender, content)
+
+    def leave(self) -> None:
+        """This rank takes no further part; with the lock for messages."""
+        self._tell_first(("left",))
+
+    def closed(self) -> None:
+        """The first rank, or one on the way to it, takes no further part."""
+        self._alone = True
 
     def turn(self) -> None:
         """Tell of what takes long; called now and then, with the lock for messages."""
@@ -97,6 +115,7 @@ class StepRunner:
                 certain = self._steps.fail(error)
             if certain or not isinstance(error, TransportError):
                 return self._hear_of(error)
+            self._stopped = True
             self._talk()
         failure = error if isinstance(error, HorovodInternalError) else HorovodInternalError(describe(error))
         self._end(str(failure), failure)
@@ -107,6 +126,8 @@ class StepRunner:
         waiting = Waiting(self._transport.check)
         while self._ended is None:
             same = self._steps.alike()
+            if same is None and self._alone:
+                same = False
             if same is not None:
                 return error if same else HorovodInternalError(f"{describe(error)} (on {self._name})")
             try:
@@ -120,7 +141,8 @@ class StepRunner:
         """Stop the engine on all ranks, for an error outside of steps; returns what to raise here."""
         why = f"{label} failed on {self._name} with {describe(error)}"
         with self._talking:
-            self._tell(0, _UP, ("apart", 0, why))
+            self._tell_first(("apart", 0, why))
+        self._stopped = True
         self._talk()
         self._end(why)
         return HorovodInternalError(why)
@@ -131,7 +153,7 @@ class StepRunner:
         self._failed(why, error)
 
     def _stop(self, why: str) -> None:
-        self.stopped = True
+        self._stopped = True
         self._end(why)
 
 

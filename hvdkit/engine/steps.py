@@ -43,6 +43,7 @@ class Steps:
         self._reported = self._failed = 0
         self._failing: tuple[int, int, str] | None = None  # of another rank: step, collectives begun, why
         self._alike: tuple[int, bool] | None = None
+        self.apart = False  # has this rank said that it cannot be in step with one that has failed?
 
     @property
     def under_way(self) -> bool:
@@ -123,6 +124,7 @@ class Steps:
             self._failing = None
         elif self._ended >= number or (self._number == number and self._begun > begun):
             self._failing = None
+            self.apart = True
             self._send(("apart", number, why))
 
     def _place(self) -> Place:
