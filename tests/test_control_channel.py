@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -206,8 +206,16 @@ def test_what_was_changed_on_the_way_to_hvdrun_ends_the_job(what: str) -> None:
 
 
 @contextlib.contextmanager
-def agent_that_is_sent(orders: object, *command: str) -> Iterator[subprocess.Popen[str]]:
-    """An agent whose hvdrun, which knows the secret, sends these orders."""
+def agent_that_is_sent(
+    orders: object,
+    *command: str,
+    before: Sequence[tuple[bytes, bytes]] = (),
+    behind: Sequence[tuple[bytes, bytes]] = (),
+) -> Iterator[subprocess.Popen[str]]:
+    """An agent whose hvdrun, which knows the secret, sends these orders.
+
+    before, behind: frames beside them, which come at once with them.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         place = {
             "HVDKIT_CONTROL": f"tcp:{listener.getsockname()[1]}:127.0.0.1",
@@ -230,7 +238,8 @@ def agent_that_is_sent(orders: object, *command: str) -> Iterator[subprocess.Pop
                 connection.sendall(proven.proof)
                 connections.append((connection, proven.session))
             connection, session = connections[0]
-            connection.sendall(session.seal(wire.GO, json.dumps(orders).encode()))
+            frames = [*before, (wire.GO, json.dumps(orders).encode()), *behind]
+            connection.sendall(b"".join(session.seal(*frame) for frame in frames))
             yield agent
         finally:
             agent.send_signal(signal.SIGTERM)
@@ -250,3 +259,15 @@ def test_an_agent_takes_no_variables_but_those_that_hvdrun_plans(variables: obje
     if isinstance(variables, dict):
         assert any(name in said for name in (*variables, "something that is no text"))
     assert "hvdrun" in said
+
+
+def test_a_question_while_ranks_are_on_their_way_does_not_end_them(tmp_path: Path) -> None:
+    """`hvdkit stacks` asks a job that does not begin. News of lost ranks and the size of the terminal come as well."""
+    with agent_that_is_sent({"variables": {}}, "touch", str(tmp_path / "begun"), before=[(wire.ASK, b"1")]) as agent:
+        assert agent.wait(20) == 0
+    assert (tmp_path / "begun").exists()
+
+
+def test_an_end_that_comes_with_the_orders_is_heard() -> None:
+    with agent_that_is_sent({"variables": {}}, "sleep", "60", behind=[(wire.STOP, b"")]) as agent:
+        assert agent.wait(20) != 0

@@ -80,6 +80,16 @@ def _guard(source: int, steps: Steps) -> None:
         os._exit(0)
 
 
+def catches(process: int, number: signal.Signals) -> bool:
+    """Has a process a handler for a signal? False where that cannot be found out."""
+    try:
+        with open(f"/proc/{process}/status") as file:
+            masks = [line.split()[1] for line in file if line.startswith("SigCgt:")]
+    except OSError:
+        return False
+    return bool(masks) and bool(int(masks[0], 16) >> (number - 1) & 1)
+
+
 def find_members(session: int) -> list[int]:
     """List the processes of a session that have not ended; where there is no /proc, its leader's group as a whole."""
     if not os.path.isdir("/proc/self"):

@@ -12,11 +12,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .binding import Share, allowed_cpus, bind, plan_share
-from .guard import Guard
+from .guard import Guard, catches
 from .interfaces import has_fabric, read_interfaces
 from .machine import look_around
 from .orders import read_orders
@@ -65,16 +65,6 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Cal
     return ask
 
 
-def catches(process: int, number: signal.Signals) -> bool:
-    """Has a process a handler for a signal? False where that cannot be found out."""
-    try:
-        with open(f"/proc/{process}/status") as file:
-            masks = [line.split()[1] for line in file if line.startswith("SigCgt:")]
-    except OSError:
-        return False
-    return bool(masks) and bool(int(masks[0], 16) >> (number - 1) & 1)
-
-
 class Agent:
     """Runs the command until it has ended, with everything it started."""
 
@@ -91,6 +81,7 @@ class Agent:
         self.asked: list[tuple[bytes, StackTaker]] = []  # hvdrun wants to know what the rank is doing
         self.unread = False  # nobody takes the output any more
         self.news: socket.socket | None = None  # where the rank tells how far it is, and hears of others
+        self.early: list[tuple[bytes, bytes]] = []  # what hvdrun has sent before the command was started
         self.elastic = False  # the others may go on without this rank, and wait for MPI to tell them of its end
 
     def run(self, command: list[str], environ: Mapping[str, str]) -> int:
@@ -128,6 +119,7 @@ class Agent:
             "bound": share.bound,
         }
         self._send(START, json.dumps(start).encode())
+        self._carry_out(self.early)
         self._relay(wake)
         self._signal_group(signal.SIGKILL)  # what the command has left behind
         guard.dismiss()
@@ -150,10 +142,12 @@ class Agent:
             except Gone:
                 self.deserted = True
                 raise
-            for kind, payload in frames:
-                if kind == GO:
-                    return read_orders(payload)
+            self.early += frames
+            kinds = [kind for kind, _ in self.early]
+            if STOP in kinds or SIGNAL in kinds:
                 raise Gone("hvdrun is ending the job")
+            if GO in kinds:
+                return read_orders(self.early.pop(kinds.index(GO))[1])
 
     def _start(
         self, command: list[str], variables: dict[str, str], window: list[int] | None, share: Share
@@ -275,12 +269,16 @@ class Agent:
                 self._send(PAUSE, str(news.si_status if news.si_code != os.CLD_CONTINUED else 0).encode())
 
     def _obey(self) -> None:
-        assert self.control is not None and self.child is not None
+        assert self.control is not None
         try:
             frames = self.control.receive()
         except Gone as error:
             self._lose_control(str(error))
-            return
+        else:
+            self._carry_out(frames)
+
+    def _carry_out(self, frames: Sequence[tuple[bytes, bytes]]) -> None:
+        assert self.child is not None
         for kind, payload in frames:
             number = signal.Signals(int(payload)) if kind == SIGNAL else None
             if kind == STOP or (number == signal.SIGTERM and not catches(self.child.pid, number)):
