@@ -73,8 +73,9 @@ def call_in_graph(
     function: is kept for ever, as TensorFlow keeps it; it gets arrays that share the tensors' memory, and TensorFlow
     shares the memory of the aligned arrays which it returns.
     Returns the list of its results, or the operation if there are none. Operations of one tf.function run in the order
-    in which they are made. Those of a graph for sessions run in any order, at the same time. One that runs again before
-    it is done, as in a loop, waits.
+    in which they are made. Those of a graph for sessions run in any order, at the same time, and so do those of the
+    function that TensorFlow makes for a function's gradient. One that runs again before it is done, as in a loop,
+    waits.
     What it raises comes out of the graph as an error of TensorFlow's, see behind(): with coded_errors, which costs some
     50 us a run, of the code that code_of() tells; else ValueError and TypeError as INVALID_ARGUMENT, others as UNKNOWN.
     """
