@@ -114,8 +114,10 @@ def test_what_ranks_need_is_never_kept_from_them() -> None:
     needed |= {"PYTHONPATH": "/x", "SLURM_JOB_ID": "1", "OMPI_MCA_pml": "ob1", "SSH_AUTH_SOCK": "/tmp/s"}
     assert withhold({**needed, "X": "1"}, ["*"]) == needed
     for name in needed:
-        with pytest.raises(LaunchError, match=f"--no-forward-env {name}: ranks"):
+        with pytest.raises(LaunchError, match=f"--no-forward-env {name}: {name} cannot be kept back"):
             withhold(needed, [name])
+    with pytest.raises(LaunchError, match=r"--no-forward-env SSH_\*: SSH_AUTH_SOCK cannot be kept back"):
+        withhold({**needed, "X": "1"}, ["X", "SSH_*"])
 
 
 def test_what_a_starter_cannot_express_is_refused() -> None:

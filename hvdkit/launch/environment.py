@@ -40,18 +40,21 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def withhold(environ: Mapping[str, str], patterns: Sequence[str]) -> dict[str, str]:
-    """Copy the environment without the variables that match a pattern, as "AWS_*": no rank on any host gets these.
+    """Copy the environment without the variables that match a pattern, as "AWS_*".
 
-    Variables without which no rank can be started, and those of this host that are never sent, stay.
-    Raises LaunchError for a pattern that is the name of such a variable.
+    Variables that ranks or launchers need stay. So do those of this host (SSH_AUTH_SOCK, TMPDIR): the launcher has
+    them, and ranks on this host inherit them.
+    Raises LaunchError for a pattern that matches such variables only.
     """
     stays = [name for name in environ if _NEEDED.fullmatch(name) or _HOST_ONLY.fullmatch(name)]
-    needed = [pattern for pattern in patterns if pattern in stays]
-    if needed:
-        raise LaunchError(
-            f"--no-forward-env {needed[0]}: ranks, or what starts them, need this variable, or it stays on this host "
-            "anyway. Leave the option out."
-        )
+    for pattern in patterns:
+        matches = fnmatch.filter(environ, pattern)
+        if matches and set(matches) <= set(stays):
+            raise LaunchError(
+                f"--no-forward-env {pattern}: {', '.join(sorted(matches))} cannot be kept back, because ranks or the "
+                "launcher need it. Variables of this host, such as SSH_AUTH_SOCK, go to no other host through ssh. "
+                "Leave the option out, or unset the variable."
+            )
     return {
         name: value
         for name, value in environ.items()
