@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -195,3 +196,19 @@ def _fails_at_showing(over: str) -> None:
 
 def test_ranks_shut_down_after_an_error_of_one_outside_of_steps() -> None:
     run_ranks(2, _fails_at_showing, "shared_memory", timeout=60)
+
+
+def _lacks_memory_on_one_host() -> str:
+    with joined("hierarchical_pairs"), pytest.MonkeyPatch.context() as patch:
+        if hvd.rank() < 2:
+            patch.setattr("hvdkit.transport.segment.os.posix_fallocate", _no_space)
+        return _error_of(lambda: hvd.synchronize(hvd.allreduce_async(torch.ones(100_000))))
+
+
+def _no_space(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "no space")
+
+
+def test_too_little_shared_memory_on_one_host_is_told_to_the_others() -> None:
+    for text in run_ranks(4, _lacks_memory_on_one_host, timeout=60):
+        assert "of shared memory are needed" in text

@@ -87,10 +87,10 @@ class Steps:
     def fail(self, error: Exception) -> bool:
         """Tell the first rank that the step has failed here; False if there is no answer to wait for."""
         begun = self._begun
-        if isinstance(error, (PlanMismatchError, SharedMemoryError)):
+        if isinstance(error, PlanMismatchError):
             begun = IN_STEP  # raised by what all ranks have found out together
-        elif self._calls.uncertain or isinstance(error, TransportError):
-            begun = OUT_OF_STEP
+        elif self._calls.uncertain or (isinstance(error, TransportError) and not isinstance(error, SharedMemoryError)):
+            begun = OUT_OF_STEP  # too little shared memory is found out together, but by the ranks of one host
         kind, text = type(error).__name__, str(error)[:_LONGEST_TEXT]
         why = f"{self._label} failed on {self._who} with {kind}: {text}"
         self._failed = self._number
