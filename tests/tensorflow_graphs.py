@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -68,6 +69,37 @@ def _before(first: Any, then: Any) -> None:
         if operation.type == "TensorDataset":
             operation._add_control_input(first.op)
         seen += [one.op for one in operation.inputs]
+
+
+def gradients_in_any_order() -> None:
+    """Rank 1 begins the gradients in a function from the last to the first; the others begin the last one late."""
+    with joined():
+        rank, size = hvd.rank(), hvd.size()
+        count = 4 + (os.cpu_count() or 1)  # more than TensorFlow has threads
+        done: list[Any] = []
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def operation(x: Any) -> Any:
+            def backward(grad: Any) -> Any:
+                if rank != 1 and not done:
+                    for _ in range(300):
+                        grad = tf.reshape(tf.nn.relu(grad), tf.shape(grad))
+                with tf.control_dependencies(done[-1:] if rank == 1 else []):
+                    grad = tf.identity(grad)
+                done.append(hvd.allreduce(grad, op=hvd.Sum))
+                return done[-1]
+
+            return tf.identity(x), backward
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def function(x: Any) -> Any:
+            return [operation(x * at) for at in range(count)]
+
+        x = tf.Variable(tf.ones([2]))
+        for _ in range(3):
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(y) for y in function(x)])
+            equal(tape.gradient(loss, x), np.full(2, size * count * (count - 1) / 2))
 
 
 def in_sessions() -> None:

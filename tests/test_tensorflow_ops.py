@@ -54,6 +54,11 @@ def test_operations_of_a_plain_graph_meet_in_any_order() -> None:
 
 
 @pytest.mark.native("Horovod's core has no operations of a plain graph's own")
+def test_gradients_of_a_function_meet_in_any_order() -> None:
+    run_check(3, "tensorflow", "tensorflow_graphs:gradients_in_any_order")
+
+
+@pytest.mark.native("Horovod's core has no operations of a plain graph's own")
 def test_sessions() -> None:
     run_check(3, "tensorflow", "tensorflow_graphs:in_sessions")
 

@@ -49,6 +49,25 @@ def in_session() -> bool:
     return not tf.compat.v1.executing_eagerly_outside_functions()
 
 
+def is_unordered() -> bool:
+    """Is a graph being made whose operations TensorFlow runs in any order?
+
+    Those are graphs for sessions, and the functions that TensorFlow makes for the gradients of functions, conditions
+    and loops.
+    """
+    if in_session():
+        return True
+    graph = tf.compat.v1.get_default_graph()
+    while hasattr(graph, "outer_graph"):
+        if graph.name.startswith("__backward_") or type(graph).__name__ in _GRADIENT_GRAPHS:
+            return True
+        graph = graph.outer_graph
+    return False
+
+
+_GRADIENT_GRAPHS = ("_CondGradFuncGraph", "_WhileBodyGradFuncGraph")
+
+
 def check_not_compiled(call: str) -> None:
     """Raise if a function with jit_compile=True is being traced: XLA has no operation that leaves the program."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -73,14 +92,14 @@ def call_in_graph(
     function: is kept for ever, as TensorFlow keeps it; it gets arrays that share the tensors' memory, and TensorFlow
     shares the memory of the aligned arrays which it returns.
     Returns the list of its results, or the operation if there are none. Operations of one tf.function run in the order
-    in which they are made. Those of a graph for sessions run in any order, at the same time, and so do those of the
-    function that TensorFlow makes for a function's gradient. One that runs again before it is done, as in a loop,
-    waits.
+    in which they are made, those of a graph that is_unordered() in any order, at the same time. One that runs again
+    before it is done, as in a loop, waits.
     What it raises comes out of the graph as an error of TensorFlow's, see behind(): with coded_errors, which costs some
-    50 us a run, of the code that code_of() tells; else ValueError and TypeError as INVALID_ARGUMENT, others as UNKNOWN.
+    100 us a run, of the code that code_of() tells; else ValueError and TypeError as INVALID_ARGUMENT, others as
+    UNKNOWN.
     """
-    session = in_session()
-    checked = session or coded_errors
+    unordered = is_unordered()
+    checked = unordered or coded_errors
     running = threading.Lock()
 
     @functools.wraps(function)
@@ -98,7 +117,7 @@ def call_in_graph(
     with tf.device("CPU:0"):
         if not checked:
             return tf.numpy_function(call, tensors, dtypes, stateful=True, name=name)
-        make = _call_in_thread if session else _call_in_turn
+        make = _call_in_thread if unordered else _call_in_turn
         *results, path = make(call, tensors, [*dtypes, tf.string], name)
         nothing = tf.io.read_file(path, name=f"{name}_error")
         # What has no state, and no results in use, is optimized away.
@@ -125,7 +144,7 @@ def _call_in_turn(function: Any, tensors: Sequence[Any], dtypes: Sequence[Any], 
 def _call_in_thread(function: Any, tensors: Sequence[Any], dtypes: Sequence[Any], name: str) -> list[Any]:
     """Call it in a thread of the operation's own.
 
-    Nothing orders operations of a graph for sessions. Those that wait for other ranks would take all threads which
+    For graphs that are unordered, see is_unordered(). Operations that wait for other ranks would take all threads which
     compute, on each rank other ones. An operation that reads a dataset has a thread of its own; this one reads one of a
     single element, the function's results.
     """
