@@ -255,10 +255,15 @@ def _sets() -> None:
         assert high.size() == 2 and high.rank() == rank - 1
         assert hvd.broadcast(torch.tensor(rank), 2, process_set=high) == 2
         assert hvd.allgather(torch.tensor(rank), process_set=high).tolist() == [1, 2]
+    assert str(high) == "ProcessSet(process_set_id=2, ranks=[1, 2], mpi_comm=None)"
+    assert hvd.remove_process_set(high)
     assert hvd.remove_process_set(low)
     assert not hvd.remove_process_set(low)
     with pytest.raises(ValueError, match="not known"):
         hvd.allreduce(torch.ones(1), process_set=low)
+    # Numbers are used again, as in Horovod: first that of the set removed first.
+    assert [hvd.add_process_set(ranks).process_set_id for ranks in ([0, 2], low, [2])] == [2, 1, 3]
+    assert hvd.get_process_set_ids_and_ranks() == {0: [0, 1, 2], 2: [0, 2], 1: [0, 1], 3: [2]}
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == 3
 
 

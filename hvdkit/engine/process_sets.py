@@ -50,6 +50,10 @@ class ProcessSet:
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
+    def __str__(self) -> str:
+        """As Horovod prints it."""
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
     def _known(self) -> Group:
         if self._group is None:
             if self.ranks is None and self.mpi_comm is None:
@@ -118,7 +122,7 @@ class ProcessSets:
         self._world, self._open_engine = world, open_engine
         self._job_ranks = job_ranks or range(world.size)
         self._sets: dict[int, ProcessSet] = {}
-        self._next = 0
+        self._free: list[int] = []  # numbers of removed sets; new ones get them in this order, as in Horovod
 
     def add(self, process_set: ProcessSet) -> None:
         """Make a set known; collective over all ranks, which give the same ranks.
@@ -178,7 +182,7 @@ class ProcessSets:
             own = self._world.subgroup(ranks)
         engine = self._open_engine(own, ranks) if own is not None else None
         process_set._group = Group(ranks, self._world.rank, transport, engine)
-        process_set.process_set_id, self._next = self._next, self._next + 1
+        process_set.process_set_id = self._free.pop(0) if self._free else len(self._sets)
         self._sets[process_set.process_set_id] = process_set
         if process_set.ranks is None or ranks == everyone:
             process_set.ranks = ranks
@@ -214,6 +218,7 @@ class ProcessSets:
         group, process_set._group = process_set._group, None
         assert group is not None and process_set.process_set_id is not None
         del self._sets[process_set.process_set_id]
+        self._free.append(process_set.process_set_id)
         process_set.process_set_id = None
         if group.engine is not None:
             idle = idle and not group.engine.stopped
