@@ -203,6 +203,8 @@ def batch_normalization(mode: str) -> None:
         masked = layers[0](tf.constant(whole), training=True, mask=mask)
         part = layers[1](tf.constant(whole[start:stop]), training=True, mask=mask[start:stop])
         np.testing.assert_allclose(part, masked[start:stop], rtol=0, atol=1e-3)
+        turned = hvd.SyncBatchNormalization(axis=1)(np.swapaxes(whole[start:stop], 1, 2), training=True)
+        np.testing.assert_allclose(np.swapaxes(turned, 1, 2), expected[0][start:stop], rtol=0, atol=1e-3)
         again = hvd.SyncBatchNormalization.from_config(layers[1].get_config())
         assert again.momentum == 0.5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -52,6 +53,8 @@ def every_kind_of_reduction(mode: str) -> None:
             assert either.numpy().tolist() == [True, False]
         scaled = in_mode(mode, lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5))
         equal(scaled(tf.fill([70000], float(rank + 1))), np.full(70000, ranks.sum()))
+        for dtype in ("int32", "float64"):
+            _scales(mode, tf.fill([size], tf.constant(2, dtype)))
         if not some:
             large = in_mode(mode, lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.25))
             for count in (4, 70000):  # each is scaled before the sum, which would be infinite
@@ -62,6 +65,10 @@ def every_kind_of_reduction(mode: str) -> None:
             assert small.dtype == tf.float32
             equal(small, np.full(4, (size - 1) / 2), 1e-2)
         equal(compressed(tf.fill([9000], 65000.0))[0], np.full(9000, 65000.0), 1e-2)
+        for dtype in (*FLOATS, "int32", "bool"):
+            small, context = hvd.Compression.fp16.compress(tf.cast(tf.ones(2), dtype))
+            assert small.dtype == (tf.float16 if dtype in ("float32", "float64") else dtype)
+            assert hvd.Compression.fp16.decompress(small, context).dtype == dtype
         group = in_mode(mode, lambda *x: hvd.grouped_allreduce(list(x), op=hvd.Sum, name="group"))
         one, two = group(tf.fill([2], float(rank)), tf.fill([], float(rank)))
         equal(one, np.full(2, ranks.sum() - size))
@@ -69,6 +76,21 @@ def every_kind_of_reduction(mode: str) -> None:
         assert hvd.grouped_allreduce([]) == []
         older = in_mode(mode, lambda x: hvd.allreduce(x, False))(tf.Variable([1.0]))
         equal(older, [size])
+
+
+def _scales(mode: str, x: Any) -> None:
+    """Of integers each product drops its fraction: on three ranks that of 0.7 * 2 before the sum, of 0.7 * 6 after."""
+    calls: list[Any] = [
+        hvd.allreduce,
+        hvd.reducescatter,
+        lambda x, **options: hvd.grouped_allreduce([x], **options)[0],
+        lambda x, **options: hvd.grouped_reducescatter([x], **options)[0],
+    ]
+    for options, whole in (({"prescale_factor": 0.7}, 3), ({"postscale_factor": 0.7}, 4)):
+        scaled = in_mode(mode, lambda x, o=options: [call(x, op=hvd.Sum, **o) for call in calls])
+        for made in scaled(x):
+            assert made.dtype == x.dtype
+            equal(made, np.full(made.shape, whole if x.dtype.is_integer else 4.2), 1e-6)
 
 
 def every_other_collective(mode: str) -> None:
@@ -95,6 +117,15 @@ def every_other_collective(mode: str) -> None:
         received, counts = uneven(tf.fill([total, 2], rank), splits)
         equal(received, np.repeat(np.arange(size), rank + 1)[:, None] * np.ones((1, 2)))
         equal(counts, np.full(size, rank + 1))
+        for sends, receives in ((False, True), (True, False), (False, False)):  # rank 0
+            rows = np.repeat(np.arange(size)[:, None] + 1, size, axis=1)
+            rows[0] *= sends
+            rows[:, 0] *= receives
+            again = in_mode(mode, lambda x, s: hvd.alltoall(x, s, name="again"))
+            received, counts = again(tf.fill([int(rows[rank].sum()), 2], rank), tf.constant(rows[rank], tf.int32))
+            equal(received, np.repeat(np.arange(size), rows[:, rank])[:, None] * np.ones((1, 2)))
+            equal(counts, rows[:, rank])
+        equal(in_mode(mode, lambda x: hvd.alltoall(x))(tf.zeros([size, 0])), np.zeros((size, 0)))
 
         mine = tf.reshape(tf.range(2 * size + 1, dtype=tf.float32), [-1, 1]) * tf.ones([1, 2])
         scattered = in_mode(mode, lambda x: hvd.reducescatter(x, op=hvd.Sum))(mine)
@@ -116,25 +147,31 @@ def every_other_collective(mode: str) -> None:
         in_mode(mode, lambda: hvd.barrier())()
 
 
+def _gradient(mode: str, function: Any, x: Any, weight: float = 1.0) -> Any:
+    """That of weight * function(x), where what comes from above is float32, as in Horovod's tests."""
+
+    def compute(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        return tape.gradient(y, x, tf.fill(tf.shape(y), weight))
+
+    return in_mode(mode, compute)(x)
+
+
 def gradients(mode: str) -> None:
     with joined():
         rank, size = hvd.rank(), hvd.size()
-
-        def gradient(function: Any, x: Any, weight: Any = 1.0) -> Any:
-            def compute(x: Any) -> Any:
-                with tf.GradientTape() as tape:
-                    tape.watch(x)
-                    y = tf.cast(weight, x.dtype) * function(x)
-                return tape.gradient(y, x)
-
-            return in_mode(mode, compute)(x)
-
+        gradient = functools.partial(_gradient, mode)
         x = tf.ones([size, 2])
         for dtype in (tf.float32, tf.float64):
             equal(
                 gradient(lambda x: hvd.allreduce(x, op=hvd.Sum), tf.cast(x, dtype), rank + 1.0), np.full((size, 2), 6)
             )
         equal(gradient(lambda x: hvd.allreduce(x), x, rank + 1.0), np.full((size, 2), 2))
+        calls: list[Any] = [hvd.allgather, lambda x: hvd.broadcast(x, 1), hvd.alltoall, hvd.reducescatter]
+        for call in calls:
+            assert gradient(lambda x, c=call: c(x), tf.cast(x, tf.float64)).dtype == tf.float64
         equal(gradient(lambda x: hvd.grouped_allreduce([x, x], op=hvd.Sum)[1], x), np.full((size, 2), size))
         # Of y each rank's rows get the average of all ranks' weights, as in Horovod.
         equal(gradient(lambda x: hvd.allgather(x), tf.ones([rank + 1, 2]), rank + 1.0), np.full((rank + 1, 2), 2))
@@ -180,6 +217,16 @@ def sparse(mode: str) -> None:
                 slices.values, slices.indices, slices.dense_shape
             )
             equal(dense, np.arange(size, 0, -1)[:, None] * np.full((1, 2), factor), 1e-6)
+        for dtype in ("uint8", "int64", "float16"):  # and without a shape
+
+            def group(dtype: str = dtype) -> Any:
+                rows = tf.IndexedSlices(tf.cast(tf.ones([2, 1]), dtype), tf.constant([rank, rank + 1]))
+                return [(one.values, one.indices) for one in hvd.grouped_allreduce([rows, rows], op=hvd.Sum)]
+
+            for values, indices in in_mode(mode, group)():
+                assert values.dtype == dtype
+                equal(values, np.ones((2 * size, 1)))
+                equal(indices, np.repeat(np.arange(size), 2) + np.tile([0, 1], size))
         one, two = hvd.grouped_allreduce([slices, tf.ones(1)], op=hvd.Sum)
         assert isinstance(one, tf.IndexedSlices)
         equal(two, [size])
@@ -197,15 +244,63 @@ def sets(mode: str) -> None:
             equal(in_mode(mode, lambda x: hvd.allgather(x, process_set=pair))(tf.fill([1], rank)), [0, 2])
             equal(in_mode(mode, lambda x: hvd.broadcast(x, 2, process_set=pair))(tf.fill([1], rank)), [2])
             assert int(in_mode(mode, lambda: hvd.size_op(pair.process_set_id or 0))()) == 2
+            _on_a_pair(mode, pair)
             assert hvd.broadcast_object(rank, 2, process_set=pair) == 2
             assert hvd.allgather_object(rank, process_set=pair) == [0, 2]
         else:
             with pytest.raises(ValueError, match="rank 1"):
                 hvd.allreduce(tf.ones(1), process_set=pair)
         assert int(hvd.process_set_included_op(pair.process_set_id or 0)) == int(rank != 1)
+        other = hvd.ProcessSet([0])
+        other.process_set_id = 10
+        with pytest.raises(ValueError, match="not known"):
+            hvd.allreduce(tf.ones(1), process_set=other)
+
+        def slope(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = x * x
+            return hvd.DistributedGradientTape(tape, process_set=pair).gradient(y, [x])[0]
+
+        equal(in_mode(mode, slope)(tf.constant(float(rank**2))), 2 * rank**2 if rank == 1 else 4)
         assert hvd.allgather_object({"rank": rank}) == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
         assert hvd.broadcast_object_fn(1)(rank) == 1
         assert hvd.remove_process_set(pair)
+
+
+def _on_a_pair(mode: str, pair: Any) -> None:
+    """The ranks 0 and 2, which are 0 and 1 in their set."""
+    rank, x = hvd.rank(), tf.fill([4, 2], float(hvd.rank()))
+    halves, wide = np.ones((2, 2)), np.ones((1, 2))
+    calls: list[tuple[Any, Any, Any]] = [  # with the result, and the gradient of each rank's number + 1 times it
+        (lambda x: hvd.allreduce(x, process_set=pair), np.ones((4, 2)), np.full((4, 2), 2)),
+        (lambda x: hvd.grouped_allreduce([x], process_set=pair)[0], np.ones((4, 2)), np.full((4, 2), 2)),
+        (lambda x: hvd.allgather(x, process_set=pair), np.repeat([[0], [2]], 4, axis=0) * wide, np.full((4, 2), 2)),
+        (
+            lambda x: hvd.grouped_allgather([x], process_set=pair)[0],
+            np.repeat([[0], [2]], 4, axis=0) * wide,
+            np.full((4, 2), 2),
+        ),
+        (lambda x: hvd.broadcast(x, 2, process_set=pair), np.full((4, 2), 2), np.full((4, 2), rank)),
+        (
+            lambda x: hvd.alltoall(x, process_set=pair),
+            np.repeat([[0], [2]], 2, axis=0) * wide,
+            np.repeat([[1], [3]], 2, axis=0) * wide,
+        ),
+        (lambda x: hvd.reducescatter(x, process_set=pair), halves, np.repeat([[1], [3]], 2, axis=0) * wide),
+        (
+            lambda x: hvd.grouped_reducescatter([x], process_set=pair)[0],
+            halves,
+            np.repeat([[1], [3]], 2, axis=0) * wide,
+        ),
+    ]
+    for call, result, slope in calls:
+        equal(in_mode(mode, call)(x), result)
+        equal(_gradient(mode, call, x, rank + 1.0), slope)
+    if mode != "session":
+        variable = tf.Variable(rank)
+        in_mode(mode, lambda: hvd.broadcast_variables([variable], 2, process_set=pair))()
+        assert variable.numpy() == 2
 
 
 def errors() -> None:

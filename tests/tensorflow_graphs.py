@@ -117,10 +117,15 @@ def in_sessions() -> None:
             tape.watch(x)
             loss = x * x
         (slope,) = hvd.DistributedGradientTape(tape).gradient(loss, [x])
-        variable = tf.compat.v1.get_variable("v", initializer=[float(rank)])
-        session.run(tf.compat.v1.global_variables_initializer())
-        session.run(hvd.broadcast_variables([variable], 1))
-        assert session.run(variable) == [1.0]
+        variables = [
+            tf.compat.v1.get_variable(f"v{resource}", initializer=[float(rank)], use_resource=resource)
+            for resource in (True, False)
+        ]
+        calls: list[Callable[..., Any]] = [hvd.broadcast_variables, hvd.broadcast_]
+        for root, broadcast in enumerate(calls):
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(broadcast(variables, root))
+            assert session.run(variables) == [[root], [root]]
         hvd.barrier()  # at once
         for turn in range(3):
             mine, ranks = np.full(2, rank + 1.0 + turn), np.arange(size) + 1.0 + turn

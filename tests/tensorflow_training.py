@@ -186,6 +186,28 @@ def partial(mode: str) -> None:
         np.testing.assert_allclose(shared[0][1], whole[2], rtol=0, atol=1e-6)
 
 
+def model_parallel(mode: str) -> None:
+    """Each rank's own table, of another size on each, gives rows to all of them; the other weights are shared."""
+    with joined():
+        rank, size = hvd.rank(), hvd.size()
+        table, shared = tf.Variable(tf.fill([rank + 2, 2], rank + 1.0)), tf.Variable(tf.ones([size, 2]))
+
+        def step(words: Any) -> Any:
+            with tf.GradientTape() as tape:
+                rows = hvd.alltoall(tf.gather(table, words))
+                loss = (rank + 1.0) * tf.reduce_sum(rows * shared)
+            wrapped = hvd.DistributedGradientTape(tape)
+            wrapped.register_local_source(table)
+            own, mean = wrapped.gradient(loss, [table, shared])
+            return tf.convert_to_tensor(own), mean
+
+        own, mean = in_mode(mode, step)(tf.fill([size], rank + 1))
+        expected = np.zeros((rank + 2, 2))
+        expected[rank + 1] = (size + 1) / 2  # of the losses of all ranks, divided by their number
+        np.testing.assert_allclose(own, expected, rtol=1e-6)
+        np.testing.assert_allclose(mean, (np.arange(size) + 1)[:, None] * np.full((1, 2), (size + 1) / 2), rtol=1e-6)
+
+
 def sets_and_several_tapes(mode: str) -> None:
     """A process set trains by itself beside the tapes of all, of which there are several in a step."""
     with joined():

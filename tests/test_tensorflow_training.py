@@ -45,7 +45,7 @@ def test_all_ranks_skip_the_step_in_which_one_overflows() -> None:
 
 
 @each_mode
-@pytest.mark.parametrize("check", ["embedding", "partial", "sets_and_several_tapes"])
+@pytest.mark.parametrize("check", ["embedding", "partial", "model_parallel", "sets_and_several_tapes"])
 def test_in_particular(check: str, mode: str) -> None:
     run_check(3, "tensorflow", f"tensorflow_training:{check}", mode)
 

@@ -88,7 +88,7 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Proces
             if mine:
                 return mean
             with tf.control_dependencies([mean]):  # zeros alone would leave this rank out of the operation
-                return tf.zeros_like(grad)
+                return tf.zeros_like(mean)
 
         return collectives.broadcast([given], root_rank, name, process_set, call)[0], backward
 
