@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -21,13 +22,23 @@ each_backend_on_three = pytest.mark.parametrize(("backend", "size"), [("tensorfl
 
 
 def run_check(
-    size: int, backend: str, check: str, *args: Any, timeout: float = 100, fresh: bool = False, **kwargs: Any
+    size: int,
+    backend: str,
+    check: str,
+    *args: Any,
+    timeout: float = 100,
+    fresh: bool = False,
+    env: Mapping[str, str] | None = None,
+    **kwargs: Any,
 ) -> list[Any]:
-    """Call `check`, "file:function", on ranks. This process itself does not import Keras, which has one backend."""
+    """Call `check`, "file:function", on ranks. This process itself does not import Keras, which has one backend.
+
+    timeout, fresh, env: see run_ranks().
+    """
     for package in ("keras", PACKAGES[backend]):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    return run_ranks(size, _call, check, args, kwargs, backend=backend, timeout=timeout, fresh=fresh)
+    return run_ranks(size, _call, check, args, kwargs, backend=backend, timeout=timeout, fresh=fresh, env=env)
 
 
 def _call(check: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -48,27 +48,36 @@ def test_join(mode: str, engine: str) -> None:
     assert found == [[3], [3, 2], [3, 2, 1]]
 
 
-@pytest.mark.native("Horovod's core has no operations of a plain graph's own")
 def test_operations_of_a_plain_graph_meet_in_any_order() -> None:
     run_check(3, "tensorflow", "tensorflow_graphs:any_order")
 
 
-@pytest.mark.native("Horovod's core has no operations of a plain graph's own")
 def test_gradients_of_a_function_meet_in_any_order() -> None:
     run_check(3, "tensorflow", "tensorflow_graphs:gradients_in_any_order")
 
 
-@pytest.mark.native("Horovod's core has no operations of a plain graph's own")
 def test_sessions() -> None:
     run_check(3, "tensorflow", "tensorflow_graphs:in_sessions")
 
 
-@pytest.mark.native("what orders Horovod's operations is Horovod's")
 def test_names_are_given_when_a_function_is_traced() -> None:
     run_check(3, "tensorflow", "tensorflow_graphs:traced_names")
 
 
-@pytest.mark.native("Horovod's core raises its own")
 @each_mode
 def test_errors_are_those_of_horovod(mode: str) -> None:
     run_check(3, "tensorflow", "tensorflow_graphs:classes_of_errors", mode)
+
+
+@pytest.mark.native(
+    "Horovod's core names tensors by the group's size and waits where the sizes differ, as Horovod does"
+)
+@each_mode
+def test_groups_of_different_sizes_are_an_error(mode: str) -> None:
+    run_check(3, "tensorflow", "tensorflow_graphs:groups_of_different_sizes", mode)
+
+
+def test_one_thread_of_tensorflow_is_enough() -> None:
+    # TensorFlow has as many threads for functions as the process has cores: one where the launcher binds to cores.
+    env = {"TF_NUM_INTEROP_THREADS": "1"}
+    assert run_check(2, "tensorflow", "tensorflow_graphs:sum_in_a_function", env=env) == [3.0, 3.0]

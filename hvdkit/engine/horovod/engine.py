@@ -144,7 +144,7 @@ class HorovodEngine:
                     operation.last_joined = operation.joins()
                 collect(self.binding, operation, self.transport.size)
             except HorovodInternalError as error:
-                operation.error = HorovodInternalError(f"{operation.name}: {error}")
+                operation.error = type(error)(f"{operation.name}: {error}")
             self._running.pop(operation.name, None)
             operation.done = True
         return True

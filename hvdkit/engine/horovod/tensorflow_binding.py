@@ -100,7 +100,7 @@ class _Call:
 
     def wait(self) -> list[Any]:
         """See Pending."""
-        made = [one.numpy() for one in _result(self._future)]
+        made: list[Any] = _result(self._future)
         if self._move.kind not in ("allreduce", "broadcast"):
             return made
         for array, values in zip(self._arrays, made, strict=True):
@@ -110,11 +110,11 @@ class _Call:
 
 def _run(move: Move, arrays: Sequence[Any]) -> list[Any]:
     """Do the operation; in a thread, where no graph is being traced."""
-    graph = _graph(replace(move, name=graph_name(move.name), splits=()), tuple(array.dtype.name for array in arrays))
-    given = [tf.constant(array) for array in arrays]
-    if move.kind == "alltoall":
-        given.append(tf.constant(list(move.splits), tf.int32))
-    return graph(*given)
+    session_call = _session_call(
+        replace(move, name=graph_name(move.name), splits=()), tuple(array.dtype.name for array in arrays)
+    )
+    splits = [np.array(move.splits, np.int32)] if move.kind == "alltoall" else []
+    return [np.asarray(one) for one in session_call(*arrays, *splits)]
 
 
 def _result(future: Future[Any]) -> Any:
@@ -128,7 +128,7 @@ def _result(future: Future[Any]) -> Any:
 
 def plain_message(message: str) -> str:
     """What Horovod said, without what TensorFlow puts around it."""
-    around = ("Graph execution error", "Detected at node", "<stack traces unavailable>", "[[", 'File "')
+    around = ("Graph execution error", "Detected at node", "Node: '", "<stack traces unavailable>", "[[", 'File "')
     said = [line.strip() for line in message.splitlines()]
     return " ".join(line for line in said if line and not line.startswith(around)) or message
 
@@ -143,17 +143,23 @@ def graph_name(name: str) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _graph(move: Move, dtypes: tuple[str, ...]) -> Callable[..., list[Any]]:
-    """The operation as a function of tensors of any shape."""
-    signature = [tf.TensorSpec(None, dtype) for dtype in dtypes]
-    if move.kind == "alltoall":
-        signature.append(tf.TensorSpec([None], tf.int32))
+def _session_call(move: Move, dtypes: tuple[str, ...]) -> Callable[..., list[Any]]:
+    """The operation as a function of arrays of any shape. It runs a graph of its own in a session.
 
-    def body(*tensors: Any) -> list[Any]:
-        return _CALLS[move.kind](move, tensors)
-
-    made: Callable[..., list[Any]] = tf.function(body, autograph=False).get_concrete_function(*signature)
-    return made
+    The session has a thread of its own, which Horovod's operations do not block. A tf.function would need one of
+    TensorFlow's threads for eager mode, of which there are as many as cores. Each operation of hvdkit's inside a
+    tf.function of the user's blocks one of these until the operation here is done.
+    """
+    with tf.Graph().as_default() as graph:
+        inputs = [tf.compat.v1.placeholder(dtype) for dtype in dtypes]
+        if move.kind == "alltoall":
+            inputs.append(tf.compat.v1.placeholder(tf.int32, [None]))
+        outputs = _CALLS[move.kind](move, inputs)
+    config = tf.compat.v1.ConfigProto()
+    config.session_inter_op_thread_pool.add(num_threads=1, global_name="hvdkit-horovod")
+    session = tf.compat.v1.Session(graph=graph, config=config)
+    call: Callable[..., list[Any]] = session.make_callable(outputs, inputs)
+    return call
 
 
 def _allreduce(move: Move, tensors: Sequence[Any]) -> list[Any]:
