@@ -34,13 +34,17 @@ def every_kind_of_reduction(mode: str) -> None:
         ops = (hvd.Sum, hvd.Min, hvd.Max, hvd.Product, hvd.Average)
         reduce = in_mode(mode, lambda x: [hvd.allreduce(x, op=op) for op in ops])
         some = os.environ.get("HVDKIT_ENGINE") == "horovod"  # whose core does not add every dtype
-        for dtype in ("float16", "float32", "float64", "int32", "int64") if some else (*FLOATS, *WHOLE):
+        added = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
+        for dtype in added if some else (*FLOATS, *WHOLE):
             mine = tf.cast(tf.fill([3, 2], rank + 1), dtype)
             mean = ranks.mean() if dtype in FLOATS else ranks.sum() // size
             for made, expected in zip(reduce(mine), (ranks.sum(), 1, size, ranks.prod(), mean), strict=True):
                 assert made.dtype == mine.dtype
                 equal(made, np.full((3, 2), expected), 1e-2 if dtype == "bfloat16" else 1e-3)
-        if not some:
+        if some:
+            with pytest.raises(TypeError, match="reducescatter of uint8"):
+                hvd.reducescatter(tf.ones([size], tf.uint8))
+        else:
             summed = in_mode(mode, lambda x: [hvd.allreduce(x, op=op) for op in (hvd.Sum, hvd.Average, hvd.Product)])
             for dtype in COMPLEX:
                 made = summed(tf.constant([1 + 1j * rank], dtype))

@@ -48,7 +48,7 @@ class Binding(Protocol):
     """Horovod's core by way of one framework.
 
     framework: its name. basics: Horovod's object of that name: ranks, what was built, timeline. reduced: the dtypes
-    that allreduce and reducescatter take. prefix: of the names of all operations.
+    that allreduce takes, see check_dtypes() for reducescatter. prefix: of the names of all operations.
     """
 
     framework: str

@@ -30,15 +30,20 @@ class Running(Operation):
         return all(one.done() for one in self.pending)
 
 
+#: What Horovod reduces, but has no reducescatter of.
+_NOT_SCATTERED = frozenset({"int8", "uint8"})
+
+
 def check_dtypes(asked: Announcement, binding: Binding) -> None:
     """Raise TypeError for a reduction of a dtype that Horovod's core does not add."""
     if asked.kind not in ("allreduce", "reducescatter"):
         return
+    known = binding.reduced if asked.kind == "allreduce" else binding.reduced - _NOT_SCATTERED
     for dtype, _ in asked.tensors:
-        if dtype not in binding.reduced:
+        if dtype not in known:
             raise TypeError(
                 f"{asked.kind} of {dtype}: Horovod's core, which is the engine here, reduces "
-                f"{', '.join(sorted(binding.reduced))} only. {_CURE}"
+                f"{', '.join(sorted(known))} only. {_CURE}"
             )
 
 

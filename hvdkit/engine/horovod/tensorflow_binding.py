@@ -40,7 +40,7 @@ class TensorflowBinding:
     """See Binding."""
 
     framework = "tensorflow"
-    reduced = frozenset({"float16", "float32", "float64", "int32", "int64"})
+    reduced = frozenset({"float16", "float32", "float64", "int8", "uint8", "int32", "int64"})
 
     prefix = ""
 
