@@ -178,6 +178,16 @@ def test_a_world_can_be_left_and_joined_again() -> None:
     run_ranks(3, open_and_close_again_and_again, transport="gloo")
 
 
+def close_at_once(transport: Transport) -> None:
+    for _ in range(10):
+        transport.open_buckets([BucketSpec("float32", 1000)]).close()
+
+
+@pytest.mark.ranks
+def test_a_rank_that_closes_at_once_leaves_the_others_their_connections() -> None:
+    run_ranks(4, close_at_once, transport="gloo")
+
+
 def split(transport: GlooTransport, nodes: list[int] | None) -> tuple[int, int, int, int]:
     local, cross = transport.split_by_node(None if nodes is None else nodes[transport.rank])
     place = local.rank, local.size, cross.rank, cross.size

@@ -114,6 +114,7 @@ class GlooTransport:
         meeting = self._meeting
         self._assemble(key)
         group = Group(meeting.store, key, self.rank, self.size, meeting.address, self._explain)
+        group.barrier().wait(self.check)  # a rank that closes its connections breaks those that others still make
         return GlooWire(group, self.rank, self.size)
 
     def _assemble(self, key: str) -> None:
