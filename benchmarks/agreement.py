@@ -17,17 +17,17 @@ from pathlib import Path
 from benchmarks.rows import Row, write_rows
 from benchmarks.simulated_ranks import Cost, SimulatedMailbox, Wire, run_simulated
 from hvdkit.config import Config
-from hvdkit.engine.agreement import check_agreement
-from hvdkit.engine.announcement import Announcement, Ready
-from hvdkit.engine.buckets import TensorSpec, describe_plan
-from hvdkit.engine.collecting import HOLD_S
-from hvdkit.engine.negotiation import AllJoined, Answer, Failed, Many
-from hvdkit.engine.negotiator import Negotiator
+from hvdkit.engine.named.announcement import Announcement, Ready
+from hvdkit.engine.named.collecting import HOLD_S
+from hvdkit.engine.named.coordinator import AllJoined, Answer, Failed, Many
+from hvdkit.engine.named.negotiator import Negotiator
+from hvdkit.engine.named.tree import FANOUT
 from hvdkit.engine.objects import allgather_object
-from hvdkit.engine.stall import Stalls
-from hvdkit.engine.tree import FANOUT
+from hvdkit.engine.observe.stall import Stalls
+from hvdkit.engine.planned.agreement import check_agreement
+from hvdkit.engine.planned.plan import TensorSpec, describe_plan
 from hvdkit.tools.bench.figures import show_time
-from hvdkit.transport.small import gather_ints
+from hvdkit.transport.small_collectives import gather_ints
 
 MOST = 8  # rounds, and messages, for each doubling of the ranks: init() gathers four times, at two messages each
 _NAMES = 50

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hvdkit.config import Config
+from hvdkit.profiling.prediction import Cluster, Prediction, Work, predict_scaling
 from hvdkit.tools.charts import Axis, Line, build_page, build_table, draw_lines
-from hvdkit.transport.cost import Link
-from hvdkit.transport.prediction import Cluster, Prediction, Work, predict_scaling
+from hvdkit.transport.between.cost import Link
 
 GIGABITS = (1, 10, 100, 400)
 HOSTS = [2**power for power in range(13)]

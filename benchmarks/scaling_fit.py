@@ -1,7 +1,7 @@
 """Fit the cost model to measured allreduces, and see how well it tells those that it was not fitted to: pure functions.
 
-Every formula of the model (hvdkit/transport/cost.py) is a sum of its parameters, each times a number that follows from
-algorithm, hosts and bytes. So the parameters are those with the least sum of relative errors, with none below 0: a
+Every formula of the model (hvdkit/transport/between/cost.py) is a sum of its parameters, each times a number from
+the algorithm, hosts and bytes. So the parameters are those with the least sum of relative errors, with none below 0: a
 measurement that another process has spoilt counts no more than any other, where squares would let it pull.
 
 The hosts are processes of this machine. Where they are more than its cores, each round also waits for a turn on one: a
@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hvdkit.profiling.prediction import Cluster, reduce_s
 from hvdkit.tools.bench.figures import show_bytes
-from hvdkit.transport.base import Array
-from hvdkit.transport.cost import Link
-from hvdkit.transport.prediction import Cluster, reduce_s
+from hvdkit.transport.between.cost import Link
+from hvdkit.transport.buffer import Array
 
 WITHIN = 0.15  # of what was measured: how far off a prediction may be
 

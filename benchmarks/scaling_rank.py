@@ -20,11 +20,11 @@ from torch import nn
 import hvdkit.torch as hvd
 from benchmarks.scaling_fit import Point
 from hvdkit.engine import runtime as engine
-from hvdkit.engine.buckets import TensorSpec, plan_buckets
+from hvdkit.engine.planned.plan import TensorSpec, plan_buckets
 from hvdkit.tools.bench.models import MODELS
-from hvdkit.transport.base import BucketSpec
-from hvdkit.transport.between import BetweenHosts
-from hvdkit.transport.cost import ALGORITHMS
+from hvdkit.transport.between.cost import ALGORITHMS
+from hvdkit.transport.between.select import BetweenHosts
+from hvdkit.transport.buckets import BucketSpec
 
 ALLREDUCE_BYTES = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 _ROUNDS = 4

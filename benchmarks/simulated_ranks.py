@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.base import Array, Buffer, Op, make_buffer
-from hvdkit.transport.cost import Link
+from hvdkit.transport.between.cost import Link
+from hvdkit.transport.buffer import Array, Buffer, Op, make_buffer
 from hvdkit.transport.single import SingleTransport
 
 #: Of a fast network between hosts; the growth does not depend on it.

@@ -12,8 +12,8 @@ from rich.progress import Progress
 from sklearn.datasets import load_digits
 
 import hvdkit.tensorflow as hvd  # hvd
-from hvdkit.schedules import linear_scale, warmup_multiplier  # hvd
-from hvdkit.sharding import plan_order, split_for_evaluation, split_for_training  # hvd
+from hvdkit.training.schedules import linear_scale, warmup_multiplier  # hvd
+from hvdkit.training.sharding import plan_order, split_for_evaluation, split_for_training  # hvd
 
 Digits = tuple[NDArray[np.float32], NDArray[np.int64]]
 

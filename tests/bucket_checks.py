@@ -10,7 +10,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numbers_of_ranks import FLOATS, REDUCTIONS, buffer_of, expect, lengths, pattern, reduced, values_of
 
-from hvdkit.transport.base import Buckets, BucketSpec, Buffer, Elsewhere, Matrix, Transport, make_buffer
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buckets import Buckets, BucketSpec, Elsewhere
+from hvdkit.transport.buffer import Buffer, make_buffer
+from hvdkit.transport.coding.api import Matrix
 from hvdkit.transport.coding.power_sgd import PowerSGD
 from hvdkit.transport.coding.sign import Sign
 from hvdkit.transport.coding.top_k import TopK

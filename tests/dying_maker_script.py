@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import hvdkit.torch as hvd
 from hvdkit.engine import runtime as engine
 from hvdkit.errors import HorovodInternalError
-from hvdkit.transport import mpi_library, mpi_world
+from hvdkit.transport.mpi import library as mpi_library
+from hvdkit.transport.mpi import ulfm as mpi_world
 
 if TYPE_CHECKING:
     from mpi4py import MPI

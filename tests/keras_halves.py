@@ -12,8 +12,8 @@ from keras_training import joined
 from numbers_of_ranks import buffer_of, values_of
 
 import hvdkit.keras as hvd
-from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.base import Arithmetic, Array, Buffer, make_buffer
+from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
+from hvdkit.transport.buffer import Array, Buffer, make_buffer
 
 COUNT = 300_001
 

@@ -14,7 +14,7 @@ from keras_training import ROWS, assert_alike, fit, joined, make_data, make_mode
 from numbers_of_ranks import INTEGERS
 
 import hvdkit.keras as hvd
-from hvdkit.transport.base import FLOAT8
+from hvdkit.transport.buffer import FLOAT8
 
 
 def saved_and_loaded(folder: str) -> None:

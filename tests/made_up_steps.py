@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hvdkit.engine.rank_facts import RankFacts
-from hvdkit.engine.recording import HEAD, STAMPS, PlanFacts
+from hvdkit.engine.observe.rank_facts import RankFacts
+from hvdkit.engine.observe.recording import HEAD, STAMPS, PlanFacts
 from hvdkit.profiling.recordings import RankRecording
 
 MS = 1e-3

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.base import COMPLEX, FLOAT8, STORAGE, Array, Buffer, Op, make_buffer
+from hvdkit.transport.buffer import COMPLEX, FLOAT8, STORAGE, Array, Buffer, Op, make_buffer
 
 REDUCED = tuple(dtype for dtype in STORAGE if dtype not in FLOAT8)
 DTYPES = (*REDUCED, "float8_e4m3fn", "float8_e5m2")  # the other variants have the same memory

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hvdkit.transport.base import BaseTransport, Transport
-from hvdkit.transport.boards import TransportBoard
-from hvdkit.transport.gloo import GlooTransport, open_gloo
-from hvdkit.transport.hierarchical import HierarchicalTransport
-from hvdkit.transport.mpi import open_mpi
-from hvdkit.transport.shared_memory import SharedMemoryTransport
+from hvdkit.transport.api import BaseTransport, Transport
+from hvdkit.transport.between.hierarchical import HierarchicalTransport
+from hvdkit.transport.gloo.rendezvous_store import TransportBoard
+from hvdkit.transport.gloo.transport import GlooTransport, open_gloo
+from hvdkit.transport.mpi.transport import open_mpi
+from hvdkit.transport.shared.transport import SharedMemoryTransport
 from hvdkit.transport.single import SingleTransport
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.transport.base import Buffer, make_buffer
+from hvdkit.transport.buffer import Buffer, make_buffer
 from hvdkit.transport.single import SingleTransport
 
 Pipe = Connection  # to one other rank; both ends are open for both directions

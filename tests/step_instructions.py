@@ -17,11 +17,12 @@ from multiprocessing import Pipe
 import numpy as np
 from pipe_ranks import PipeTransport
 
-from hvdkit.engine.buckets import TensorSpec
-from hvdkit.engine.planned import Filled, PlannedReduction, Statistics
+from hvdkit.engine.planned.plan import TensorSpec
+from hvdkit.engine.planned.reducer import BucketReducer, Filled, Statistics
 from hvdkit.engine.request import ReduceOptions
-from hvdkit.transport.base import Array, Buffer, Elsewhere
-from hvdkit.transport.shared_memory import SharedMemoryTransport
+from hvdkit.transport.buckets import Elsewhere
+from hvdkit.transport.buffer import Array, Buffer
+from hvdkit.transport.shared.transport import SharedMemoryTransport
 
 COUNTS = [64] * 100 + [16384] * 2  # many small ones, as Python's part grows with their number
 
@@ -34,7 +35,7 @@ class Gradients:
         self._own: dict[int, tuple[int, int]] = {}
 
     def fill(self, bucket: int, memory: Buffer, own: tuple[int, int]) -> Filled:
-        """See Gradients.fill. What is this rank's own stays where it is."""
+        """See GradientSource.fill. What is this rank's own stays where it is."""
         data = self._data.get(bucket)
         if data is None:
             data = self._data[bucket] = np.ones(memory.count, np.float32)
@@ -45,18 +46,18 @@ class Gradients:
         return Filled(frozenset(), [Elsewhere(start, mine, mine)])
 
     def drain(self, bucket: int, memory: Buffer, gone: Collection[int]) -> None:
-        """See Gradients.drain."""
+        """See GradientSource.drain."""
         data, (start, stop) = self._data[bucket], self._own[bucket]
         data[:start] = memory.array[:start]
         data[stop:] = memory.array[stop:]
 
     def planned_anew(self) -> None:
-        """See Gradients.planned_anew. Nothing here plans anew."""
+        """See GradientSource.planned_anew. Nothing here plans anew."""
 
 
-def open_plan(transport: PipeTransport) -> PlannedReduction:
+def open_plan(transport: PipeTransport) -> BucketReducer:
     """One rank's plan; the other opens its own meanwhile."""
-    return PlannedReduction(
+    return BucketReducer(
         SharedMemoryTransport(transport, transport, host="here"),
         [TensorSpec(f"tensor {at}", count, "float32") for at, count in enumerate(COUNTS)],
         Gradients(),
@@ -68,7 +69,7 @@ def open_plan(transport: PipeTransport) -> PlannedReduction:
     )
 
 
-def open_plans() -> list[PlannedReduction]:
+def open_plans() -> list[BucketReducer]:
     """Both ranks' plans."""
     one, other = Pipe()
     transports = [PipeTransport(0, {1: one}), PipeTransport(1, {0: other})]
@@ -76,7 +77,7 @@ def open_plans() -> list[PlannedReduction]:
         return list(threads.map(open_plan, transports))
 
 
-def take_steps(plans: Sequence[PlannedReduction], count: int) -> None:
+def take_steps(plans: Sequence[BucketReducer], count: int) -> None:
     """So many rounds of both."""
     for _ in range(count):
         for tensor in reversed(range(len(COUNTS))):

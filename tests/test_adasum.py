@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from ranks import run_ranks
 
 from hvdkit.engine.adasum import adasum
-from hvdkit.transport.base import Buffer, Transport, as_buffer
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buffer import Buffer, as_buffer
 from hvdkit.transport.single import SingleTransport
 
 Vector = NDArray[np.float64]

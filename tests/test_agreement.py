@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from ranks import RanksFailedError, run_ranks
 
-from hvdkit.engine.agreement import check_agreement, explain_mismatch
-from hvdkit.engine.buckets import TensorSpec, describe_plan
+from hvdkit.engine.planned.agreement import check_agreement, explain_mismatch
+from hvdkit.engine.planned.plan import TensorSpec, describe_plan
 from hvdkit.errors import HorovodInternalError, PlanMismatchError
-from hvdkit.transport.base import Transport
-from hvdkit.transport.small import gather_ints
+from hvdkit.transport.api import Transport
+from hvdkit.transport.small_collectives import gather_ints
 
 WEIGHT, BIAS = TensorSpec("fc.weight", 20, "float32"), TensorSpec("fc.bias", 2, "float32")
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.base import HALF, STORAGE, Array, Buffer, Op, make_buffer
+from hvdkit.transport.buffer import HALF, STORAGE, Array, Buffer, Op, make_buffer
 
 ARITHMETIC = NumpyArithmetic()
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")

@@ -9,10 +9,12 @@ from numbers_of_ranks import REDUCTIONS, buffer_of, expect, lengths, pattern, re
 from ranks import run_ranks
 
 from hvdkit.errors import TransportError
-from hvdkit.transport.base import BucketSpec, Buffer, Transport
-from hvdkit.transport.between import BetweenHosts
-from hvdkit.transport.cost import MESSAGE_BYTES, Measured
-from hvdkit.transport.small import gather_bytes
+from hvdkit.transport.api import Transport
+from hvdkit.transport.between.cost import MESSAGE_BYTES, Measured
+from hvdkit.transport.between.select import BetweenHosts
+from hvdkit.transport.buckets import BucketSpec
+from hvdkit.transport.buffer import Buffer
+from hvdkit.transport.small_collectives import gather_bytes
 
 pytestmark = pytest.mark.ranks
 

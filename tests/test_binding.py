@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.engine.cores import CoresSeen, fair_share, warn_of_crowding
-from hvdkit.engine.progress import wants_thread
+from hvdkit.engine.planned.progress import wants_thread
 from hvdkit.errors import LaunchError
 from hvdkit.launch import cli as hvdrun
 from hvdkit.launch.affinity import plan_cores

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdkit.engine.buckets import Bucket, Slot, TensorSpec, describe_plan, plan_buckets, plan_digest
-from hvdkit.transport.base import STORAGE
+from hvdkit.engine.planned.plan import Bucket, Slot, TensorSpec, describe_plan, plan_buckets, plan_digest
+from hvdkit.transport.buffer import STORAGE
 
 LINE = 64  # bytes
 MIB = 2**20

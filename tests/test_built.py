@@ -49,7 +49,7 @@ assert mpi_built() and mpi_built()
 import mpi4py
 from mpi4py import MPI
 print(MPI.Is_initialized(), mpi4py.rc.initialize, mpi4py.rc.finalize)
-from hvdkit.transport.mpi_library import load_mpi
+from hvdkit.transport.mpi.library import load_mpi
 print(load_mpi().Query_thread() == MPI.THREAD_MULTIPLE)
 """
     assert python(program).split() == ["False", "True", "None", "True"]

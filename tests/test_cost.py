@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.errors import TransportError
-from hvdkit.transport.base import BucketSpec
-from hvdkit.transport.between import NAMES, BetweenHosts
-from hvdkit.transport.cost import ALGORITHMS, MESSAGE_BYTES, Link, Measured, cheapest
+from hvdkit.transport.between.cost import ALGORITHMS, MESSAGE_BYTES, Link, Measured, cheapest
+from hvdkit.transport.between.select import NAMES, BetweenHosts
+from hvdkit.transport.buckets import BucketSpec
 
 ABLE = ("library", *ALGORITHMS)
 links = st.builds(Link, st.floats(1e-6, 1e-2), st.floats(1e-11, 1e-6), st.floats(0, 1e-3))

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hvdkit import config, handshake, news, world
+from hvdkit import config, handshake, world
+from hvdkit import launcher_channel as news
 from hvdkit.errors import ConfigError, HostfileError, HvdkitError, LaunchError, ProfileError, TransportError, WorldError
 from hvdkit.launch import (
     arrivals,
@@ -42,7 +43,8 @@ from hvdkit.tools.doctor import script
 from hvdkit.tools.doctor.checks import scheduler as doctor_scheduler
 from hvdkit.tools.doctor.look import accelerators, system
 from hvdkit.tools.submit import job, scheduler, times
-from hvdkit.transport import boards, meeting
+from hvdkit.transport.gloo import rendezvous as meeting
+from hvdkit.transport.gloo import rendezvous_store as boards
 
 ROOT = Path(__file__).parents[1] / "hvdkit"
 EXAMPLES = settings(
@@ -143,7 +145,7 @@ TEXTS: dict[str, Parser] = {
         f"launch.hosts.files.parse_hostfile {name}": Parser(_read_hostfile(name), _HOSTS, (HostfileError,))
         for name in (AUTO, *DIALECTS)
     },
-    "news.parse_coming": Parser(news.parse_coming, ["coming", ":", "60.000", "0.000", "ready"]),
+    "launcher_channel.parse_coming": Parser(news.parse_coming, ["coming", ":", "60.000", "0.000", "ready"]),
     "launch.hosts.files.read_hostfile": Parser(_in_file(files.read_hostfile), _HOSTS, (HostfileError,)),
     "launch.hosts.horovod.parse_host_list": Parser(horovod.parse_host_list, _HOSTS, (LaunchError,)),
     "launch.discovery.parse_discovered": Parser(
@@ -270,7 +272,7 @@ VARIABLES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[dict[str, 
         ),
         (),
     ),
-    "transport.boards.find_board": (
+    "transport.gloo.rendezvous_store.find_board": (
         lambda environ: boards.find_board(environ, "torchrun"),
         _variables("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"),
         (WorldError,),
@@ -327,12 +329,12 @@ MESSAGES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any], tuple
         _objects(job={"hosts": {"0": "n"}}, ranks={"0": [_PROCESS], "1": None}),
         (LaunchError,),
     ),
-    "transport.meeting.parse_word": (
+    "transport.gloo.rendezvous.parse_word": (
         lambda value: meeting.parse_word(json.dumps(value).encode()),
         _objects(addresses=["10.0.0.1"], port=5, mark="x", secret=""),
         (TransportError,),
     ),
-    "transport.meeting.parse_attendance": (
+    "transport.gloo.rendezvous.parse_attendance": (
         lambda value: meeting.parse_attendance(json.dumps(value).encode()),
         _objects(host="n", machine="", address="", reached=""),
         (TransportError,),
@@ -354,8 +356,8 @@ MESSAGES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any], tuple
 
 BYTES: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]] = {
     "launch.reports.parse_report": (reports.parse_report, (ValueError,)),
-    "transport.meeting.parse_word": (meeting.parse_word, (TransportError,)),
-    "transport.meeting.parse_attendance": (meeting.parse_attendance, (TransportError,)),
+    "transport.gloo.rendezvous.parse_word": (meeting.parse_word, (TransportError,)),
+    "transport.gloo.rendezvous.parse_attendance": (meeting.parse_attendance, (TransportError,)),
     "launch.agent.prefix.Prefixer": (lambda data: prefix.Prefixer(b"[0] ").feed(data), ()),
 }
 

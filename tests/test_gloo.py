@@ -17,12 +17,14 @@ from pipe_ranks import PipeTransport, run_piped
 from ranks import run_ranks
 
 from hvdkit.errors import RankLostError, TransportError
-from hvdkit.transport import choose_carrier, choose_transport
-from hvdkit.transport.base import BucketSpec, Buffer, Transport, as_buffer
-from hvdkit.transport.boards import LocalBoard, TransportBoard
-from hvdkit.transport.gloo import GlooTransport, open_gloo
-from hvdkit.transport.shared_memory import SharedMemoryTransport
-from hvdkit.transport.waiting import Waiting
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buckets import BucketSpec
+from hvdkit.transport.buffer import Buffer, as_buffer
+from hvdkit.transport.gloo.rendezvous_store import LocalBoard, TransportBoard
+from hvdkit.transport.gloo.transport import GlooTransport, open_gloo
+from hvdkit.transport.polling import Backoff
+from hvdkit.transport.select import choose_carrier, choose_transport
+from hvdkit.transport.shared.transport import SharedMemoryTransport
 from hvdkit.world import World
 
 NOTICED_S = 5.0
@@ -66,7 +68,7 @@ def message(transport: Transport) -> None:
     for rank in range(transport.size):
         mail.send(rank, b"here")
     seen: set[int] = set()
-    waiting = Waiting(transport.check)
+    waiting = Backoff(transport.check)
     while len(seen) < transport.size:
         seen |= {rank for rank, _ in mail.receive()}
         waiting.pause()

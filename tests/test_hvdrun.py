@@ -150,7 +150,7 @@ def fail(*args, **options):
     if rank == 1:
         raise OSError("no room here")
     time.sleep(30)
-import hvdkit.transport.shared_memory as shared_memory
+import hvdkit.transport.shared.transport as shared_memory
 shared_memory.SharedMemoryTransport = fail
 transport.open_transport(read_config())
 """

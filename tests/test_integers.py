@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numbers_of_ranks import INTEGERS
 
-from hvdkit.engine.integers import finish_average, multiply, widen
+from hvdkit.engine.named.integers import finish_average, multiply, widen
 from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.base import Buffer, make_buffer
+from hvdkit.transport.buffer import Buffer, make_buffer
 
 
 @given(st.data(), st.sampled_from(INTEGERS), st.integers(1, 7), st.sampled_from([1.0, 0.5, 0.25]))

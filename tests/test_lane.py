@@ -16,12 +16,12 @@ from ranks import run_ranks
 from torch_world import joined
 
 import hvdkit.torch as hvd
-from hvdkit.engine import fast_lane
 from hvdkit.engine import runtime as engine
-from hvdkit.engine.announcement import Announcement
-from hvdkit.engine.shortcut import key_of, plan_shortcut
-from hvdkit.transport.base import Transport
-from hvdkit.transport.lane import DIFFERENT, EQUAL, Lane, lane_bytes, lane_limit
+from hvdkit.engine.named import fast_lane
+from hvdkit.engine.named.announcement import Announcement
+from hvdkit.engine.named.shortcut import key_of, plan_shortcut
+from hvdkit.transport.api import Transport
+from hvdkit.transport.shared.lane import DIFFERENT, EQUAL, Lane, lane_bytes, lane_limit
 
 pytestmark = pytest.mark.ranks
 

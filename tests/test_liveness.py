@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 from pipe_ranks import PipeTransport, run_piped
 
-from hvdkit.engine.buckets import TensorSpec
-from hvdkit.engine.planned import Filled, PlannedReduction, Statistics
+from hvdkit.engine.planned.plan import TensorSpec
+from hvdkit.engine.planned.reducer import BucketReducer, Filled, Statistics
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.errors import RankLostError
-from hvdkit.transport import waiting
-from hvdkit.transport.base import BucketSpec, Buffer, as_buffer
-from hvdkit.transport.shared_memory import SharedMemoryTransport
-from hvdkit.transport.waiting import Waiting
+from hvdkit.transport import polling as waiting
+from hvdkit.transport.buckets import BucketSpec
+from hvdkit.transport.buffer import Buffer, as_buffer
+from hvdkit.transport.polling import Backoff
+from hvdkit.transport.shared.transport import SharedMemoryTransport
 
 NOTICED_S = 3.0
 
@@ -59,7 +60,7 @@ def wait_in_allreduce(transport: SharedMemoryTransport, end: Callable[[], None])
 
 
 def _reduce_gradients(transport: SharedMemoryTransport, end: Callable[[], None], threaded: bool) -> None:
-    moving = PlannedReduction(
+    moving = BucketReducer(
         transport,
         [TensorSpec("fc.weight", 100, "float32"), TensorSpec("fc.bias", 100, "float32")],
         NoGradients(),
@@ -222,7 +223,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_a_wait_yields_at_first_and_sleeps_later(clock: SimpleNamespace) -> None:
-    wait = Waiting(lambda: None)
+    wait = Backoff(lambda: None)
     for _ in range(3000):
         wait.pause()
     assert (clock.yields, clock.sleeps) == (3000, 0)
@@ -233,7 +234,7 @@ def test_a_wait_yields_at_first_and_sleeps_later(clock: SimpleNamespace) -> None
 
 def test_a_wait_looks_after_the_peers_every_tenth_of_a_second(clock: SimpleNamespace) -> None:
     looked: list[float] = []
-    wait = Waiting(lambda: looked.append(clock.now))
+    wait = Backoff(lambda: looked.append(clock.now))
     while clock.now < 100.55:
         wait.pause()
     assert [round(at, 2) for at in looked] == [100.1, 100.2, 100.3, 100.4, 100.5]
@@ -243,7 +244,7 @@ def test_what_the_look_raises_ends_the_wait(clock: SimpleNamespace) -> None:
     def check() -> None:
         raise RankLostError("Rank 1 has died.")
 
-    wait = Waiting(check)
+    wait = Backoff(check)
     with pytest.raises(RankLostError, match="Rank 1"):
         for _ in range(10_000):
             wait.pause()

@@ -11,11 +11,19 @@ import pytest
 from key_value_server import serve_values
 
 from hvdkit.errors import TransportError, WorldError
-from hvdkit.transport import meeting
 from hvdkit.transport.addresses import address_of, address_towards, is_loopback, list_addresses
-from hvdkit.transport.boards import Board, BoardPlace, HttpBoard, LocalBoard, StoreBoard, find_board, read_interface
-from hvdkit.transport.gloo_library import TcpStores
-from hvdkit.transport.meeting import Attendance, Meeting, choose_address, meet
+from hvdkit.transport.gloo import rendezvous as meeting
+from hvdkit.transport.gloo.library import TcpStores
+from hvdkit.transport.gloo.rendezvous import Attendance, Meeting, choose_address, meet
+from hvdkit.transport.gloo.rendezvous_store import (
+    Board,
+    BoardPlace,
+    HttpBoard,
+    LocalBoard,
+    StoreBoard,
+    find_board,
+    read_interface,
+)
 
 TORCHRUN = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 HOROVODRUN = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711"}

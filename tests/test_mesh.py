@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import pytest
 
 from hvdkit.errors import RankLostError, TransportError
-from hvdkit.transport import mesh as mesh_module
-from hvdkit.transport.connecting import connect_all, listen
-from hvdkit.transport.mesh import Mesh
-from hvdkit.transport.mesh_mailbox import MeshMailbox
+from hvdkit.transport.gloo import peers as mesh_module
+from hvdkit.transport.gloo.connect import connect_all, listen
+from hvdkit.transport.gloo.mailbox import MeshMailbox
+from hvdkit.transport.gloo.peers import Mesh
 
 ONE, OTHER = b"one".ljust(16), b"other".ljust(16)
 WAIT_S = 10.0

@@ -12,10 +12,10 @@ from numbers_of_ranks import buffer_of, expect, pattern, reduced
 from ranks import run_ranks
 
 from hvdkit.errors import RankLostError, TransportError
-from hvdkit.transport import mpi_library
-from hvdkit.transport.base import BucketSpec
-from hvdkit.transport.mpi import MpiTransport
-from hvdkit.transport.schedule import split_evenly
+from hvdkit.transport.between.schedules import split_evenly
+from hvdkit.transport.buckets import BucketSpec
+from hvdkit.transport.mpi import library as mpi_library
+from hvdkit.transport.mpi.transport import MpiTransport
 
 
 @given(st.integers(0, 10_000), st.integers(1, 64))

@@ -12,7 +12,7 @@ from ranks import run_ranks
 from torch_world import joined
 
 import hvdkit.torch as hvd
-from hvdkit.engine.process_sets import global_process_set
+from hvdkit.engine.groups import global_process_set
 from hvdkit.errors import TransportError
 
 SETS = 40

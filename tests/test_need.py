@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from hvdkit.errors import MissingDependencyError
-from hvdkit.need import need
+from hvdkit.optional_import import optional_import
 
 
 def test_an_installed_package_is_imported() -> None:
-    assert need("json", "anything") is json
+    assert optional_import("json", "anything") is json
 
 
 def test_a_missing_package_tells_how_to_install_it() -> None:
     with pytest.raises(MissingDependencyError, match=r"'no_such_package.part'.*pip install 'hvdkit\[torch\]'") as error:
-        need("no_such_package.part", "torch")
+        optional_import("no_such_package.part", "torch")
     assert isinstance(error.value, ImportError)
 
 
@@ -25,7 +25,7 @@ def test_a_broken_package_shows_its_own_error(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "broken_package.py").write_text("import no_such_library\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="no_such_library") as error:
-        need("broken_package", "torch")
+        optional_import("broken_package", "torch")
     assert not isinstance(error.value, MissingDependencyError)
 
 

@@ -16,11 +16,11 @@ from torch_world import joined
 import hvdkit.torch as hvd
 from benchmarks.agreement import MOST, SimulatedEngines, agree_on_plan, is_logarithmic, negotiate, start_up
 from benchmarks.simulated_ranks import LINK, Cost, run_simulated
-from hvdkit.engine import named
-from hvdkit.engine.agreement import check_agreement
-from hvdkit.engine.announcement import Announcement
-from hvdkit.engine.collecting import HOLD_S, JOINING, WITHDRAWING
-from hvdkit.engine.tree import FANOUT, first_in, place_in_tree, ranks_in, run_of
+from hvdkit.engine.named import engine as named
+from hvdkit.engine.named.announcement import Announcement
+from hvdkit.engine.named.collecting import HOLD_S, JOINING, WITHDRAWING
+from hvdkit.engine.named.tree import FANOUT, first_in, place_in_tree, ranks_in, run_of
+from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.errors import HorovodInternalError, PlanMismatchError
 
 ASKED = Announcement("allreduce", (("float32", (3,)),), (("op", "sum"),))

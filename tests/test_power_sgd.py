@@ -10,11 +10,12 @@ from keras_ranks import each_backend, run_check
 from low_rank import CODING, SHAPES, with_torch
 from ranks import run_ranks
 
-from hvdkit.engine.buckets import TensorSpec, plan_buckets
+from hvdkit.engine.planned.plan import TensorSpec, plan_buckets
 from hvdkit.engine.request import ReduceOptions
-from hvdkit.transport.base import BucketSpec, Matrix
+from hvdkit.transport.buckets import BucketSpec
+from hvdkit.transport.coding.api import Matrix
 from hvdkit.transport.coding.low_rank import matrix_shape
-from hvdkit.transport.shared_buckets import plan_shards
+from hvdkit.transport.shared.buckets import plan_shards
 
 pytestmark = [pytest.mark.ranks, pytest.mark.native("Horovod's core has no codings")]
 

@@ -8,16 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdkit.transport.cost import ALGORITHMS, Link
-from hvdkit.transport.prediction import (
-    Cluster,
-    Work,
-    fit_overlap,
-    predict_scaling,
-    predict_step,
-    reduce_s,
-    slowest_of,
-)
+from hvdkit.profiling.prediction import Cluster, Work, fit_overlap, predict_scaling, predict_step, reduce_s, slowest_of
+from hvdkit.transport.between.cost import ALGORITHMS, Link
 
 LINK = Link(latency_s=50e-6, byte_s=8e-9, message_s=5e-6)
 WORK = Work(compute_s=0.046, backward_s=0.030, buckets=[8.4e6] * 4)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from ranks import RanksFailedError, run_ranks
 
-from hvdkit.transport.base import Transport
+from hvdkit.transport.api import Transport
 from hvdkit.world import read_world
 
 pytestmark = pytest.mark.ranks

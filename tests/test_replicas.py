@@ -11,7 +11,7 @@ from ranks import run_ranks
 from torch_world import joined
 
 import hvdkit.torch as hvd
-from hvdkit.engine.replicas import ReplicaCheck, explain_difference
+from hvdkit.engine.replicate import ReplicaCheck, explain_difference
 from hvdkit.errors import ConfigError, ReplicasDifferError
 from hvdkit.torch.replicas import _on_device, checksums
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdkit.engine.announcement import Announcement, Ready
-from hvdkit.engine.negotiation import AllJoined, Coordinator, Failed, Many
-from hvdkit.engine.roll_call import Directory, RollCall
+from hvdkit.engine.named.announcement import Announcement, Ready
+from hvdkit.engine.named.coordinator import AllJoined, Coordinator, Failed, Many
+from hvdkit.engine.named.operation_ids import Directory, RollCall
 
 _ASKED = Announcement("allreduce", (("float32", (3,)),), (("op", "sum"),))
 _OTHER = Announcement("allreduce", (("float32", (4,)),), (("op", "sum"),))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdkit.transport.base import Array
-from hvdkit.transport.schedule import SCHEDULES, Round, largest_part, plan_rounds
+from hvdkit.transport.between.schedules import SCHEDULES, Round, largest_part, plan_rounds
+from hvdkit.transport.buffer import Array
 
 
 def play(plans: list[tuple[Round, ...]], numbers: list[Array]) -> None:

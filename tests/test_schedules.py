@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdkit.schedules import linear_scale, square_root_scale, warmup_multiplier
+from hvdkit.training.schedules import linear_scale, square_root_scale, warmup_multiplier
 
 FACTORS = st.floats(0.01, 1000)
 EPOCHS = st.floats(0, 100)

@@ -44,9 +44,9 @@ NOT_LISTENING = {
 }
 #: What executes data, or could. By file: who has made the data.
 EXECUTING = {
-    "engine/negotiator.py": "ranks of the job, over MPI or connections that have proven the job's secret",
+    "engine/named/negotiator.py": "ranks of the job, over MPI or connections that have proven the job's secret",
     "engine/objects.py": "the same",
-    "transport/hierarchical.py": "the same",
+    "transport/between/hierarchical.py": "the same",
     "launch/called.py": "run(), in a folder of this user alone",
     "launch/function.py": "ranks of run(), in a folder of this user alone",
     "tools/compare/recorder/keras_fit.py": "ranks of hvdkit compare, in a folder of this user alone",

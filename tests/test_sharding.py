@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hvdkit.sharding import plan_order, split_for_evaluation, split_for_training
+from hvdkit.training.sharding import plan_order, split_for_evaluation, split_for_training
 
 LENGTHS = st.integers(0, 200)
 SIZES = st.integers(1, 9)

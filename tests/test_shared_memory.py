@@ -22,12 +22,14 @@ from numbers_of_ranks import buffer_of, expect, pattern, reduced
 from ranks import RanksFailedError, run_ranks
 
 from hvdkit.errors import SharedMemoryError
-from hvdkit.transport import flags
-from hvdkit.transport.base import BucketSpec, Buffer, Transport
-from hvdkit.transport.flags import Flags, flag_bytes
-from hvdkit.transport.mpi import open_mpi
-from hvdkit.transport.segment import open_segment
-from hvdkit.transport.shared_memory import SharedMemoryTransport
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buckets import BucketSpec
+from hvdkit.transport.buffer import Buffer
+from hvdkit.transport.mpi.transport import open_mpi
+from hvdkit.transport.shared import flags
+from hvdkit.transport.shared.flags import Flags, flag_bytes
+from hvdkit.transport.shared.segment import open_segment
+from hvdkit.transport.shared.transport import SharedMemoryTransport
 
 SIZE = 3
 MIB = 2**20

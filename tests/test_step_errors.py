@@ -14,11 +14,11 @@ from ranks import run_ranks
 from torch_world import joined
 
 import hvdkit.torch as hvd
-from hvdkit.engine import execution, fast_lane
-from hvdkit.engine.process_sets import global_process_set
-from hvdkit.engine.together import do_together
+from hvdkit.engine.groups import global_process_set
+from hvdkit.engine.named import execution, fast_lane
+from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.errors import HorovodInternalError
-from hvdkit.transport.base import Transport
+from hvdkit.transport.api import Transport
 
 pytestmark = pytest.mark.native("Horovod does its operations itself")
 
@@ -26,7 +26,7 @@ OVERS = ["mpi", "shared_memory", "hierarchical_pairs", "gloo"]
 
 
 def _together(action: Callable[[Transport, Sequence[int]], Any]) -> Any:
-    return do_together(global_process_set.group("the test").engine, "broadcast_parameters", action)
+    return collective_step(global_process_set.group("the test").engine, "broadcast_parameters", action)
 
 
 def _no_memory(*_: object) -> None:
@@ -201,7 +201,7 @@ def test_ranks_shut_down_after_an_error_of_one_outside_of_steps() -> None:
 def _lacks_memory_on_one_host() -> str:
     with joined("hierarchical_pairs"), pytest.MonkeyPatch.context() as patch:
         if hvd.rank() < 2:
-            patch.setattr("hvdkit.transport.segment.os.posix_fallocate", _no_space)
+            patch.setattr("hvdkit.transport.shared.segment.os.posix_fallocate", _no_space)
         return _error_of(lambda: hvd.synchronize(hvd.allreduce_async(torch.ones(100_000))))
 
 

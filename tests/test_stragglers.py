@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from hvdkit.engine.pace import Pace, Window
-from hvdkit.engine.recording import PlanFacts
-from hvdkit.engine.stragglers import Stragglers, find_late
+from hvdkit.engine.observe.recording import PlanFacts
+from hvdkit.engine.observe.step_timing import Pace, Window
+from hvdkit.engine.observe.stragglers import Stragglers, find_late
 
 MS = 1e-3
 

@@ -22,12 +22,12 @@ import hvdkit.torch as hvd
 from hvdkit.config import Config
 from hvdkit.engine import runtime as engine
 from hvdkit.errors import ConfigError, HorovodInternalError
-from hvdkit.transport import Abort, open_transport
-from hvdkit.transport.base import Transport
-from hvdkit.transport.hierarchical import HierarchicalTransport
-from hvdkit.transport.mpi import open_mpi
-from hvdkit.transport.mpi_library import load_mpi
-from hvdkit.transport.mpi_part import Part, open_part, read_part
+from hvdkit.transport.api import Transport
+from hvdkit.transport.between.hierarchical import HierarchicalTransport
+from hvdkit.transport.mpi.library import load_mpi
+from hvdkit.transport.mpi.transport import open_mpi
+from hvdkit.transport.mpi.world_part import Part, open_part, read_part
+from hvdkit.transport.select import Abort, open_transport
 from hvdkit.world import World, read_world
 
 LARGE = 70_000  # float32, more than goes by the small way

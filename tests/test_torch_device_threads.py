@@ -11,7 +11,7 @@ import pytest
 from torch.autograd import Variable
 
 from hvdkit.torch import autograd
-from hvdkit.torch.reducer import GradientReducer
+from hvdkit.torch.sync import GradientSync
 
 pytestmark = pytest.mark.native("no engine is asked")
 
@@ -102,7 +102,7 @@ def test_a_pass_over_two_devices_is_one_pass_of_the_optimizer(
     callbacks: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushes = []
-    reducer = GradientReducer.__new__(GradientReducer)
+    reducer = GradientSync.__new__(GradientSync)
     for name, value in {"_tasks": _Set(), "_reduced": set(), "_touched": set(), "_place": {}, "number": 0}.items():
         setattr(reducer, name, value)
     reducer._done_passes, reducer._passes = 0, 1

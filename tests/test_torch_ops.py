@@ -16,7 +16,7 @@ from torch_world import joined
 import hvdkit.torch as hvd
 from hvdkit.engine.reduce_op import ReduceOp
 from hvdkit.errors import HorovodInternalError
-from hvdkit.transport.base import FLOAT8, Op
+from hvdkit.transport.buffer import FLOAT8, Op
 
 pytestmark = pytest.mark.ranks
 

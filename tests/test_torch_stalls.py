@@ -16,7 +16,7 @@ from torch_world import joined
 
 import hvdkit.torch as hvd
 from hvdkit.engine import runtime as engine
-from hvdkit.engine.replicas import compare_replicas
+from hvdkit.engine.replicate import compare_replicas
 from hvdkit.errors import HorovodInternalError
 
 pytestmark = pytest.mark.native("Horovod reports what stalls itself, in its own words")

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdkit.config import MIB, Config, read_config, read_settings
-from hvdkit.engine.buckets import TensorSpec, plan_buckets
-from hvdkit.engine.plan_settings import PlanSettings, settings_of
+from hvdkit.engine.planned.plan import TensorSpec, plan_buckets
+from hvdkit.engine.planned.settings import PlanSettings, settings_of
 from hvdkit.engine.tuning.axes import VALUES, plan_axes, shape_of
 from hvdkit.engine.tuning.saved import Entry, Key, find_entry, read_entries, save_entry
 from hvdkit.engine.tuning.search import Search

@@ -18,9 +18,9 @@ import hvdkit.torch as hvd
 from hvdkit.config import Config
 from hvdkit.engine import runtime as engine
 from hvdkit.torch.tensors import TorchArithmetic
-from hvdkit.transport import Abort, open_transport
-from hvdkit.transport.base import Transport
-from hvdkit.transport.mpi_part import Part
+from hvdkit.transport.api import Transport
+from hvdkit.transport.mpi.world_part import Part
+from hvdkit.transport.select import Abort, open_transport
 from hvdkit.world import World
 
 Weights = list[NDArray[np.float64]]

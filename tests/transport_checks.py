@@ -10,7 +10,9 @@ import pytest
 from numbers_of_ranks import DTYPES, FLOATS, REDUCTIONS, buffer_of, expect, lengths, pattern, reduced, values_of
 
 from hvdkit.errors import TransportError
-from hvdkit.transport.base import BucketSpec, Buffer, Transport, make_buffer
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buckets import BucketSpec
+from hvdkit.transport.buffer import Buffer, make_buffer
 
 
 def allreduce_every_dtype_and_op(transport: Transport) -> None:

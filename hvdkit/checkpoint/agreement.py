@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvdkit.engine import runtime as engine
-from hvdkit.engine.process_sets import global_process_set
+from hvdkit.engine.groups import global_process_set
+from hvdkit.engine.named.submit import do, find_group, reduce_options
 from hvdkit.engine.reduce_op import Max
-from hvdkit.engine.submit import do, find_group, reduce_options
-from hvdkit.transport.base import Buffer
+from hvdkit.transport.buffer import Buffer
 
 _EVERY_S = 0.5
 _MOST_STEPS = 32  # steps may become slower all at once

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hvdkit.transport.base import Array
+from hvdkit.transport.buffer import Array
 
 _FILE = "arrays.npz"
 

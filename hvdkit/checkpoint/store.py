@@ -17,8 +17,8 @@ from hvdkit.checkpoint.writer import Writer
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.job_objects import allgather_object, broadcast_object
 from hvdkit.errors import CheckpointError
+from hvdkit.launcher_channel import KEPT, tell_hvdrun
 from hvdkit.log import logger
-from hvdkit.news import KEPT, tell_hvdrun
 
 _VALUES = "values.json"
 

@@ -22,9 +22,10 @@ from hvdkit.errors import (
     TooFewRanksError,
     TransportError,
 )
+from hvdkit.launcher_channel import CHANGES, FAILED, OVER, PAST, READY, on_news, tell_hvdrun
 from hvdkit.log import logger
-from hvdkit.news import CHANGES, FAILED, OVER, PAST, READY, on_news, tell_hvdrun
-from hvdkit.transport import mpi_library, mpi_world
+from hvdkit.transport.mpi import library as mpi_library
+from hvdkit.transport.mpi import ulfm as mpi_world
 
 if TYPE_CHECKING:
     from mpi4py import MPI

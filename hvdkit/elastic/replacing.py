@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hvdkit.elastic.starting import Starting
 from hvdkit.errors import HorovodInternalError
-from hvdkit.transport.mpi_communicators import duplicate_comm
-from hvdkit.transport.mpi_library import call_mpi, load_mpi, own_comm, revoke_comm
-from hvdkit.transport.mpi_world import COME_TAG, Arrivals
+from hvdkit.transport.mpi.communicators import duplicate_comm
+from hvdkit.transport.mpi.library import call_mpi, load_mpi, own_comm, revoke_comm
+from hvdkit.transport.mpi.ulfm import COME_TAG, Arrivals
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from hvdkit.errors import HorovodInternalError, RankLostError
 from hvdkit.log import logger
-from hvdkit.transport.mpi_library import call_mpi, load_mpi, own_comm, revoke_comm, start_beside
-from hvdkit.transport.mpi_world import READY_TAG
+from hvdkit.transport.mpi.library import call_mpi, load_mpi, own_comm, revoke_comm, start_beside
+from hvdkit.transport.mpi.ulfm import READY_TAG
 
 if TYPE_CHECKING:
     from mpi4py import MPI

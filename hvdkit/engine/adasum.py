@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.transport.base import FLOATS, HALF, STORAGE, Arithmetic, Array, Buffer, Transport, as_buffer, make_buffer
+from hvdkit.transport.api import Transport
+from hvdkit.transport.arithmetic import Arithmetic
+from hvdkit.transport.buffer import FLOATS, HALF, STORAGE, Array, Buffer, as_buffer, make_buffer
 
 _CHUNK = 64 * 1024  # elements that are widened at a time, so that they stay in cache
 

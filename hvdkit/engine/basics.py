@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvdkit.engine import runtime as engine
+from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.job_objects import allgather_object
-from hvdkit.engine.joining import join_all
-from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.named.joining import join_all
 from hvdkit.errors import ConfigError
-from hvdkit.transport.base import Arithmetic
-from hvdkit.transport.mpi_part import is_communicator, read_part
+from hvdkit.transport.arithmetic import Arithmetic
+from hvdkit.transport.mpi.world_part import is_communicator, read_part
 from hvdkit.world import World, read_world
 
 

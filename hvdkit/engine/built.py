@@ -6,7 +6,8 @@ Nothing of hvdkit is compiled, so "built" means: there when it is needed.
 from __future__ import annotations
 
 from hvdkit.engine import runtime as engine
-from hvdkit.transport import gloo_library, mpi_library
+from hvdkit.transport.gloo import library as gloo_library
+from hvdkit.transport.mpi import library as mpi_library
 
 
 def mpi_built() -> bool:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from hvdkit.transport.base import Narrow
-from hvdkit.transport.coding import Coding
+from hvdkit.transport.buffer import Narrow
+from hvdkit.transport.coding.api import Coding
 from hvdkit.transport.coding.power_sgd import PowerSGD
 from hvdkit.transport.coding.sign import Sign
 from hvdkit.transport.coding.top_k import TopK

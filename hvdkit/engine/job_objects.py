@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TypeVar
 
 from hvdkit.engine import objects
-from hvdkit.engine.process_sets import ProcessSet, global_process_set
-from hvdkit.engine.submit import find_group, root_options
-from hvdkit.engine.together import do_together
-from hvdkit.transport.small import broadcast_bytes, gather_bytes
+from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.engine.named.collective_step import collective_step
+from hvdkit.engine.named.submit import find_group, root_options
+from hvdkit.transport.small_collectives import broadcast_bytes, gather_bytes
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ def broadcast_object(
     options = root_options(process_set, root_rank)
     root = (process_set.ranks or []).index(root_rank)
     data = objects.pack(obj) if group.transport.rank == root else b""
-    sent = do_together(
+    sent = collective_step(
         group.engine,
         "broadcast_object",
         lambda transport, _: broadcast_bytes(transport, data, root),
@@ -46,7 +46,7 @@ def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = 
     """
     group = find_group(process_set, "allgather_object()")
     data = objects.pack(obj)
-    gathered = do_together(
+    gathered = collective_step(
         group.engine, "allgather_object", lambda transport, _: gather_bytes(transport, data), name=name or ""
     )
     return [objects.unpack(one) for one in gathered]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from hvdkit.transport.base import Transport
-from hvdkit.transport.small import gather_bytes
+from hvdkit.transport.api import Transport
+from hvdkit.transport.small_collectives import gather_bytes
 
 
 def pack(value: Any) -> bytes:

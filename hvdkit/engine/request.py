@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvdkit.engine.buckets import TensorSpec
 from hvdkit.engine.compression import Policy, Wire, wire_of_gradients
+from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.reduce_op import Average, Sum
-from hvdkit.transport.base import COMPLEX, FLOAT8
+from hvdkit.transport.buffer import COMPLEX, FLOAT8
 
 
 @dataclass(frozen=True)

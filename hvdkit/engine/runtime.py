@@ -11,25 +11,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdkit.config import Config, read_config
-from hvdkit.engine.arriving import arriving
-from hvdkit.engine.base import Engine
+from hvdkit.engine.api import Engine
 from hvdkit.engine.choice import choose_engine
 from hvdkit.engine.cores import count_cores, fair_share, look_at_cores, warn_of_crowding
+from hvdkit.engine.groups import ProcessSet, ProcessSets, global_process_set
 from hvdkit.engine.horovod.binding import Binding, built_bindings
-from hvdkit.engine.named import NamedEngine
+from hvdkit.engine.named.engine import NamedEngine
 from hvdkit.engine.objects import allgather_object
-from hvdkit.engine.process_sets import ProcessSet, ProcessSets, global_process_set
-from hvdkit.engine.rank_facts import RankFacts, read_node
-from hvdkit.engine.recording import RECORDER
-from hvdkit.engine.timeline import Timeline
+from hvdkit.engine.observe.rank_facts import RankFacts, read_node
+from hvdkit.engine.observe.recording import RECORDER
+from hvdkit.engine.observe.timeline import Timeline
+from hvdkit.engine.startup_notice import arriving
 from hvdkit.errors import ConfigError, NotInitializedError
 from hvdkit.hook import install_exception_hook, uninstall_exception_hook
 from hvdkit.log import configure_logging, logger
 from hvdkit.stacks import offer_all_stacks
-from hvdkit.transport import Abort, open_transport
-from hvdkit.transport.base import Arithmetic, Transport
-from hvdkit.transport.mpi_part import Part
-from hvdkit.transport.mpi_world import leave_mpi
+from hvdkit.transport.api import Transport
+from hvdkit.transport.arithmetic import Arithmetic
+from hvdkit.transport.mpi.ulfm import leave_mpi
+from hvdkit.transport.mpi.world_part import Part
+from hvdkit.transport.select import Abort, open_transport
 from hvdkit.world import World, read_world, under_agent
 
 
@@ -122,7 +123,7 @@ def init(
     with arriving(config, launched, part=part.ranks if part is not None else ()):
         made = _join(config, launched.launcher, process_sets, arithmetic, framework, opener, part)
     if config.profile and not RECORDER.on:
-        from hvdkit.engine.record_sender import RecordSender
+        from hvdkit.engine.observe.record_sender import RecordSender
 
         RECORDER.start()
         RecordSender(RECORDER, config.profile, made.facts)

@@ -6,9 +6,9 @@ set to: KERAS_BACKEND, or its configuration file.
 
 from __future__ import annotations
 
-from hvdkit.need import need
+from hvdkit.optional_import import optional_import
 
-need("keras", "keras")
+optional_import("keras", "keras")
 
 from hvdkit.engine.basics import (
     add_process_set,
@@ -36,7 +36,7 @@ from hvdkit.engine.built import (
     mpi_threads_supported,
     nccl_built,
 )
-from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras import callbacks, checkpoint, elastic
@@ -50,7 +50,7 @@ from hvdkit.keras.saved_models import load_model
 from hvdkit.keras.state import broadcast_global_variables, broadcast_model, broadcast_variables
 from hvdkit.keras.values import allgather, allreduce, barrier, broadcast, reducescatter
 from hvdkit.profiling.session import profile
-from hvdkit.schedules import linear_scale, square_root_scale
+from hvdkit.training.schedules import linear_scale, square_root_scale
 
 __all__ = [
     "Adasum",

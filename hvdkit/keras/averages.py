@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from hvdkit.engine.basics import rank
-from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Sum
 from hvdkit.keras.state import sync_state
 from hvdkit.keras.values import allreduce

@@ -45,9 +45,9 @@ class Reducer(Protocol):
 
 
 _REDUCERS = {
-    "torch": "hvdkit.keras.torch_reducer:TorchReducer",
-    "jax": "hvdkit.keras.jax_reducer:JaxReducer",
-    "tensorflow": "hvdkit.keras.tensorflow_reducer:TensorflowReducer",
+    "torch": "hvdkit.keras.sync_torch:TorchReducer",
+    "jax": "hvdkit.keras.sync_jax:JaxReducer",
+    "tensorflow": "hvdkit.keras.sync_tensorflow:TensorflowReducer",
 }
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import keras
 
 from hvdkit.engine.basics import describe_world, join_world
-from hvdkit.engine.process_sets import ProcessSet
-from hvdkit.engine.recording import RECORDER
+from hvdkit.engine.groups import ProcessSet
+from hvdkit.engine.observe.recording import RECORDER
 from hvdkit.keras.loading import watch_fit
-from hvdkit.transport.base import Arithmetic
+from hvdkit.transport.arithmetic import Arithmetic
 
 RECORDER.when_on(watch_fit)
 

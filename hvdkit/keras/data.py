@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from hvdkit.engine import runtime as engine
-from hvdkit.sharding import Indices, plan_order, split_for_evaluation, split_for_training
+from hvdkit.training.sharding import Indices, plan_order, split_for_evaluation, split_for_training
 
 Uneven = Literal["pad", "drop"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from hvdkit.keras.reduction import Reduction
+from hvdkit.keras.sync import Reduction
 
 
 class Distributed:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from hvdkit.errors import HorovodInternalError
-from hvdkit.transport.base import Array
+from hvdkit.transport.buffer import Array
 
 try:
     from jax.experimental.buffer_callback import buffer_callback

@@ -10,7 +10,7 @@ import numpy as np
 
 from hvdkit.keras.backends import view_of
 from hvdkit.keras.state import broadcast_variables, sync_state
-from hvdkit.transport.base import Array
+from hvdkit.transport.buffer import Array
 
 
 class KeptVariables:

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from hvdkit.engine.recording import RECORDER, clock
+from hvdkit.engine.observe.recording import RECORDER, clock
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from hvdkit.engine import job_objects
-from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.keras.backends import settle
 
 T = TypeVar("T")

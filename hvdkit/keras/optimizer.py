@@ -9,12 +9,12 @@ import keras
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.compression import Coded
-from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp
 from hvdkit.keras.compression import Compression, Compressor
 from hvdkit.keras.distributed import Distributed, DistributedLossScale, mix_in
-from hvdkit.keras.reduction import Reduction
 from hvdkit.keras.settings import Settings
+from hvdkit.keras.sync import Reduction
 
 
 def DistributedOptimizer(

@@ -7,13 +7,13 @@ import zlib
 import keras
 
 from hvdkit.engine import runtime as engine
-from hvdkit.engine.process_sets import global_process_set
-from hvdkit.engine.replicas import ReplicaCheck
-from hvdkit.engine.submit import find_group
+from hvdkit.engine.groups import global_process_set
+from hvdkit.engine.named.submit import find_group
+from hvdkit.engine.replicate import ReplicaCheck
 from hvdkit.keras.backends import settle
 from hvdkit.keras.distributed import Distributed, reduction_of
-from hvdkit.keras.reduction import Reduction
 from hvdkit.keras.settings import name_variables
+from hvdkit.keras.sync import Reduction
 
 
 class FitCheck:

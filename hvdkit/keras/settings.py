@@ -10,10 +10,10 @@ from typing import Any
 import keras
 
 from hvdkit.engine.compression import Coded
-from hvdkit.engine.process_sets import MemberGroup, ProcessSet
+from hvdkit.engine.groups import MemberGroup, ProcessSet
+from hvdkit.engine.named.submit import all_true
 from hvdkit.engine.reduce_op import ReduceOp
 from hvdkit.engine.request import ReduceOptions, check_gradient, gradient_options
-from hvdkit.engine.submit import all_true
 from hvdkit.keras.compression import Compressor
 
 

@@ -9,13 +9,14 @@ import keras
 import numpy as np
 
 from hvdkit.engine import runtime as engine
+from hvdkit.engine.groups import global_process_set
+from hvdkit.engine.named.collective_step import collective_step
+from hvdkit.engine.named.submit import find_group
 from hvdkit.engine.objects import allgather_object as gather
-from hvdkit.engine.process_sets import global_process_set
-from hvdkit.engine.submit import find_group
-from hvdkit.engine.together import do_together
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras.backends import settle
-from hvdkit.transport.base import Buffer, Transport
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buffer import Buffer
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
@@ -49,7 +50,7 @@ def _spread(variables: Iterable[Any], root_rank: int, owner: str) -> None:
 
     group = find_group(global_process_set, "broadcast_variables()")
     options = [("root rank", str(root_rank))]
-    problem = do_together(group.engine, "broadcast_variables", spread, options=options)
+    problem = collective_step(group.engine, "broadcast_variables", spread, options=options)
     if problem:
         raise HorovodInternalError(problem)
 

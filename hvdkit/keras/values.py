@@ -17,13 +17,13 @@ import numpy as np
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.compression import wire_of
-from hvdkit.engine.execution import Operation
-from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.engine.named.execution import Operation
+from hvdkit.engine.named.submit import Options, do, find_group, reduce_options, root_options
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
-from hvdkit.engine.submit import Options, do, find_group, reduce_options, root_options
 from hvdkit.keras.backends import settle
 from hvdkit.keras.compression import Compression, Compressor
-from hvdkit.transport.base import FLOAT8, STORAGE, Array, Buffer, make_buffer
+from hvdkit.transport.buffer import FLOAT8, STORAGE, Array, Buffer, make_buffer
 
 
 def allreduce(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hvdkit.news import READY, Coming, parse_coming
+from hvdkit.launcher_channel import READY, Coming, parse_coming
 
 
 class Wait(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.errors import LaunchError
-from hvdkit.need import need
+from hvdkit.optional_import import optional_import
 
 # Section -> key -> flag.
 _VALUES: Mapping[str, Mapping[str, str]] = {
@@ -56,7 +56,7 @@ def read_flags(path: str) -> list[str]:
 
     Raises LaunchError with every entry that horovodrun does not know either, MissingDependencyError without PyYAML.
     """
-    yaml = need("yaml", "config")
+    yaml = optional_import("yaml", "config")
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:

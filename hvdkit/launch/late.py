@@ -10,7 +10,7 @@ from typing import Any
 from hvdkit.launch.coming import Wait
 from hvdkit.launch.doing import Doing, format_report, name_ranks, read_processes
 from hvdkit.launch.ranks import Ranks, explain_exit
-from hvdkit.news import START_MPI
+from hvdkit.launcher_channel import START_MPI
 
 
 class LateRanks:

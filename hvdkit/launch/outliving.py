@@ -12,7 +12,7 @@ from hvdkit.launch.agent.silence import outlast_silence
 from hvdkit.launch.control import Control
 from hvdkit.launch.patience import find_hanging
 from hvdkit.launch.ranks import Ranks, count_ranks, describe_loss
-from hvdkit.news import FAILED, LOST
+from hvdkit.launcher_channel import FAILED, LOST
 
 _SOON = "mpirun will notice within minutes, and end the job"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.launch.coming import ComingRanks
-from hvdkit.news import CHANGES, KEPT, OVER, PAST, READY
+from hvdkit.launcher_channel import CHANGES, KEPT, OVER, PAST, READY
 
 # A rank that only lost its peer ends with this error; whoever failed otherwise is the cause.
 _AFTERMATH = ("RankLostError", "*** An error occurred in Socket closed")

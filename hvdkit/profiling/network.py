@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvdkit.errors import ProfileError
+from hvdkit.profiling.prediction import Cluster, reduce_s
 from hvdkit.profiling.steps import Steps
-from hvdkit.transport.cost import Link
-from hvdkit.transport.prediction import Cluster, reduce_s
+from hvdkit.transport.between.cost import Link
 
 _LATENCY_S = 50e-6  # of TCP in a machine room
 _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([mg])bit(?:/s)?(?:,(\d+(?:\.\d+)?)\s*(us|ms))?", re.IGNORECASE)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.engine.rank_facts import RankFacts
-from hvdkit.engine.recording import PlanFacts, Rounds
+from hvdkit.engine.observe.rank_facts import RankFacts
+from hvdkit.engine.observe.recording import PlanFacts, Rounds
 from hvdkit.errors import ProfileError
 
 Floats = NDArray[np.float64]

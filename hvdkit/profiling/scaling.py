@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hvdkit.profiling.network import Network
+from hvdkit.profiling.prediction import Cluster, Work, fit_overlap, predict_step
 from hvdkit.profiling.shares import Shares
 from hvdkit.profiling.steps import Steps
-from hvdkit.transport.prediction import Cluster, Work, fit_overlap, predict_step
 
 TIMES = (1, 2, 4, 8)
 

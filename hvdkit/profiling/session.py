@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.job_objects import allgather_object
-from hvdkit.engine.recording import RECORDER
+from hvdkit.engine.observe.recording import RECORDER
 from hvdkit.errors import ProfileError
 
 if TYPE_CHECKING:  # what judges is imported by those who ask: every script imports this file

@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hvdkit.need import need
+from hvdkit.optional_import import optional_import
 
-need("tensorflow", "tensorflow")
+optional_import("tensorflow", "tensorflow")
 
 from hvdkit.engine.basics import (
     add_process_set,
@@ -28,7 +28,7 @@ from hvdkit.engine.basics import (
     start_timeline,
     stop_timeline,
 )
-from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
 from hvdkit.profiling.session import profile

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hvdkit.tensorflow.tensors import as_tensor, shaped
 from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.base import Buffer, Op
+from hvdkit.transport.buffer import Buffer, Op
 
 _CHUNK = 1 << 18  # elements; of fewer the calls cost more than a smaller piece in cache saves
 _CASTS = ({"float16", "float32"}, {"float16", "float64"})

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from hvdkit.engine.basics import describe_world, join_world
 from hvdkit.engine.cores import count_cores
-from hvdkit.engine.process_sets import ProcessSet
-from hvdkit.engine.recording import RECORDER
+from hvdkit.engine.groups import ProcessSet
+from hvdkit.engine.observe.recording import RECORDER
 from hvdkit.tensorflow.arithmetic import TensorflowArithmetic
 from hvdkit.tensorflow.loading import watch_datasets
 

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvdkit.engine.execution import split_rows
-from hvdkit.engine.process_sets import ProcessSet
+from hvdkit.engine.groups import ProcessSet
+from hvdkit.engine.named.execution import split_rows
+from hvdkit.engine.named.submit import check_splits, find_group, reduce_options, root_options
 from hvdkit.engine.reduce_op import ReduceOp
-from hvdkit.engine.submit import check_splits, find_group, reduce_options, root_options
 from hvdkit.tensorflow.naming import operation_name
 from hvdkit.tensorflow.run import do, run
 from hvdkit.tensorflow.tensors import copy_of, dtype_name, shaped
 from hvdkit.tensorflow.tracing import in_session, tensorflow_errors
-from hvdkit.transport.base import Array
+from hvdkit.transport.buffer import Array
 
 Factors = tuple[float, float]
 Tensors = Sequence[Any]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from hvdkit.engine.compression import Codings
-from hvdkit.transport.base import Narrow
+from hvdkit.transport.buffer import Narrow
 
 
 class Compressor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdkit.engine.process_sets import ProcessSet
+from hvdkit.engine.groups import ProcessSet
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum
 from hvdkit.tensorflow import collectives
 from hvdkit.tensorflow.naming import gradient_name, operation_name

@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdkit.engine.buckets import TensorSpec
+from hvdkit.engine.groups import MemberGroup
 from hvdkit.engine.horovod.binding import GraphBinding
 from hvdkit.engine.horovod.gradients import agree_on, gradient_move, narrow_wire
 from hvdkit.engine.horovod.transport import HorovodTransport
-from hvdkit.engine.process_sets import MemberGroup
+from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.tensorflow.compression import clamp
 from hvdkit.tensorflow.variables import VariableSpec

@@ -25,7 +25,7 @@ from hvdkit.tensorflow.basics import init
 from hvdkit.tensorflow.state import broadcast_object, broadcast_object_fn, broadcast_variables
 from hvdkit.tensorflow.tracing import behind
 from hvdkit.tensorflow.variables import view_of
-from hvdkit.transport.base import Array
+from hvdkit.transport.buffer import Array
 
 __all__ = [
     "TensorFlowKerasState",  # noqa: F822 (it comes from __getattr__)

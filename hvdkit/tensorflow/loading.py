@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvdkit.engine.recording import RECORDER, clock
+from hvdkit.engine.observe.recording import RECORDER, clock
 from hvdkit.tensorflow.tracing import call_in_graph, in_python
 
 

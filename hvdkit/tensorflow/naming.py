@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdkit.engine.process_sets import ProcessSet
+from hvdkit.engine.groups import ProcessSet
 from hvdkit.tensorflow.tracing import in_session
 
 #: How often each thing has been named in a graph, and the bodies of control flow in it by TensorFlow's name for them.

@@ -25,16 +25,16 @@ import tensorflow as tf
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.basics import join_ranks
 from hvdkit.engine.compression import wire_of
-from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.engine.named.submit import find_group
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
-from hvdkit.engine.submit import find_group
 from hvdkit.tensorflow import collectives
 from hvdkit.tensorflow import differentiable as autograd
 from hvdkit.tensorflow.compression import Compression, Compressor, clamp
 from hvdkit.tensorflow.naming import operation_name
 from hvdkit.tensorflow.run import run
 from hvdkit.tensorflow.tracing import in_python, in_session
-from hvdkit.transport.base import Array
+from hvdkit.transport.buffer import Array
 
 Narrow = type[Compressor]
 _WIDE = (tf.float32, tf.float64)

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from hvdkit.engine.compression import Coded
-from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp
 from hvdkit.tensorflow.compression import Compression, Compressor
 

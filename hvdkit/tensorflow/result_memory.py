@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from hvdkit.tensorflow.tensors import aligned_array, flat_storage
-from hvdkit.transport.base import Array
+from hvdkit.transport.buffer import Array
 
 _FREE = 2  # references to an array that only its list holds: the list's, and the one that is counting
 

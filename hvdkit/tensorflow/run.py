@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdkit.engine.execution import Operation
-from hvdkit.engine.process_sets import MemberGroup
-from hvdkit.engine.submit import Options, begin
+from hvdkit.engine.groups import MemberGroup
+from hvdkit.engine.named.execution import Operation
+from hvdkit.engine.named.submit import Options, begin
 from hvdkit.tensorflow.tensors import NAMES, array_of, as_buffer, as_tensor
 from hvdkit.tensorflow.tracing import call_in_graph, check_not_compiled, tensorflow_errors
-from hvdkit.transport.base import Array
+from hvdkit.transport.buffer import Array
 
 #: Gets this rank's arrays, in memory that is not to be written to; returns the results.
 Doing = Callable[..., Sequence[Array]]

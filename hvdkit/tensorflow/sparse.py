@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvdkit.engine.base import Engine
-from hvdkit.engine.execution import Action
-from hvdkit.engine.process_sets import ProcessSet
-from hvdkit.engine.together import do_together
+from hvdkit.engine.api import Engine
+from hvdkit.engine.groups import ProcessSet
+from hvdkit.engine.named.collective_step import collective_step
+from hvdkit.engine.named.execution import Action
 from hvdkit.tensorflow.tensors import aligned_array, array_of, as_buffer, as_tensor, shaped
 from hvdkit.tensorflow.tracing import call_in_graph
 from hvdkit.tensorflow.variables import VariableSpec
 from hvdkit.tensorflow.world_ops import size_op
-from hvdkit.transport.base import Array, Transport
-from hvdkit.transport.small import gather_ints
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buffer import Array
+from hvdkit.transport.small_collectives import gather_ints
 
 _KIND = "sparse_gradients"  # see joining.STOOD_IN_FOR
 
@@ -53,7 +54,7 @@ def reduce_slices(
         ready()
         act = functools.partial(_gather, like, given_indices, given_values)
         engine = process_set.group("A reduction of gradients").engine
-        found: list[Array] = do_together(engine, _KIND, act, name=name)
+        found: list[Array] = collective_step(engine, _KIND, act, name=name)
         return found
 
     if tf.executing_eagerly():

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from hvdkit.engine import job_objects
-from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.tensorflow.ops import broadcast_
 from hvdkit.tensorflow.tracing import in_python, in_session
 

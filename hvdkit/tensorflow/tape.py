@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.compression import Coded, wire_of
-from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.engine.request import ReduceOptions, gradient_options
 from hvdkit.tensorflow.compression import Compression, Compressor
 from hvdkit.tensorflow.ops import grouped_allreduce
-from hvdkit.tensorflow.reducer import GradientReducer
+from hvdkit.tensorflow.sync import GradientSync
 from hvdkit.tensorflow.tracing import in_python
 from hvdkit.tensorflow.variables import describe
 
@@ -108,7 +108,7 @@ def DistributedGradientTape(
     sources that register_local_source() was told of by the number of ranks, as if they were averaged too.
     device_dense, device_sparse, num_groups, groups: as in Horovod, accepted; every bucket is full but the last.
 
-    A gradient that no rank has stays None, see GradientReducer.reduce. Inside a tf.function buckets are reduced while
+    A gradient that no rank has stays None, see GradientSync.reduce. Inside a tf.function buckets are reduced while
     the rest of backward runs. Works in functions that XLA does not compile: XlaError otherwise.
     Raises NotInitializedError before init(), ValueError or TypeError for arguments that cannot be used.
     """
@@ -165,17 +165,15 @@ def _dense(gradient: Any, wanted: bool) -> Any:
 
 #: A script makes a new tape each step; what it reduces with stays the same as long as the variables look the same, and
 #: after another init(), as graphs do.
-_known: dict[Any, GradientReducer] = {}
+_known: dict[Any, GradientSync] = {}
 
 
 def _find_reducer(
     variables: Sequence[Any], options: ReduceOptions, process_set: ProcessSet, sparse_as_dense: bool
-) -> GradientReducer:
+) -> GradientSync:
     key = (describe(variables), options, process_set, sparse_as_dense)
     if key not in _known:
-        _known[key] = GradientReducer(
-            variables, options=options, process_set=process_set, sparse_as_dense=sparse_as_dense
-        )
+        _known[key] = GradientSync(variables, options=options, process_set=process_set, sparse_as_dense=sparse_as_dense)
     return _known[key]
 
 

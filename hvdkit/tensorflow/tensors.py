@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvdkit.transport.base import FLOAT8, STORAGE, Array, Buffer
+from hvdkit.transport.buffer import FLOAT8, STORAGE, Array, Buffer
 
 _ALIGN = 64  # bytes; TensorFlow uses memory as it is where it begins at such an address, and copies it elsewhere
 

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdkit.tensorflow.tensors import array_of, dtype_name
-from hvdkit.transport.base import Array
+from hvdkit.transport.buffer import Array
 
 
 @dataclass(frozen=True)

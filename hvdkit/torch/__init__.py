@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hvdkit.need import need
+from hvdkit.optional_import import optional_import
 
-need("torch", "torch")
+optional_import("torch", "torch")
 
 from hvdkit.engine.basics import (
     add_process_set,
@@ -22,8 +22,8 @@ from hvdkit.engine.basics import (
     start_timeline,
     stop_timeline,
 )
+from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.job_objects import allgather_object, broadcast_object
-from hvdkit.engine.process_sets import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
 from hvdkit.profiling.session import profile

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hvdkit.engine.process_sets import ProcessSet
+from hvdkit.engine.groups import ProcessSet
 from hvdkit.engine.reduce_op import Adasum
 from hvdkit.torch.asynchronous import grouped_allreduce_async_
 from hvdkit.torch.compression import Compressor

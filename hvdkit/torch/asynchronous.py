@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.engine.named.submit import find_group
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
-from hvdkit.engine.submit import find_group
 from hvdkit.torch.handles import Handle, synchronize
 from hvdkit.torch.submit import (
     begin,

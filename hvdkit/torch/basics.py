@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from hvdkit.engine.basics import describe_world, join_world, local_rank
-from hvdkit.engine.process_sets import ProcessSet
-from hvdkit.engine.recording import RECORDER
+from hvdkit.engine.groups import ProcessSet
+from hvdkit.engine.observe.recording import RECORDER
 from hvdkit.torch.loading import watch_loaders
 from hvdkit.torch.tensors import TorchArithmetic
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hvdkit.engine.planned import Statistics
+from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.log import logger
 from hvdkit.torch.layout import Named
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from hvdkit.engine.compression import Codings
-from hvdkit.transport.base import Narrow
+from hvdkit.transport.buffer import Narrow
 
 
 class Compressor:

@@ -7,7 +7,7 @@ from typing import Literal, TypedDict
 
 from torch.utils.data import Sampler
 
-from hvdkit.sharding import Indices, plan_order, split_for_evaluation, split_for_training
+from hvdkit.training.sharding import Indices, plan_order, split_for_evaluation, split_for_training
 
 
 class SamplerState(TypedDict):

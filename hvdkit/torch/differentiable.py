@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from hvdkit.engine.execution import split_rows
-from hvdkit.engine.process_sets import ProcessSet
+from hvdkit.engine.groups import ProcessSet
+from hvdkit.engine.named.execution import split_rows
+from hvdkit.engine.named.submit import find_group
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum
-from hvdkit.engine.submit import find_group
 from hvdkit.torch import asynchronous as begin
 from hvdkit.torch.handles import operation_of, synchronize
 from hvdkit.torch.submit import check_group, do, run_allreduce, run_broadcast, shape_of

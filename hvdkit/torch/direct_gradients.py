@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import torch
 
-from hvdkit.engine.buckets import TensorSpec
+from hvdkit.engine.groups import MemberGroup
 from hvdkit.engine.horovod.binding import Binding, Pending
 from hvdkit.engine.horovod.gradients import agree_on, gradient_move, narrow_wire
 from hvdkit.engine.horovod.transport import HorovodTransport, wait
-from hvdkit.engine.planned import Statistics
-from hvdkit.engine.process_sets import MemberGroup
+from hvdkit.engine.planned.plan import TensorSpec
+from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.torch.layout import Named, layout_of, strides_of
 from hvdkit.torch.tensors import dtype_name
@@ -37,7 +37,7 @@ class _Sent:
 
 
 class DirectGradients:
-    """What GradientPlan is, on Horovod's core; see there for the arguments.
+    """What TorchSource is, on Horovod's core; see there for the arguments.
 
     Opened by all ranks together; raises PlanMismatchError where their parameters differ, TypeError for a dtype that
     Horovod's core does not add.
@@ -81,7 +81,7 @@ class DirectGradients:
         self._began_s = 0.0
 
     def arrived(self, index: int) -> None:
-        """See GradientPlan."""
+        """See TorchSource."""
         with self._lock:
             last = len(self._sent) == len(self._parameters) - 1
             if last and len(self._touched) == len(self._parameters):
@@ -94,12 +94,12 @@ class DirectGradients:
         self._presence = there, self._tell(there)
 
     def started(self, index: int) -> bool:
-        """See GradientPlan."""
+        """See TorchSource."""
         return index in self._sent
 
     @property
     def under_way(self) -> bool:
-        """See GradientPlan."""
+        """See TorchSource."""
         return bool(self._sent)
 
     def _send(self, index: int) -> None:
@@ -136,7 +136,7 @@ class DirectGradients:
         return tuple(parameter.shape) if self._plain[index] else (parameter.numel(),)
 
     def finish(self) -> None:
-        """See GradientPlan."""
+        """See TorchSource."""
         began = time.perf_counter()
         with self._lock:
             for index in range(len(self._parameters)):
@@ -175,10 +175,10 @@ class DirectGradients:
                 parameter.grad.copy_(result.as_strided(parameter.shape, self._strides[index]))
 
     def retire(self) -> None:
-        """See GradientPlan; Horovod takes a joined rank's part itself."""
+        """See TorchSource; Horovod takes a joined rank's part itself."""
 
     def close(self) -> None:
-        """See GradientPlan."""
+        """See TorchSource."""
         self._parameters = []
 
 

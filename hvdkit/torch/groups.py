@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hvdkit.engine.execution import split_rows
+from hvdkit.engine.named.execution import split_rows
 
 
 def number_groups(named: Sequence[tuple[str, torch.nn.Parameter]], groups: Any, num_groups: int) -> dict[int, int]:

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from hvdkit.engine.base import Engine
-from hvdkit.engine.execution import Operation
+from hvdkit.engine.api import Engine
+from hvdkit.engine.named.execution import Operation
 
 #: A number that poll() and synchronize() take.
 Handle = int

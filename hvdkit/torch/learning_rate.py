@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from hvdkit.schedules import linear_scale as linear_scale
-from hvdkit.schedules import square_root_scale as square_root_scale
-from hvdkit.schedules import warmup_multiplier
+from hvdkit.training.schedules import linear_scale as linear_scale
+from hvdkit.training.schedules import square_root_scale as square_root_scale
+from hvdkit.training.schedules import warmup_multiplier
 
 
 def scale_learning_rate(optimizer: Optimizer, factor: float) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, dataloader
 
-from hvdkit.engine.recording import RECORDER, clock
+from hvdkit.engine.observe.recording import RECORDER, clock
 
 
 @functools.cache

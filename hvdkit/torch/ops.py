@@ -13,9 +13,9 @@ import torch
 
 from hvdkit.engine.basics import join_ranks
 from hvdkit.engine.compression import wire_of
-from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.engine.named.submit import find_group
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
-from hvdkit.engine.submit import find_group
 from hvdkit.torch import differentiable as autograd
 from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.submit import check_group, do, do_barrier, run_allreduce, run_broadcast
@@ -288,7 +288,7 @@ def join(device: int = -1) -> int:
     all ranks, joined ones as zeros. It changes nothing on this rank: its parameters, gradients and optimizer state stay
     what they were at its own last step, and the ranks' parameters are no longer equal; as in Horovod, broadcast them
     from the rank that joined last (`hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.join())`, and
-    broadcast_optimizer_state) before training goes on. How it works: hvdkit/engine/joining.py.
+    broadcast_optimizer_state) before training goes on. How it works: hvdkit/engine/named/joining.py.
 
     device: as in Horovod; not needed here. Returns the number of the rank that joined last.
     Raises NotInitializedError before init(), HorovodInternalError if a rank leaves without joining, RankLostError if

@@ -13,15 +13,15 @@ import torch
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.compression import Coded, wire_of
-from hvdkit.engine.planned import Statistics
-from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.engine.request import gradient_options
 from hvdkit.torch.adasum_steps import AdasumSteps, adasum_attributes
 from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.groups import number_groups
 from hvdkit.torch.plain_copies import PlainCopies, change_class, is_wrapped
-from hvdkit.torch.reducer import GradientReducer, check_parameters
+from hvdkit.torch.sync import GradientSync, check_parameters
 
 Parameters = Iterable[tuple[str, torch.nn.Parameter]]
 
@@ -30,7 +30,7 @@ class _Distributed(PlainCopies):
     """What a wrapped optimizer has beside its own class; mixed in before it."""
 
     # The defaults are for an instance that a script makes of the class itself: it is a plain optimizer.
-    _hvdkit: GradientReducer | None = None
+    _hvdkit: GradientSync | None = None
     _hvdkit_skip = False
     _hvdkit_synchronized = False
 
@@ -98,7 +98,7 @@ class _Distributed(PlainCopies):
         return Statistics() if self._hvdkit is None else self._hvdkit.statistics
 
 
-def _synchronized(closure: Callable[[], Any], reducer: GradientReducer) -> Callable[[], Any]:
+def _synchronized(closure: Callable[[], Any], reducer: GradientSync) -> Callable[[], Any]:
     def evaluate() -> Any:
         loss = closure()
         reducer.synchronize()
@@ -207,7 +207,7 @@ def DistributedOptimizer(
     alone = process_set.included() and process_set.size() == 1  # and will stay so
     alone = alone and made.horovod is None and not made.config.elastic
     if op is not Adasum and process_set.included() and not alone:
-        reducer = GradientReducer(
+        reducer = GradientSync(
             named,
             process_set,
             options=options,
@@ -250,7 +250,7 @@ def _seen_by_scheduler(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
 # torch puts its step hooks around step() of each class that it does not find this mark on; the wrapped class has them.
 _Distributed.step.hooked = True  # type: ignore[attr-defined]
 
-_reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
+_reducers: weakref.WeakSet[GradientSync] = weakref.WeakSet()
 
 
 def _close_all() -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Protocol
 
-from hvdkit.engine.planned import Statistics
-from hvdkit.engine.process_sets import MemberGroup
+from hvdkit.engine.groups import MemberGroup
+from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.runtime import Runtime
-from hvdkit.torch.gradient_plan import GradientPlan
 from hvdkit.torch.layout import Named
+from hvdkit.torch.source import TorchSource
 
 
 class Plan(Protocol):
-    """What reduces one list of gradients again and again; see GradientPlan."""
+    """What reduces one list of gradients again and again; see TorchSource."""
 
     def arrived(self, index: int) -> None:
         """The gradient of this parameter is complete."""
@@ -47,7 +47,7 @@ def open_plan(
     groups: Mapping[int, int],
     statistics: Statistics,
 ) -> Plan:
-    """The plan of these parameters' gradients, in buckets or, on Horovod's core, one by one; see GradientPlan.
+    """The plan of these parameters' gradients, in buckets or, on Horovod's core, one by one; see TorchSource.
 
     groups: Horovod's core fuses what is ready together, and needs none. Where that was opened for another framework
     its allreduces take buckets in the host's memory.
@@ -58,6 +58,4 @@ def open_plan(
         return DirectGradients(
             made.horovod, group, name, named, options=options, touched=touched, statistics=statistics
         )
-    return GradientPlan(
-        made, group, name, named, options=options, touched=touched, groups=groups, statistics=statistics
-    )
+    return TorchSource(made, group, name, named, options=options, touched=touched, groups=groups, statistics=statistics)

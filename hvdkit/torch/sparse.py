@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from hvdkit.torch.tensors import as_buffer, as_tensor
-from hvdkit.transport.base import Transport
-from hvdkit.transport.small import gather_ints
+from hvdkit.transport.api import Transport
+from hvdkit.transport.small_collectives import gather_ints
 
 
 def reduce_sparse(

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from hvdkit.engine import objects
+from hvdkit.engine.groups import global_process_set
 from hvdkit.engine.job_objects import broadcast_object
-from hvdkit.engine.process_sets import global_process_set
-from hvdkit.engine.submit import find_group
-from hvdkit.engine.together import do_together
+from hvdkit.engine.named.collective_step import collective_step
+from hvdkit.engine.named.submit import find_group
 from hvdkit.errors import HorovodInternalError
 from hvdkit.torch.submit import own_memory
 from hvdkit.torch.tensors import as_buffer
-from hvdkit.transport.base import Transport
-from hvdkit.transport.small import broadcast_bytes
+from hvdkit.transport.api import Transport
+from hvdkit.transport.small_collectives import broadcast_bytes
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: int = 0) -> None:
@@ -43,7 +43,7 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
         return ""
 
     options = [("root rank", str(root_rank))]
-    problem = do_together(group.engine, "broadcast_parameters", spread, options=options)
+    problem = collective_step(group.engine, "broadcast_parameters", spread, options=options)
     if problem:
         raise HorovodInternalError(problem)
 
@@ -106,7 +106,7 @@ def broadcast_optimizer_state(
         return seen, shape, tensors
 
     options = [("root rank", str(root_rank))]
-    seen, shape, tensors = do_together(group.engine, "broadcast_optimizer_state", spread, options=options)
+    seen, shape, tensors = collective_step(group.engine, "broadcast_optimizer_state", spread, options=options)
     if shape is None:
         told = "; ".join(f"rank {rank}: {size}" for rank, size in enumerate(seen))
         raise HorovodInternalError(

@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from hvdkit.engine import submit as named
-from hvdkit.engine.execution import Operation, split_rows
-from hvdkit.engine.process_sets import MemberGroup, ProcessSet
+from hvdkit.engine.groups import MemberGroup, ProcessSet
+from hvdkit.engine.named import submit as named
+from hvdkit.engine.named.execution import Operation, split_rows
+from hvdkit.engine.named.submit import Options, check_splits, find_group, reduce_options, root_options
 from hvdkit.engine.reduce_op import ReduceOp
-from hvdkit.engine.submit import Options, check_splits, find_group, reduce_options, root_options
 from hvdkit.torch.handles import Handle, make_handle
 from hvdkit.torch.tensors import TensorBuffer, as_buffer, as_tensor, dtype_name
-from hvdkit.transport.base import Buffer
+from hvdkit.transport.buffer import Buffer
 
 Tensors = Sequence[torch.Tensor]
 Finish = Callable[[Operation], Any]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.base import FLOAT8, HALF, STORAGE, Buffer, Op
+from hvdkit.transport.buffer import FLOAT8, HALF, STORAGE, Buffer, Op
 
 _CHUNK = 64 * 1024  # elements: 256 KiB of float32, which stays in cache
 

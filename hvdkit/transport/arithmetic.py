@@ -1,15 +1,15 @@
-"""Adding, scaling and casting with numpy alone, a piece at a time so that each piece stays in cache."""
+"""Arithmetic: adding, scaling and casting buffers; with numpy, a piece at a time so that each piece stays in cache."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.transport.base import HALF, SCALED, STORAGE, Array, Buffer, Op, check_reduction
+from hvdkit.transport.buffer import HALF, SCALED, STORAGE, Array, Buffer, Op, check_reduction
 
 _CHUNK_BYTES = 256 * 1024
 
@@ -26,6 +26,22 @@ _LARGEST: dict[str, float] = {
     "float32": float(np.finfo(np.float32).max),
     "float64": float(np.finfo(np.float64).max),
 }
+
+
+class Arithmetic(Protocol):
+    """What transports do with numbers."""
+
+    def combine(self, out: Buffer, sources: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
+        """out = scale * op(sources), element by element; float16 and bfloat16 in float32, rounded once.
+
+        out: may be one of `sources`; wider than they are if they are of 16 bits. scale: 1.0 for integers and bools.
+        """
+
+    def cast(self, out: Buffer, source: Buffer, scale: float = 1.0) -> None:
+        """out = scale * source in out's dtype; finite values too large for it become its largest, inf and nan stay."""
+
+    def copy(self, out: Buffer, source: Buffer) -> None:
+        """out = source, same dtype."""
 
 
 class NumpyArithmetic:

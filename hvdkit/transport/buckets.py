@@ -1,13 +1,144 @@
-"""Buckets whose reduction is a sequence of steps, driven by whoever has time: a thread or the training loop itself."""
+"""Buckets of a plan: what they are, and the base class of those whose reduction is a sequence of steps.
+
+Whoever has time drives the steps: a thread or the training loop itself.
+"""
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from hvdkit.transport.base import Buffer, Elsewhere
-from hvdkit.transport.waiting import Waiting, calls
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdkit.transport.buffer import STORAGE, Buffer, Narrow, Op, check_reduction
+from hvdkit.transport.coding.api import Coding, Matrix
+from hvdkit.transport.polling import Backoff, calls
+
+#: Stays in a core's own cache between the sum and the copies of it.
+CHUNK_BYTES = 512 * 1024
+
+
+@dataclass(frozen=True)
+class BucketSpec:
+    """One bucket of an agreed plan, the same on all ranks.
+
+    count: elements. prescale: factor on each node's sum, before the wire. postscale: factor on the result.
+    wire: dtype between hosts, "none" for the bucket's own; or a coding, which leaves the last `exact` elements as they
+    are. matrices: the tensors before those, in rising order, where the coding is one of matrices.
+    chunk_bytes: that a rank sums and hands out at a time, where ranks share memory. algorithm: between hosts, see
+    BetweenHosts; that of the transport if it is "auto". Raises TypeError as check_reduction does.
+    """
+
+    dtype: str
+    count: int
+    op: Op = "sum"
+    prescale: float = 1.0
+    postscale: float = 1.0
+    wire: Narrow | Coding = "none"
+    exact: int = 0
+    chunk_bytes: int = CHUNK_BYTES
+    algorithm: str = "auto"
+    matrices: tuple[Matrix, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_reduction(self.dtype, self.op, "a bucket")
+
+    @property
+    def narrow(self) -> Narrow:
+        """The dtype between hosts of what is not coded."""
+        return self.wire if isinstance(self.wire, str) else "none"
+
+    @property
+    def travels_as(self) -> str:
+        """The dtype between hosts of what is not coded; the bucket's own if no other was asked for."""
+        return self.dtype if self.narrow == "none" else self.narrow
+
+
+def see_as(memory: NDArray[np.uint8], spec: BucketSpec) -> Buffer:
+    """The beginning of `memory` as the numbers of a bucket."""
+    storage = STORAGE[spec.dtype]
+    return Buffer(memory[: spec.count * storage.itemsize].view(storage), spec.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Numbers of a bucket that are not in its memory.
+
+    first: element of the bucket. source: the numbers. target: where the result goes, `source` itself or as much memory
+    that does not overlap it. Both are left alone until the bucket is reduced.
+    """
+
+    first: int
+    source: Buffer
+    target: Buffer
+
+
+class Buckets(Protocol):
+    """The buckets of one plan in memory of the transport's choice, reduced in place, again and again.
+
+    A round of bucket i: the user fills memory[i]; start(i); memory[i] is left alone until finished(i) or wait(i); then
+    it holds the result, and is the user's. Buckets start in index order. Buckets i and i + depth share memory, so no
+    more than `depth` of them are in use at a time.
+
+    own: of each bucket the elements, as (start, stop), that only this rank reads: they need not be filled where start()
+    is given the numbers that stand for them. An empty range where there are none.
+    sent_bytes: how many bytes this rank gives to the network when all buckets are reduced once.
+    """
+
+    depth: int
+    sent_bytes: int
+    memory: Sequence[Buffer]
+    own: Sequence[tuple[int, int]]
+
+    def start(self, index: int, elsewhere: Sequence[Elsewhere] = ()) -> None:
+        """This rank's bucket is full: reduce it once the others' are.
+
+        elsewhere: instead of memory's numbers; rising, within own[index].
+        """
+
+    def advance(self) -> bool:
+        """Do what can be done without waiting; True if anything moved. Never blocks."""
+
+    def finished(self, index: int) -> bool:
+        """Is the bucket reduced? Only asks."""
+
+    @property
+    def busy(self) -> bool:
+        """Is any bucket started and not yet reduced?"""
+
+    def wait(self, index: int, watch: Callable[[], None] | None = None) -> None:
+        """Return when the bucket is reduced. Raises RankLostError if a rank it waits for has ended.
+
+        watch: called now and then meanwhile, where that takes long; may raise.
+        """
+
+    def close(self) -> None:
+        """Free the memory; a collective call."""
+
+
+def whole(memory: Buffer, own: tuple[int, int], elsewhere: Sequence[Elsewhere]) -> list[Elsewhere]:
+    """The elements from own[0] up to own[1]: those elsewhere, and between them memory's, which are reduced in place."""
+    found: list[Elsewhere] = []
+    at = own[0]
+    for one in (*elsewhere, Elsewhere(own[1], empty := memory.slice(own[1], own[1]), empty)):
+        if at < one.first:
+            numbers = memory.slice(at, one.first)
+            found.append(Elsewhere(at, numbers, numbers))
+        if one.source.count:
+            found.append(one)
+        at = one.first + one.source.count
+    return found
+
+
+def plan_memory(specs: Sequence[BucketSpec], depth: int | None) -> list[int]:
+    """The bytes of each piece of memory that the buckets take in turn: `depth` pieces, or one a bucket if None."""
+    sizes = [spec.count * STORAGE[spec.dtype].itemsize for spec in specs]
+    pieces = min(depth or len(specs), len(specs))
+    return [max(sizes[turn::pieces]) for turn in range(pieces)]
 
 
 class SteppedBuckets(ABC):
@@ -80,7 +211,7 @@ class SteppedBuckets(ABC):
             if watch is not None:
                 watch()
 
-        waiting = Waiting(check)
+        waiting = Backoff(check)
         while index in self._running:
             if not self.advance():
                 waiting.pause()

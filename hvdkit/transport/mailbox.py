@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from hvdkit.transport.mpi_library import call_mpi, check_not_ended, collective, finish, free_comm, load_mpi
+from hvdkit.transport.mpi.library import call_mpi, check_not_ended, collective, finish, free_comm, load_mpi
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hvdkit.errors import TransportError
-from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Elsewhere, Op, check_reduction, make_buffer, whole
-from hvdkit.transport.checks import check_alltoall, check_counts, check_ranks, check_root
-from hvdkit.transport.lane import Lane
+from hvdkit.transport.arguments import check_alltoall, check_counts, check_ranks, check_root
+from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
+from hvdkit.transport.buckets import BucketSpec, Elsewhere, whole
+from hvdkit.transport.buffer import Buffer, Op, check_reduction, make_buffer
 from hvdkit.transport.mailbox import LocalMailbox
+from hvdkit.transport.shared.lane import Lane
 
 
 class SingleTransport:

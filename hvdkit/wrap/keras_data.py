@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 import hvdkit.keras as hvd
-from hvdkit.sharding import Indices, plan_order
+from hvdkit.training.sharding import Indices, plan_order
 from hvdkit.wrap import randomness
 from hvdkit.wrap.keras_tf_data import split_tf_data
 from hvdkit.wrap.refusal import refuse

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import hvdkit.torch as hvd
-from hvdkit.schedules import warmup_multiplier
+from hvdkit.training.schedules import warmup_multiplier
 from hvdkit.wrap import torch_progress, torch_weights
 from hvdkit.wrap.refusal import refuse
 from hvdkit.wrap.session import active, current

@@ -14,9 +14,9 @@ import time
 import numpy as np
 
 from hvdkit.config import read_config
-from hvdkit.transport import open_transport
-from hvdkit.transport.base import as_buffer
-from hvdkit.transport.mpi_library import abort
+from hvdkit.transport.buffer import as_buffer
+from hvdkit.transport.mpi.library import abort
+from hvdkit.transport.select import open_transport
 
 what = sys.argv[1] if len(sys.argv) > 1 else ""
 world, transport, _ = open_transport(read_config())

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 
 from hvdkit.config import read_config
-from hvdkit.transport import open_transport
-from hvdkit.transport.base import as_buffer
+from hvdkit.transport.buffer import as_buffer
+from hvdkit.transport.select import open_transport
 
 world, transport, _ = open_transport(read_config())
 numbers = np.full(int(sys.argv[1]) if len(sys.argv) > 1 else 10, world.rank + 1, dtype=np.float32)

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from hvdkit.engine.horovod.binding import Pending
-from hvdkit.transport.base import Arithmetic, BucketSpec, Buffer, Elsewhere, make_buffer, plan_memory, see_as
-from hvdkit.transport.waiting import Waiting
+from hvdkit.transport.arithmetic import Arithmetic
+from hvdkit.transport.buckets import BucketSpec, Elsewhere, plan_memory, see_as
+from hvdkit.transport.buffer import Buffer, make_buffer
+from hvdkit.transport.polling import Backoff
 
 
 class HorovodBuckets:
@@ -69,7 +71,7 @@ class HorovodBuckets:
 
     def wait(self, index: int, watch: Callable[[], None] | None = None) -> None:
         """See Buckets; Horovod's own report tells who is missing."""
-        waiting = Waiting(watch)
+        waiting = Backoff(watch)
         while not self.finished(index):
             waiting.pause()
 

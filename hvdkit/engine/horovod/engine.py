@@ -6,18 +6,18 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvdkit.engine.announcement import Announcement
-from hvdkit.engine.execution import Action, Operation
 from hvdkit.engine.horovod.binding import Binding
 from hvdkit.engine.horovod.operations import Running, check_dtypes, collect, start_operation
 from hvdkit.engine.horovod.transport import HorovodTransport
-from hvdkit.engine.joining import Joining
-from hvdkit.engine.pace import Window
-from hvdkit.engine.timeline import Timeline
+from hvdkit.engine.named.announcement import Announcement
+from hvdkit.engine.named.execution import Action, Operation
+from hvdkit.engine.named.joining import Joining
+from hvdkit.engine.observe.step_timing import Window
+from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.errors import DuplicateNameError, HorovodInternalError
-from hvdkit.transport.base import Transport
-from hvdkit.transport.small import gather_bytes
-from hvdkit.transport.waiting import Waiting
+from hvdkit.transport.api import Transport
+from hvdkit.transport.polling import Backoff
+from hvdkit.transport.small_collectives import gather_bytes
 
 
 class HorovodEngine:
@@ -123,7 +123,7 @@ class HorovodEngine:
 
     def wait(self, operation: Operation) -> None:
         """Return when the operation is done; raises what it failed with."""
-        waiting = Waiting()
+        waiting = Backoff()
         while not operation.done:
             if not self._take(operation):
                 waiting.pause()

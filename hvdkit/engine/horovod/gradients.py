@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvdkit.engine.agreement import check_agreement
-from hvdkit.engine.buckets import TensorSpec, describe_plan
 from hvdkit.engine.horovod.binding import Move
 from hvdkit.engine.horovod.transport import refuse_bfloat16, refuse_coding
+from hvdkit.engine.planned.agreement import check_agreement
+from hvdkit.engine.planned.plan import TensorSpec, describe_plan
 from hvdkit.engine.request import ReduceOptions, check_gradient
-from hvdkit.transport.base import Narrow, Transport
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buffer import Narrow
 
 
 def agree_on(transport: Transport, specs: list[TensorSpec], options: ReduceOptions) -> None:

@@ -12,10 +12,12 @@ from hvdkit.engine.horovod.sets import Sets
 from hvdkit.engine.horovod.transport import HorovodTransport, describe
 from hvdkit.errors import ConfigError, WorldError
 from hvdkit.hook import install_exception_hook
-from hvdkit.transport import Abort, mpi_library
-from hvdkit.transport.base import Buffer, Transport
-from hvdkit.transport.mpi_library import call_mpi
-from hvdkit.transport.mpi_part import Part, open_part
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buffer import Buffer
+from hvdkit.transport.mpi import library as mpi_library
+from hvdkit.transport.mpi.library import call_mpi
+from hvdkit.transport.mpi.world_part import Part, open_part
+from hvdkit.transport.select import Abort
 from hvdkit.world import World, check_world, complete_world, read_world, under_agent
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.engine.announcement import Announcement
-from hvdkit.engine.execution import Operation, factors
 from hvdkit.engine.horovod.binding import Binding, Move, Pending
-from hvdkit.engine.integers import multiply
-from hvdkit.transport.base import SCALED, STORAGE, Buffer
+from hvdkit.engine.named.announcement import Announcement
+from hvdkit.engine.named.execution import Operation, factors
+from hvdkit.engine.named.integers import multiply
+from hvdkit.transport.buffer import SCALED, STORAGE, Buffer
 
 _CURE = "Cast the tensor, or take hvdkit's own engine (HVDKIT_ENGINE=native)."
 

@@ -15,7 +15,7 @@ from horovod.torch import mpi_ops
 
 from hvdkit.engine.horovod.binding import Move, Pending
 from hvdkit.errors import HorovodInternalError
-from hvdkit.transport.base import FLOAT8
+from hvdkit.transport.buffer import FLOAT8
 
 _OPS = {
     "average": horovod.Average,

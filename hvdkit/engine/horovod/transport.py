@@ -13,10 +13,12 @@ from hvdkit.engine.horovod.buckets import HorovodBuckets
 from hvdkit.engine.horovod.operations import flat_of, numbers_of
 from hvdkit.engine.horovod.sets import Sets
 from hvdkit.errors import TransportError
-from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.base import Arithmetic, Buckets, BucketSpec, Buffer, Op, Transport, make_buffer
-from hvdkit.transport.coding import Coding
-from hvdkit.transport.waiting import Waiting
+from hvdkit.transport.api import Transport
+from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
+from hvdkit.transport.buckets import Buckets, BucketSpec
+from hvdkit.transport.buffer import Buffer, Op, make_buffer
+from hvdkit.transport.coding.api import Coding
+from hvdkit.transport.polling import Backoff
 
 
 class HorovodTransport:
@@ -147,7 +149,7 @@ class HorovodTransport:
 def wait(pending: Pending) -> list[Any]:
     """Wait for an operation and return its results; can be interrupted, which Horovod's own waiting cannot."""
     if not pending.done():
-        waiting = Waiting()
+        waiting = Backoff()
         while not pending.done():
             waiting.pause()
     return pending.wait()

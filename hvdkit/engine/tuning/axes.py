@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdkit.config import MIB, Config
-from hvdkit.engine.buckets import Bucket
-from hvdkit.engine.plan_settings import PlanSettings
-from hvdkit.transport.base import STORAGE
+from hvdkit.engine.planned.plan import Bucket
+from hvdkit.engine.planned.settings import PlanSettings
+from hvdkit.transport.buffer import STORAGE
 
 _KIB = 1024
 #: Setting -> values in order, unless they are UNORDERED; for "algorithm" the plan says which.

@@ -6,7 +6,7 @@ import csv
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from hvdkit.engine.plan_settings import PlanSettings
+from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.engine.tuning.search import Outcome, Trial
 from hvdkit.log import logger
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit import __version__
-from hvdkit.engine.plan_settings import PlanSettings
+from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.errors import ConfigError
 
 

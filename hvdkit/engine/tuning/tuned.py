@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvdkit.engine.buckets import Bucket
-from hvdkit.engine.execution import Action
+from hvdkit.engine.groups import MemberGroup
+from hvdkit.engine.named.collective_step import collective_step
+from hvdkit.engine.named.execution import Action
 from hvdkit.engine.objects import allgather_object
-from hvdkit.engine.plan_settings import PlanSettings
-from hvdkit.engine.planned import PlannedReduction
-from hvdkit.engine.process_sets import MemberGroup
-from hvdkit.engine.together import do_together
+from hvdkit.engine.planned.plan import Bucket
+from hvdkit.engine.planned.reducer import BucketReducer
+from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.engine.tuning.axes import UNORDERED, shape_of
 from hvdkit.engine.tuning.record import Record
 from hvdkit.engine.tuning.search import Outcome, Search
-from hvdkit.transport.base import Transport
+from hvdkit.transport.api import Transport
 
 STEPS_A_TRIAL = 10
 _WARM_UP = 2  # of them, after a change: memory that is new
@@ -36,13 +36,13 @@ class _Seen:
     busy: bool
 
 
-class TunedReduction:
-    """See PlannedReduction, whose methods it has; every so many rounds its buckets may be others.
+class TunedReducer:
+    """See BucketReducer, whose methods it has; every so many rounds its buckets may be others.
 
     The ranks decide by what all of them have measured, so they decide alike, at the end of a round that all have ended.
     Nothing is decided while a rank has joined. Of several plans one searches at a time.
 
-    group: the ranks. name: of the plan. reopen: makes the plan with given settings, see PlannedReduction; called by all
+    group: the ranks. name: of the plan. reopen: makes the plan with given settings, see BucketReducer; called by all
     ranks together. first: settings to begin with. axes: see Search. trials: at most. directory: of shared memory.
     record: on the rank that keeps one. found: told the outcome, on all ranks.
     """
@@ -55,7 +55,7 @@ class TunedReduction:
         self,
         group: MemberGroup,
         name: str,
-        reopen: Callable[[PlanSettings], PlannedReduction],
+        reopen: Callable[[PlanSettings], BucketReducer],
         first: PlanSettings,
         axes: Mapping[str, Sequence[Any]],
         *,
@@ -77,7 +77,7 @@ class TunedReduction:
         if record is not None:
             weakref.finalize(self, record.closed)  # also at the end of the process
 
-    def _take(self, moving: PlannedReduction, settings: PlanSettings) -> None:
+    def _take(self, moving: BucketReducer, settings: PlanSettings) -> None:
         self._moving, self._settings = moving, settings
         self.arrived, self.started, self.retire = moving.arrived, moving.started, moving.retire
 
@@ -88,11 +88,11 @@ class TunedReduction:
 
     @property
     def under_way(self) -> bool:
-        """See PlannedReduction."""
+        """See BucketReducer."""
         return self._moving.under_way
 
     def finish(self) -> None:
-        """See PlannedReduction; ends a trial if its steps are over."""
+        """See BucketReducer; ends a trial if its steps are over."""
         self._moving.finish()
         if self._search is None:
             return
@@ -102,7 +102,7 @@ class TunedReduction:
         self.rounds += 1
         # This number is the same on all ranks, also on those that had joined for a while.
         if self._engine.joining.rounds[self._name] % STEPS_A_TRIAL == 0:
-            do_together(self._engine, "tune", self._decide, name=self._name)
+            collective_step(self._engine, "tune", self._decide, name=self._name)
             self._seconds.clear()
             self._round_ended_s = time.perf_counter()
 
@@ -165,7 +165,7 @@ class TunedReduction:
         return other.rounds > before
 
     def close(self) -> None:
-        """See PlannedReduction."""
+        """See BucketReducer."""
         if self._record is not None:
             self._record.closed()
         self._search = None
@@ -173,10 +173,10 @@ class TunedReduction:
 
 
 #: The plan of this process that is searching, if one is.
-_searching: list[weakref.ref[TunedReduction] | None] = [None]
+_searching: list[weakref.ref[TunedReducer] | None] = [None]
 
 
-def _weakly(held: weakref.ref[TunedReduction]) -> Callable[[], Action | None]:
+def _weakly(held: weakref.ref[TunedReducer]) -> Callable[[], Action | None]:
     def find() -> Action | None:
         reduction = held()
         return None if reduction is None else reduction._decide

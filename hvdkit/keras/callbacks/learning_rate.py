@@ -10,7 +10,7 @@ import keras
 
 from hvdkit.engine import runtime as engine
 from hvdkit.keras.state import sync_state
-from hvdkit.schedules import warmup_multiplier
+from hvdkit.training.schedules import warmup_multiplier
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from hvdkit.engine.process_sets import ProcessSet, global_process_set
+from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.keras.averages import average_metrics
 
 

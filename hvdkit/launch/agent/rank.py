@@ -105,7 +105,9 @@ class Agent:
             variables.update(plan_elastic_variables(self.place, command))
         self.news, target = socket.socketpair()
         target.set_inheritable(True)
-        variables["HVDKIT_NEWS"] = f"{target.fileno()}:{os.fstat(target.fileno()).st_ino}"  # see hvdkit.news
+        variables["HVDKIT_NEWS"] = (
+            f"{target.fileno()}:{os.fstat(target.fileno()).st_ino}"  # see hvdkit.launcher_channel
+        )
         problem = self._start(command, variables, orders.get("window"), share)
         target.close()
         if problem is not None:

@@ -8,7 +8,7 @@ import torch
 
 from hvdkit.engine import runtime as engine
 from hvdkit.torch.tensors import as_buffer
-from hvdkit.transport.base import Buckets, BucketSpec
+from hvdkit.transport.buckets import Buckets, BucketSpec
 
 
 def open_buckets(tensor: torch.Tensor) -> Buckets:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 import hvdkit.torch as hvd
 from hvdkit.config import read_environment
 from hvdkit.transport.addresses import address_of
-from hvdkit.transport.boards import read_interface
-from hvdkit.transport.gloo_library import TcpStores
+from hvdkit.transport.gloo.library import TcpStores
+from hvdkit.transport.gloo.rendezvous_store import read_interface
 
 
 def join_gloo() -> None:

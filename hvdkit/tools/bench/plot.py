@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.errors import BenchError, MissingDependencyError
-from hvdkit.need import need
+from hvdkit.optional_import import optional_import
 from hvdkit.tools.bench.baseline import Change
 from hvdkit.tools.bench.figures import show_bytes, show_time
 from hvdkit.tools.bench.report import Report, bandwidths
@@ -79,13 +79,13 @@ def _list_points(report: Report) -> list[tuple[str, tuple[list[tuple[float, floa
 
 def _need_pyplot() -> Any:
     try:
-        matplotlib = need("matplotlib", "plot")
+        matplotlib = optional_import("matplotlib", "plot")
     except MissingDependencyError:
         raise MissingDependencyError(
             "PNG is drawn by matplotlib, which is not installed. Run: pip install 'hvdkit[plot]', or name .html."
         ) from None
     matplotlib.use("Agg")
-    return need("matplotlib.pyplot", "plot")
+    return optional_import("matplotlib.pyplot", "plot")
 
 
 def _write_png(report: Report, path: Path) -> None:

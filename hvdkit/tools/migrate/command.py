@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from hvdkit.errors import MigrateError
-from hvdkit.need import need
+from hvdkit.optional_import import optional_import
 
 _EXPLANATION = """\
 Read a training script and say, line by line, what has to change so that it trains on many ranks with hvdkit; then show
@@ -54,7 +54,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the command; returns the exit code. Raises MigrateError for a script that cannot be read or written."""
-    need("libcst", "migrate")
+    optional_import("libcst", "migrate")
     from hvdkit.tools.migrate.plan import plan  # libcst takes longer to load than --version takes to answer
     from hvdkit.tools.migrate.show import write_diff, write_json, write_report
     from hvdkit.tools.migrate.store import read_script, write_script

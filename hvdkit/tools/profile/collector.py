@@ -13,8 +13,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hvdkit.engine.record_sender import ABOUT, PLAN, PURPOSE, ROWS
-from hvdkit.engine.recording import Rounds
+from hvdkit.engine.observe.record_sender import ABOUT, PLAN, PURPOSE, ROWS
+from hvdkit.engine.observe.recording import Rounds
 from hvdkit.handshake import AuthenticationError
 from hvdkit.launch.authenticated_server import AuthenticatedServer, Channel, raise_file_limit
 from hvdkit.log import logger

@@ -10,7 +10,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from hvdkit.engine import basics
-from hvdkit.sharding import Indices, split_for_training
+from hvdkit.training.sharding import Indices, split_for_training
 
 
 class ElasticSamplerState(TypedDict):

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdkit.errors import TransportError
-from hvdkit.transport.base import STORAGE, Array, Buffer
-from hvdkit.transport.coding import all_finite, uncoded_steps
-from hvdkit.transport.steps import until_done
-from hvdkit.transport.wire import Wire
+from hvdkit.transport.between.collectives import until_done
+from hvdkit.transport.between.wire import Wire
+from hvdkit.transport.buffer import STORAGE, Array, Buffer
+from hvdkit.transport.coding.coders import all_finite, uncoded_steps
 
 Bytes = NDArray[np.uint8]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hvdkit.transport.base import Array
+from hvdkit.transport.buffer import Array
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:

@@ -9,11 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from hvdkit.transport.base import STORAGE, Array, Buffer, Matrix
-from hvdkit.transport.coding import all_finite, uncoded_steps
+from hvdkit.transport.between.collectives import sum_steps
+from hvdkit.transport.between.wire import Wire
+from hvdkit.transport.buffer import STORAGE, Array, Buffer
+from hvdkit.transport.coding.api import Matrix
+from hvdkit.transport.coding.coders import all_finite, uncoded_steps
 from hvdkit.transport.coding.low_rank import matrix_shape, orthonormal
-from hvdkit.transport.steps import sum_steps
-from hvdkit.transport.wire import Wire
 
 _EMPTY = 1e-6  # of the longest column's length: what rounding leaves of one that has nothing to say
 

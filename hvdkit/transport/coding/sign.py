@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from hvdkit.transport.base import Array, Matrix
+from hvdkit.transport.buffer import Array
+from hvdkit.transport.coding.api import Matrix
 from hvdkit.transport.coding.gathered import Bytes, GatheredCoder
 
 _BLOCK = 1024  # numbers that share a magnitude

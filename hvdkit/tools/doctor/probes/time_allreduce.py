@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from hvdkit.config import read_config, read_environment
-from hvdkit.transport import open_transport
-from hvdkit.transport.base import as_buffer
+from hvdkit.transport.buffer import as_buffer
+from hvdkit.transport.select import open_transport
 
 _TIMES = 5
 

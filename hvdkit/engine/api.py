@@ -1,0 +1,86 @@
+"""What every engine offers: named operations among the ranks of one group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from hvdkit.engine.named.announcement import Announcement
+from hvdkit.engine.named.execution import Action, Operation
+from hvdkit.engine.named.joining import Joining
+from hvdkit.engine.observe.step_timing import Window
+from hvdkit.engine.observe.timeline import Timeline
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buffer import Buffer
+
+
+class Engine(Protocol):
+    """Named operations among the ranks of a transport; opened and closed by all of them together.
+
+    transport: for steps of several operations. ranks: by their numbers in the world. tell_pace: lets the first of them
+    know, soon, how some rounds of a plan went on this one. timeline, joining: of the planned path. watched: must waits
+    in buckets be told to withdraw() and submit(), since the engine reports what stalls? notice_s: after how many
+    seconds. takes_tensors: may buffers be a framework's tensors, on any device?
+    """
+
+    @property
+    def transport(self) -> Transport: ...  # noqa: D102
+
+    @property
+    def ranks(self) -> Sequence[int]: ...  # noqa: D102
+
+    @property
+    def tell_pace(self) -> Callable[[Window], None]: ...  # noqa: D102
+
+    timeline: Timeline
+    joining: Joining
+    watched: bool
+    takes_tensors: bool
+    notice_s: float
+
+    @property
+    def stopped(self) -> bool:
+        """Have all ranks been stopped for an error of one? Then they are in different collectives."""
+
+    def who(self, rank: int) -> str:
+        """Name a rank of this engine for a message."""
+
+    def make_name(self, kind: str) -> str:
+        """A name for an operation without one: the n-th of its kind here and so on every rank."""
+
+    def count(self, kind: str) -> int:
+        """How many of a kind there have been with this one, from 1; the same on every rank where the order is."""
+
+    def submit(self, name: str, asked: Announcement, buffers: Sequence[Buffer]) -> Operation:
+        """Begin an operation; it is done some time after every rank has begun it.
+
+        buffers: left alone by the caller until then.
+        Raises DuplicateNameError if an operation of this name is still under way here, HorovodInternalError if the
+        engine has failed, TypeError for what it cannot do with a dtype.
+        """
+
+    def do(
+        self, name: str, asked: Announcement, buffers: Sequence[Buffer], *, action: Action | None = None
+    ) -> Operation:
+        """Begin an operation and return when it is done; raises what it failed with, and what submit() raises.
+
+        action: see Operation.
+        """
+
+    def wait(self, operation: Operation) -> None:
+        """Return when the operation is done; raises what it failed with."""
+
+    def drive(self) -> bool:
+        """Do what can be done now; True if anything moved."""
+
+    def join(self) -> Operation:
+        """Begin to take part in the others' operations with zeros until all ranks have joined."""
+
+    def withdraw(self, name: str) -> None:
+        """Take back an operation without buffers, if it is still under way."""
+
+    def leave(self, why: str) -> None:
+        """Tell the others that this rank takes no further part; not collective. why: follows its name."""
+
+    def close(self, *, idle: bool = True) -> None:
+        """Free what is the engine's, the transport too; collective. idle: see Transport.close."""

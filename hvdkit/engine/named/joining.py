@@ -1,0 +1,112 @@
+"""What a rank that has joined does for those that have not: all of its operations at once, until all have joined.
+
+Named operations are done with what changes nothing (execution.absent); rounds of open plans blind (blind.py); and where
+ranks make a plan, or gather sparse gradients, the optimizer of this rank stands in, with nothing of its own.
+
+The end: rank 0 of the group knows when the last rank has joined, and tells all, in the order of operations. Nobody
+trains then, so the blind rounds that are open end on all ranks with the same bucket. That takes a plan that all of them
+still have: one that belongs to an optimizer which some rank has dropped already is left out, after asking.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from hvdkit.engine.named.announcement import Ready
+from hvdkit.engine.named.execution import Action, Operation, absent
+from hvdkit.engine.objects import allgather_object
+from hvdkit.errors import HorovodInternalError
+from hvdkit.transport.api import Transport
+from hvdkit.transport.polling import Backoff
+
+if TYPE_CHECKING:
+    from hvdkit.engine.api import Engine
+    from hvdkit.engine.planned.reducer import BucketReducer
+
+
+class Joining:
+    """The plans of a group of ranks, and one rank's part in them while it waits in join()."""
+
+    def __init__(self) -> None:
+        #: Open plans, by the names that all ranks know them by.
+        self.plans: weakref.WeakValueDictionary[str, BucketReducer] = weakref.WeakValueDictionary()
+        #: How often each plan has been gone through, by name; this counts on when a plan is made anew.
+        self.rounds: Counter[str] = Counter()
+        #: How many operations have become ready.
+        self.operations = 0
+        #: What to do in an operation, by name, that this rank has not submitted; a method of something that may go.
+        self.stand_ins: dict[str, Callable[[], Action | None]] = {}
+        self._done: weakref.WeakSet[BucketReducer] = weakref.WeakSet()
+        self._wanted: set[str] | None = None
+        self._began: tuple[dict[str, int], int] = {}, 0
+
+    def begin(self) -> None:
+        """This rank joins."""
+        self._began = dict(self.rounds), self.operations
+        self._done.clear()
+        self._wanted = None
+
+    def stand_in(self, ready: Ready) -> Operation:
+        """This rank's part of an operation that it has not submitted."""
+        if ready.asked.kind not in STOOD_IN_FOR:
+            return absent(ready)
+        action = self.stand_ins.get(ready.name, lambda: None)()
+        if action is None:
+            raise HorovodInternalError(
+                f"{ready.name} is going on, and this rank, which has joined, has no such optimizer any more. Keep "
+                f"optimizers until all ranks have joined."
+            )
+        return Operation(ready.name, ready.asked, (), action=action)
+
+    def advance(self) -> bool:
+        """Do what can be done in the blind rounds without waiting; True if anything moved."""
+        moved = False
+        for plan in list(self.plans.values()):
+            if plan not in self._done:
+                rounds = plan.zero_rounds()
+                moved = rounds.advance() or moved
+                if rounds.over:
+                    plan.end_zero_rounds()
+                    self._done.add(plan)
+        return moved
+
+    def settle(self, transport: Transport, last: int) -> int:
+        """All ranks have joined; find out which plans all of them have, and who has come farthest. Collective.
+
+        last: the rank whose word of joining came last, which need not be the one that has: words may overtake.
+        """
+        seen = allgather_object(transport, (list(self.plans), *self._began))
+        self._wanted = wanted = set.intersection(*(set(names) for names, _, _ in seen))
+        come = [(sum(rounds.get(name, 0) for name in wanted), operations) for _, rounds, operations in seen]
+        return last if come[last] == max(come) else come.index(max(come))
+
+    @property
+    def over(self) -> bool:
+        """Have all ranks joined, and are all rounds done?"""
+        if self._wanted is None:
+            return False
+        return all(plan in self._done for name, plan in list(self.plans.items()) if name in self._wanted)
+
+
+#: Kinds of operations that a rank which has joined takes part in by a stand-in.
+STOOD_IN_FOR = frozenset({"plan", "sparse_gradients", "tune"})
+
+
+def join_all(engines: Sequence[Engine]) -> int:
+    """Have no more work in any of the groups, and take part in the others' until all their ranks have joined too.
+
+    Returns the rank of the first group that joined last, by its number there.
+    """
+    joins = [engine.join() for engine in engines]
+    waiting = Backoff(engines[0].transport.check)
+    while not all(one.done for one in joins):
+        moved = [engine.drive() for engine in engines]
+        if not any(moved):
+            waiting.pause()
+    for one in joins:
+        if one.error is not None:
+            raise one.error
+    return joins[0].last_joined

@@ -1,0 +1,184 @@
+"""What the first rank of an engine knows of all ranks' steps (steps.py): which have failed, and which take long.
+
+No input or output but what `send` does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from hvdkit.config import Config
+from hvdkit.engine.observe.stall import tell_command
+from hvdkit.log import logger
+
+_ANSWER_S = 1.0  # how long ranks are waited for that have been asked where they are
+_MOST_STACKS = 8
+
+_AFTERWARDS = "No operation of these ranks can be done any more: call hvd.shutdown() and hvd.init() on all of them."
+
+
+class Place(NamedTuple):
+    """Where a rank is.
+
+    ended: the number of its last step that has ended. begun: collectives, in the present one. waits: for other ranks.
+    stack: of the thread in the step; "" if it is in none.
+    """
+
+    ended: int
+    begun: int
+    waits: bool
+    stack: str
+
+
+@dataclass
+class _Slow:
+    """A step that takes long.
+
+    reported: the ranks that have said so and are in it. places: what ranks have answered. known: steps ended and
+    collectives begun, before.
+    """
+
+    label: str
+    since_s: float
+    reported: set[int] = field(default_factory=set)
+    told_s: float = 0.0
+    asked_s: float = 0.0
+    places: dict[int, Place] = field(default_factory=dict)
+    known: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+class StepBooks:
+    """The steps of `size` ranks. send: sends one of them a message. who: names it."""
+
+    def __init__(
+        self,
+        size: int,
+        config: Config,
+        send: Callable[[int, Any], None],
+        who: Callable[[int], str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._size, self._send, self._who, self._clock = size, send, who, clock
+        self._check_s, self._shutdown_s = config.stall_check_s, config.stall_shutdown_s
+        self._failed: dict[int, dict[int, tuple[int, str, str]]] = {}  # step -> rank -> collectives, kind, why
+        self._left: set[int] = set()
+        self._slow: dict[int, _Slow] = {}
+        self.stopped = False
+
+    def hear(self, rank: int, content: tuple[Any, ...]) -> None:
+        """A message of a rank."""
+        what, *rest = content
+        if what == "failed":
+            self._fail(rank, rest[0], (rest[1], rest[2], rest[3]))
+        elif what == "apart":
+            self._stop(rest[1])
+        elif what == "left":
+            self._left.add(rank)
+            for number in list(self._failed):
+                self._settle(number)
+        elif what == "slow":
+            number, label, begun, seconds = rest
+            slow = self._slow.setdefault(number, _Slow(label, self._clock() - seconds))
+            slow.reported.add(rank)
+            slow.known[rank] = (number - 1, begun)
+        elif what == "ended":
+            slow_one = self._slow.get(rest[0])
+            if slow_one is not None:
+                slow_one.reported.discard(rank)
+                if not slow_one.reported:
+                    del self._slow[rest[0]]
+        elif what == "there":
+            for each in self._slow.values():
+                each.places[rank] = rest[0]
+
+    def _fail(self, rank: int, number: int, failure: tuple[int, str, str]) -> None:
+        failed = self._failed.setdefault(number, {})
+        first = not failed
+        failed[rank] = failure
+        begun, _, why = next(iter(failed.values()))
+        if begun < 0 or any(other != begun for other, _, _ in failed.values()):
+            self._stop(why)
+        elif not self._settle(number) and first:
+            for peer in range(self._size):
+                self._send(peer, ("failing", number, begun, why))
+
+    def _settle(self, number: int) -> bool:
+        """Tell the ranks on which a step has failed to go on, if those are all that there are; False if not."""
+        failed = self._failed[number]
+        if len(self._left | failed.keys()) < self._size:
+            return False
+        del self._failed[number]
+        same = len(failed) == self._size and len({kind for _, kind, _ in failed.values()}) == 1
+        for peer in failed:
+            self._send(peer, ("alike", number, same))
+        return True
+
+    def _stop(self, why: str) -> None:
+        if not self.stopped:
+            self.stopped = True
+            for peer in reversed(range(self._size)):
+                self._send(peer, ("stop", f"{why.rstrip('.')}. {_AFTERWARDS}"))
+
+    def look(self) -> None:
+        """Tell of a step that takes too long, or end it; called now and then."""
+        if not self._slow or self.stopped:
+            return
+        number = min(self._slow)
+        slow, now = self._slow[number], self._clock()
+        seconds = now - slow.since_s
+        over = self._shutdown_s > 0 and seconds >= self._shutdown_s
+        if not over and not (self._check_s > 0 and seconds - slow.told_s >= self._check_s):
+            return
+        if not slow.asked_s:
+            slow.asked_s = now
+            slow.places.clear()
+            for peer in range(self._size):
+                self._send(peer, ("where",))
+            return
+        if len(slow.places) < self._size and now - slow.asked_s < _ANSWER_S:
+            return
+        slow.asked_s = 0.0
+        if self._progressed(slow):
+            slow.since_s, slow.told_s = now, 0.0
+            return
+        told = self._tell(number, slow, seconds)
+        if over:
+            self._stop(f"{told}It was given up after stall_shutdown_s={self._shutdown_s:g} s")
+        else:
+            slow.told_s = seconds
+            logger.warning("%s", told)
+
+    def _progressed(self, slow: _Slow) -> bool:
+        """Has any rank ended a step or begun a collective since it was asked before?"""
+        moved = False
+        for rank, place in slow.places.items():
+            now = (place.ended, place.begun)
+            moved = moved or slow.known.get(rank, now) != now
+            slow.known[rank] = now
+        return moved
+
+    def _tell(self, number: int, slow: _Slow, seconds: float) -> str:
+        places = slow.places
+        done = [rank for rank, place in places.items() if place.ended >= number]
+        waits = [rank for rank, place in places.items() if place.ended < number and place.waits]
+        missing = [rank for rank in range(self._size) if rank not in done and rank not in waits]
+        parts = [f"{slow.label} has been under way for {seconds:.0f} s"]
+        if done:
+            parts.append(f"it is done on {self._list(done)}")
+        if waits:
+            parts.append(f"{self._list(waits)} {'wait' if len(waits) > 1 else 'waits'} in it for other ranks")
+        if missing:
+            parts.append(f"not done, and waiting for nobody: {self._list(missing)}")
+        lines = [f"{'; '.join(parts)}.\n"]
+        for rank in (missing or waits)[:_MOST_STACKS]:
+            stack = "it does not answer: its process hangs outside of Python, or is gone\n"
+            if rank in places:
+                stack = places[rank].stack or "it has not begun this step\n"
+            lines.append(f"What {self._who(rank)} is doing:\n{stack}")
+        return "".join(lines) + tell_command()
+
+    def _list(self, ranks: list[int]) -> str:
+        return ", ".join(map(self._who, sorted(ranks)))

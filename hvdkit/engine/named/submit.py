@@ -1,0 +1,118 @@
+"""Named operations as an adapter asks for them: which ranks, which options, which name. Knows no tensors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from hvdkit.engine import runtime as engine
+from hvdkit.engine.api import Engine
+from hvdkit.engine.groups import MemberGroup, ProcessSet
+from hvdkit.engine.named.announcement import Announcement
+from hvdkit.engine.named.execution import Operation
+from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
+from hvdkit.transport.buffer import FLOATS, Buffer, check_reduction
+
+Options = tuple[tuple[str, str], ...]
+
+
+def find_group(process_set: ProcessSet, call: str) -> MemberGroup:
+    """The ranks that take part. Raises NotInitializedError before init(), ValueError on a rank outside of the set."""
+    engine.runtime(call.replace("_async", ""))
+    return process_set.group(call)
+
+
+def begin(
+    group: MemberGroup,
+    kind: str,
+    name: str | None,
+    tensors: Sequence[tuple[str, tuple[int, ...]]],
+    buffers: Sequence[Buffer],
+    options: Options = (),
+    splits: tuple[int, ...] = (),
+) -> Operation:
+    """Begin a named operation. name: made up, in the order of operations of this kind, if None.
+
+    tensors: dtype and shape of each. splits: of an alltoall.
+    """
+    known = group.engine
+    return known.submit(_name(known, kind, name), _announcement(kind, tuple(tensors), options, splits), buffers)
+
+
+def do(
+    group: MemberGroup,
+    kind: str,
+    name: str | None,
+    tensors: Sequence[tuple[str, tuple[int, ...]]],
+    buffers: Sequence[Buffer],
+    options: Options = (),
+    splits: tuple[int, ...] = (),
+) -> Operation:
+    """Do a named operation now; faster than to begin it and to wait for it. Arguments as begin()'s."""
+    known = group.engine
+    return known.do(_name(known, kind, name), _announcement(kind, tuple(tensors), options, splits), buffers)
+
+
+@functools.lru_cache(maxsize=4096)
+def _announcement(
+    kind: str, tensors: tuple[tuple[str, tuple[int, ...]], ...], options: Options, splits: tuple[int, ...]
+) -> Announcement:
+    # The same one again: it is compared sooner, and the collector has less to look at.
+    return Announcement(kind, tensors, options, splits)
+
+
+def _name(known: Engine, kind: str, name: str | None) -> str:
+    return f"{kind}.{name}" if name else known.make_name(kind)
+
+
+def all_true(group: MemberGroup, flag: bool, name: str) -> bool:
+    """Is it true on all ranks of the group? Collective; raises what do() raises."""
+    told = Buffer(np.array([flag], np.int32), "int32")
+    do(group, "allreduce", name, [("int32", (1,))], [told], _write_options("min", 1.0, 1.0))
+    return bool(told.array[0])
+
+
+def reduce_options(dtypes: Sequence[str], op: ReduceOp, prescale: float, postscale: float, call: str) -> Options:
+    """What the ranks must agree on in a reduction; TypeError for what cannot be done with a dtype."""
+    scaled = op is Average or prescale != 1 or postscale != 1
+    for dtype in dtypes:
+        check_reduction(dtype, op.kind, call)
+        if dtype == "bool" and (scaled or op is Adasum):
+            raise TypeError(
+                f"{call}: bools can be neither averaged nor scaled; op=hvd.Max asks if any is true, hvd.Min if all are."
+            )
+        if op is Adasum and dtype not in FLOATS:
+            raise TypeError(f"{call}: Adasum is for floating-point tensors, this one is {dtype}.")
+    return _write_options(op.kind, float(prescale), float(postscale))
+
+
+@functools.lru_cache(maxsize=64)
+def _write_options(op: str, prescale: float, postscale: float) -> tuple[tuple[str, str], ...]:
+    return (("op", op), ("prescale factor", repr(prescale)), ("postscale factor", repr(postscale)))
+
+
+def root_options(process_set: ProcessSet, root_rank: int) -> Options:
+    """What the ranks must agree on in a broadcast. root_rank: in the world; ValueError if the set is without it."""
+    ranks = process_set.ranks or []
+    if root_rank not in ranks:
+        raise ValueError(f"root_rank is {root_rank}; the ranks of {process_set!r} are {ranks}.")
+    return (("root rank", str(ranks.index(root_rank))),)
+
+
+def check_splits(rows: int, splits: Sequence[int] | None, size: int, call: str) -> tuple[int, ...]:
+    """How many of `rows` each rank gets: equal parts without `splits`. ValueError if they do not add up."""
+    if splits is None:
+        if rows % size:
+            raise ValueError(
+                f"{call}: {rows} rows do not divide by {size} ranks; say with splits how many each one gets."
+            )
+        return (rows // size,) * size
+    counts = tuple(int(count) for count in splits)
+    if len(counts) != size or min(counts) < 0 or sum(counts) > rows:
+        raise ValueError(
+            f"{call}: splits are {list(counts)}; {size} numbers from 0 up are needed, one a rank, that sum up to the "
+            f"{rows} rows of the tensor at most."
+        )
+    return counts

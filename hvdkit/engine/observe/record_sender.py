@@ -1,0 +1,84 @@
+"""Takes what is recorded to where `hvdkit profile` listens, twice a second, so that it is there when the job dies."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+
+from hvdkit.engine.observe.rank_facts import RankFacts
+from hvdkit.engine.observe.recording import PlanFacts, Recorder
+from hvdkit.handshake import Session, open_connection
+from hvdkit.log import logger
+
+PURPOSE = b"profile"  # of the handshake
+#: Frames: what is known of the rank, and of a plan, as JSON; 4 bytes, the plan's number, and rounds of it.
+ABOUT, PLAN, ROWS = b"A", b"P", b"R"
+_EVERY_S = 0.5
+_CONNECT_S = 5.0
+_END_S = 5.0  # how long the end of a process waits for the last rounds to be on their way
+
+
+def connect(place: str) -> tuple[socket.socket, Session]:
+    """Connect to a collector. place: KEY@PORT@ADDRESS,ADDRESS,... of which the first that answers rightly is taken.
+
+    Raises OSError saying what was tried.
+    """
+    key, port, addresses = place.split("@")
+    problems = []
+    for address in addresses.split(","):
+        try:
+            return open_connection(address, int(port), key.encode(), PURPOSE, timeout_s=_CONNECT_S)
+        except OSError as error:  # noqa: PERF203
+            problems.append(f"{address} port {port}: {error}")
+    raise OSError("; ".join(problems))
+
+
+class RecordSender:
+    """Of this process, in a thread of its own. about: what is known of the rank, once there is something to send."""
+
+    def __init__(self, recorder: Recorder, place: str, about: Callable[[], RankFacts]) -> None:
+        self._recorder, self._place, self._about = recorder, place, about
+        self._introduced = False
+        self._plans: list[PlanFacts] = []
+        self._ending = threading.Event()
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="hvdkit-record", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Send what is left."""
+        if os.getpid() == self._process:
+            self._ending.set()
+            self._thread.join(_END_S)
+
+    def _run(self) -> None:
+        try:
+            connection, session = connect(self._place)
+        except OSError as error:
+            logger.warning("What this rank does cannot be profiled: no way to `hvdkit profile`. %s", error)
+            return
+        try:
+            while not self._ending.wait(_EVERY_S):
+                self._send(connection, session)
+            self._send(connection, session, ended=True)
+            connection.close()
+        except OSError:
+            pass  # `hvdkit profile` has been ended, and nobody wants to know any more
+
+    def _send(self, connection: socket.socket, session: Session, *, ended: bool = False) -> None:
+        taken = self._recorder.take()
+        if (taken or ended) and not self._introduced:
+            self._introduced = True
+            connection.sendall(session.seal(ABOUT, json.dumps(asdict(self._about())).encode()))
+        for rounds in taken:
+            if rounds.facts not in self._plans:
+                self._plans.append(rounds.facts)
+                connection.sendall(session.seal(PLAN, json.dumps(asdict(rounds.facts)).encode()))
+            number = self._plans.index(rounds.facts)
+            connection.sendall(session.seal(ROWS, number.to_bytes(4, "little") + b"".join(rounds.rows)))

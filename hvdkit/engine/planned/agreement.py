@@ -1,0 +1,58 @@
+"""Do all ranks have the same plan? Asked once, by hash; told in full where they do not."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvdkit.engine.planned.plan import plan_digest
+from hvdkit.errors import PlanMismatchError
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buffer import as_buffer
+from hvdkit.transport.small_collectives import gather_bytes
+
+_SHOWN = 6  # differing lines
+
+
+def check_agreement(transport: Transport, description: str) -> None:
+    """Compare the ranks' descriptions of their plans; collective.
+
+    Raises PlanMismatchError on every rank, with both sides of each difference and the ranks that hold them.
+    """
+    digest = np.frombuffer(plan_digest(description), np.int64)
+    # The smallest and, in the complement, the largest: as many bytes from each rank however many there are.
+    ends = as_buffer(np.concatenate([digest, ~digest]))
+    transport.allreduce(ends, "min")
+    if (ends.array[: digest.size] == ~ends.array[digest.size :]).all():
+        return
+    raise PlanMismatchError(explain_mismatch([text.decode() for text in gather_bytes(transport, description.encode())]))
+
+
+def explain_mismatch(descriptions: list[str]) -> str:
+    """Say which ranks differ from rank 0, and in which tensors. descriptions: one a rank."""
+    reference = descriptions[0].splitlines()
+    message = ["The ranks do not hold the same parameters, so their gradients cannot be reduced."]
+    groups: dict[str, list[int]] = {}
+    for rank, text in enumerate(descriptions):
+        if text != descriptions[0]:
+            groups.setdefault(text, []).append(rank)
+    same = [rank for rank, text in enumerate(descriptions) if text == descriptions[0]]
+    for text, ranks in groups.items():
+        lines = text.splitlines()
+        message.append(f"{_name(same)}: {len(reference) - 1} tensors; {_name(ranks)}: {len(lines) - 1} tensors.")
+        shown = 0
+        for at in range(max(len(reference), len(lines))):
+            here = reference[at] if at < len(reference) else "nothing"
+            there = lines[at] if at < len(lines) else "nothing"
+            if here != there:
+                what = f"tensor {at - 1}" if at else "settings"
+                message.append(f"  {what}: {_name(same)} has {here}; {_name(ranks)} has {there}")
+                shown += 1
+                if shown == _SHOWN:
+                    message.append("  ...")
+                    break
+    message.append("Build the model, and wrap the optimizer, from the same configuration on every rank.")
+    return "\n".join(message)
+
+
+def _name(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -1,0 +1,164 @@
+"""Which gradients travel together: a pure plan, the same on all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvdkit.engine.compression import Wire
+from hvdkit.transport.buffer import STORAGE
+
+_ALIGN = 64  # bytes; each tensor begins at a cache line
+_WHOLE_BYTES = 4 * 2**20
+_IN_PLACE_BYTES = 32 * 1024
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor of the plan.
+
+    count: elements. place: a number for the memory it lies in (a device, say); tensors of one bucket share it.
+    layout: how its elements are ordered, in any words; ranks must agree on it, since they add element by element.
+    group: number of the tensors that none of it is to be sent without; None for a tensor that needs no other.
+    shape: its dimensions, the one whose elements are farthest apart in memory first; () where nobody asks.
+    """
+
+    name: str
+    count: int
+    dtype: str
+    place: int = 0
+    layout: str = ""
+    group: int | None = None
+    shape: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        shape = f" {'x'.join(map(str, self.shape))}" if len(self.shape) > 1 else ""
+        place = f" place {self.place}" if self.place else ""
+        group = f" group {self.group}" if self.group is not None else ""
+        return f"{self.name} {self.dtype}[{self.count}]{shape}{self.layout and ' '}{self.layout}{place}{group}"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a tensor, or a piece of one, lies in a bucket.
+
+    tensor: its index among those planned. start, stop: elements of the bucket. offset: the tensor's element at `start`.
+    """
+
+    tensor: int
+    start: int
+    stop: int
+    offset: int = 0
+
+
+def cut_slots(slots: Sequence[Slot], own: tuple[int, int], itemsize: int) -> list[tuple[Slot, bool]]:
+    """Slots cut where `own`, (start, stop), begins and ends; with each part, whether it is worth reducing in place.
+
+    That are the large ones within `own`: a copy costs less than the care of anything smaller.
+    """
+    parts = []
+    for slot in slots:
+        inside = [edge for edge in own if slot.start < edge < slot.stop]
+        for first, last in itertools.pairwise([slot.start, *inside, slot.stop]):
+            part = Slot(slot.tensor, first, last, slot.offset + first - slot.start)
+            large = (last - first) * itemsize >= _IN_PLACE_BYTES
+            parts.append((part, large and own[0] <= first and last <= own[1]))
+    return parts
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Pieces of tensors of one dtype and place that are reduced at once.
+
+    Its memory holds `data_count` elements of tensors; then one element a slot that says whether the tensor is present
+    (1) or absent (0) on this rank, so that after a sum it is 0 just where no rank has the tensor; and one more that
+    says in the same way whether this rank trains or has joined.
+
+    needs: the tensors that must be there before it is sent: its own, and the others of their group.
+    wire: what goes between hosts for its tensors.
+    """
+
+    dtype: str
+    slots: tuple[Slot, ...]
+    data_count: int
+    needs: frozenset[int]
+    wire: Wire = "none"
+
+    @property
+    def count(self) -> int:
+        """Elements in all."""
+        return self.data_count + len(self.slots) + 1
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """The elements, as (start, stop), between tensors: they hold whatever they did before."""
+        pairs = itertools.pairwise(self.slots)
+        return [(one.stop, other.start) for one, other in pairs if one.stop < other.start]
+
+
+#: What the tensors of a bucket have in common: dtype, place, group and wire.
+_Kind = tuple[str, int, int | None, Wire]
+
+
+def plan_buckets(
+    tensors: Sequence[TensorSpec], limit_bytes: int, wires: Sequence[Wire] | None = None
+) -> tuple[Bucket, ...]:
+    """Lay tensors, last one first (backward makes gradients in about that order), into buckets of `limit_bytes`.
+
+    A tensor that does not fit into what is left of a bucket goes on in the next one. Each dtype, place and wire fills
+    buckets of its own, and so does each group; a bucket's turn comes with the last tensor that it needs, so it never
+    waits for a later one. A limit of 0 begins a bucket with every tensor, and cuts those above 4 MiB.
+    wires: of each tensor; those of one bucket share it. With a coding of matrices tensors are not cut: one that does
+    not fit begins the next bucket, and one above the limit has a bucket of its own.
+    """
+    wires = wires or ["none"] * len(tensors)
+    groups: dict[int, set[int]] = {}
+    for index, tensor in enumerate(tensors):
+        if tensor.group is not None:
+            groups.setdefault(tensor.group, set()).add(index)
+    pieces = limit_bytes or _WHOLE_BYTES
+    filling: dict[_Kind, list[Slot]] = {}
+    buckets: list[Bucket] = []
+
+    def close(kind: _Kind) -> None:
+        slots = filling.pop(kind)
+        needs = groups[kind[2]] if kind[2] is not None else {slot.tensor for slot in slots}
+        buckets.append(Bucket(kind[0], tuple(slots), slots[-1].stop, frozenset(needs), kind[3]))
+
+    for index in reversed(range(len(tensors))):
+        tensor = tensors[index]
+        kind = (tensor.dtype, tensor.place, tensor.group, wires[index])
+        itemsize = STORAGE[tensor.dtype].itemsize
+        step = _ALIGN // itemsize
+        room = max(step, pieces // itemsize)
+        offset = 0
+        while offset < tensor.count or not tensor.count:
+            slots = filling.setdefault(kind, [])
+            start = -(-slots[-1].stop // step) * step if slots else 0
+            whole = not isinstance(kind[3], str) and kind[3].of_matrices
+            if whole and slots and start + tensor.count > room:
+                close(kind)
+                continue
+            taken = tensor.count if whole else min(tensor.count - offset, room - start)
+            if taken > 0 or not tensor.count:
+                slots.append(Slot(index, start, start + taken, offset))
+            offset += max(taken, 0)
+            if slots[-1].stop + step > room or not limit_bytes:
+                close(kind)
+            if not tensor.count:
+                break
+    for kind in list(filling):
+        close(kind)
+    return tuple(sorted(buckets, key=lambda bucket: -min(bucket.needs)))
+
+
+def describe_plan(tensors: Sequence[TensorSpec], limit_bytes: int, options: str) -> str:
+    """Write down all that the ranks must agree on, one tensor a line."""
+    return "\n".join([f"buckets of {limit_bytes} bytes, {options}", *map(str, tensors)])
+
+
+def plan_digest(description: str) -> bytes:
+    """32 bytes that differ when the description does."""
+    return hashlib.sha256(description.encode()).digest()

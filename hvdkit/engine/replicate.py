@@ -1,0 +1,94 @@
+"""Are the ranks' parameters still equal? They should never differ; compared now and then, by checksums, it is cheap.
+
+Every rank computes each tensor's checksum from its own memory; 16 bytes of all ranks then say whether they are equal.
+Only where they are not do the ranks tell each other the checksums themselves, and so which tensors differ and where.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from hvdkit.engine.api import Engine
+from hvdkit.engine.named.collective_step import collective_step
+from hvdkit.engine.objects import allgather_object
+from hvdkit.errors import ReplicasDifferError
+from hvdkit.transport.api import Transport
+from hvdkit.transport.small_collectives import gather_bytes
+
+#: (name, checksum) of each tensor, in the same order on all ranks.
+Checksums = Sequence[tuple[str, int]]
+
+
+class ReplicaCheck:
+    """Compares what one optimizer trains after every `every` of its steps; after none of them for 0.
+
+    name: the optimizer's, the same on all ranks.
+    """
+
+    def __init__(self, engine: Engine, name: str, every: int) -> None:
+        self._engine, self._name, self._every = engine, name, every
+        self._steps = 0
+
+    def stepped(self, compute: Callable[[], Checksums], steps: int = 1) -> None:
+        """The optimizer has taken so many steps; collective where a check is due. compute: makes the checksums.
+
+        Raises ReplicasDifferError on every rank, or HorovodInternalError if one has left.
+        """
+        if not self._every:
+            return
+        before, self._steps = self._steps, self._steps + steps
+        if before // self._every != self._steps // self._every:
+            compare_replicas(self._engine, f"{self._name}, step {self._steps}", compute())
+
+
+def compare_replicas(engine: Engine, what: str, checksums: Checksums) -> None:
+    """Compare all ranks' checksums; collective. what: for messages, the same on all ranks.
+
+    Raises ReplicasDifferError on every rank, naming the first tensor that differs, and on which ranks.
+    """
+
+    def compare(transport: Transport, _: Sequence[int]) -> str:
+        digest = hashlib.blake2b(repr(list(checksums)).encode(), digest_size=16).digest()
+        if len(set(gather_bytes(transport, digest))) == 1:
+            return ""
+        return explain_difference(allgather_object(transport, list(checksums)), engine.who)
+
+    problem = collective_step(engine, "check_replicas", compare, name=what)
+    if problem:
+        raise ReplicasDifferError(f"{what}: {problem}")
+
+
+def explain_difference(by_rank: Sequence[Checksums], who: Callable[[int], str]) -> str:
+    """Say which tensors differ, and which ranks stand against most others. by_rank: of every rank; not all equal."""
+    names = [[name for name, _ in checksums] for checksums in by_rank]
+    for rank, theirs in enumerate(names):
+        if theirs != names[0]:
+            return (
+                f"the ranks train different tensors: {who(0)} has {len(names[0])}, {who(rank)} has {len(theirs)}, or "
+                "they are called otherwise. Build the model from the same configuration on every rank."
+            )
+    columns = [[checksums[at][1] for checksums in by_rank] for at in range(len(names[0]))]
+    differing = [at for at, column in enumerate(columns) if len(set(column)) > 1]
+    first = columns[differing[0]]
+    common = max(Counter(first).items(), key=lambda item: item[1])
+    odd = [rank for rank, value in enumerate(first) if value != common[0]]
+    most = [rank for rank, value in enumerate(first) if value == common[0]]
+    if len(most) == 1:  # of two ranks nobody knows which is right
+        where = f"no two of the {len(first)} ranks have the same"
+    elif len(most) <= len(odd):
+        where = f"on {_list(odd, who)} it is not what it is on {_list(most, who)}, and there is no majority"
+    else:
+        where = f"on {_list(odd, who)} it is not what it is on the other {len(most)} ranks"
+    return (
+        f"the ranks' parameters are no longer equal. {names[0][differing[0]]} is the first of {len(differing)} tensors "
+        f"that differ, of {len(columns)}: {where}. Usual causes: parameters changed, loaded or frozen on some ranks "
+        "only, a learning rate or a random number that is not the same on all, memory errors. They have drifted apart "
+        "since the last check; load a checkpoint of before, or broadcast the parameters from a rank that is right."
+    )
+
+
+def _list(ranks: Sequence[int], who: Callable[[int], str], most: int = 8) -> str:
+    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
+    return ", ".join(who(rank) for rank in ranks[:most]) + more

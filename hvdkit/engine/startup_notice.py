@@ -1,0 +1,79 @@
+"""The wait for other ranks inside init(): told to hvdrun, or by this rank itself where there is no hvdrun.
+
+It goes on inside libraries (MPI_Init waits in C for all ranks), so it is a thread that tells of it. Who is missing
+hvdrun knows, by the ranks that have come; without hvdrun each rank can only speak for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from hvdkit.config import Config
+from hvdkit.launcher_channel import READY, START_MPI, say_coming, tell_hvdrun
+from hvdkit.log import configure_logging, logger
+from hvdkit.world import World
+
+
+@contextlib.contextmanager
+def arriving(
+    config: Config, world: World, end: Callable[[int], object] = os._exit, *, part: Sequence[int] = ()
+) -> Iterator[None]:
+    """Within, this rank is in init(); that it has come out is told if no error ended it.
+
+    world: as the launcher told it. part: ranks of the job that meet here, if those are not all. end: ends this process,
+    and with it the job, after stall_shutdown_s.
+    """
+    if config.news:
+        tell_hvdrun(say_coming(config.stall_check_s, config.stall_shutdown_s, part), config.news)
+        yield
+        tell_hvdrun(READY, config.news)
+        return
+    times = [each for each in (config.stall_check_s, config.stall_shutdown_s) if each > 0]
+    if world.size == 1 or not times:
+        yield
+        return
+    came = threading.Event()
+    watch = threading.Thread(target=_watch, args=(config, world, part, came, end), name="hvdkit-init", daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        came.set()
+
+
+def _watch(
+    config: Config, world: World, part: Sequence[int], came: threading.Event, end: Callable[[int], object]
+) -> None:
+    began, told = time.monotonic(), 0.0
+    check_s, shutdown_s = config.stall_check_s, config.stall_shutdown_s
+    while True:
+        due = min([told + check_s] * (check_s > 0) + [shutdown_s] * (shutdown_s > 0))
+        if came.wait(began + due - time.monotonic()):
+            return
+        told = time.monotonic() - began
+        configure_logging(config.log_level, world.rank)
+        logger.warning("%s", _tell(world, part, told))
+        if 0 < shutdown_s <= told:
+            logger.error("hvd.init() was given up after stall_shutdown_s=%g s; ending the job.", shutdown_s)
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            end(1)
+            return
+
+
+def _tell(world: World, part: Sequence[int], seconds: float) -> str:
+    many = f"{world.size} ranks" if world.size else "ranks"
+    among = f"the {many} that {world.launcher} has started. All ranks must call it."
+    if part:
+        ranks = ", ".join(map(str, part))
+        among = f"ranks {ranks} of the job, which are its comm. All of them must call it, and {START_MPI}."
+    return (
+        f"hvd.init() has been waiting for {seconds:.0f} s: it was called by rank {world.rank} (host {world.host}), and "
+        f"not by all of {among} Missing are those that "
+        f"do not say this. Started with hvdrun, which knows of all ranks, it is told who they are and what they do."
+    )

@@ -1,0 +1,119 @@
+"""How long a training step takes on so many hosts: a pure model of buckets that cross while backward still computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import NormalDist
+
+from hvdkit.transport.between.cost import ALGORITHMS, Link, cheapest
+
+
+@dataclass(frozen=True)
+class Work:
+    """A training step of one rank; the same on every rank, and on any number of hosts.
+
+    compute_s: of the whole step without communication. backward_s: the part of it in which gradients become ready, as
+    its last; they do so at an even pace of bytes. buckets: bytes that each bucket sends, in the order in which they are
+    ready. jitter_s: standard deviation of compute_s from step to step; the slowest rank's step counts.
+    """
+
+    compute_s: float
+    backward_s: float
+    buckets: Sequence[float]
+    jitter_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What the ranks run on.
+
+    link: between any two hosts, shared by a host's ranks. local_byte_s: seconds for each byte that the ranks of a host
+    reduce among themselves. overlap: how much of the communication that could hide behind backward does, 0 to 1.
+    algorithm: of cost.ALGORITHMS, between hosts; "" for the cheapest at each size. start_s: of every allreduce between
+    hosts, however many there are.
+    """
+
+    link: Link
+    ranks_per_host: int = 1
+    local_byte_s: float = 0.0
+    overlap: float = 1.0
+    algorithm: str = ""
+    start_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A step on `hosts` hosts: step_s = compute_s + late_s + exposed_s.
+
+    late_s: by which the slowest of all ranks is behind the average. communication_s: of all buckets, one after another.
+    exposed_s: the part of it that nothing hides. efficiency: compute_s / step_s, which is how much of their throughput
+    without communication the ranks keep.
+    """
+
+    hosts: int
+    step_s: float
+    compute_s: float
+    late_s: float
+    communication_s: float
+    exposed_s: float
+
+    @property
+    def efficiency(self) -> float:
+        """See above; 1.0 for a step without compute and communication."""
+        return self.compute_s / self.step_s if self.step_s else 1.0
+
+
+def reduce_s(cluster: Cluster, hosts: int, nbytes: float) -> float:
+    """Seconds of one allreduce of `nbytes` a rank: inside each host, then between hosts. Raises ValueError."""
+    if hosts < 1:
+        raise ValueError(f"{hosts} hosts; at least 1 is needed")
+    local = cluster.local_byte_s * nbytes if cluster.ranks_per_host > 1 else 0.0
+    if hosts == 1:
+        return local
+    name = cluster.algorithm or cheapest(cluster.link, hosts, nbytes)
+    return local + cluster.start_s + ALGORITHMS[name](cluster.link, hosts, nbytes)
+
+
+def predict_step(work: Work, cluster: Cluster, hosts: int) -> Prediction:
+    """The step on so many hosts. Raises ValueError for less than one host."""
+    each = [reduce_s(cluster, hosts, nbytes) for nbytes in work.buckets]
+    communication = sum(each)
+    hidden = cluster.overlap * (communication - _tail_s(work, each))
+    late = work.jitter_s * slowest_of(hosts * cluster.ranks_per_host)
+    exposed = communication - hidden
+    return Prediction(hosts, work.compute_s + late + exposed, work.compute_s, late, communication, exposed)
+
+
+def predict_scaling(work: Work, cluster: Cluster, hosts: Sequence[int]) -> list[Prediction]:
+    """The step on each of these numbers of hosts: a profile's 1, 2, 4 and 8 times those it ran on, say."""
+    return [predict_step(work, cluster, one) for one in hosts]
+
+
+def fit_overlap(work: Work, cluster: Cluster, hosts: int, step_s: float) -> float:
+    """The overlap, 0 to 1, with which the model comes closest to a step that took `step_s` on so many hosts.
+
+    1.0 where nothing could have been hidden. cluster.overlap does not count.
+    """
+    each = [reduce_s(cluster, hosts, nbytes) for nbytes in work.buckets]
+    could = sum(each) - _tail_s(work, each)
+    if could <= 0:
+        return 1.0
+    late = work.jitter_s * slowest_of(hosts * cluster.ranks_per_host)
+    return min(1.0, max(0.0, (work.compute_s + late + sum(each) - step_s) / could))
+
+
+def slowest_of(ranks: int) -> float:
+    """By how many standard deviations the largest of so many normal numbers is above their mean (Blom, 1958)."""
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
+
+
+def _tail_s(work: Work, each: Sequence[float]) -> float:
+    """Seconds from the end of compute to that of the last bucket, where buckets cross one by one, as soon as ready."""
+    total = sum(work.buckets)
+    end = 0.0
+    for ready, seconds in zip(accumulate(work.buckets), each, strict=True):
+        begun = work.compute_s - work.backward_s * (1 - ready / total if total else 0)
+        end = max(end, begun) + seconds
+    return max(0.0, end - work.compute_s)

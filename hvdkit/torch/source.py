@@ -1,0 +1,284 @@
+"""The gradients of a list of parameters, on their way into the engine's buckets and back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+import torch
+
+from hvdkit.engine.groups import MemberGroup
+from hvdkit.engine.planned.opening import Reduction, open_reduction
+from hvdkit.engine.planned.plan import Slot, TensorSpec, cut_slots
+from hvdkit.engine.planned.reducer import Filled, Statistics
+from hvdkit.engine.request import ReduceOptions
+from hvdkit.engine.runtime import Runtime
+from hvdkit.torch import staging
+from hvdkit.torch.layout import Named, layout_of, shape_of, strides_of
+from hvdkit.torch.tensors import as_buffer, as_tensor, dtype_name
+from hvdkit.transport.buckets import Elsewhere
+from hvdkit.transport.buffer import Buffer
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A slot, or a part of one. view: of its memory in the bucket. own: only this rank reads it."""
+
+    slot: Slot
+    view: torch.Tensor
+    own: bool
+
+
+class _Seen:
+    """A bucket seen as its parts.
+
+    whole: real parameters that lie in it as one and are copied, as most small ones are; looked at together, since
+    Python's time is what counts for them. views: of their memory. tensors: their indices. others: the remaining parts.
+    """
+
+    def __init__(self, parts: list[_Part], parameters: Sequence[torch.nn.Parameter]) -> None:
+        whole = [one for one in parts if _is_simple(one, parameters)]
+        self.parts = parts
+        self.whole = [parameters[one.slot.tensor] for one in whole]
+        self.views = [one.view for one in whole]
+        self.tensors = frozenset(one.slot.tensor for one in whole)
+        self.others = [one for one in parts if not _is_simple(one, parameters)]
+
+    def gradients(self) -> list[torch.Tensor] | None:
+        """Those of `whole`; None if one is missing or sparse."""
+        found = []
+        for parameter in self.whole:
+            gradient = parameter.grad
+            if gradient is None or gradient.is_sparse:
+                return None
+            found.append(gradient)
+        return found
+
+
+def _is_simple(part: _Part, parameters: Sequence[torch.nn.Parameter]) -> bool:
+    """Is it a parameter as a whole, copied, and of real numbers? Gradients of others may be seen conjugated."""
+    return not part.own and _is_whole(part.slot, parameters) and not parameters[part.slot.tensor].is_complex()
+
+
+def _is_whole(slot: Slot, parameters: Sequence[torch.nn.Parameter]) -> bool:
+    return slot.stop - slot.start == parameters[slot.tensor].numel()
+
+
+class TorchSource:
+    """Dense gradients in buckets: copied out when a bucket starts, back into `parameter.grad` when it is reduced.
+
+    What this rank itself adds up (see Buckets.own) is not copied, if it is large: it is reduced where it is.
+
+    group, name: the ranks that train together, and what they know the plan by. named: (name, parameter), in the order
+    in which all ranks have them. touched: indices of the parameters whose gradient autograd has written since the last
+    reduction; kept by the owner. groups: see number_groups.
+    Opened by all ranks together; raises PlanMismatchError where their parameters differ.
+    """
+
+    def __init__(
+        self,
+        made: Runtime,
+        group: MemberGroup,
+        name: str,
+        named: Named,
+        *,
+        options: ReduceOptions,
+        touched: Set[int],
+        groups: Mapping[int, int],
+        statistics: Statistics,
+    ) -> None:
+        self._parameters = [parameter for _, parameter in named]
+        self._strides = [strides_of(parameter) for parameter in self._parameters]
+        self._touched = touched
+        self._seen: dict[int, _Seen] = {}
+        #: bucket -> first element -> (address of the gradient, the part of it that was sent)
+        self._in_place: dict[int, dict[int, tuple[int, torch.Tensor]]] = {}
+        self._sparse: set[int] = set()  # parameters whose gradient was made dense for this round
+        self._pinned = staging.PinnedMemory()
+        devices = list(dict.fromkeys(parameter.device for parameter in self._parameters))
+        self._moving: Reduction = open_reduction(
+            made,
+            group,
+            name,
+            [
+                TensorSpec(
+                    word,
+                    one.numel(),
+                    dtype_name(one),
+                    devices.index(one.device),
+                    layout_of(one),
+                    groups.get(id(one)),
+                    shape_of(one),
+                )
+                for word, one in named
+            ],
+            self,
+            options=options,
+            compute_threads=torch.get_num_threads(),
+            statistics=statistics,
+        )
+
+    def arrived(self, index: int) -> None:
+        """The gradient of this parameter is complete."""
+        self._moving.arrived(index)
+
+    def started(self, index: int) -> bool:
+        """Has this parameter's gradient been sent? It must not be written to before it is back."""
+        return self._moving.started(index)
+
+    @property
+    def under_way(self) -> bool:
+        """Has anything of the present reduction been sent?"""
+        return self._moving.under_way
+
+    def finish(self) -> None:
+        """Wait until every gradient is reduced; one that another rank had and this one had not appears here as well."""
+        self._moving.finish()
+        for index in self._sparse:  # an optimizer for sparse gradients takes no others
+            gradient = self._parameters[index].grad
+            self._parameters[index].grad = gradient.to_sparse(1) if gradient is not None else None
+        self._sparse.clear()
+
+    def retire(self) -> None:
+        """Give the plan up while some ranks have joined; collective."""
+        self._moving.retire()
+
+    def close(self) -> None:
+        """Free the buckets; collective."""
+        self.planned_anew()
+        self._moving.close()
+        self._parameters = []  # the plan knows the engine's part and is known by it: both are long in going
+
+    def planned_anew(self) -> None:
+        """See GradientSource.planned_anew."""
+        self._seen.clear()
+        self._in_place.clear()
+        self._pinned.close()
+
+    def fill(self, bucket: int, memory: Buffer, own: tuple[int, int]) -> Filled:
+        """See GradientSource.fill."""
+        device = self._device(bucket)
+        if staging.is_staged(device):
+            host = as_tensor(memory)
+            flat = torch.empty_like(host, device=device)
+            filled = self._fill(bucket, self._see(bucket, flat, (0, 0)))
+            self._pinned.add(host)
+            host.copy_(flat)
+            return filled
+        if bucket not in self._seen:  # the memory is the same each time
+            self._seen[bucket] = self._see(bucket, as_tensor(memory), own)
+        return self._fill(bucket, self._seen[bucket])
+
+    def _fill(self, bucket: int, seen: _Seen) -> Filled:
+        absent, elsewhere = set(), []
+        in_place = self._in_place[bucket] = {}
+        parts, sources, targets = seen.others, None, seen.views
+        if seen.tensors <= self._touched:
+            sources = seen.gradients()
+        if sources is None:
+            parts, sources, targets = seen.parts, [], []
+        elif parts:
+            targets = targets.copy()
+        for one in parts:
+            slot, parameter = one.slot, self._parameters[one.slot.tensor]
+            there = slot.tensor in self._touched
+            if not there:
+                absent.add(slot.tensor)
+            if parameter.grad is None:
+                one.view.zero_()
+                continue
+            gradient = self._part(parameter, slot)
+            numbers = self._flat(gradient, slot) if one.own and there else None
+            if numbers is not None:
+                in_place[slot.start] = parameter.grad.data_ptr(), numbers
+                buffer = as_buffer(numbers)
+                elsewhere.append(Elsewhere(slot.start, buffer, buffer))
+            else:
+                sources.append(gradient)
+                targets.append(one.view)
+        _copy(targets, sources)
+        return Filled(frozenset(absent), elsewhere)
+
+    def drain(self, bucket: int, memory: Buffer, gone: Collection[int]) -> None:
+        """See GradientSource.drain."""
+        device = self._device(bucket)
+        if staging.is_staged(device):
+            host = as_tensor(memory)
+            self._pinned.add(host)
+            self._drain(bucket, self._see(bucket, host.to(device, copy=True), (0, 0)), gone)
+        else:
+            self._drain(bucket, self._seen[bucket], gone)
+
+    def _drain(self, bucket: int, seen: _Seen, gone: Collection[int]) -> None:
+        in_place = self._in_place.pop(bucket)
+        parts, sources, targets = seen.others, seen.views, None if gone else seen.gradients()
+        if targets is None:
+            parts, sources, targets = seen.parts, [], []
+        elif parts:
+            sources = sources.copy()
+        for one in parts:
+            slot, parameter = one.slot, self._parameters[one.slot.tensor]
+            if slot.tensor in gone:
+                continue
+            source = one.view
+            if slot.start in in_place:
+                address, numbers = in_place[slot.start]
+                if parameter.grad is not None and parameter.grad.data_ptr() == address:
+                    continue
+                source = self._view(numbers, 0, slot)  # a hook has put another gradient in place
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            sources.append(source)
+            targets.append(self._part(parameter, slot))
+        _copy(targets, sources)
+
+    def _device(self, bucket: int) -> torch.device:
+        return self._parameters[self._moving.buckets[bucket].slots[0].tensor].device
+
+    def _see(self, bucket: int, flat: torch.Tensor, own: tuple[int, int]) -> _Seen:
+        """The bucket's slots in `flat`, cut where `own` begins and ends.
+
+        Views have the parameter's shape, or are flat for a part of one.
+        """
+        parts = cut_slots(self._moving.buckets[bucket].slots, own, flat.element_size())
+        return _Seen([_Part(part, self._view(flat, part.start, part), mine) for part, mine in parts], self._parameters)
+
+    def _view(self, flat: torch.Tensor, start: int, slot: Slot) -> torch.Tensor:
+        if _is_whole(slot, self._parameters):
+            parameter = self._parameters[slot.tensor]
+            return flat.as_strided(parameter.shape, self._strides[slot.tensor], flat.storage_offset() + start)
+        return flat[start : start + slot.stop - slot.start]
+
+    def _flat(self, gradient: torch.Tensor, slot: Slot) -> torch.Tensor | None:
+        """The part of a gradient as (n,), sharing memory, or None where its elements do not follow each other."""
+        if not _is_whole(slot, self._parameters):
+            return gradient
+        if gradient.stride() != self._strides[slot.tensor]:
+            return None
+        return gradient.detach().as_strided((gradient.numel(),), (1,))
+
+    def _part(self, parameter: torch.nn.Parameter, slot: Slot) -> torch.Tensor:
+        """The slot's elements of the parameter's gradient, sharing memory."""
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.is_sparse:
+            parameter.grad = gradient = gradient.to_dense()
+            self._sparse.add(slot.tensor)
+        if gradient.is_conj():  # its memory holds the conjugate
+            parameter.grad = gradient = gradient.resolve_conj()
+        if _is_whole(slot, self._parameters):
+            return gradient
+        strides = self._strides[slot.tensor]
+        if gradient.stride() != strides:
+            like = torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype, device=gradient.device)
+            parameter.grad = gradient = like.copy_(gradient)
+        count = slot.stop - slot.start
+        return gradient.as_strided((count,), (1,), gradient.storage_offset() + slot.offset)
+
+
+def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        if len(targets) == 1:
+            targets[0].copy_(sources[0])
+        elif targets:
+            torch._foreach_copy_(targets, sources)

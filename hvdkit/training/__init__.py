@@ -1,0 +1,1 @@
+"""Rules of training that every framework shares: which samples a rank sees, learning rates for large batches."""

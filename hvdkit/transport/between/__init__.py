@@ -1,0 +1,1 @@
+"""Allreduce between hosts: algorithms, their cost, and the choice among them."""

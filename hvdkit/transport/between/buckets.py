@@ -1,0 +1,101 @@
+"""Reductions in steps over a wire: of whole buckets in ordinary memory, or of what has to cross between hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from hvdkit.transport.api import Reached, nothing
+from hvdkit.transport.arithmetic import Arithmetic
+from hvdkit.transport.between.collectives import reduce_steps
+from hvdkit.transport.between.pipeline import Exchange
+from hvdkit.transport.between.select import BetweenHosts
+from hvdkit.transport.between.wire import Wire
+from hvdkit.transport.buckets import BucketSpec, Elsewhere, SteppedBuckets, plan_memory, see_as
+from hvdkit.transport.buffer import STORAGE, Buffer
+from hvdkit.transport.coding.api import Coder
+from hvdkit.transport.coding.coders import open_coder, sent_bytes
+
+
+class WireCrossing:
+    """Reductions in steps over all ranks of a wire, which is this one's alone; opened by all of them together.
+
+    A wire of its own, because steps may run in another thread than a transport's collectives, and those too want the
+    same order on all ranks. between: says by which algorithm.
+    """
+
+    def __init__(self, wire: Wire, arithmetic: Arithmetic, between: BetweenHosts) -> None:
+        self.between = between
+        self._wire, self._arithmetic = wire, arithmetic
+        self._exchange = Exchange(wire, wire.messages, arithmetic) if wire.messages is not None else None
+
+    def __call__(
+        self,
+        numbers: Buffer,
+        spec: BucketSpec,
+        prescale: float = 1.0,
+        *,
+        coder: Coder | None = None,
+        before: Reached = nothing,
+        after: Reached = nothing,
+    ) -> Iterator[bool]:
+        """See Crossing. prescale: spec.prescale, where it has not been applied yet."""
+        if coder is None:
+            between, sent = self.between, numbers.count * STORAGE[spec.travels_as].itemsize
+            algorithm = between.pick(spec.travels_as, sent, spec.algorithm)
+            if algorithm != "library" and self._exchange is not None:
+                yield from self._exchange(
+                    numbers, spec, algorithm, between.message_bytes, prescale=prescale, before=before, after=after
+                )
+                return
+        before(numbers.count)
+        if coder is None:
+            at_once, arithmetic = algorithm == "library", self._arithmetic
+            yield from reduce_steps(
+                self._wire, numbers, numbers, spec, arithmetic=arithmetic, prescale=prescale, at_once=at_once
+            )
+        else:
+            if prescale != 1.0:
+                self._arithmetic.combine(numbers, [numbers], scale=prescale)
+            yield from coder.steps(self._wire, numbers, numbers)
+            if spec.postscale != 1.0:
+                self._arithmetic.combine(numbers, [numbers], scale=spec.postscale)
+        after(numbers.count)
+
+    def close(self, *, idle: bool = True) -> None:
+        """Close the wire; collective. idle: False if a reduction has failed half-way."""
+        self._wire.close(idle=idle)
+
+
+class WireBuckets(SteppedBuckets):
+    """Buckets in ordinary memory, each reduced over all ranks of a wire; opened by all ranks together.
+
+    check: see SteppedBuckets.
+    """
+
+    def __init__(
+        self, crossing: WireCrossing, specs: Sequence[BucketSpec], depth: int | None, check: Callable[[], None]
+    ) -> None:
+        super().__init__(check)
+        crossing.between.check(specs)
+        self._specs = list(specs)
+        self._crossing = crossing
+        pieces = [np.empty(nbytes, np.uint8) for nbytes in plan_memory(specs, depth)]
+        self.depth = len(pieces)
+        self.memory = [see_as(pieces[at % self.depth], spec) for at, spec in enumerate(specs)]
+        self.own = [(0, 0)] * len(specs)
+        self._coders = [open_coder(spec, (0, spec.count)) for spec in specs]
+        self.sent_bytes = sum(map(sent_bytes, specs, self._coders, self.memory))
+
+    def steps(self, index: int, elsewhere: Sequence[Elsewhere]) -> Iterator[bool]:
+        """See SteppedBuckets."""
+        spec, memory = self._specs[index], self.memory[index]
+        return self._crossing(memory, spec, spec.prescale, coder=self._coders[index])
+
+    def close(self) -> None:
+        """See Buckets.close."""
+        idle = not self.busy
+        super().close()
+        self._crossing.close(idle=idle)
+        self.memory, self.own = [], []

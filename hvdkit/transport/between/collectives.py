@@ -1,0 +1,146 @@
+"""Reducing over a wire a step at a time, in the buffer's own dtype or in a narrower one.
+
+MPI has no 16-bit floats, and it and Gloo would round after every addition. So each rank gets one piece of everybody's
+numbers, adds them in float32 and gives the sum back. What a wire cannot add at all goes the same way:
+
+    rank 0   a0 b0 c0        a0 a1 a2  ->  A        A B C
+    rank 1   a1 b1 c1   ->   b0 b1 b2  ->  B   ->   A B C
+    rank 2   a2 b2 c2        c0 c1 c2  ->  C        A B C
+             (alltoallv)      (combine)    (allgatherv)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
+from hvdkit.transport.between.schedules import split_evenly
+from hvdkit.transport.between.wire import Messages, Request, Wire
+from hvdkit.transport.buckets import BucketSpec
+from hvdkit.transport.buffer import HALF, Buffer, make_buffer
+from hvdkit.transport.polling import calls
+
+_BLOCK = 64 * 1024  # elements that are widened, added and narrowed while they are in cache
+
+# What nobody will wait for, because a step before failed. It may still write to its memory, so that is kept.
+_abandoned: list[Request | Messages] = []
+
+
+def reduce_steps(
+    wire: Wire,
+    source: Buffer,
+    out: Buffer,
+    spec: BucketSpec,
+    *,
+    arithmetic: Arithmetic,
+    prescale: float = 1.0,
+    at_once: bool = True,
+) -> Iterator[bool]:
+    """Reduce `source` over the ranks of `wire` into `out` (n,) by its collectives, as steps of SteppedBuckets.
+
+    spec: op, wire and postscale are used; n may differ from its count. prescale: factor on `source`, before the wire;
+    spec.prescale is the caller's to pass, or to have applied. source: may be `out`, else it is only read.
+    at_once: by the wire's own allreduce, where that can add up the dtype.
+    Yields False while a collective is still to be posted, True when the last one has been. With a wire dtype what
+    is too large for it is clamped, before and after the sum; a bucket that is 16 bits wide itself goes to inf.
+    """
+    dtype = spec.travels_as
+    # Less the number of ranks, since what one rank receives is rounded up to a whole piece from each.
+    largest = wire.largest_count - wire.size
+    for start in range(0, out.count, largest):
+        stop = min(start + largest, out.count)
+        pieces = source.slice(start, stop), out.slice(start, stop)
+        steps = (
+            _through_pieces(wire, *pieces, spec, dtype, arithmetic, prescale)
+            if not at_once or dtype in HALF or not wire.can_reduce(dtype)
+            else _at_once(wire, *pieces, spec, arithmetic, prescale)
+        )
+        for free in steps:
+            yield free and stop == out.count
+
+
+def sum_steps(wire: Wire, buffer: Buffer, *, free: bool) -> Iterator[bool]:
+    """Sum `buffer` (n,) over the ranks in place, with the same bits on all of them; yields False until the last step.
+
+    free: what is yielded in the last step.
+    """
+    spec = BucketSpec(buffer.dtype, buffer.count)
+    for last in _through_pieces(wire, buffer, buffer, spec, buffer.dtype, NumpyArithmetic(), 1.0):
+        yield last and free
+
+
+def _at_once(
+    wire: Wire, source: Buffer, out: Buffer, spec: BucketSpec, arithmetic: Arithmetic, prescale: float
+) -> Iterator[bool]:
+    if prescale != 1.0:
+        arithmetic.combine(out, [source], scale=prescale)
+        source = out
+    yield from until_done(wire.allreduce(source, out, spec.op), free=True)
+    if spec.postscale != 1.0:
+        arithmetic.combine(out, [out], scale=spec.postscale)
+
+
+def _through_pieces(
+    wire: Wire,
+    source: Buffer,
+    out: Buffer,
+    spec: BucketSpec,
+    dtype: str,
+    arithmetic: Arithmetic,
+    prescale: float,
+) -> Iterator[bool]:
+    rank, size = wire.rank, wire.size
+    counts = split_evenly(out.count, size)
+    sent = source
+    if dtype != source.dtype:
+        sent = make_buffer(out.count, dtype)
+        arithmetic.cast(sent, source, prescale)
+    elif prescale != 1.0:
+        sent = make_buffer(out.count, dtype)
+        arithmetic.combine(sent, [source], scale=prescale)
+    mine = counts[rank]
+    received = make_buffer(mine * size, dtype)
+    yield from until_done(wire.alltoall(sent, counts, received, [mine] * size), free=False)
+    gathered = out if dtype == out.dtype else sent
+    start = sum(counts[:rank])
+    combine_pieces(gathered.slice(start, start + mine), received, spec, arithmetic)
+    yield from until_done(wire.allgather(gathered, counts), free=True)
+    if gathered is not out:
+        arithmetic.cast(out, gathered)
+
+
+def combine_pieces(out: Buffer, received: Buffer, spec: BucketSpec, arithmetic: Arithmetic) -> None:
+    """out (n,) = postscale * op(the pieces of `received`), which holds (n,) from each rank, one after another."""
+    if not out.count:
+        return
+    pieces = [received.slice(at, at + out.count) for at in range(0, received.count, out.count)]
+    add_up(out, pieces, spec, arithmetic, spec.postscale)
+
+
+def add_up(out: Buffer, sources: Sequence[Buffer], spec: BucketSpec, arithmetic: Arithmetic, scale: float) -> None:
+    """out (n,) = scale * op(sources), in the order given, as spec's numbers are added that have come over the wire."""
+    if spec.narrow == "none" or out.dtype not in HALF:
+        arithmetic.combine(out, sources, spec.op, scale)
+        return
+    total = make_buffer(min(_BLOCK, out.count), "float32")
+    for start in range(0, out.count, _BLOCK):
+        stop = min(start + _BLOCK, out.count)
+        part = total.slice(0, stop - start)
+        arithmetic.combine(part, [source.slice(start, stop) for source in sources], spec.op)
+        arithmetic.cast(out.slice(start, stop), part, scale)
+
+
+def until_done(request: Request, free: bool) -> Iterator[bool]:
+    """Steps that yield `free` until the request is done."""
+    try:
+        while not request.test():
+            yield free
+    except BaseException:
+        leave_behind(request)
+        raise
+
+
+def leave_behind(what: Request | Messages) -> None:
+    """Keep what nobody waits for any more, with its memory."""
+    calls().uncertain = True
+    _abandoned.append(what)

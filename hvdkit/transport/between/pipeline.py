@@ -1,0 +1,124 @@
+"""Sums by messages between hosts, in segments that follow one another like cars of a train.
+
+While one segment is on the wire the next one is made ready and the one before is taken out:
+
+    segment 0   before  round 1  round 2  after
+    segment 1           before   round 1  round 2  after
+    segment 2                    before   round 1  round 2  after
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+from hvdkit.transport.api import Reached, nothing
+from hvdkit.transport.arithmetic import Arithmetic
+from hvdkit.transport.between.collectives import add_up, leave_behind
+from hvdkit.transport.between.schedules import Round, largest_part, plan_rounds
+from hvdkit.transport.between.wire import TAGS, Messages, Pending, Wire
+from hvdkit.transport.buckets import BucketSpec
+from hvdkit.transport.buffer import HALF, Buffer, make_buffer
+
+_WINDOW = 64  # segments under way
+
+
+class Exchange:
+    """Sums over the ranks of a wire that has messages; begun in the same order on all ranks."""
+
+    def __init__(self, wire: Wire, messages: Messages, arithmetic: Arithmetic) -> None:
+        self._rank, self._size, self._messages = wire.rank, wire.size, messages
+        self._arithmetic = arithmetic
+        self._tags = 0
+
+    def __call__(
+        self,
+        numbers: Buffer,
+        spec: BucketSpec,
+        algorithm: str,
+        message_bytes: int,
+        *,
+        prescale: float = 1.0,
+        before: Reached = nothing,
+        after: Reached = nothing,
+    ) -> Iterator[bool]:
+        """Reduce `numbers` (n,) in place; see Crossing, and steps of SteppedBuckets: yields True from the first on.
+
+        algorithm: one of SCHEDULES, that fits the dtype. prescale: factor on the numbers, before the wire.
+        message_bytes: of the largest message.
+        """
+        step = largest_part(algorithm, self._size) * max(1, message_bytes // make_buffer(1, spec.travels_as).nbytes)
+        first, starts = self._tags, deque(range(0, numbers.count, step))
+        self._tags += len(starts)
+        under_way: deque[_Segment] = deque()
+        with ExitStack() as undo:
+            undo.callback(leave_behind, self._messages)
+            while starts or under_way:
+                while starts and len(under_way) < _WINDOW:
+                    start = starts.popleft()
+                    stop = min(start + step, numbers.count)
+                    before(stop)
+                    tag = (first + start // step) % TAGS
+                    reduce = functools.partial(self._reduce, numbers.slice(start, stop), spec, algorithm, prescale, tag)
+                    under_way.append(_Segment(stop, reduce))
+                self._messages.turn()
+                while under_way and under_way[0].over:
+                    after(under_way.popleft().stop)
+                if under_way:
+                    yield True
+            undo.pop_all()
+
+    def _reduce(
+        self, numbers: Buffer, spec: BucketSpec, algorithm: str, prescale: float, tag: int, pending: Pending
+    ) -> Iterator[None]:
+        """Reduce one segment; yields where messages are to be waited for."""
+        arithmetic, dtype = self._arithmetic, spec.travels_as
+        travelling = numbers
+        if dtype != numbers.dtype:
+            travelling = make_buffer(numbers.count, dtype)
+            arithmetic.cast(travelling, numbers, prescale)
+        elif prescale != 1.0:
+            arithmetic.combine(numbers, [numbers], scale=prescale)
+        # Of 16 bits there is but one sum, which is rounded once, with its factor.
+        scale = spec.postscale if dtype in HALF and self._size > 1 else 1.0
+        rounds = plan_rounds(algorithm, self._rank, self._size, numbers.count)
+        for one in rounds:
+            received = self._post(one, travelling, tag, pending)
+            yield
+            if one.adds is not None:
+                received[self._rank] = own = travelling.slice(*one.adds)
+                # What everybody adds up need not be rounded to be sent on.
+                out = numbers if len(rounds) == 1 else own
+                add_up(out, [received[rank] for rank in sorted(received)], spec, arithmetic, scale)
+        if travelling is not numbers and len(rounds) != 1:
+            arithmetic.cast(numbers, travelling)
+        if spec.postscale != scale:
+            arithmetic.combine(numbers, [numbers], scale=spec.postscale)
+
+    def _post(self, one: Round, travelling: Buffer, tag: int, pending: Pending) -> dict[int, Buffer]:
+        """Begin a round; returns what is received, by rank."""
+        received = {}
+        for peer, start, stop in one.receives:
+            target = travelling.slice(start, stop)
+            received[peer] = target if one.adds is None else make_buffer(target.count, target.dtype)
+            self._messages.receive(received[peer], peer, tag, pending)
+        for peer, start, stop in one.sends:
+            self._messages.send(travelling.slice(start, stop), peer, tag, pending)
+        return received
+
+
+class _Segment(Pending):
+    """Elements up to `stop`, under way. reduce: its steps; they count their messages in what they are given."""
+
+    def __init__(self, stop: int, reduce: Callable[[Pending], Iterator[None]]) -> None:
+        super().__init__()
+        self.stop, self.over = stop, False
+        self._steps: Iterator[object] = reduce(self)
+        self.wake()
+
+    def wake(self) -> None:
+        """See Pending.wake. Goes on as far as nothing is waited for."""
+        while not self.count and not self.over:
+            self.over = next(self._steps, self) is self

@@ -1,0 +1,125 @@
+"""A buffer: contiguous memory seen as numbers, and the dtypes that are moved and reduced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Op = Literal["sum", "min", "max", "product"]
+
+
+#: A dtype between hosts; "none" for the numbers' own.
+Narrow = Literal["none", "float16", "bfloat16"]
+
+
+Array = NDArray[Any]
+
+
+#: 8-bit floating point, as torch and ml_dtypes name the variants. Moved, not reduced.
+FLOAT8 = (
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+)
+
+
+#: dtype name -> numpy dtype of the memory. numpy has neither bfloat16 nor float8: they travel as their bits.
+STORAGE: dict[str, np.dtype[Any]] = {
+    "uint8": np.dtype("u1"),
+    "int8": np.dtype("i1"),
+    "int16": np.dtype("i2"),
+    "int32": np.dtype("i4"),
+    "int64": np.dtype("i8"),
+    "uint16": np.dtype("u2"),
+    "uint32": np.dtype("u4"),
+    "uint64": np.dtype("u8"),
+    "bool": np.dtype("?"),
+    "float16": np.dtype("f2"),
+    "bfloat16": np.dtype("u2"),
+    "float32": np.dtype("f4"),
+    "float64": np.dtype("f8"),
+    "complex64": np.dtype("c8"),
+    "complex128": np.dtype("c16"),
+    **dict.fromkeys(FLOAT8, np.dtype("u1")),
+}
+
+
+#: Summed in float32 and rounded once.
+HALF = frozenset({"float16", "bfloat16"})
+
+
+#: Real floating-point dtypes that are reduced.
+FLOATS = HALF | {"float32", "float64"}
+
+
+COMPLEX = frozenset({"complex64", "complex128"})
+
+
+#: dtypes that are multiplied with factors as they are; integers are cut off (engine/named/execution.py).
+SCALED = FLOATS | COMPLEX
+
+
+def check_reduction(dtype: str, op: str, call: str) -> None:
+    """Raise TypeError where no reduction of the dtype is defined. op: an Op, or "average". call: for the message."""
+    if dtype in FLOAT8:
+        raise TypeError(
+            f"{call}: op {op} of {dtype} is not defined. With at most 4 bits of mantissa its sums overflow or are lost "
+            "in rounding, and its values mean something only together with each rank's own scale. Cast to bfloat16 or "
+            "float32, reduce, and cast back; broadcast, allgather and alltoall move it as it is."
+        )
+    if dtype in COMPLEX and op in ("min", "max"):
+        raise TypeError(
+            f"{call}: op {op} of {dtype} is not defined, as complex numbers have no order. Reduce their magnitudes, or "
+            "real and imaginary parts apart."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Contiguous memory seen as numbers.
+
+    array: (n,), of dtype STORAGE[dtype]; whoever made the buffer owns the memory.
+    """
+
+    array: Array
+    dtype: str
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return int(self.array.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes."""
+        return int(self.array.nbytes)
+
+    def slice(self, start: int, stop: int) -> Buffer:
+        """The elements from `start` up to `stop`, sharing memory."""
+        return Buffer(self.array[start:stop], self.dtype)
+
+
+def as_buffer(array: Array) -> Buffer:
+    """See a contiguous numpy array of any shape as a Buffer, sharing memory.
+
+    Raises TypeError for a dtype that hvdkit does not move, ValueError for memory that is not contiguous.
+    """
+    name = array.dtype.name
+    if name not in STORAGE:
+        raise TypeError(f"dtype {array.dtype} cannot be moved; hvdkit moves {', '.join(STORAGE)}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"a contiguous array is needed, this one has strides {array.strides}")
+    return Buffer(array.reshape(-1).view(STORAGE[name]), name)
+
+
+def make_buffer(count: int, dtype: str) -> Buffer:
+    """A new uninitialised Buffer of `count` elements."""
+    return Buffer(np.empty(count, STORAGE[dtype]), dtype)

@@ -1,0 +1,237 @@
+"""Gloo as torch.distributed has it: stores, groups and their collectives, and its errors in our words.
+
+The one file below the adapters that loads a framework, and only when ranks are to talk through Gloo. The groups are
+hvdkit's own: torch's default group stays the script's to make.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from hvdkit.errors import MissingDependencyError, TransportError
+from hvdkit.optional_import import optional_import
+from hvdkit.transport.buffer import Array, Buffer, Op
+from hvdkit.transport.polling import calls, look
+
+if TYPE_CHECKING:
+    import torch
+
+_THREADS = 2  # of a group: collectives that are under way at the same time
+_START = timedelta(seconds=60)  # for the ranks of a group to connect; all of them are there by then
+_STORE = timedelta(seconds=300)
+_FOR_EVER = timedelta(days=1000)  # who waits looks after the others itself, and a slow rank is no failed one
+_LOOK = timedelta(milliseconds=100)
+
+_REDUCIBLE = frozenset({"uint8", "int8", "int32", "int64", "bool", "float32", "float64"})
+
+Explain = Callable[[str, Exception], Exception]
+
+
+@functools.cache
+def load_gloo() -> Any:
+    """torch.distributed. Raises MissingDependencyError if torch is not installed, or was built without Gloo."""
+    _torch()
+    distributed = optional_import("torch.distributed", "torch")
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        raise MissingDependencyError(
+            "The installed torch was built without torch.distributed's Gloo. Install one of PyTorch's own wheels, or "
+            "start the ranks with hvdrun, and MPI."
+        )
+    return distributed
+
+
+@functools.cache
+def _torch() -> Any:
+    return optional_import("torch", "torch")
+
+
+def can_load_gloo() -> bool:
+    """Is there a torch with Gloo? Loads torch."""
+    try:
+        load_gloo()
+    except ImportError:
+        return False
+    return True
+
+
+class TcpStores:
+    """See Stores."""
+
+    def host(self) -> Any:
+        """See Stores.host."""
+        return self._open("127.0.0.1", 0, _STORE, is_master=True)
+
+    def host_at(self, address: str, port: int) -> Any:
+        """A store at a port that was chosen before; the script may make its own groups through it as well."""
+        return self._open(address, port, _STORE, is_master=True, multi_tenant=True)
+
+    def join(self, address: str, port: int, timeout_s: float) -> Any:
+        """See Stores.join. timeout_s: for the connection."""
+        store = self._open(address, port, timedelta(seconds=timeout_s), is_master=False)
+        store.set_timeout(_STORE)
+        return store
+
+    def _open(self, address: str, port: int, timeout: timedelta, **options: bool) -> Any:
+        try:
+            return load_gloo().TCPStore(address, port, timeout=timeout, wait_for_workers=False, **options)
+        except RuntimeError as error:  # torch's DistNetworkError and its like
+            raise TransportError(f"torch's store at {address}:{port} cannot be opened: {error}") from error
+
+
+class Group:
+    """A process group of Gloo, by itself: the same ranks, with the same name, make it together.
+
+    address: of this host, which the others reach. explain: makes the error of a call that failed; see GlooRequest.
+    """
+
+    def __init__(self, store: Any, name: str, rank: int, size: int, address: str, explain: Explain) -> None:
+        distributed = load_gloo()
+        gloo = distributed.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [_device(address)]
+        options._threads = _THREADS
+        options._timeout = _START
+        self._explain = explain
+        self._open: list[GlooRequest] = []
+        try:
+            self._group = gloo(distributed.PrefixStore(name, store), rank, size, options)
+        except RuntimeError as error:
+            raise explain("connecting of the ranks", error) from error
+        _groups.add(self)
+
+    def allreduce(self, source: Buffer, out: Buffer, op: Op) -> GlooRequest:
+        """See Wire.allreduce; of dtypes that Gloo can add up."""
+        if source is not out and source.array.ctypes.data != out.array.ctypes.data:
+            out.array[:] = source.array
+        array = out.array
+        if out.dtype == "bool":
+            array, op = array.view("u1"), "max" if op in ("sum", "max") else "min"
+        if not array.size:
+            return self._begin("allreduce", [])
+        options = _options("AllreduceOptions", reduceOp=getattr(load_gloo().ReduceOp, op.upper()))
+        tensor = _tensor(array)
+        return self._begin("allreduce", [self._group.allreduce([tensor], options)], tensor)
+
+    def alltoall(self, sent: Buffer, send_bytes: Sequence[int], received: Buffer, counts: Sequence[int]) -> GlooRequest:
+        """See Wire.alltoall. send_bytes, counts: bytes to and from each rank."""
+        tensors, options = (_bytes_of(received), _bytes_of(sent)), _options("AllToAllOptions")
+        work = self._group.alltoall_base(*tensors, list(counts), list(send_bytes), options)
+        return self._begin("alltoall", [work], tensors)
+
+    def broadcast(self, pieces: Sequence[tuple[int, Buffer]]) -> GlooRequest:
+        """Fill each buffer with the root's, given beside it; all at once."""
+        moved = [
+            (_bytes_of(piece), _options("BroadcastOptions", rootRank=root)) for root, piece in pieces if piece.nbytes
+        ]
+        return self._begin("broadcast", [self._group.broadcast([one], options) for one, options in moved], moved)
+
+    def allgather(self, own: Buffer, gathered: Buffer) -> GlooRequest:
+        """Fill `gathered` with all ranks' `own`, which are of one size."""
+        options = _options("AllgatherOptions")
+        tensors = _bytes_of(gathered), _bytes_of(own)
+        return self._begin("allgather", [self._group._allgather_base(*tensors, options)] if own.nbytes else [], tensors)
+
+    def barrier(self) -> GlooRequest:
+        """Is done when every rank has called it."""
+        return self._begin("barrier", [self._group.barrier(_options("BarrierOptions"))])
+
+    def _begin(self, what: str, works: Sequence[Any], memory: object = None) -> GlooRequest:
+        calls().begun += 1
+        self._open = [one for one in self._open if not one.over]
+        request = GlooRequest(what, works, memory, self._explain)
+        self._open.append(request)
+        return request
+
+    def close(self) -> None:
+        """Close the connections."""
+        if any(not one.over for one in self._open):
+            # Its end would wait for what is under way, and nobody may be there any more to bring that to an end.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        self._group = None
+        self._open = []
+
+
+#: Those that are open.
+_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_groups() -> None:
+    """End Gloo's threads while Python is there: one that asks for it later ends the process with SIGABRT."""
+    for group in list(_groups):
+        group.close()
+
+
+class GlooRequest:
+    """See Request. memory: what Gloo reads and writes until then. explain: see Group."""
+
+    def __init__(self, what: str, works: Sequence[Any], memory: object, explain: Explain) -> None:
+        self._what, self._works, self._memory, self._explain = what, works, memory, explain
+
+    @property
+    def over(self) -> bool:
+        """Has it been done, or failed?"""
+        return all(work.is_completed() for work in self._works)
+
+    def test(self) -> bool:
+        """See Request.test."""
+        if not self.over:
+            return False
+        try:
+            for work in self._works:
+                work.wait()
+        except RuntimeError as error:
+            raise self._explain(self._what, error) from error
+        self._works, self._memory = (), None
+        return True
+
+    def wait(self, check: Callable[[], None]) -> None:
+        """Return when it is done. check: called every 0.1 s meanwhile; may raise, as may what watched()
+        has for this thread. Raises as test() does.
+        """
+        try:
+            for work in self._works:
+                while not work.is_completed():
+                    with contextlib.suppress(RuntimeError):  # the time is up; or it failed, which test() tells
+                        work.wait(_LOOK)
+                        continue
+                    look()
+                    check()
+            self.test()
+        except BaseException:
+            calls().uncertain = True
+            raise
+
+
+def can_reduce(dtype: str) -> bool:
+    """Does Gloo add up this dtype well? 16-bit floats it would round after every addition."""
+    return dtype in _REDUCIBLE
+
+
+@functools.lru_cache(maxsize=4)
+def _device(address: str) -> Any:
+    return load_gloo().ProcessGroupGloo.create_device(hostname=address)
+
+
+def _options(name: str, **values: object) -> Any:
+    options = getattr(load_gloo().distributed_c10d, name)()
+    options.timeout = _FOR_EVER
+    for field, value in values.items():
+        setattr(options, field, value)
+    return options
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    tensor: torch.Tensor = _torch().from_numpy(array if array.flags.writeable else array.copy())
+    return tensor
+
+
+def _bytes_of(buffer: Buffer) -> torch.Tensor:
+    return _tensor(buffer.array.view("u1"))

@@ -1,0 +1,199 @@
+"""A connection from every rank to every other one: short messages over it, and the end of a rank is seen by all.
+
+A frame is 16 bytes that say for which mailbox it is, 8 bytes of length, and the message. Nobody waits here: what cannot
+be sent at once is sent by a later call.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from hvdkit.errors import RankLostError
+from hvdkit.transport.deaths import describe_death, describe_leaving
+
+_HEAD = struct.Struct("<16sQ")
+_PEER = struct.Struct("<I")
+_LEAVING = b"leaving".ljust(16, b"\0")
+_GONE = b"gone".ljust(16, b"\0")
+_PIECE = 256 * 1024
+
+# What a rank sent before it ended may still be on its way through other threads, and is enough for those who wait.
+_DEATH_GRACE_S = 1.0
+_LEAVING_GRACE_S = 5.0
+
+_FLUSH_S = 2.0
+
+
+class Mesh:
+    """This rank's connections; any thread may call.
+
+    connections: to each other rank, by rank. hosts: name of every rank's host.
+    """
+
+    def __init__(self, rank: int, connections: Mapping[int, socket.socket], hosts: Sequence[str]) -> None:
+        self.rank, self.hosts = rank, tuple(hosts)
+        self._connections = dict(connections)
+        self._by_descriptor = {one.fileno(): peer for peer, one in self._connections.items()}
+        self._poll = select.poll()
+        for one in self._connections.values():
+            one.setblocking(False)
+            self._poll.register(one, select.POLLIN)
+        self._outgoing: defaultdict[int, bytearray] = defaultdict(bytearray)
+        self._incoming: defaultdict[int, bytearray] = defaultdict(bytearray)
+        self._messages: defaultdict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
+        self._closed: set[bytes] = set()
+        self._gone: dict[int, tuple[bool, float]] = {}  # in the order of noticing: did it say so, and when
+        self._lock = threading.RLock()
+        _meshes.add(self)
+
+    def send(self, peer: int, channel: bytes, message: bytes) -> None:
+        """Send, and return at once; what goes to a rank that has ended is lost. channel: 16 bytes."""
+        with self._lock:
+            if peer == self.rank:
+                self._messages[channel].append((peer, message))
+            elif peer in self._connections:
+                self._outgoing[peer] += _HEAD.pack(channel, len(message)) + message
+                self._flush(peer)
+
+    def receive(self, channel: bytes) -> list[tuple[int, bytes]]:
+        """All messages that have come for this channel, each with its sender."""
+        with self._lock:
+            self._turn()
+            return self._messages.pop(channel, [])
+
+    def close_channel(self, channel: bytes) -> None:
+        """Throw away what has come or will come for this channel, which is not used again."""
+        with self._lock:
+            self._messages.pop(channel, None)
+            self._closed.add(channel)
+
+    def check(self, ranks: Iterable[int], *, at_once: bool = False) -> None:
+        """Raise RankLostError if one of these ranks is known to have ended, and had time to be heard to the end.
+
+        at_once: without that time, for whoever knows that it did not answer.
+        """
+        with self._lock:
+            self._turn()
+            among = set(ranks)
+            for peer, (said, when) in self._gone.items():
+                grace = 0.0 if at_once else _LEAVING_GRACE_S if said else _DEATH_GRACE_S
+                if peer in among and time.monotonic() - when >= grace:
+                    if said:
+                        raise RankLostError(describe_leaving(peer, self.hosts[peer], self.rank))
+                    raise RankLostError(describe_death(peer, self.hosts[peer]))
+
+    def leave(self) -> None:
+        """Tell everyone that this rank takes no further part."""
+        with self._lock:
+            self._tell(_LEAVING, b"")
+            deadline = time.monotonic() + _FLUSH_S
+            while any(self._outgoing.values()) and time.monotonic() < deadline:
+                self._turn()
+                time.sleep(0.001)
+
+    def close(self) -> None:
+        """Leave, and close the connections; closing twice is harmless."""
+        self.leave()
+        with self._lock:
+            self.forget()
+
+    def forget(self) -> None:
+        """Close this process's ends, as a forked child must: they would keep a dead rank's connections open."""
+        for one in self._connections.values():
+            one.close()
+        self._connections.clear()
+        self._by_descriptor.clear()
+        self._poll = select.poll()
+
+    def _turn(self) -> None:
+        """Take what has come, and send what is left to send."""
+        for peer in [peer for peer, data in self._outgoing.items() if data]:
+            self._flush(peer)
+        for descriptor, _ in self._poll.poll(0):
+            if descriptor in self._by_descriptor:
+                self._read(self._by_descriptor[descriptor])
+
+    def _read(self, peer: int) -> None:
+        connection, data = self._connections[peer], self._incoming[peer]
+        ended = False
+        while True:
+            try:
+                piece = connection.recv(_PIECE)
+            except BlockingIOError:
+                break
+            except OSError:
+                piece = b""
+            if not piece:
+                ended = True
+                break
+            data += piece
+            if len(piece) < _PIECE:
+                break
+        self._take_frames(peer, data)
+        if ended:
+            self._drop(peer)
+
+    def _take_frames(self, peer: int, data: bytearray) -> None:
+        at = 0
+        while len(data) - at >= _HEAD.size:
+            channel, length = _HEAD.unpack_from(data, at)
+            if len(data) - at - _HEAD.size < length:
+                break
+            message = bytes(data[at + _HEAD.size : at + _HEAD.size + length])
+            at += _HEAD.size + length
+            if channel == _LEAVING:
+                self._gone.setdefault(peer, (True, time.monotonic()))
+            elif channel == _GONE:
+                self._notice_death(_PEER.unpack(message)[0])
+            elif channel not in self._closed:
+                self._messages[channel].append((peer, message))
+        del data[:at]
+
+    def _flush(self, peer: int) -> None:
+        data = self._outgoing[peer]
+        connection = self._connections.get(peer)
+        try:
+            while data and connection is not None:
+                del data[: connection.send(data)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            data.clear()  # reading will tell, once what the peer sent before it ended has been read
+
+    def _drop(self, peer: int) -> None:
+        connection = self._connections.pop(peer)
+        del self._by_descriptor[connection.fileno()]
+        self._poll.unregister(connection)
+        connection.close()
+        self._outgoing.pop(peer, None)
+        self._notice_death(peer)
+
+    def _notice_death(self, peer: int) -> None:
+        if peer in self._gone or peer == self.rank:
+            return
+        self._gone[peer] = (False, time.monotonic())
+        # A rank that ends because of this one must not be taken for the first that did.
+        self._tell(_GONE, _PEER.pack(peer))
+
+    def _tell(self, channel: bytes, message: bytes) -> None:
+        for peer in list(self._connections):
+            self.send(peer, channel, message)
+
+
+_meshes: weakref.WeakSet[Mesh] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for mesh in list(_meshes):
+        mesh.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,222 @@
+"""How ranks that know only a board find each other: rank 0 opens a store of hvdkit's own and leaves word where it is.
+
+Word of a store that is gone (of ranks that torchrun has started again, say) cannot be told from fresh word; but nobody
+answers there, so it is read again until somebody does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+from hvdkit.errors import TransportError
+from hvdkit.transport.addresses import LOOPBACK, address_of, is_loopback, list_addresses
+from hvdkit.transport.gloo.rendezvous_store import Board
+
+_PAUSE_S = 0.05
+_ANSWER_S = 3.0
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Stores(Protocol):
+    """Makes the stores: torch's TCPStore."""
+
+    def host(self) -> Any:
+        """A new store, served by this process."""
+
+    def join(self, address: str, port: int, timeout_s: float) -> Any:
+        """A store that another process serves. Raises RuntimeError."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """What rank 0 leaves on the board: where its store is, best address first, and what marks it as this job's.
+
+    secret: of the job, in hex; "" where others can read the board. It is in the store then, which they can read too.
+    """
+
+    addresses: tuple[str, ...]
+    port: int
+    mark: str
+    secret: str = ""
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """What each rank says of itself. address: its own. reached: the address by which it reached rank 0's store."""
+
+    host: str
+    machine: str
+    address: str
+    reached: str
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The ranks have found each other.
+
+    nodes: a number for each rank's host, equal for ranks of the same one. secret: of this job, the same on all ranks.
+    """
+
+    store: Any
+    hosts: tuple[str, ...]
+    nodes: tuple[int, ...]
+    address: str
+    secret: bytes
+
+
+def parse_word(data: bytes) -> Word:
+    """Read what was left on the board. Raises TransportError for what rank 0 does not leave."""
+    found = _parse(data)
+    addresses, port, mark, secret = (found.get(key) for key in ("addresses", "port", "mark", "secret"))
+    if (
+        isinstance(addresses, list)
+        and all(isinstance(one, str) for one in addresses)
+        and type(port) is int
+        and 0 < port < 2**16
+        and isinstance(mark, str)
+        and isinstance(secret, str)
+        and re.fullmatch(r"([0-9a-f]{64})?", secret)
+    ):
+        return Word(tuple(addresses), port, mark, secret)
+    raise _strange(data)
+
+
+def parse_attendance(data: bytes) -> Attendance:
+    """Read what a rank says of itself. Raises TransportError for what no rank says."""
+    found = _parse(data)
+    words = [found.get(one.name) for one in fields(Attendance)]
+    if all(isinstance(one, str) for one in words):
+        return Attendance(*map(str, words))
+    raise _strange(data)
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise _strange(data)
+    return found
+
+
+def _strange(data: bytes) -> TransportError:
+    return TransportError(
+        f"Where the ranks meet somebody has left {data[:100]!r}, which is not hvdkit's. Do all ranks have one hvdkit?"
+    )
+
+
+def meet(
+    board: Board,
+    stores: Stores,
+    rank: int,
+    size: int,
+    *,
+    name: str,
+    host: str,
+    interface: str,
+    towards: str,
+    deadline: float,
+) -> Meeting:
+    """Meet the other ranks; collective.
+
+    name: of this meeting, on the board. host: this host's name, for messages. interface: to be used; "" for any.
+    towards: the address of this host that others most likely reach. deadline: on the clock of time.monotonic().
+    Raises TransportError naming the ranks that have not come.
+    """
+    own = address_of(interface) if interface else ""
+    if rank == 0:
+        store, reached = stores.host(), ""
+        mark, secret = secrets.token_hex(16), secrets.token_hex(32)
+        store.set("mark", mark)
+        if not board.private:
+            store.set("secret", secret)
+        addresses = (own,) if own else tuple(list_addresses(towards))
+        word = Word(addresses, store.port, mark, secret if board.private else "")
+        board.put(name, json.dumps(asdict(word)).encode())
+        address = own
+    else:
+        store, reached, address, secret = _find_store(board, stores, name, rank, deadline)
+        address = own or address
+    store.set(f"rank/{rank}", json.dumps(asdict(Attendance(host, _machine(), address, reached))))
+    everyone = [parse_attendance(one) for one in collect(store, "rank", size, deadline)]
+    machines = list(dict.fromkeys(one.machine for one in everyone))
+    nodes = tuple(machines.index(one.machine) for one in everyone)
+    return Meeting(
+        store,
+        tuple(one.host for one in everyone),
+        nodes,
+        own or choose_address(everyone, nodes, rank),
+        bytes.fromhex(secret or store.get("secret").decode()),
+    )
+
+
+def choose_address(everyone: Sequence[Attendance], nodes: Sequence[int], rank: int) -> str:
+    """The address by which a rank is reached by all others. Raises TransportError if there is none."""
+    if len(set(nodes)) == 1:
+        return LOOPBACK
+    # Rank 0 has connected to nobody; those on other hosts know how it is reached.
+    found = everyone[rank].address or next(one.reached for one, node in zip(everyone, nodes, strict=True) if node)
+    if is_loopback(found):
+        raise TransportError(
+            f"Rank {rank} on {everyone[rank].host} is known by {found} only, which ranks on other hosts cannot reach. "
+            f"Name the interface between the hosts: GLOO_SOCKET_IFNAME=eth0, say."
+        )
+    return found
+
+
+def collect(store: Any, what: str, size: int, deadline: float) -> list[bytes]:
+    """What every rank has set under "{what}/{rank}", in rank order. Raises TransportError naming those who have not."""
+    keys = [f"{what}/{rank}" for rank in range(size)]
+    while not store.check(keys):
+        if time.monotonic() >= deadline:
+            missing = [rank for rank in range(size) if not store.check([keys[rank]])]
+            raise TransportError(
+                f"{len(missing)} of {size} ranks have not come: {', '.join(map(str, missing))}. Their own output, or "
+                f"the launcher's, says why; all ranks must call hvd.init()."
+            )
+        time.sleep(_PAUSE_S)
+    return [bytes(one) for one in store.multi_get(keys)]
+
+
+def _find_store(board: Board, stores: Stores, name: str, rank: int, deadline: float) -> tuple[Any, str, str, str]:
+    """Rank 0's store, the address by which it was reached, this host's own towards it, and the word's secret."""
+    seen = "it has left no word"
+    while time.monotonic() < deadline:
+        found = board.get(name)
+        if found is not None:
+            word = parse_word(found)
+            for address in word.addresses:
+                store, own = _try_store(stores, address, word)
+                if store is not None:
+                    return store, address, own, word.secret
+                seen = f"it should be at {address}:{word.port}, and is not: {own}"
+        time.sleep(_PAUSE_S)
+    raise TransportError(f"Rank {rank} has not found rank 0: {seen}. Rank 0's own output may say why.")
+
+
+def _try_store(stores: Stores, address: str, word: Word) -> tuple[Any, str]:
+    """The store and this host's own address towards it; None and what happened if it is not there."""
+    try:
+        with socket.create_connection((address, word.port), timeout=_ANSWER_S) as probe:
+            own = str(probe.getsockname()[0])
+        store = stores.join(address, word.port, _ANSWER_S)
+        if store.check(["mark"]) and store.get("mark") == word.mark.encode():
+            return store, own
+    except (OSError, TransportError, RuntimeError) as error:
+        return None, str(error)
+    return None, "another store answers there"
+
+
+def _machine() -> str:
+    """What tells this host from others: containers of one machine have the same boot, but other names."""
+    boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+    return f"{socket.gethostname()} {boot}"

@@ -1,0 +1,164 @@
+"""Where rank 0 leaves word for the others before there is any connection, and what a launcher says of that place."""
+
+from __future__ import annotations
+
+import http.client
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from hvdkit.errors import TransportError, WorldError
+from hvdkit.transport.api import Transport
+from hvdkit.transport.small_collectives import broadcast_bytes
+
+_ANSWER_S = 10.0
+
+
+class Board(Protocol):
+    """What one rank puts here the others find, sooner or later. private: and nobody else."""
+
+    private: bool
+
+    def put(self, key: str, value: bytes) -> None:
+        """Leave a value, in place of an older one."""
+
+    def get(self, key: str) -> bytes | None:
+        """What has been left last; None if nothing has. It may be from processes that are no more."""
+
+
+@dataclass(frozen=True)
+class BoardPlace:
+    """Where the board is.
+
+    kind: "http" is horovodrun's, "store" torch's TCPStore, "mpi" is MPI itself. hosted: does rank 0 start it?
+    """
+
+    kind: Literal["http", "store", "mpi"]
+    address: str = ""
+    port: int = 0
+    hosted: bool = False
+
+
+def find_board(variables: Mapping[str, str], launcher: str) -> BoardPlace:
+    """Read where the launcher has put the board. launcher: see World.
+
+    Raises WorldError if the launcher should have said, and has not, or not well.
+    """
+    names: tuple[str, str]
+    if launcher == "horovodrun":
+        names = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
+        return BoardPlace("http", *_read_place(variables, names, launcher))
+    names = "MASTER_ADDR", "MASTER_PORT"
+    if launcher == "torchrun" or all(variables.get(name) for name in names):
+        agents = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return BoardPlace("store", *_read_place(variables, names, launcher), hosted=not agents)
+    return BoardPlace("mpi")
+
+
+def read_interface(variables: Mapping[str, str]) -> str:
+    """The interface that Gloo is to use; "" for none in particular. Torch's variable comes before Horovod's."""
+    for name in ("GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"):
+        if variables.get(name):
+            return variables[name].partition(",")[0].strip()
+    return ""
+
+
+def _read_place(variables: Mapping[str, str], names: tuple[str, str], launcher: str) -> tuple[str, int]:
+    address, port = (variables.get(name, "") for name in names)
+    if address and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 2**16:
+        return address, int(port)
+    raise WorldError(
+        f"Ranks meet through {names[0]} and {names[1]}, and these are {address!r} and {port!r} here (launcher: "
+        f"{launcher}). Start the script with torchrun, `horovodrun --gloo` or hvdrun, or set both: the host of rank 0, "
+        f"and a port that is free there."
+    )
+
+
+class HttpBoard:
+    """horovodrun's own: PUT and GET of /scope/key, by whoever reaches its port. Proxies are not asked."""
+
+    private = False
+
+    def __init__(self, address: str, port: int) -> None:
+        self._place = address, port
+
+    def put(self, key: str, value: bytes) -> None:
+        """See Board.put. Raises TransportError."""
+        status, _ = self._ask("PUT", key, value)
+        if status != 200:
+            raise TransportError(f"horovodrun's rendezvous server at {self._place} answered PUT with status {status}.")
+
+    def get(self, key: str) -> bytes | None:
+        """See Board.get. Raises TransportError."""
+        status, value = self._ask("GET", key)
+        return value if status == 200 else None
+
+    def _ask(self, method: str, key: str, value: bytes | None = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(*self._place, timeout=_ANSWER_S)
+        try:
+            connection.request(method, f"/hvdkit/{key}", value)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise TransportError(
+                f"horovodrun's rendezvous server at {self._place[0]}:{self._place[1]} cannot be reached: {error!r}. "
+                f"Is horovodrun still running, and is HOROVOD_GLOO_RENDEZVOUS_ADDR reachable from this host?"
+            ) from error
+        finally:
+            connection.close()
+
+
+class StoreBoard:
+    """A TCPStore of torch's, which answers whoever reaches its port. open_store: connects to it; called once."""
+
+    private = False
+
+    def __init__(self, open_store: Callable[[], Any]) -> None:
+        self._store = open_store()
+
+    def put(self, key: str, value: bytes) -> None:
+        """See Board.put."""
+        self._store.set(f"hvdkit/{key}", value)
+
+    def get(self, key: str) -> bytes | None:
+        """See Board.get."""
+        name = f"hvdkit/{key}"
+        return bytes(self._store.get(name)) if self._store.check([name]) else None
+
+
+class LocalBoard:
+    """The board of a world of one rank."""
+
+    private = True
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+
+    def put(self, key: str, value: bytes) -> None:
+        """See Board.put."""
+        self._values[key] = value
+
+    def get(self, key: str) -> bytes | None:
+        """See Board.get."""
+        return self._values.get(key)
+
+
+class TransportBoard:
+    """A transport of the same ranks that there is already: put() and the others' first get() are one collective."""
+
+    private = True
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._found: bytes | None = None
+
+    def put(self, key: str, value: bytes) -> None:
+        """See Board.put; on rank 0."""
+        broadcast_bytes(self._transport, value, 0)
+
+    def get(self, key: str) -> bytes | None:
+        """See Board.get; on the others."""
+        if self._found is None:
+            self._found = broadcast_bytes(self._transport, b"", 0)
+        return self._found

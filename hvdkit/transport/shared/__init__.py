@@ -1,0 +1,1 @@
+"""Ranks of one host: shared memory."""

@@ -1,0 +1,245 @@
+"""Buckets in memory that the ranks of a host share: each rank adds up its own shard of all of them, in place.
+
+One round of one bucket, two ranks, time downwards ("|" is the training that goes on meanwhile):
+
+    rank 0                                       rank 1
+    fill memory                                  |
+    show ready                                   fill memory
+    |                                            show ready
+    shard 0 of both memories -> both memories    shard 1 of both memories -> both memories
+    show reduced                                 show reduced
+    read memory                                  read memory
+
+Shard i of every memory is rank i's alone from ready to reduced. So the sum takes the place of what it is made of, two
+flags are enough, and a rank that has seen all shards reduced may do with its memory what it likes. Nobody else reads
+shard i of rank i's memory, so the numbers themselves can take its place, and are copied neither in nor out.
+
+A cache line that a core has read is that core's from then on, and cheap for it to write. But it is dear to take from a
+core that has read it and not written it since: 2 GB/s where the cores are far apart, against 20. Here whoever reads a
+line that another core has written is always the next to write it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdkit.transport.api import Crossing, Transport
+from hvdkit.transport.arithmetic import Arithmetic
+from hvdkit.transport.buckets import BucketSpec, Elsewhere, SteppedBuckets, plan_memory, see_as, whole
+from hvdkit.transport.buffer import STORAGE, Buffer, make_buffer
+from hvdkit.transport.coding.api import Coder
+from hvdkit.transport.coding.coders import open_coder, sent_bytes
+from hvdkit.transport.shared.flags import Flags, flag_bytes
+from hvdkit.transport.shared.segment import open_segment
+
+_ALIGN = 64  # bytes: a cache line
+
+
+def plan_shards(spec: BucketSpec, shards: int) -> list[tuple[int, int]]:
+    """Split the elements of a bucket into `shards` ranges that begin at cache lines; some may be empty.
+
+    Where matrices are coded, ranges begin with one, as near to equal parts as that allows.
+    """
+    count = spec.count
+    if spec.matrices:
+        cuts = [0, *(matrix.start for matrix in spec.matrices[1:]), count]
+        edges = [min(cuts, key=lambda cut: abs(cut * shards - count * shard)) for shard in range(shards)] + [count]
+    else:
+        step = _ALIGN // STORAGE[spec.dtype].itemsize
+        lines = -(-count // step)
+        edges = [min(count, (lines * shard // shards) * step) for shard in range(shards)] + [count]
+    return list(itertools.pairwise(edges))
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A part of this rank's shard: of everyone, this rank's, and in the memory of its peers."""
+
+    sources: tuple[Buffer, ...]
+    own: Buffer
+    peers: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What a bucket holds.
+
+    views: of every rank's memory. own: this rank's shard. partial: the host's sum of it, where that still has to cross
+    to other hosts. coder: what takes it there, where it is coded. around: by the first element and the number of them,
+    those of the ranks below and above.
+    """
+
+    spec: BucketSpec
+    views: tuple[Buffer, ...]
+    own: tuple[int, int]
+    partial: Buffer | None
+    coder: Coder | None
+    around: dict[tuple[int, int], tuple[tuple[Buffer, ...], tuple[Buffer, ...]]] = field(default_factory=dict)
+
+
+class SharedBuckets(SteppedBuckets):
+    """Buckets of one host's ranks; opened by all of them together.
+
+    shards: how many ranks of the host reduce: all of them if there is one host, else as many as every host has.
+    crossing: takes a shard's sum to the other hosts; for ranks that reduce a shard, where there are several hosts.
+    """
+
+    def __init__(
+        self,
+        group: Transport,
+        specs: Sequence[BucketSpec],
+        *,
+        arithmetic: Arithmetic,
+        check: Callable[[], None],
+        directory: str,
+        shards: int,
+        crossing: Crossing | None = None,
+        depth: int | None = None,
+    ) -> None:
+        super().__init__(check)
+        self._arithmetic = arithmetic
+        self._crossing = crossing
+        self._rank, self._shards = group.rank, shards
+        sizes = [_padded(nbytes) for nbytes in plan_memory(specs, depth)]
+        self.depth = len(sizes)
+        flags = flag_bytes(group.size, len(specs))
+        area = sum(sizes)
+        # ready | reduced | memory of rank 0 | memory of rank 1 | ...
+        start = 2 * flags
+        self._segment = open_segment(group, [start + area] + [area] * (group.size - 1), directory)
+        memory, who = self._segment.memory, {"rank": group.rank, "ranks": group.size}
+        self._ready = Flags(memory[:flags], count=len(specs), **who)
+        self._reduced = Flags(memory[flags:start], count=len(specs), **who)
+        self._generation = [0] * len(specs)
+        areas = [start + rank * area for rank in range(group.size)]
+        #: Of each of the `depth` pieces: each rank's memory.
+        self._raw: list[list[NDArray[np.uint8]]] = [
+            [memory[at + first : at + last] for at in areas]
+            for first, last in itertools.pairwise([0, *itertools.accumulate(sizes)])
+        ]
+        self._layouts = [self._lay_out(index, spec) for index, spec in enumerate(specs)]
+        self.sent_bytes = sum(
+            sent_bytes(one.spec, one.coder, one.partial) for one in self._layouts if one.partial is not None
+        )
+        self._show_layouts()
+
+    def _lay_out(self, index: int, spec: BucketSpec) -> _Layout:
+        # Ranges between matrices are uneven, so ranks take turns with them from bucket to bucket.
+        turn = index if spec.matrices else 0
+        own = (0, 0)
+        if self._rank < self._shards:
+            own = plan_shards(spec, self._shards)[(self._rank + turn) % self._shards]
+        views = tuple(see_as(raw, spec) for raw in self._raw[index % self.depth])
+        partial = make_buffer(own[1] - own[0], spec.dtype) if self._crossing and own[1] > own[0] else None
+        coder = None if partial is None else open_coder(spec, own)
+        return _Layout(spec, views, own, partial, coder)
+
+    def _cut(self, layout: _Layout, elsewhere: Sequence[Elsewhere]) -> Iterator[_Chunk]:
+        """This rank's shard in chunks."""
+        for one in whole(layout.views[self._rank], layout.own, elsewhere):
+            step = layout.spec.chunk_bytes // one.source.array.itemsize
+            for at in range(0, one.source.count, step):
+                stop = min(at + step, one.source.count)
+                part = one.source.slice(at, stop)
+                target = part if one.target is one.source else one.target.slice(at, stop)
+                below, above = self._around(layout, one.first + at, stop - at)
+                yield _Chunk((*below, part, *above), target, below + above)
+
+    def _around(self, layout: _Layout, first: int, count: int) -> tuple[tuple[Buffer, ...], tuple[Buffer, ...]]:
+        """What the peers have of these elements; made once, since a round is cut like the one before."""
+        known = layout.around.get((first, count))
+        if known is None:
+            slices = [view.slice(first, first + count) for view in layout.views]
+            known = layout.around[first, count] = tuple(slices[: self._rank]), tuple(slices[self._rank + 1 :])
+        return known
+
+    def _show_layouts(self) -> None:
+        self.memory = [layout.views[self._rank] for layout in self._layouts]
+        self.own = [layout.own for layout in self._layouts]
+
+    def change(self, index: int, spec: BucketSpec) -> None:
+        """Let an idle bucket hold something else that fits; on all ranks alike. The staging area is used so."""
+        if self._layouts[index].spec == spec:
+            return
+        self._layouts[index] = self._lay_out(index, spec)
+        self._show_layouts()
+
+    def start(self, index: int, elsewhere: Sequence[Elsewhere] = ()) -> None:
+        """See Buckets.start."""
+        self._generation[index] += 1
+        self._ready.show(index, self._generation[index])
+        super().start(index, elsewhere)
+
+    def steps(self, index: int, elsewhere: Sequence[Elsewhere]) -> Iterator[bool]:
+        """Reduce this rank's shard once all peers are ready, then wait for the other shards."""
+        layout, generation = self._layouts[index], self._generation[index]
+        spec = layout.spec
+        free = self._crossing is None  # the order of buckets matters to collectives between hosts only
+        while not self._ready.everyone(index, generation):
+            yield free
+        chunks = list(self._cut(layout, elsewhere))
+        if layout.partial is None or self._crossing is None:
+            for chunk in chunks:
+                self._arithmetic.combine(chunk.own, chunk.sources, spec.op, spec.prescale * spec.postscale)
+                _hand_out(chunk, self._arithmetic)
+        else:
+            train = _Train(chunks, layout.partial, spec, self._arithmetic)
+            yield from self._crossing(layout.partial, spec, coder=layout.coder, before=train.fill, after=train.empty)
+        self._reduced.show(index, generation)
+        while not self._reduced.everyone(index, generation):
+            yield True
+
+    def close(self) -> None:
+        """See Buckets.close."""
+        idle = not self.busy
+        super().close()
+        if self._crossing is not None:
+            self._crossing.close(idle=idle)
+        self._ready.close()
+        self._reduced.close()
+        self._segment.close()
+        self._raw, self._layouts, self.memory, self.own = [], [], [], []
+
+
+class _Train:
+    """The chunks of a shard on their way between the hosts: its sum is made where it is needed, and handed out again.
+
+    partial: the host's sum of the shard.
+    """
+
+    def __init__(self, chunks: Sequence[_Chunk], partial: Buffer, spec: BucketSpec, arithmetic: Arithmetic) -> None:
+        ends = list(itertools.accumulate(chunk.own.count for chunk in chunks))
+        cars = [
+            (partial.slice(end - chunk.own.count, end), end, chunk) for chunk, end in zip(chunks, ends, strict=True)
+        ]
+        self._ahead, self._behind = deque(cars), deque(cars)
+        self._ready = 0
+        self._spec, self._arithmetic = spec, arithmetic
+
+    def fill(self, count: int) -> None:
+        """Make the sum of the first `count` elements at least."""
+        while self._ready < count:
+            part, self._ready, chunk = self._ahead.popleft()
+            self._arithmetic.combine(part, chunk.sources, self._spec.op, self._spec.prescale)
+
+    def empty(self, count: int) -> None:
+        """Hand out the chunks within the first `count` elements."""
+        while self._behind and self._behind[0][1] <= count:
+            part, _, chunk = self._behind.popleft()
+            self._arithmetic.copy(chunk.own, part)
+            _hand_out(chunk, self._arithmetic)
+
+
+def _hand_out(chunk: _Chunk, arithmetic: Arithmetic) -> None:
+    for peer in chunk.peers:
+        arithmetic.copy(peer, chunk.own)
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN

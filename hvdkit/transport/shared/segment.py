@@ -1,0 +1,126 @@
+"""Memory that all ranks of a host share: a file in /dev/shm, nameless as soon as everyone has mapped it.
+
+Ranks that are killed before that leave the name behind. The one that made it holds a lock on the file, which the system
+takes away when the process ends; so whoever makes the next one can tell, and removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+import time
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdkit.errors import SharedMemoryError
+from hvdkit.transport.api import Transport
+from hvdkit.transport.small_collectives import broadcast_bytes, gather_ints
+
+_PREFIX = "hvdkit-"
+_YOUNG_S = 60.0  # a file of this age may have been made just now, and not been locked yet
+_WAY_ON = "or set HVDKIT_TRANSPORT=mpi to do without shared memory (slower)"
+
+
+class Segment:
+    """Shared memory of one host, mapped in every rank of a group; made by `open_segment`.
+
+    memory: (nbytes,) uint8, the same bytes in all ranks. descriptor: its open file.
+    """
+
+    def __init__(self, descriptor: int, nbytes: int) -> None:
+        self.descriptor = descriptor
+        self._close_descriptor = weakref.finalize(self, os.close, descriptor)
+        self._close_descriptor.atexit = False
+        self.memory: NDArray[np.uint8] = np.frombuffer(mmap.mmap(descriptor, nbytes), np.uint8)
+
+    def close(self) -> None:
+        """Let the memory go once no array looks at it any more; closing twice is harmless."""
+        self._close_descriptor()
+        self.descriptor = -1
+        # The mapping ends with the last view of it: gradients of the user's may still lie there.
+        self.memory = np.empty(0, np.uint8)
+
+
+def open_segment(group: Transport, parts: Sequence[int], directory: str) -> Segment:
+    """Make memory of sum(parts) bytes that all ranks of `group` share; collective.
+
+    parts: bytes for which each rank of the group asks the system (so that they lie near that rank's core).
+    Raises SharedMemoryError on every rank if there is too little of it, or if the ranks do not see the same directory.
+    """
+    total = sum(parts)
+    path = os.path.join(directory, f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}") if group.rank == 0 else ""
+    descriptor, failure = -1, 0
+    if group.rank == 0:
+        try:
+            remove_abandoned(directory)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, total)
+        except OSError as error:
+            failure = error.errno or errno.EIO
+    try:
+        shown = broadcast_bytes(group, b"" if failure else path.encode(), 0).decode()
+        if group.rank != 0 and shown:
+            try:
+                descriptor = os.open(shown, os.O_RDWR | os.O_CLOEXEC)
+            except OSError as error:
+                failure = error.errno or errno.EIO
+        if descriptor >= 0 and parts[group.rank]:
+            try:
+                os.posix_fallocate(descriptor, sum(parts[: group.rank]), parts[group.rank])
+            except OSError as error:
+                failure = error.errno or errno.EIO
+        failures = gather_ints(group, failure)
+    finally:
+        if group.rank == 0 and descriptor >= 0:
+            os.unlink(path)
+    if any(failures):
+        if descriptor >= 0:
+            os.ftruncate(descriptor, 0)  # what the others still hold of it must not count as taken below
+            os.close(descriptor)
+        raise SharedMemoryError(_explain(failures, total, directory))
+    return Segment(descriptor, total)
+
+
+def remove_abandoned(directory: str) -> None:
+    """Remove what this user's killed ranks have left in a memory file system, where no others would find it."""
+    for name in os.listdir(directory):
+        if name.startswith(_PREFIX):
+            with contextlib.suppress(OSError):  # somebody's own, in use, or gone by now
+                _remove_if_abandoned(os.path.join(directory, name))
+
+
+def _remove_if_abandoned(path: str) -> None:
+    found = os.lstat(path)
+    if found.st_uid != os.getuid() or time.time() - found.st_mtime < _YOUNG_S:
+        return
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+    finally:
+        os.close(descriptor)
+
+
+def _explain(failures: Sequence[int], total: int, directory: str) -> str:
+    who = ", ".join(f"local rank {rank}: {os.strerror(code)}" for rank, code in enumerate(failures) if code)
+    if errno.ENOSPC in failures:
+        free = os.statvfs(directory)
+        return (
+            f"{total / 2**20:.1f} MiB of shared memory are needed in {directory}, where "
+            f"{free.f_bavail * free.f_frsize / 2**20:.1f} MiB are free now. Make it larger (in a container: "
+            f"--shm-size; as root: mount -o remount,size=... {directory}), {_WAY_ON}. [{who}]"
+        )
+    if errno.ENOENT in failures[1:]:
+        return (
+            f"The ranks of this host do not see the same {directory} (containers with one of their own each?): {who}. "
+            f"Share it between them (docker --ipc=host), {_WAY_ON}."
+        )
+    return f"Shared memory could not be made in {directory}: {who}. Mend that, {_WAY_ON}."

@@ -1,0 +1,182 @@
+"""All ranks on one host: big allreduces through shared memory, everything else by the transport underneath."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hvdkit.errors import TransportError
+from hvdkit.transport.api import Crossing, Transport
+from hvdkit.transport.arithmetic import Arithmetic
+from hvdkit.transport.between.select import BetweenHosts
+from hvdkit.transport.buckets import BucketSpec, Elsewhere
+from hvdkit.transport.buffer import Buffer, Op
+from hvdkit.transport.mailbox import Mailbox
+from hvdkit.transport.shared.buckets import SharedBuckets
+from hvdkit.transport.shared.lane import Lane, open_shared_lane
+from hvdkit.transport.shared.liveness import Liveness
+
+_STAGE_BYTES = 2 * 2**20  # stays in the last-level cache between copy, sum and copy
+_STAGES = 2
+
+
+class SharedMemoryTransport:
+    """Shared memory between the ranks of a host, over a transport that spans the same ranks.
+
+    base: all ranks of the group; does small messages and whatever is no allreduce. Closed with this one.
+    local: those of them on this host, whose memory is shared; `base` itself if that is all.
+    directory: a memory file system that these ranks share. small_bytes: below it an allreduce goes to `base`.
+    shards, open_crossing: see SharedBuckets; for more hosts than one. job_rank: see World, for messages.
+    """
+
+    name = "shared_memory"
+
+    def __init__(
+        self,
+        base: Transport,
+        local: Transport,
+        *,
+        host: str,
+        directory: str = "/dev/shm",
+        small_bytes: int = 64 * 1024,
+        shards: int | None = None,
+        open_crossing: Callable[[], Crossing] | None = None,
+        job_rank: int | None = None,
+    ) -> None:
+        if shards is None and local.size != base.size:
+            raise TransportError(
+                f"shared_memory needs all {base.size} ranks on one host, and {local.size} are on {host}. "
+                f"Use HVDKIT_TRANSPORT=hierarchical (or auto)."
+            )
+        self.rank, self.size, self.carrier = base.rank, base.size, base.carrier
+        self._base, self._local, self._host = base, local, host
+        self._directory, self._small_bytes = directory, small_bytes
+        self._shards, self._open_crossing = shards or local.size, open_crossing
+        self.local_ranks = self._shards
+        self.between: BetweenHosts | None = None
+        self._job_rank = job_rank
+        self._liveness = Liveness(local, host, directory, base.rank, job_rank)
+        self._staging: SharedBuckets | None = None
+        self._closed = False
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What adds and casts."""
+        return self._base.arithmetic
+
+    @arithmetic.setter
+    def arithmetic(self, arithmetic: Arithmetic) -> None:
+        self._base.arithmetic = arithmetic
+        self._drop_staging()
+
+    def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
+        """See Transport.allreduce."""
+        if buffer.nbytes < self._small_bytes or not buffer.nbytes:
+            self._base.allreduce(buffer, op, scale)
+            return
+        if self._staging is None:
+            self._staging = self.open_buckets([BucketSpec("uint8", _STAGE_BYTES)] * _STAGES)
+        stages, arithmetic = self._staging, self.arithmetic
+        step = _STAGE_BYTES // buffer.array.itemsize
+        pieces = [buffer.slice(at, min(at + step, buffer.count)) for at in range(0, buffer.count, step)]
+        for turn, piece in enumerate(pieces):
+            stage = turn % _STAGES
+            if turn >= _STAGES:
+                self._collect(stages, stage, pieces[turn - _STAGES])
+            stages.change(stage, BucketSpec(buffer.dtype, piece.count, op, postscale=scale))
+            start, stop = stages.own[stage]
+            for first, last in ((0, start), (stop, piece.count)):
+                arithmetic.copy(stages.memory[stage].slice(first, last), piece.slice(first, last))
+            mine = piece.slice(start, stop)
+            stages.start(stage, [Elsewhere(start, mine, mine)])
+        for turn in range(max(0, len(pieces) - _STAGES), len(pieces)):
+            self._collect(stages, turn % _STAGES, pieces[turn])
+
+    def _collect(self, stages: SharedBuckets, stage: int, piece: Buffer) -> None:
+        stages.wait(stage)
+        start, stop = stages.own[stage]
+        for first, last in ((0, start), (stop, piece.count)):
+            self.arithmetic.copy(piece.slice(first, last), stages.memory[stage].slice(first, last))
+
+    def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Buffer:
+        """See Transport.reducescatter."""
+        return self._base.reducescatter(buffer, counts, op)
+
+    def allgather(self, buffer: Buffer, counts: Sequence[int]) -> Buffer:
+        """See Transport.allgather."""
+        return self._base.allgather(buffer, counts)
+
+    def broadcast(self, buffer: Buffer, root: int) -> None:
+        """See Transport.broadcast."""
+        self._base.broadcast(buffer, root)
+
+    def alltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Buffer:
+        """See Transport.alltoall."""
+        return self._base.alltoall(buffer, send_counts, receive_counts)
+
+    def barrier(self) -> None:
+        """See Transport.barrier."""
+        self._base.barrier()
+
+    def subgroup(self, ranks: Sequence[int]) -> Transport | None:
+        """See Transport.subgroup."""
+        base = self._base.subgroup(ranks)
+        if base is None or base.size == 1:
+            return base
+        return SharedMemoryTransport(
+            base,
+            base,
+            host=self._host,
+            directory=self._directory,
+            small_bytes=self._small_bytes,
+            job_rank=self._job_rank,
+        )
+
+    def open_mailbox(self) -> Mailbox:
+        """See Transport.open_mailbox."""
+        return self._base.open_mailbox()
+
+    def open_lane(self) -> Lane | None:
+        """See Transport.open_lane."""
+        return open_shared_lane(self._base, self._directory) if self._local.size == self._base.size else None
+
+    def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> SharedBuckets:
+        """See Transport.open_buckets."""
+        if self.between is not None:
+            self.between.check(specs)
+        return SharedBuckets(
+            self._local,
+            specs,
+            arithmetic=self.arithmetic,
+            check=self._liveness.check,
+            directory=self._directory,
+            shards=self._shards,
+            depth=depth,
+            crossing=self._open_crossing() if self._open_crossing else None,
+        )
+
+    def _drop_staging(self) -> None:
+        if self._staging is not None:
+            self._staging.close()
+            self._staging = None
+
+    def check(self) -> None:
+        """See Transport.check."""
+        self._liveness.check()
+
+    def leave(self) -> None:
+        """See Transport.leave."""
+        self._liveness.leave()
+        self._base.leave()
+
+    def close(self, *, idle: bool = True) -> None:
+        """See Transport.close."""
+        if self._closed:
+            return
+        self._closed = True
+        if idle:
+            self._base.barrier()  # so that nobody takes an orderly end for a rank that left others waiting
+        self._liveness.close()
+        self._drop_staging()
+        if self._local is not self._base:
+            self._local.close(idle=idle)
+        self._base.close(idle=idle)

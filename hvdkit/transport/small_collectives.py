@@ -1,0 +1,33 @@
+"""Small things that ranks tell each other: numbers and bytes, on top of any transport. Every function is collective."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buffer import as_buffer
+
+
+def gather_ints(transport: Transport, value: int) -> list[int]:
+    """One int64 from every rank, in rank order."""
+    gathered = transport.allgather(as_buffer(np.array([value], np.int64)), [1] * transport.size)
+    return [int(one) for one in gathered.array]
+
+
+def gather_bytes(transport: Transport, data: bytes) -> list[bytes]:
+    """Bytes of any length from every rank, in rank order."""
+    counts = gather_ints(transport, len(data))
+    joined = transport.allgather(as_buffer(np.frombuffer(data, np.uint8)), counts).array.tobytes()
+    ends = np.cumsum(counts).tolist()
+    return [joined[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def broadcast_bytes(transport: Transport, data: bytes, root: int) -> bytes:
+    """Root's bytes, of any length, for every rank; what other ranks pass does not count."""
+    length = np.array([len(data)], np.int64)
+    transport.broadcast(as_buffer(length), root)
+    sent = np.empty(int(length[0]), np.uint8)
+    if transport.rank == root:
+        sent[:] = np.frombuffer(data, np.uint8)
+    transport.broadcast(as_buffer(sent), root)
+    return sent.tobytes()
