@@ -36,7 +36,7 @@ def test_every_extra_that_a_message_names_is_there_and_small() -> None:
     extras = setup["options.extras_require"]
     found = set()
     for path in (root / "hvdkit").rglob("*.py"):
-        found |= set(re.findall(r"hvdkit\[(\w+)\]|\bneed\(\"\w+\", \"(\w+)\"\)", path.read_text()))
+        found |= set(re.findall(r"hvdkit\[(\w+)\]|\boptional_import\(\"\w+\", \"(\w+)\"\)", path.read_text()))
     names = {one or other for one, other in found}
     assert {"config", "run", "migrate"} <= names <= set(extras)
     assert extras["config"].split() == ["pyyaml"]
