@@ -53,7 +53,7 @@ FORBIDDEN = {
 # Files that stand out of this, each for what the design says of it.
 EXCEPTIONS = {
     # Horovod's bindings, each loaded by the file that is named for it when it is the engine.
-    "engine.horovod.opening": {"horovod"},
+    "engine.horovod.start": {"horovod"},
     "engine.horovod.torch_binding": {"horovod", "torch"},
     "engine.horovod.tensorflow_binding": {"horovod", "tensorflow"},
     "transport.gloo.library": {"torch"},  # torch.distributed carries Gloo; loaded when a transport is opened
@@ -66,11 +66,11 @@ MAY_READ_ENVIRONMENT = (
     "startup/",
     "wrap/environment.py",
     "common/util.py",
-    "engine/horovod/environment.py",
+    "engine/horovod/start.py",
 )
 #: The first has a function of Horovod's that does just that, the second tells Horovod's core, which reads nothing else.
 #: The third acts before the script's framework reads CUDA_VISIBLE_DEVICES.
-MAY_WRITE_ENVIRONMENT = ("common/util.py", "engine/horovod/environment.py", "wrap/environment.py")
+MAY_WRITE_ENVIRONMENT = ("common/util.py", "engine/horovod/start.py", "wrap/environment.py")
 MAY_PRINT = ("launch/", "tools/", "cli.py")
 
 
@@ -118,7 +118,6 @@ CIRCLES: list[set[str]] = [
     {"transport.api", "transport.shared.lane", "transport.shared.segment", "transport.small_collectives"},
     {"engine.api", "engine.named.joining", "engine.planned.reducer", "engine.planned.watch"},
     {"engine.named.engine", "engine.named.fast_lane"},
-    {"engine.horovod.binding", "engine.horovod.tensorflow_binding", "engine.horovod.torch_binding"},
 ]
 
 

@@ -16,8 +16,8 @@ from torch import nn
 import hvdkit.torch as hvd
 from hvdkit.config import Config
 from hvdkit.engine.choice import choose_engine
-from hvdkit.engine.horovod.binding import choose_binding
-from hvdkit.engine.horovod.environment import variables_for
+from hvdkit.engine.horovod.installed import choose_binding
+from hvdkit.engine.horovod.start import variables_for
 from hvdkit.errors import ConfigError, HorovodInternalError, MissingDependencyError
 
 DTYPES = [torch.float16, torch.float32, torch.float64, torch.int32, torch.int64]

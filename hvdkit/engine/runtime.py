@@ -15,7 +15,8 @@ from hvdkit.engine.api import Engine
 from hvdkit.engine.choice import choose_engine
 from hvdkit.engine.cores import count_cores, fair_share, look_at_cores, warn_of_crowding
 from hvdkit.engine.groups import ProcessSet, ProcessSets, global_process_set
-from hvdkit.engine.horovod.binding import Binding, built_bindings
+from hvdkit.engine.horovod.binding import Binding
+from hvdkit.engine.horovod.installed import built_bindings
 from hvdkit.engine.named.engine import NamedEngine
 from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.observe.rank_facts import RankFacts, read_node
@@ -145,7 +146,7 @@ def _join(
     horovod: Binding | None = None
     transport: Transport
     if name == "horovod":
-        from hvdkit.engine.horovod.opening import open_horovod
+        from hvdkit.engine.horovod.start import open_horovod
 
         world, transport, abort, horovod = open_horovod(config, framework, part)
     else:
@@ -257,7 +258,7 @@ def begin_generation() -> None:
     """Agree with ranks that have come, or outlived others, on which world this is; collective. For Horovod's core."""
     made = runtime("elastic.run")
     if made.horovod is not None:
-        from hvdkit.engine.horovod.opening import begin_generation
+        from hvdkit.engine.horovod.start import begin_generation
 
         begin_generation(made.transport, made.horovod)
 

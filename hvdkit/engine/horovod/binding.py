@@ -1,16 +1,14 @@
-"""What Horovod's Python bindings, one a framework, have in common here, and which of them there is."""
+"""Horovod's core as its Python bindings, one a framework, offer it."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from hvdkit.engine.horovod.real import real_horovod
-from hvdkit.errors import MissingDependencyError
+from hvdkit.errors import HorovodInternalError
 
 Kind = Literal["allreduce", "allgather", "broadcast", "alltoall", "reducescatter"]
 
@@ -44,24 +42,31 @@ class Pending(Protocol):
         """The results; blocks. Raises HorovodInternalError (hvdkit's) if the operation failed."""
 
 
-class Binding(Protocol):
-    """Horovod's core by way of one framework.
+class Binding(ABC):
+    """Horovod's core by way of one framework; horovod, mpi_ops, elastic: the modules of Horovod's for it.
 
     framework: its name. basics: Horovod's object of that name: ranks, what was built, timeline. reduced: the dtypes
     that allreduce takes, see check_dtypes() for reducescatter. prefix: of the names of all operations.
     """
 
     framework: str
-    basics: Any
     reduced: frozenset[str]
-    prefix: str
+
+    def __init__(self, horovod: Any, mpi_ops: Any, elastic: Any) -> None:
+        self._horovod, self._elastic, self.basics, self.prefix = horovod, elastic, mpi_ops._basics, ""
+        self._ops = {
+            op: getattr(horovod, op.capitalize()) for op in ("average", "sum", "min", "max", "product", "adasum")
+        }
 
     def init(self, sets: Sequence[Any] | str, comm: Any = None) -> None:
         """Start Horovod. sets, comm: as Horovod's init() takes them."""
+        self._horovod.init(comm=comm, process_sets=sets)
 
     def shutdown(self) -> None:
         """End Horovod; collective."""
+        self._horovod.shutdown()
 
+    @abstractmethod
     def start(self, move: Move, arrays: Sequence[Any]) -> Pending:
         """Begin an operation on contiguous arrays, of the host's memory or the framework's tensors.
 
@@ -72,85 +77,47 @@ class Binding(Protocol):
 
     def prepare(self, move: Move, like: Any) -> Callable[[Any], Pending]:
         """A function that begins this allreduce (sum or average) of a tensor like this one, in place, in many calls."""
+        return lambda array: self.start(move, [array])
 
+    @abstractmethod
     def scale(self, array: Any, factor: float) -> None:
         """Multiply a framework's tensor of integers in place; what is not whole loses its fraction."""
 
+    @abstractmethod
+    def explain(self, error: Exception) -> HorovodInternalError:
+        """Horovod's error as hvdkit's."""
+
     def changes(self) -> Any:
-        """Who hears of changes of the world: Horovod's notification manager."""
+        """Horovod's notification manager, which hears of changes of the world."""
+        return self._elastic.notification_manager
 
     def join(self) -> Callable[[], int | None]:
         """Begin to take part in the others' allreduces with zeros until all ranks have joined.
 
-        Returns what tells the rank that joined last, and until that is known None; it raises what the join failed with.
+        Returns a function that gives the rank which joined last, None until that is known; it raises what the join
+        failed with.
         """
+        answers: list[int | HorovodInternalError] = []
+
+        def take_part() -> None:
+            try:
+                answers.append(int(self._horovod.join()))
+            except Exception as error:  # of this thread, for whoever asks for the answer
+                answers.append(self.explain(error))
+
+        def last_joined() -> int | None:
+            answer = answers[0] if answers else None
+            if isinstance(answer, HorovodInternalError):
+                raise answer
+            return answer
+
+        threading.Thread(target=take_part, name="hvdkit-join", daemon=True).start()
+        return last_joined
 
 
-class GraphBinding(Binding, Protocol):
-    """Of a framework that has graphs."""
+class GraphBinding(Binding):
+    """A binding of a framework that has graphs."""
 
+    @abstractmethod
     def operation(self, move: Move, tensor: Any) -> Any:
         """The operation as a part of the graph that is being traced; returns its result, a tensor of that graph."""
-
-
-_LIBRARIES = {"torch": "mpi_lib_v2", "tensorflow": "mpi_lib"}
-_CURE = (
-    "Run `hvdkit build-horovod`, which builds it against the frameworks installed here, or take hvdkit's own engine "
-    "(HVDKIT_ENGINE=native)."
-)
-
-
-def built_bindings() -> list[str]:
-    """The frameworks that the Horovod which is installed here was built for; nothing is loaded."""
-    with real_horovod():
-        found = importlib.util.find_spec("horovod")
-    if found is None:
-        return []
-    places = [Path(place) for place in found.submodule_search_locations or ()]
-    return [
-        framework
-        for framework, library in _LIBRARIES.items()
-        if any(any((place / framework).glob(f"{library}*.so")) for place in places)
-    ]
-
-
-def horovod_version() -> str:
-    """The version of Horovod that is installed; "" for none."""
-    try:
-        return importlib.metadata.version("horovod")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def choose_binding(framework: str, built: Sequence[str]) -> str:
-    """The binding to use for scripts of a framework. framework: "" for one that Horovod has no binding for.
-
-    Raises MissingDependencyError where there is none.
-    """
-    if not built:
-        raise MissingDependencyError(
-            f"The engine is to be Horovod's core (HVDKIT_ENGINE=horovod), and Horovod is not installed here, or was "
-            f"built for neither torch nor tensorflow. {_CURE}"
-        )
-    if framework and framework not in built:
-        raise MissingDependencyError(
-            f"Horovod is installed here with a binding for {', '.join(built)}, and this script needs the one for "
-            f"{framework}. {_CURE}"
-        )
-    return framework or built[0]
-
-
-def open_binding(framework: str) -> Binding:
-    """Load the binding for a framework; see choose_binding()."""
-    name = choose_binding(framework, built_bindings())
-    try:
-        with real_horovod():
-            if name == "torch":
-                from hvdkit.engine.horovod.torch_binding import TorchBinding
-
-                return TorchBinding()
-            from hvdkit.engine.horovod.tensorflow_binding import TensorflowBinding
-
-            return TensorflowBinding()
-    except (ImportError, OSError) as error:
-        raise MissingDependencyError(f"Horovod's binding for {name} cannot be loaded: {error}. {_CURE}") from error

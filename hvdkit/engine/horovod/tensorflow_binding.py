@@ -20,51 +20,37 @@ import tensorflow as tf
 from horovod.common import elastic
 from horovod.tensorflow import mpi_ops
 
-from hvdkit.engine.horovod.binding import Move, Pending
+from hvdkit.engine.horovod.binding import GraphBinding, Move, Pending
 from hvdkit.errors import HorovodInternalError, RanksDisagreeError
 
-_OPS = {
-    "average": horovod.Average,
-    "sum": horovod.Sum,
-    "min": horovod.Min,
-    "max": horovod.Max,
-    "product": horovod.Product,
-    "adasum": horovod.Adasum,
-}
 #: Operations without a name of the user's are numbered; so many graphs of a kind serve all numbers in turn.
 _TURNS = 256
 _MANY_THREADS = 100_000  # ranks may have any number of operations under way, in any order: none may wait for another
 
 
-class TensorflowBinding:
+class TensorflowBinding(GraphBinding):
     """See Binding."""
 
     framework = "tensorflow"
     reduced = frozenset({"float16", "float32", "float64", "int8", "uint8", "int32", "int64"})
 
-    prefix = ""
-
     def __init__(self) -> None:
-        self.basics = mpi_ops._basics
+        super().__init__(horovod, mpi_ops, elastic)
         self._threads = ThreadPoolExecutor(_MANY_THREADS, "hvdkit-horovod")
-
-    def init(self, sets: Sequence[Any] | str, comm: Any = None) -> None:
-        """See Binding."""
-        horovod.init(comm=comm, process_sets=sets)
-
-    def shutdown(self) -> None:
-        """See Binding."""
-        horovod.shutdown()
+        self._session_call = functools.lru_cache(maxsize=4096)(self._make_session_call)
 
     def start(self, move: Move, arrays: Sequence[Any]) -> Pending:
         """See Binding."""
         if move.op == "adasum" and self.basics.size() & (self.basics.size() - 1):
             raise HorovodInternalError("Horovod: Running Adasum with non-power of 2 ranks is not supported yet.")
-        return _Call(self._threads.submit(_run, replace(move, name=self.prefix + move.name), arrays), move, arrays)
+        return _Call(self, self._threads.submit(self._run, move, arrays), move, arrays)
 
-    def prepare(self, move: Move, like: Any) -> Callable[[Any], Pending]:
-        """See Binding."""
-        return lambda array: self.start(move, [array])
+    def _run(self, move: Move, arrays: Sequence[Any]) -> list[Any]:
+        """Do the operation; in a thread, where no graph is being traced."""
+        key = replace(move, name=graph_name(self.prefix + move.name), splits=())
+        session_call = self._session_call(key, tuple(array.dtype.name for array in arrays))
+        splits = [np.array(move.splits, np.int32)] if move.kind == "alltoall" else []
+        return [np.asarray(output) for output in session_call(*arrays, *splits)]
 
     def scale(self, array: Any, factor: float) -> None:
         """See Binding; TensorFlow's tensors do not come here, they cannot be written to."""
@@ -72,27 +58,56 @@ class TensorflowBinding:
 
     def operation(self, move: Move, tensor: Any) -> Any:
         """See GraphBinding."""
-        return _CALLS[move.kind](replace(move, name=graph_name(move.name)), [tensor])[0]
+        return self._output(replace(move, name=graph_name(move.name)), [tensor])[0]
 
-    def changes(self) -> Any:
-        """See Binding."""
-        return elastic.notification_manager
+    def _make_session_call(self, move: Move, dtypes: tuple[str, ...]) -> Callable[..., list[Any]]:
+        """The operation as a function of arrays of any shape. It runs a graph of its own in a session.
 
-    def join(self) -> Callable[[], int | None]:
-        """See Binding."""
-        future = self._threads.submit(lambda: int(horovod.join()))
+        The session has a thread of its own, which Horovod's operations do not block. A tf.function would need one of
+        TensorFlow's threads for eager mode, of which there are as many as cores. Each operation of hvdkit's inside a
+        tf.function of the user's blocks one of these until the operation here is done.
+        """
+        with tf.Graph().as_default() as graph:
+            inputs = [tf.compat.v1.placeholder(dtype) for dtype in dtypes]
+            if move.kind == "alltoall":
+                inputs.append(tf.compat.v1.placeholder(tf.int32, [None]))
+            outputs = self._output(move, inputs)
+        config = tf.compat.v1.ConfigProto()
+        config.session_inter_op_thread_pool.add(num_threads=1, global_name="hvdkit-horovod")
+        session = tf.compat.v1.Session(graph=graph, config=config)
+        call: Callable[..., list[Any]] = session.make_callable(outputs, inputs)
+        return call
 
-        def answer() -> int | None:
-            return _result(future) if future.done() else None
+    def _output(self, move: Move, tensors: Sequence[Any]) -> list[Any]:
+        """The results of the operation as tensors of the present graph. tensors: of an alltoall the splits as well."""
+        tensor, options = tensors[0], {"name": move.name, "ignore_name_scope": True, "process_set": move.process_set}
+        factors = {"prescale_factor": move.prescale, "postscale_factor": move.postscale}
+        reduction = {"op": self._ops[move.op], **options, **factors}
+        if move.kind == "broadcast":
+            return [mpi_ops.broadcast(tensor, move.root, **options)]
+        if move.kind == "allgather":
+            return [mpi_ops.allgather(tensor, **options)]
+        if move.kind == "alltoall":
+            return list(mpi_ops.alltoall(tensor, splits=tensors[1], **options))
+        if move.kind == "reducescatter":
+            return [mpi_ops._reducescatter(tensor, **reduction)]
+        if len(tensors) == 1:
+            return [mpi_ops._allreduce(tensor, **reduction)]
+        return list(mpi_ops._grouped_allreduce(list(tensors), **reduction))
 
-        return answer
+    def explain(self, error: Exception) -> HorovodInternalError:
+        """See Binding. A failed precondition: ranks disagree, or one has joined and has nothing to give."""
+        kind = RanksDisagreeError if isinstance(error, tf.errors.FailedPreconditionError) else HorovodInternalError
+        return kind(f"Horovod: {plain_message(getattr(error, 'message', str(error)))}")
 
 
 class _Call:
     """See Pending."""
 
-    def __init__(self, future: Future[Any], move: Move, arrays: Sequence[Any]) -> None:
-        self._future, self._move, self._arrays = future, move, arrays
+    def __init__(
+        self, binding: TensorflowBinding, future: Future[list[Any]], move: Move, arrays: Sequence[Any]
+    ) -> None:
+        self._binding, self._future, self._move, self._arrays = binding, future, move, arrays
 
     def done(self) -> bool:
         """See Pending."""
@@ -100,30 +115,15 @@ class _Call:
 
     def wait(self) -> list[Any]:
         """See Pending."""
-        made: list[Any] = _result(self._future)
+        try:
+            results = self._future.result()
+        except tf.errors.OpError as error:
+            raise self._binding.explain(error) from None
         if self._move.kind not in ("allreduce", "broadcast"):
-            return made
-        for array, values in zip(self._arrays, made, strict=True):
+            return results
+        for array, values in zip(self._arrays, results, strict=True):
             np.copyto(array, values)
         return list(self._arrays)
-
-
-def _run(move: Move, arrays: Sequence[Any]) -> list[Any]:
-    """Do the operation; in a thread, where no graph is being traced."""
-    session_call = _session_call(
-        replace(move, name=graph_name(move.name), splits=()), tuple(array.dtype.name for array in arrays)
-    )
-    splits = [np.array(move.splits, np.int32)] if move.kind == "alltoall" else []
-    return [np.asarray(one) for one in session_call(*arrays, *splits)]
-
-
-def _result(future: Future[Any]) -> Any:
-    try:
-        return future.result()
-    except tf.errors.OpError as error:
-        # A failed precondition of Horovod's is ranks that disagree, or one that has joined and has nothing to give.
-        kind = RanksDisagreeError if isinstance(error, tf.errors.FailedPreconditionError) else HorovodInternalError
-        raise kind(f"Horovod: {plain_message(error.message)}") from None
 
 
 def plain_message(message: str) -> str:
@@ -140,74 +140,3 @@ def graph_name(name: str) -> str:
         name = f"{numbered[1]}{int(numbered[2]) % _TURNS}{numbered[3]}"
     plain = re.sub(r"[^A-Za-z0-9_.]", "_", name)
     return plain if plain == name else f"{plain}.{hashlib.sha1(name.encode()).hexdigest()[:12]}"
-
-
-@functools.lru_cache(maxsize=4096)
-def _session_call(move: Move, dtypes: tuple[str, ...]) -> Callable[..., list[Any]]:
-    """The operation as a function of arrays of any shape. It runs a graph of its own in a session.
-
-    The session has a thread of its own, which Horovod's operations do not block. A tf.function would need one of
-    TensorFlow's threads for eager mode, of which there are as many as cores. Each operation of hvdkit's inside a
-    tf.function of the user's blocks one of these until the operation here is done.
-    """
-    with tf.Graph().as_default() as graph:
-        inputs = [tf.compat.v1.placeholder(dtype) for dtype in dtypes]
-        if move.kind == "alltoall":
-            inputs.append(tf.compat.v1.placeholder(tf.int32, [None]))
-        outputs = _CALLS[move.kind](move, inputs)
-    config = tf.compat.v1.ConfigProto()
-    config.session_inter_op_thread_pool.add(num_threads=1, global_name="hvdkit-horovod")
-    session = tf.compat.v1.Session(graph=graph, config=config)
-    call: Callable[..., list[Any]] = session.make_callable(outputs, inputs)
-    return call
-
-
-def _allreduce(move: Move, tensors: Sequence[Any]) -> list[Any]:
-    call, given = (mpi_ops._allreduce, tensors[0]) if len(tensors) == 1 else (mpi_ops._grouped_allreduce, list(tensors))
-    made = call(
-        given,
-        name=move.name,
-        op=_OPS[move.op],
-        prescale_factor=move.prescale,
-        postscale_factor=move.postscale,
-        ignore_name_scope=True,
-        process_set=move.process_set,
-    )
-    return [made] if len(tensors) == 1 else list(made)
-
-
-def _broadcast(move: Move, tensors: Sequence[Any]) -> list[Any]:
-    options = {"ignore_name_scope": True, "process_set": move.process_set}
-    return [mpi_ops.broadcast(tensors[0], move.root, name=move.name, **options)]
-
-
-def _allgather(move: Move, tensors: Sequence[Any]) -> list[Any]:
-    options = {"ignore_name_scope": True, "process_set": move.process_set}
-    return [mpi_ops.allgather(tensors[0], name=move.name, **options)]
-
-
-def _alltoall(move: Move, tensors: Sequence[Any]) -> list[Any]:
-    options = {"ignore_name_scope": True, "process_set": move.process_set}
-    return list(mpi_ops.alltoall(tensors[0], splits=tensors[1], name=move.name, **options))
-
-
-def _reducescatter(move: Move, tensors: Sequence[Any]) -> list[Any]:
-    made = mpi_ops._reducescatter(
-        tensors[0],
-        name=move.name,
-        op=_OPS[move.op],
-        ignore_name_scope=True,
-        process_set=move.process_set,
-        prescale_factor=move.prescale,
-        postscale_factor=move.postscale,
-    )
-    return [made]
-
-
-_CALLS: dict[str, Callable[[Move, Sequence[Any]], list[Any]]] = {
-    "allreduce": _allreduce,
-    "broadcast": _broadcast,
-    "allgather": _allgather,
-    "alltoall": _alltoall,
-    "reducescatter": _reducescatter,
-}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,73 +12,61 @@ from horovod.common import elastic
 from horovod.common.exceptions import HorovodInternalError as CoreError
 from horovod.torch import mpi_ops
 
-from hvdkit.engine.horovod.binding import Move, Pending
+from hvdkit.engine.horovod.binding import Binding, Move, Pending
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.buffer import FLOAT8
 
-_OPS = {
-    "average": horovod.Average,
-    "sum": horovod.Sum,
-    "min": horovod.Min,
-    "max": horovod.Max,
-    "product": horovod.Product,
-    "adasum": horovod.Adasum,
-}
 
-
-class TorchBinding:
+class TorchBinding(Binding):
     """See Binding."""
 
     framework = "torch"
     #: What allreduce and reducescatter take.
     reduced = frozenset({"float16", "float32", "float64", "int32", "int64"})
 
-    prefix = ""
-
     def __init__(self) -> None:
-        self.basics = mpi_ops._basics
-
-    def init(self, sets: Sequence[Any] | str, comm: Any = None) -> None:
-        """See Binding."""
-        horovod.init(comm=comm, process_sets=sets)
-
-    def shutdown(self) -> None:
-        """See Binding."""
-        horovod.shutdown()
+        super().__init__(horovod, mpi_ops, elastic)
 
     def start(self, move: Move, arrays: Sequence[Any]) -> Pending:
         """See Binding."""
-        tensors = [_see(one) for one in arrays]
-        move = replace(move, name=self.prefix + move.name) if self.prefix else move
         try:
-            handle = _STARTING[move.kind](move, tensors)
+            handle = self._begin(replace(move, name=self.prefix + move.name), [_as_tensor(array) for array in arrays])
         except (CoreError, NotImplementedError) as error:
-            raise HorovodInternalError(f"Horovod: {error}") from None
+            raise self.explain(error) from None
         if move.kind in ("allreduce", "broadcast"):
             return _Handle(handle, arrays)
         return _Handle(handle, None, arrays[0])
 
+    def _begin(self, move: Move, tensors: list[torch.Tensor]) -> int:
+        tensor, op, group = tensors[0], self._ops[move.op], {"name": move.name, "process_set": move.process_set}
+        factors = {"prescale_factor": move.prescale, "postscale_factor": move.postscale}
+        if move.kind == "broadcast":
+            return int(horovod.broadcast_async_(tensor, move.root, **group))
+        if move.kind == "allgather":
+            return int(horovod.allgather_async(tensor, **group))
+        if move.kind == "alltoall":
+            return int(horovod.alltoall_async(tensor, torch.tensor(list(move.splits), dtype=torch.int32), **group))
+        if move.kind == "reducescatter":
+            return int(horovod.reducescatter_async(tensor, op=op, **group, **factors))
+        if len(tensors) == 1:
+            return int(mpi_ops._allreduce_async(tensor, tensor, op=op, **group, **factors))
+        return int(mpi_ops._grouped_allreduce_async(tensors, tensors, op=op, **group, **factors))
+
     def prepare(self, move: Move, like: Any) -> Callable[[Any], Pending]:
         """See Binding. What Horovod's Python finds out about a tensor in each call is found out once."""
         if mpi_ops.rocm_built():  # divides in Python
-            return lambda tensor: self.start(move, [tensor])
+            return super().prepare(move, like)
         begin = getattr(mpi_ops.mpi_lib, mpi_ops._check_function(mpi_ops._allreduce_function_factory, like))
-        options = (
-            1,
-            (self.prefix + move.name).encode(),
-            _OPS[move.op],
-            move.prescale,
-            move.postscale,
-            move.process_set.process_set_id,
-        )
-        kept = mpi_ops._handle_map
+        name = (self.prefix + move.name).encode()
+        options = (1, name, self._ops[move.op], move.prescale, move.postscale, move.process_set.process_set_id)
+        tensors_in_use = mpi_ops._handle_map
 
         def start(tensor: torch.Tensor) -> Pending:
             try:
                 handle = begin(tensor, tensor, *options)
             except RuntimeError as error:
-                raise HorovodInternalError(f"Horovod: {error}") from None
-            kept[handle] = (tensor, tensor)
+                raise self.explain(error) from None
+            tensors_in_use[handle] = (tensor, tensor)
             return _Handle(handle, (tensor,))
 
         return start
@@ -92,32 +79,13 @@ class TorchBinding:
         else:
             array.copy_(array * factor)
 
-    def changes(self) -> Any:
+    def explain(self, error: Exception) -> HorovodInternalError:
         """See Binding."""
-        return elastic.notification_manager
-
-    def join(self) -> Callable[[], int | None]:
-        """See Binding."""
-        found: list[Any] = []
-
-        def take_part() -> None:
-            try:
-                found.append(int(horovod.join()))
-            except Exception as error:  # of this thread, for whoever asks for the answer
-                found.append(HorovodInternalError(f"Horovod: {error}"))
-
-        threading.Thread(target=take_part, name="hvdkit-join", daemon=True).start()
-
-        def answer() -> int | None:
-            if found and isinstance(found[0], Exception):
-                raise found[0]
-            return found[0] if found else None
-
-        return answer
+        return HorovodInternalError(f"Horovod: {error}")
 
 
 class _Handle:
-    """See Pending. results: where they are, if they are there already. like: what new results are like."""
+    """See Pending. results: the tensors that hold them, if they are there already. like: what new results are like."""
 
     def __init__(self, handle: int, results: Sequence[Any] | None, like: Any = None) -> None:
         self._handle, self._results, self._like = handle, results, like
@@ -129,12 +97,12 @@ class _Handle:
     def wait(self) -> list[Any]:
         """See Pending."""
         try:
-            made = mpi_ops.synchronize(self._handle)
+            output = mpi_ops.synchronize(self._handle)
         except CoreError as error:
             raise HorovodInternalError(f"Horovod: {error}") from None
         if self._results is not None:
             return list(self._results)
-        first, *rest = made if isinstance(made, tuple) else (made,)
+        first, *rest = output if isinstance(output, tuple) else (output,)
         if isinstance(self._like, torch.Tensor):
             return [torch.view_as_complex(first) if self._like.is_complex() else first.view(self._like.dtype), *rest]
         return [first.numpy(), *rest]
@@ -151,52 +119,10 @@ _AS_INTEGERS = {
 }
 
 
-def _see(array: Any) -> torch.Tensor:
+def _as_tensor(array: Any) -> torch.Tensor:
     """An array of the host's memory as a tensor, sharing memory; a copy of one that may not be written to."""
     if isinstance(array, torch.Tensor):
         if array.is_complex():
             return torch.view_as_real(array)
         return array.view(_AS_INTEGERS[array.dtype]) if array.dtype in _AS_INTEGERS else array
     return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
-def _allreduce(move: Move, tensors: list[torch.Tensor]) -> int:
-    options = (move.name, _OPS[move.op], move.prescale, move.postscale, move.process_set)
-    if len(tensors) == 1:
-        return int(mpi_ops._allreduce_async(tensors[0], tensors[0], *options))
-    return int(mpi_ops._grouped_allreduce_async(tensors, tensors, *options))
-
-
-def _broadcast(move: Move, tensors: list[torch.Tensor]) -> int:
-    return int(horovod.broadcast_async_(tensors[0], move.root, name=move.name, process_set=move.process_set))
-
-
-def _allgather(move: Move, tensors: list[torch.Tensor]) -> int:
-    return int(horovod.allgather_async(tensors[0], name=move.name, process_set=move.process_set))
-
-
-def _alltoall(move: Move, tensors: list[torch.Tensor]) -> int:
-    splits = torch.tensor(list(move.splits), dtype=torch.int32)
-    return int(horovod.alltoall_async(tensors[0], splits, name=move.name, process_set=move.process_set))
-
-
-def _reducescatter(move: Move, tensors: list[torch.Tensor]) -> int:
-    return int(
-        horovod.reducescatter_async(
-            tensors[0],
-            name=move.name,
-            op=_OPS[move.op],
-            process_set=move.process_set,
-            prescale_factor=move.prescale,
-            postscale_factor=move.postscale,
-        )
-    )
-
-
-_STARTING: dict[str, Callable[[Move, list[torch.Tensor]], int]] = {
-    "allreduce": _allreduce,
-    "broadcast": _broadcast,
-    "allgather": _allgather,
-    "alltoall": _alltoall,
-    "reducescatter": _reducescatter,
-}

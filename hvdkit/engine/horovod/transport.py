@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -11,7 +12,6 @@ import numpy as np
 from hvdkit.engine.horovod.binding import Binding, Move, Pending
 from hvdkit.engine.horovod.buckets import HorovodBuckets
 from hvdkit.engine.horovod.operations import flat_of, numbers_of
-from hvdkit.engine.horovod.sets import Sets
 from hvdkit.errors import TransportError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
@@ -19,6 +19,32 @@ from hvdkit.transport.buckets import Buckets, BucketSpec
 from hvdkit.transport.buffer import Buffer, Op, make_buffer
 from hvdkit.transport.coding.api import Coding
 from hvdkit.transport.polling import Backoff
+
+
+class Sets:
+    """Makes process sets known to Horovod; all ranks ask for the same in the same order.
+
+    everyone: Horovod's set of all `size` ranks. add: Horovod's call, of which the result is kept until shutdown, since
+    Horovod stops everything to forget a set.
+    """
+
+    def __init__(self, everyone: Any, size: int, add: Callable[[list[int]], Any]) -> None:
+        self._known: dict[tuple[int, ...], Any] = {tuple(range(size)): everyone}
+        self._add = add
+        self._numbers = 0
+        #: Its `name` is that of the step which the present thread is in, see HorovodTransport.within.
+        self.step = threading.local()
+
+    def find(self, ranks: tuple[int, ...]) -> Any:
+        """Horovod's process set of these ranks; collective over all ranks if it is new."""
+        if ranks not in self._known:
+            self._known[ranks] = self._add(list(ranks))
+        return self._known[ranks]
+
+    def number(self) -> int:
+        """A number for a transport, the same on all ranks."""
+        self._numbers += 1
+        return self._numbers
 
 
 class HorovodTransport:

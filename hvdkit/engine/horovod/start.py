@@ -1,16 +1,16 @@
-"""Joining the world with Horovod's core: who this process is, as Horovod says, and the transport of all ranks."""
+"""Starting Horovod's core: its settings, who this process is as Horovod says, and the transport of all ranks."""
 
 from __future__ import annotations
+
+import os
 
 import numpy as np
 
 from hvdkit.config import Config
-from hvdkit.engine.horovod.binding import Binding, horovod_version, open_binding
-from hvdkit.engine.horovod.environment import tell_horovod
-from hvdkit.engine.horovod.real import real_horovod
-from hvdkit.engine.horovod.sets import Sets
-from hvdkit.engine.horovod.transport import HorovodTransport, describe
-from hvdkit.errors import ConfigError, WorldError
+from hvdkit.engine.horovod.binding import Binding
+from hvdkit.engine.horovod.installed import CURE, built_bindings, choose_binding, horovod_version, real_horovod
+from hvdkit.engine.horovod.transport import HorovodTransport, Sets, describe
+from hvdkit.errors import ConfigError, MissingDependencyError, WorldError
 from hvdkit.hook import install_exception_hook
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer
@@ -19,6 +19,37 @@ from hvdkit.transport.mpi.library import call_mpi
 from hvdkit.transport.mpi.world_part import Part, open_part
 from hvdkit.transport.select import Abort
 from hvdkit.world import World, check_world, complete_world, read_world, under_agent
+
+
+def open_binding(framework: str) -> Binding:
+    """Load the binding for a framework; see choose_binding()."""
+    name = choose_binding(framework, built_bindings())
+    try:
+        with real_horovod():
+            if name == "torch":
+                from hvdkit.engine.horovod.torch_binding import TorchBinding
+
+                return TorchBinding()
+            from hvdkit.engine.horovod.tensorflow_binding import TensorflowBinding
+
+            return TensorflowBinding()
+    except (ImportError, OSError) as error:
+        raise MissingDependencyError(f"Horovod's binding for {name} cannot be loaded: {error}. {CURE}") from error
+
+
+def variables_for(config: Config) -> dict[str, str]:
+    """Horovod's variables for settings that mean the same to it."""
+    variables = {
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": f"{config.stall_check_s:.0f}",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": f"{config.stall_shutdown_s:.0f}",
+    }
+    if not config.stall_check_s:
+        variables["HOROVOD_STALL_CHECK_DISABLE"] = "1"
+    if config.searches:
+        variables.update(HOROVOD_AUTOTUNE="1", HOROVOD_AUTOTUNE_LOG=config.autotune_log)
+    if config.timeline:
+        variables["HOROVOD_TIMELINE"] = config.timeline
+    return variables
 
 
 def open_horovod(
@@ -38,7 +69,7 @@ def open_horovod(
         mpi_library.load_mpi()  # ended at exit: Horovod would end it with its shutdown(), and there is but one start
     abort = mpi_library.abort if by_mpi and mpi_library.can_load_mpi() and not under_agent() else None
     install_exception_hook(world.rank, world.host, abort)
-    tell_horovod(config)
+    os.environ.update(variables_for(config))  # Horovod reads its settings from nowhere else, when it starts
     if part is not None and not by_mpi:
         raise ConfigError(
             f"comm names ranks {list(part.ranks)} of the job, and the Horovod that is installed here was built without "
@@ -52,9 +83,8 @@ def open_horovod(
     finally:
         if comm is not None:
             call_mpi("MPI_Comm_free", comm.Free)  # Horovod has one of its own
-    if (
-        part is None and world.launcher != "horovodrun"
-    ):  # which tells Horovod of later worlds, and the variables stay as they were
+    # horovodrun tells Horovod of later worlds, and the variables stay as they were.
+    if part is None and world.launcher != "horovodrun":
         check_world(world, basics.size(), f"Horovod {horovod_version()} ({describe(basics)})")
     world = complete_world(
         world,
@@ -67,7 +97,11 @@ def open_horovod(
         homogeneous=basics.is_homogeneous(),
         job_ranks=part.ranks if part is not None else (),
     )
-    return world, _open_transport(binding, world), abort, binding
+    with real_horovod():
+        from horovod.common.process_sets import add_process_set, global_process_set
+
+    sets = Sets(global_process_set, world.size, add_process_set)
+    return world, HorovodTransport(binding, sets, range(world.size), world.rank), abort, binding
 
 
 _worlds = 0  # that this process, or one that it has met, has been in
@@ -84,11 +118,3 @@ def begin_generation(transport: Transport, binding: Binding) -> None:
     earlier = int(count.array[0])
     binding.prefix = f"world{earlier}." if earlier else ""
     _worlds = earlier + 1
-
-
-def _open_transport(binding: Binding, world: World) -> HorovodTransport:
-    with real_horovod():
-        from horovod.common.process_sets import add_process_set, global_process_set
-
-    sets = Sets(global_process_set, world.size, add_process_set)
-    return HorovodTransport(binding, sets, range(world.size), world.rank)
