@@ -11,7 +11,7 @@ import numpy as np
 from numbers_of_ranks import FLOATS, REDUCTIONS, buffer_of, expect, lengths, pattern, reduced, values_of
 
 from hvdkit.transport.api import Transport
-from hvdkit.transport.buckets import Buckets, BucketSpec, Elsewhere
+from hvdkit.transport.buckets import Buckets, BucketSpec, InPlaceSegment
 from hvdkit.transport.buffer import Buffer, make_buffer
 from hvdkit.transport.coding.api import Matrix
 from hvdkit.transport.coding.power_sgd import PowerSGD
@@ -89,10 +89,10 @@ def numbers_that_stay_elsewhere(transport: Transport) -> None:
     buckets = transport.open_buckets(specs)
     dice = random.Random(rank)
     for _ in range(3):
-        pieces: list[list[Elsewhere]] = []
+        pieces: list[list[InPlaceSegment]] = []
         for index, spec in enumerate(specs):
             numbers = buffer_of(pattern(rank, spec.count), spec.dtype)
-            start, stop = buckets.own[index]
+            start, stop = buckets.owned[index]
             edges = sorted(dice.sample(range(start, stop + 1), min(6, stop + 1 - start)))
             ranges = list(zip(edges[::2], edges[1::2], strict=False))
             if dice.random() < 0.3:
@@ -104,7 +104,7 @@ def numbers_that_stay_elsewhere(transport: Transport) -> None:
                 memory.array[first:last] = 77  # must not count
                 source = Buffer(numbers.array[first:last].copy(), spec.dtype)
                 target = source if dice.random() < 0.5 else make_buffer(source.count, spec.dtype)
-                pieces[-1].append(Elsewhere(first, source, target))
+                pieces[-1].append(InPlaceSegment(first, source, target))
             buckets.start(index, pieces[-1])
         for index, spec in enumerate(specs):
             buckets.wait(index)

@@ -20,7 +20,7 @@ from pipe_ranks import PipeTransport
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.planned.reducer import BucketReducer, Filled, Statistics
 from hvdkit.engine.request import ReduceOptions
-from hvdkit.transport.buckets import Elsewhere
+from hvdkit.transport.buckets import InPlaceSegment
 from hvdkit.transport.buffer import Array, Buffer
 from hvdkit.transport.shared.transport import SharedMemoryTransport
 
@@ -34,25 +34,25 @@ class Gradients:
         self._data: dict[int, Array] = {}
         self._own: dict[int, tuple[int, int]] = {}
 
-    def fill(self, bucket: int, memory: Buffer, own: tuple[int, int]) -> Filled:
+    def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
         """See GradientSource.fill. What is this rank's own stays where it is."""
         data = self._data.get(bucket)
         if data is None:
             data = self._data[bucket] = np.ones(memory.count, np.float32)
-        self._own[bucket] = start, stop = own
+        self._own[bucket] = start, stop = owned
         memory.array[:start] = data[:start]
         memory.array[stop:] = data[stop:]
         mine = Buffer(data[start:stop], memory.dtype)
-        return Filled(frozenset(), [Elsewhere(start, mine, mine)])
+        return Filled(frozenset(), [InPlaceSegment(start, mine, mine)])
 
-    def drain(self, bucket: int, memory: Buffer, gone: Collection[int]) -> None:
+    def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
         """See GradientSource.drain."""
         data, (start, stop) = self._data[bucket], self._own[bucket]
         data[:start] = memory.array[:start]
         data[stop:] = memory.array[stop:]
 
-    def planned_anew(self) -> None:
-        """See GradientSource.planned_anew. Nothing here plans anew."""
+    def on_replan(self) -> None:
+        """See GradientSource.on_replan. Nothing here plans anew."""
 
 
 def open_plan(transport: PipeTransport) -> BucketReducer:

@@ -30,14 +30,14 @@ NOTICED_S = 3.0
 class NoGradients:
     """Gradients that are all zero."""
 
-    def fill(self, bucket: int, memory: Buffer, own: tuple[int, int]) -> Filled:
+    def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
         memory.array[:] = 0
         return Filled(frozenset())
 
-    def drain(self, bucket: int, memory: Buffer, gone: Collection[int]) -> None:
+    def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
         pass
 
-    def planned_anew(self) -> None:
+    def on_replan(self) -> None:
         pass
 
 

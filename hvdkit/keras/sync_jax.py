@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from hvdkit.engine.planned.arrays import ArrayPlan
+from hvdkit.engine.planned.arrays import ArraySource
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.keras.jax_in_place import InPlace, works
@@ -70,7 +70,7 @@ class _Gradients:
 
     def __init__(self, settings: Settings, variables: Sequence[Any]) -> None:
         self._settings, self._names = settings, name_variables(variables)
-        self._plan: ArrayPlan | None = None
+        self._plan: ArraySource | None = None
         self._in_place = InPlace(self._reduce)
 
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
@@ -96,8 +96,8 @@ class _Gradients:
             self._plan = self._open(arrays)
         self._plan.reduce([_flat(array) for array in arrays], [_flat(array) for array in results])
 
-    def _open(self, arrays: Sequence[Array]) -> ArrayPlan:
-        return ArrayPlan(
+    def _open(self, arrays: Sequence[Array]) -> ArraySource:
+        return ArraySource(
             self._settings.group,
             [
                 TensorSpec(name, array.size, array.dtype.name, shape=array.shape)

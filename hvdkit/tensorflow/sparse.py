@@ -75,7 +75,7 @@ def take_part_when_joined(engine: Engine, name: str, like: VariableSpec) -> None
     """Let this rank give no rows to reduce_slices() of the others, while it waits in join()."""
     none = np.empty(0, np.int64), aligned_array((0, *like.shape[1:]), like.dtype)
     act: Action = functools.partial(_gather, like, *none)
-    engine.joining.stand_ins[f"{_KIND}.{name}"] = lambda: act
+    engine.joining.contributions[f"{_KIND}.{name}"] = lambda: act
 
 
 def _gather(like: VariableSpec, indices: Array, values: Array, transport: Transport, _: Sequence[int]) -> list[Array]:

@@ -14,7 +14,7 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.horovod.binding import GraphBinding
 from hvdkit.engine.job_objects import allgather_object
-from hvdkit.engine.planned.arrays import ArrayPlan
+from hvdkit.engine.planned.arrays import ArraySource
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.request import ReduceOptions, check_gradient
@@ -56,7 +56,7 @@ class GradientSync:
         for spec in self._specs:
             check_gradient(f"the variable {spec.name}", spec.dtype, horovod=horovod)
         self._options, self._process_set, self._sparse_as_dense = options, process_set, sparse_as_dense
-        self._plan: ArrayPlan | None = None
+        self._plan: ArraySource | None = None
         self._direct: DirectGradients | None = None
         self._planned = False
         self._turn = 0
@@ -127,7 +127,7 @@ class GradientSync:
         if specs and horovod is not None:
             self._direct = DirectGradients(cast(GraphBinding, horovod), group, self._name, specs, self._options)
         elif specs:
-            self._plan = ArrayPlan(
+            self._plan = ArraySource(
                 group,
                 [TensorSpec(one.name, _count(one.shape), one.dtype, shape=tuple(one.shape)) for one in specs],
                 options=self._options,
@@ -162,9 +162,9 @@ class GradientSync:
             return reduced
         self._begin()
         sources = [None if one is None else self._flat(at, array_of(one)) for at, one in enumerate(mine)]
-        gone = self._plan.reduce(sources, self._results)
+        unused = self._plan.reduce(sources, self._results)
         for at, index in enumerate(self._dense):
-            if at not in gone:
+            if at not in unused:
                 reduced[index] = as_tensor(self._results.take(at), self._specs[index].dtype)
         return reduced
 
@@ -232,9 +232,9 @@ class GradientSync:
 
         def finish() -> list[Any]:
             reducer = _still_there(held)
-            gone = reducer._plan.finish()
-            reducer._check_nothing_dropped(kept, gone)
-            for at in set(kept) & set(gone):
+            unused = reducer._plan.finish()
+            reducer._check_nothing_dropped(kept, unused)
+            for at in set(kept) & set(unused):
                 reducer._results.take(at)[...] = 0
             return [reducer._results.take(at) for at in kept]
 
@@ -251,8 +251,8 @@ class GradientSync:
         self._results.begin()
         self._plan.begin(self._results)
 
-    def _check_nothing_dropped(self, kept: Sequence[int], gone: Any) -> None:
-        lost = sorted(set(range(len(self._dense))) - set(kept) - set(gone))
+    def _check_nothing_dropped(self, kept: Sequence[int], unused: Any) -> None:
+        lost = sorted(set(range(len(self._dense))) - set(kept) - set(unused))
         if lost:
             names = [self._specs[self._dense[at]].name for at in lost]
             raise HorovodInternalError(

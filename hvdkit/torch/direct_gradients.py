@@ -174,8 +174,9 @@ class DirectGradients:
             with torch.no_grad():
                 parameter.grad.copy_(result.as_strided(parameter.shape, self._strides[index]))
 
-    def retire(self) -> None:
+    def drain_and_close(self) -> None:
         """See TorchSource; Horovod takes a joined rank's part itself."""
+        self.close()
 
     def close(self) -> None:
         """See TorchSource."""

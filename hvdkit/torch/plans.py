@@ -29,8 +29,8 @@ class Plan(Protocol):
     def finish(self) -> None:
         """Wait until every gradient is reduced; one that another rank had and this one had not appears here as well."""
 
-    def retire(self) -> None:
-        """Give the plan up while some ranks have joined; collective."""
+    def drain_and_close(self) -> None:
+        """Close the plan while some ranks have joined; collective."""
 
     def close(self) -> None:
         """Free what it holds; collective."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from hvdkit.engine.runtime import Runtime
 from hvdkit.torch import staging
 from hvdkit.torch.layout import Named, layout_of, shape_of, strides_of
 from hvdkit.torch.tensors import as_buffer, as_tensor, dtype_name
-from hvdkit.transport.buckets import Elsewhere
+from hvdkit.transport.buckets import InPlaceSegment
 from hvdkit.transport.buffer import Buffer
 
 
@@ -67,7 +67,7 @@ def _is_whole(slot: Slot, parameters: Sequence[torch.nn.Parameter]) -> bool:
 class TorchSource:
     """Dense gradients in buckets: copied out when a bucket starts, back into `parameter.grad` when it is reduced.
 
-    What this rank itself adds up (see Buckets.own) is not copied, if it is large: it is reduced where it is.
+    What this rank itself adds up (see Buckets.owned) is not copied, if it is large: it is reduced where it is.
 
     group, name: the ranks that train together, and what they know the plan by. named: (name, parameter), in the order
     in which all ranks have them. touched: indices of the parameters whose gradient autograd has written since the last
@@ -139,23 +139,26 @@ class TorchSource:
             self._parameters[index].grad = gradient.to_sparse(1) if gradient is not None else None
         self._sparse.clear()
 
-    def retire(self) -> None:
-        """Give the plan up while some ranks have joined; collective."""
-        self._moving.retire()
+    def drain_and_close(self) -> None:
+        """Close the plan while some ranks have joined; collective."""
+        self._close(self._moving.drain_and_close)
 
     def close(self) -> None:
         """Free the buckets; collective."""
-        self.planned_anew()
-        self._moving.close()
+        self._close(self._moving.close)
+
+    def _close(self, close: Callable[[], None]) -> None:
+        self.on_replan()
+        close()
         self._parameters = []  # the plan knows the engine's part and is known by it: both are long in going
 
-    def planned_anew(self) -> None:
-        """See GradientSource.planned_anew."""
+    def on_replan(self) -> None:
+        """See GradientSource.on_replan."""
         self._seen.clear()
         self._in_place.clear()
         self._pinned.close()
 
-    def fill(self, bucket: int, memory: Buffer, own: tuple[int, int]) -> Filled:
+    def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
         """See GradientSource.fill."""
         device = self._device(bucket)
         if staging.is_staged(device):
@@ -166,11 +169,11 @@ class TorchSource:
             host.copy_(flat)
             return filled
         if bucket not in self._seen:  # the memory is the same each time
-            self._seen[bucket] = self._see(bucket, as_tensor(memory), own)
+            self._seen[bucket] = self._see(bucket, as_tensor(memory), owned)
         return self._fill(bucket, self._seen[bucket])
 
     def _fill(self, bucket: int, seen: _Seen) -> Filled:
-        absent, elsewhere = set(), []
+        unused, segments = set(), []
         in_place = self._in_place[bucket] = {}
         parts, sources, targets = seen.others, None, seen.views
         if seen.tensors <= self._touched:
@@ -183,7 +186,7 @@ class TorchSource:
             slot, parameter = one.slot, self._parameters[one.slot.tensor]
             there = slot.tensor in self._touched
             if not there:
-                absent.add(slot.tensor)
+                unused.add(slot.tensor)
             if parameter.grad is None:
                 one.view.zero_()
                 continue
@@ -192,33 +195,33 @@ class TorchSource:
             if numbers is not None:
                 in_place[slot.start] = parameter.grad.data_ptr(), numbers
                 buffer = as_buffer(numbers)
-                elsewhere.append(Elsewhere(slot.start, buffer, buffer))
+                segments.append(InPlaceSegment(slot.start, buffer, buffer))
             else:
                 sources.append(gradient)
                 targets.append(one.view)
         _copy(targets, sources)
-        return Filled(frozenset(absent), elsewhere)
+        return Filled(frozenset(unused), segments)
 
-    def drain(self, bucket: int, memory: Buffer, gone: Collection[int]) -> None:
+    def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
         """See GradientSource.drain."""
         device = self._device(bucket)
         if staging.is_staged(device):
             host = as_tensor(memory)
             self._pinned.add(host)
-            self._drain(bucket, self._see(bucket, host.to(device, copy=True), (0, 0)), gone)
+            self._drain(bucket, self._see(bucket, host.to(device, copy=True), (0, 0)), globally_unused)
         else:
-            self._drain(bucket, self._seen[bucket], gone)
+            self._drain(bucket, self._seen[bucket], globally_unused)
 
-    def _drain(self, bucket: int, seen: _Seen, gone: Collection[int]) -> None:
+    def _drain(self, bucket: int, seen: _Seen, globally_unused: Collection[int]) -> None:
         in_place = self._in_place.pop(bucket)
-        parts, sources, targets = seen.others, seen.views, None if gone else seen.gradients()
+        parts, sources, targets = seen.others, seen.views, None if globally_unused else seen.gradients()
         if targets is None:
             parts, sources, targets = seen.parts, [], []
         elif parts:
             sources = sources.copy()
         for one in parts:
             slot, parameter = one.slot, self._parameters[one.slot.tensor]
-            if slot.tensor in gone:
+            if slot.tensor in globally_unused:
                 continue
             source = one.view
             if slot.start in in_place:
@@ -235,12 +238,12 @@ class TorchSource:
     def _device(self, bucket: int) -> torch.device:
         return self._parameters[self._moving.buckets[bucket].slots[0].tensor].device
 
-    def _see(self, bucket: int, flat: torch.Tensor, own: tuple[int, int]) -> _Seen:
-        """The bucket's slots in `flat`, cut where `own` begins and ends.
+    def _see(self, bucket: int, flat: torch.Tensor, owned: tuple[int, int]) -> _Seen:
+        """The bucket's slots in `flat`, cut where `owned` begins and ends.
 
         Views have the parameter's shape, or are flat for a part of one.
         """
-        parts = cut_slots(self._moving.buckets[bucket].slots, own, flat.element_size())
+        parts = cut_slots(self._moving.buckets[bucket].slots, owned, flat.element_size())
         return _Seen([_Part(part, self._view(flat, part.start, part), mine) for part, mine in parts], self._parameters)
 
     def _view(self, flat: torch.Tensor, start: int, slot: Slot) -> torch.Tensor:

@@ -80,7 +80,7 @@ class GradientSync:
         every = engine.runtime("DistributedOptimizer()").config.check_replicas
         self._replicas = ReplicaCheck(group.engine, self.name, every)
         for kind, method in (("plan", GradientSync._agree), ("sparse_gradients", GradientSync._look_on)):
-            group.engine.joining.stand_ins[f"{kind}.{self.name}"] = _weakly(weakref.ref(self), method)
+            group.engine.joining.contributions[f"{kind}.{self.name}"] = _weakly(weakref.ref(self), method)
 
     def add(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
         """Take in more parameters; the next reduction makes a new plan, on all ranks alike.
@@ -222,10 +222,11 @@ class GradientSync:
         collective_step(self._group.engine, "plan", self._agree, name=self.name)
 
     def _agree(self, transport: Transport, joined: Sequence[int]) -> None:
-        """Make the plan, also where this rank has joined, and is in blind rounds of the old one; collective."""
+        """Make the plan, also where this rank has joined, and is in zero rounds of the old one; collective."""
         made = engine.runtime("a reduction of gradients")
-        if self._plan is not None and joined:
-            self._plan.retire()
+        old, self._plan = self._plan, None
+        if old is not None:
+            old.drain_and_close() if joined else old.close()
         # What was unfrozen since the last reduction had no hook in this pass.
         self._touched |= {index for index in self._hook() if self._named[index][1].grad is not None}
         sparse = [index for index, (_, parameter) in enumerate(self._named) if self._is_sparse(parameter)]
@@ -235,7 +236,6 @@ class GradientSync:
             for index, (_, parameter) in enumerate(self._named)
             if parameter.requires_grad and index not in self._sparse
         ]
-        old, self._plan = self._plan, None
         self._place = {index: place for place, index in enumerate(dense)}
         self._touched_places.clear()
         self._touched_places |= {self._place[index] for index in self._touched if index in self._place}
@@ -250,8 +250,6 @@ class GradientSync:
                 groups=self._groups,
                 statistics=self.statistics,
             )
-        if old is not None:
-            old.close()
         self._changed = False
 
     def _is_sparse(self, parameter: torch.nn.Parameter) -> bool:

@@ -65,11 +65,11 @@ def see_as(memory: NDArray[np.uint8], spec: BucketSpec) -> Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """Numbers of a bucket that are not in its memory.
+class InPlaceSegment:
+    """A range of a bucket's elements whose values are reduced outside of the bucket's memory.
 
-    first: element of the bucket. source: the numbers. target: where the result goes, `source` itself or as much memory
-    that does not overlap it. Both are left alone until the bucket is reduced.
+    first: element of the bucket. source: the values. target: memory for the result: `source` itself, or a buffer of the
+    same size that does not overlap it. The caller leaves both alone until the bucket is reduced.
     """
 
     first: int
@@ -84,20 +84,20 @@ class Buckets(Protocol):
     it holds the result, and is the user's. Buckets start in index order. Buckets i and i + depth share memory, so no
     more than `depth` of them are in use at a time.
 
-    own: of each bucket the elements, as (start, stop), that only this rank reads: they need not be filled where start()
-    is given the numbers that stand for them. An empty range where there are none.
+    owned: of each bucket this rank's shard, as (start, stop): no other rank reads these elements of memory[i], so they
+    need not be filled where start() gets an in-place segment for them. An empty range if this rank has no shard.
     sent_bytes: how many bytes this rank gives to the network when all buckets are reduced once.
     """
 
     depth: int
     sent_bytes: int
     memory: Sequence[Buffer]
-    own: Sequence[tuple[int, int]]
+    owned: Sequence[tuple[int, int]]
 
-    def start(self, index: int, elsewhere: Sequence[Elsewhere] = ()) -> None:
-        """This rank's bucket is full: reduce it once the others' are.
+    def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
+        """Reduce the bucket as soon as all ranks have started it.
 
-        elsewhere: instead of memory's numbers; rising, within own[index].
+        in_place: segments that replace the values in memory; in rising order, within owned[index].
         """
 
     def advance(self) -> bool:
@@ -120,18 +120,18 @@ class Buckets(Protocol):
         """Free the memory; a collective call."""
 
 
-def whole(memory: Buffer, own: tuple[int, int], elsewhere: Sequence[Elsewhere]) -> list[Elsewhere]:
-    """The elements from own[0] up to own[1]: those elsewhere, and between them memory's, which are reduced in place."""
-    found: list[Elsewhere] = []
-    at = own[0]
-    for one in (*elsewhere, Elsewhere(own[1], empty := memory.slice(own[1], own[1]), empty)):
-        if at < one.first:
-            numbers = memory.slice(at, one.first)
-            found.append(Elsewhere(at, numbers, numbers))
-        if one.source.count:
-            found.append(one)
-        at = one.first + one.source.count
-    return found
+def cover(memory: Buffer, owned: tuple[int, int], in_place: Sequence[InPlaceSegment]) -> list[InPlaceSegment]:
+    """Cover the owned shard: the segments of `in_place`, and segments of `memory` for the elements between them."""
+    segments: list[InPlaceSegment] = []
+    at = owned[0]
+    for segment in (*in_place, InPlaceSegment(owned[1], empty := memory.slice(owned[1], owned[1]), empty)):
+        if at < segment.first:
+            between = memory.slice(at, segment.first)
+            segments.append(InPlaceSegment(at, between, between))
+        if segment.source.count:
+            segments.append(segment)
+        at = segment.first + segment.source.count
+    return segments
 
 
 def plan_memory(specs: Sequence[BucketSpec], depth: int | None) -> list[int]:
@@ -144,7 +144,7 @@ def plan_memory(specs: Sequence[BucketSpec], depth: int | None) -> list[int]:
 class SteppedBuckets(ABC):
     """The common part of all Buckets: which reductions are under way, and stepping them.
 
-    A transport writes `steps(index, elsewhere)`, a generator that does one bucket's reduction and yields wherever it
+    A transport writes `steps(index, in_place)`, a generator that does one bucket's reduction and yields wherever it
     would have to wait: False while later buckets must not overtake it (collectives are posted in the same order on all
     ranks), True once they may. Any thread may call; a lock keeps steps apart.
 
@@ -154,7 +154,7 @@ class SteppedBuckets(ABC):
     depth: int
     sent_bytes: int = 0
     memory: Sequence[Buffer]
-    own: Sequence[tuple[int, int]]
+    owned: Sequence[tuple[int, int]]
 
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
@@ -163,14 +163,14 @@ class SteppedBuckets(ABC):
         self._failure: BaseException | None = None
 
     @abstractmethod
-    def steps(self, index: int, elsewhere: Sequence[Elsewhere]) -> Iterator[bool]:
-        """Reduce memory[index] in place, but for what stands elsewhere."""
+    def steps(self, index: int, in_place: Sequence[InPlaceSegment]) -> Iterator[bool]:
+        """Reduce memory[index] in place, but for the in-place segments."""
 
-    def start(self, index: int, elsewhere: Sequence[Elsewhere] = ()) -> None:
+    def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """See Buckets.start."""
         calls().begun += 1
         with self._lock:
-            self._running[index] = self.steps(index, elsewhere)
+            self._running[index] = self.steps(index, in_place)
             self.advance()
 
     def advance(self) -> bool:

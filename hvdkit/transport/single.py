@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from hvdkit.errors import TransportError
 from hvdkit.transport.arguments import check_alltoall, check_counts, check_ranks, check_root
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
-from hvdkit.transport.buckets import BucketSpec, Elsewhere, whole
+from hvdkit.transport.buckets import BucketSpec, InPlaceSegment, cover
 from hvdkit.transport.buffer import Buffer, Op, check_reduction, make_buffer
 from hvdkit.transport.mailbox import LocalMailbox
 from hvdkit.transport.shared.lane import Lane
@@ -110,12 +110,12 @@ class SingleBuckets:
         self._specs = list(specs)
         self.depth = len(specs)
         self.memory: Sequence[Buffer] = [make_buffer(spec.count, spec.dtype) for spec in specs]
-        self.own: Sequence[tuple[int, int]] = [(0, spec.count) for spec in specs]
+        self.owned: Sequence[tuple[int, int]] = [(0, spec.count) for spec in specs]
 
-    def start(self, index: int, elsewhere: Sequence[Elsewhere] = ()) -> None:
+    def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """See Buckets.start."""
         scale = self._specs[index].prescale * self._specs[index].postscale
-        for one in whole(self.memory[index], self.own[index], elsewhere):
+        for one in cover(self.memory[index], self.owned[index], in_place):
             if scale != 1.0 or one.target is not one.source:
                 self._transport.arithmetic.combine(one.target, [one.source], scale=scale)
 
@@ -132,4 +132,4 @@ class SingleBuckets:
 
     def close(self) -> None:
         """See Buckets.close."""
-        self.memory, self.own = [], []
+        self.memory, self.owned = [], []

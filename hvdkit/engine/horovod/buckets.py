@@ -9,7 +9,7 @@ import numpy as np
 
 from hvdkit.engine.horovod.binding import Pending
 from hvdkit.transport.arithmetic import Arithmetic
-from hvdkit.transport.buckets import BucketSpec, Elsewhere, SteppedBuckets, plan_memory, see_as
+from hvdkit.transport.buckets import BucketSpec, InPlaceSegment, SteppedBuckets, plan_memory, see_as
 from hvdkit.transport.buffer import Buffer, make_buffer
 
 
@@ -31,14 +31,14 @@ class HorovodBuckets(SteppedBuckets):
         pieces = [np.zeros(size, np.uint8) for size in plan_memory(specs, depth)]
         self.depth = len(pieces)
         self.memory: Sequence[Buffer] = [see_as(pieces[at % self.depth], spec) for at, spec in enumerate(specs)]
-        self.own: Sequence[tuple[int, int]] = [(0, 0)] * len(specs)
+        self.owned: Sequence[tuple[int, int]] = [(0, 0)] * len(specs)
         self.sent_bytes = sum(memory.nbytes for memory in self.memory)
         self._specs, self._begin, self._arithmetic = specs, begin, arithmetic
         self._narrow = {
             at: make_buffer(spec.count, spec.narrow) for at, spec in enumerate(specs) if spec.narrow != "none"
         }
 
-    def steps(self, index: int, elsewhere: Sequence[Elsewhere]) -> Iterator[bool]:
+    def steps(self, index: int, in_place: Sequence[InPlaceSegment]) -> Iterator[bool]:
         """See SteppedBuckets."""
         spec, buffer, narrow = self._specs[index], self.memory[index], self._narrow.get(index)
         if narrow is not None:

@@ -266,7 +266,7 @@ class NamedEngine:
         operation = self._operations.get(ready.name)
         if operation is None or operation.withdrawn:
             try:
-                operation = self.joining.stand_in(ready)
+                operation = self.joining.contribution(ready)
             except Exception as error:
                 raise self._steps.stop_all(ready.name, error) from error
         return ready, operation

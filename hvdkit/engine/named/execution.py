@@ -45,7 +45,7 @@ class Operation:
     error: Exception | None = None
 
 
-def absent(ready: Ready) -> Operation:
+def join_contribution(ready: Ready) -> Operation:
     """The part of a rank that has joined: what changes nothing in the others' result."""
     options = dict(ready.asked.options)
     buffers = []

@@ -1,7 +1,8 @@
 """What a rank that has joined does for those that have not: all of its operations at once, until all have joined.
 
-Named operations are done with what changes nothing (execution.absent); rounds of open plans blind (blind.py); and where
-ranks make a plan, or gather sparse gradients, the optimizer of this rank stands in, with nothing of its own.
+To a named operation it contributes values that do not change the result (execution.join_contribution), to open plans
+zero rounds (planned/zero_rounds.py). Where ranks make a plan, or gather sparse gradients, this rank's optimizer takes
+part without gradients of its own.
 
 The end: rank 0 of the group knows when the last rank has joined, and tells all, in the order of operations. Nobody
 trains then, so the blind rounds that are open end on all ranks with the same bucket. That takes a plan that all of them
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hvdkit.engine.named.announcement import Ready
-from hvdkit.engine.named.execution import Action, Operation, absent
+from hvdkit.engine.named.execution import Action, Operation, join_contribution
 from hvdkit.engine.objects import allgather_object
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
@@ -38,7 +39,7 @@ class Joining:
         #: How many operations have become ready.
         self.operations = 0
         #: What to do in an operation, by name, that this rank has not submitted; a method of something that may go.
-        self.stand_ins: dict[str, Callable[[], Action | None]] = {}
+        self.contributions: dict[str, Callable[[], Action | None]] = {}
         self._done: weakref.WeakSet[BucketReducer] = weakref.WeakSet()
         self._wanted: set[str] | None = None
         self._began: tuple[dict[str, int], int] = {}, 0
@@ -49,11 +50,11 @@ class Joining:
         self._done.clear()
         self._wanted = None
 
-    def stand_in(self, ready: Ready) -> Operation:
+    def contribution(self, ready: Ready) -> Operation:
         """This rank's part of an operation that it has not submitted."""
         if ready.asked.kind not in STOOD_IN_FOR:
-            return absent(ready)
-        action = self.stand_ins.get(ready.name, lambda: None)()
+            return join_contribution(ready)
+        action = self.contributions.get(ready.name, lambda: None)()
         if action is None:
             raise HorovodInternalError(
                 f"{ready.name} is going on, and this rank, which has joined, has no such optimizer any more. Keep "

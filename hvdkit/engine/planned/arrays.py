@@ -15,7 +15,7 @@ from hvdkit.engine.planned.plan import Bucket, Slot, TensorSpec, cut_slots
 from hvdkit.engine.planned.reducer import Filled, Statistics
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.transport.api import Transport
-from hvdkit.transport.buckets import Elsewhere
+from hvdkit.transport.buckets import InPlaceSegment
 from hvdkit.transport.buffer import Array, Buffer
 
 
@@ -25,7 +25,7 @@ class Targets(Protocol):
     def __getitem__(self, index: int, /) -> Array: ...
 
 
-class ArrayPlan:
+class ArraySource:
     """Dense arrays in buckets; for adapters that see their framework's tensors as numpy arrays.
 
     A round: begin(), arrived() for each tensor, in any order and from any thread, finish(). reduce() is all three.
@@ -47,7 +47,7 @@ class ArrayPlan:
     ) -> None:
         self._sources: list[Array | None] = [None] * len(tensors)
         self._targets: Targets = ()
-        self._gone: set[int] = set()
+        self._unused: set[int] = set()
         self._cuts: dict[int, list[tuple[Slot, bool]]] = {}
         self._stayed: dict[int, set[int]] = {}  # bucket -> first elements of what was reduced in its target
         made = engine.runtime("a reduction of gradients")
@@ -79,7 +79,7 @@ class ArrayPlan:
 
     def begin(self, targets: Targets) -> None:
         """Begin a round. targets: overwritten by the results; they may share memory with the sources."""
-        self._targets, self._gone = targets, set()
+        self._targets, self._unused = targets, set()
         self._sources = [None] * len(self._sources)
 
     def arrived(self, index: int, source: Array | None) -> None:
@@ -102,7 +102,7 @@ class ArrayPlan:
             self._targets = ()
             self._stayed.clear()
             self._sources = [None] * len(self._sources)
-        return self._gone
+        return self._unused
 
     def reduce(self, sources: Sequence[Array | None], targets: Targets) -> Collection[int]:
         """Reduce one round of arrays that are all there; see begin(), arrived() and finish()."""
@@ -115,18 +115,18 @@ class ArrayPlan:
         """Free the buckets; collective."""
         self._moving.close()
 
-    def planned_anew(self) -> None:
-        """See GradientSource.planned_anew."""
+    def on_replan(self) -> None:
+        """See GradientSource.on_replan."""
         self._cuts.clear()
         self._stayed.clear()
 
-    def fill(self, bucket: int, memory: Buffer, own: tuple[int, int]) -> Filled:
+    def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
         """See GradientSource.fill. What may stay where it is goes from there to its target when it is reduced."""
-        absent, elsewhere = set(), []
-        for slot, mine in self._cut(bucket, memory.array.itemsize, own):
+        unused, in_place = set(), []
+        for slot, mine in self._cut(bucket, memory.array.itemsize, owned):
             source = self._sources[slot.tensor]
             if source is None:
-                absent.add(slot.tensor)
+                unused.add(slot.tensor)
                 memory.array[slot.start : slot.stop] = 0
                 continue
             values = source[_part(slot)]
@@ -135,24 +135,24 @@ class ArrayPlan:
                 target = self._targets[slot.tensor][_part(slot)]
                 if target.__array_interface__["data"] != values.__array_interface__["data"]:
                     wanted = Buffer(target, memory.dtype)
-                elsewhere.append(Elsewhere(slot.start, given, wanted))
+                in_place.append(InPlaceSegment(slot.start, given, wanted))
             else:
                 np.copyto(memory.array[slot.start : slot.stop], values, casting="no")
-        self._stayed[bucket] = {one.first for one in elsewhere}
-        return Filled(frozenset(absent), elsewhere)
+        self._stayed[bucket] = {one.first for one in in_place}
+        return Filled(frozenset(unused), in_place)
 
-    def drain(self, bucket: int, memory: Buffer, gone: Collection[int]) -> None:
+    def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
         """See GradientSource.drain."""
-        self._gone.update(gone)
+        self._unused.update(globally_unused)
         stayed = self._stayed.pop(bucket)
         for slot, _ in self._cuts[bucket]:
-            if slot.tensor not in gone and slot.start not in stayed:
+            if slot.tensor not in globally_unused and slot.start not in stayed:
                 self._targets[slot.tensor][_part(slot)] = memory.array[slot.start : slot.stop]
 
-    def _cut(self, bucket: int, itemsize: int, own: tuple[int, int]) -> list[tuple[Slot, bool]]:
-        """The bucket's slots, cut where `own` begins and ends; with each, whether it may stay where it is."""
+    def _cut(self, bucket: int, itemsize: int, owned: tuple[int, int]) -> list[tuple[Slot, bool]]:
+        """The bucket's slots, cut where `owned` begins and ends; with each, whether it may stay where it is."""
         if bucket not in self._cuts:
-            self._cuts[bucket] = cut_slots(self._moving.buckets[bucket].slots, own, itemsize)
+            self._cuts[bucket] = cut_slots(self._moving.buckets[bucket].slots, owned, itemsize)
         return self._cuts[bucket]
 
 

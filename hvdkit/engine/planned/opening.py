@@ -32,8 +32,7 @@ class Reduction(Protocol):
     def arrived(self) -> Callable[[int], None]: ...  # noqa: D102
     @property
     def started(self) -> Callable[[int], bool]: ...  # noqa: D102
-    @property
-    def retire(self) -> Callable[[], None]: ...  # noqa: D102
+    def drain_and_close(self) -> None: ...  # noqa: D102
     @property
     def buckets(self) -> tuple[Bucket, ...]: ...  # noqa: D102
     @property
@@ -61,7 +60,7 @@ def open_reduction(
     config = made.config
 
     def reopen(settings: PlanSettings) -> BucketReducer:
-        gradients.planned_anew()
+        gradients.on_replan()
         return BucketReducer(
             group.transport,
             tensors,

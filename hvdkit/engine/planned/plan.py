@@ -53,18 +53,18 @@ class Slot:
     offset: int = 0
 
 
-def cut_slots(slots: Sequence[Slot], own: tuple[int, int], itemsize: int) -> list[tuple[Slot, bool]]:
-    """Slots cut where `own`, (start, stop), begins and ends; with each part, whether it is worth reducing in place.
+def cut_slots(slots: Sequence[Slot], owned: tuple[int, int], itemsize: int) -> list[tuple[Slot, bool]]:
+    """Slots cut where `owned`, (start, stop), begins and ends; with each part, whether it is worth reducing in place.
 
-    That are the large ones within `own`: a copy costs less than the care of anything smaller.
+    That are the large ones within `owned`: a copy costs less than the care of anything smaller.
     """
     parts = []
     for slot in slots:
-        inside = [edge for edge in own if slot.start < edge < slot.stop]
+        inside = [edge for edge in owned if slot.start < edge < slot.stop]
         for first, last in itertools.pairwise([slot.start, *inside, slot.stop]):
             part = Slot(slot.tensor, first, last, slot.offset + first - slot.start)
             large = (last - first) * itemsize >= _IN_PLACE_BYTES
-            parts.append((part, large and own[0] <= first and last <= own[1]))
+            parts.append((part, large and owned[0] <= first and last <= owned[1]))
     return parts
 
 

@@ -24,7 +24,7 @@ from hvdkit.engine.request import ReduceOptions
 from hvdkit.errors import RankLostError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.arithmetic import Arithmetic
-from hvdkit.transport.buckets import CHUNK_BYTES, BucketSpec, Elsewhere
+from hvdkit.transport.buckets import CHUNK_BYTES, BucketSpec, InPlaceSegment
 from hvdkit.transport.buffer import HALF, STORAGE, Buffer, make_buffer
 from hvdkit.transport.coding.api import Matrix
 from hvdkit.transport.coding.low_rank import matrix_shape
@@ -53,19 +53,19 @@ class Statistics:
 class GradientSource(Protocol):
     """Where the tensors of a plan come from and go to; an adapter's."""
 
-    def fill(self, bucket: int, memory: Buffer, own: tuple[int, int]) -> Filled:
-        """Put a bucket's tensors into `memory` (data_count,); those within `own`, (start, stop), may stay put.
+    def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
+        """Copy a bucket's tensors into `memory` (data_count,); those within the shard `owned` may stay in place.
 
-        Tensors that this rank does not have are zeros, or what all ranks have.
+        Tensors that this rank does not use are filled with zeros, or with the same values on all ranks.
         """
 
-    def drain(self, bucket: int, memory: Buffer, gone: Collection[int]) -> None:
-        """Take a bucket's reduced tensors from `memory` (data_count,), but for those that stayed where they are.
+    def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
+        """Copy a bucket's reduced tensors out of `memory` (data_count,), except those reduced as in-place segments.
 
-        gone: tensors that no rank had; theirs are left alone.
+        globally_unused: tensors that no rank uses; they are left alone.
         """
 
-    def planned_anew(self) -> None:
+    def on_replan(self) -> None:
         """The buckets are going to be others, with other memory. No bucket is under way."""
 
 
@@ -73,11 +73,12 @@ class GradientSource(Protocol):
 class Filled:
     """How a bucket was filled.
 
-    absent: indices of the tensors that this rank does not have. elsewhere: rising, what stayed where it is.
+    locally_unused: indices of the tensors that this rank does not use. in_place: the segments that were not copied, in
+    rising order.
     """
 
-    absent: frozenset[int]
-    elsewhere: Sequence[Elsewhere] = ()
+    locally_unused: frozenset[int]
+    in_place: Sequence[InPlaceSegment] = ()
 
 
 class BucketReducer:
@@ -135,11 +136,11 @@ class BucketReducer:
         self._thread = ProgressThread(self._moving) if threaded else None
         if self._thread:  # of an optimizer that is thrown away nobody closes the plan
             weakref.finalize(self, self._thread.end).atexit = False
-        self._data, self._own, self._present = [], [], []
+        self._data, self._owned, self._present = [], [], []
         self._one: list[np.generic] = []  # 1 in the bucket's dtype
-        for bucket, memory, own in zip(self.buckets, self._moving.memory, self._moving.own, strict=True):
+        for bucket, memory, owned in zip(self.buckets, self._moving.memory, self._moving.owned, strict=True):
             self._data.append(memory.slice(0, bucket.data_count))
-            self._own.append((min(own[0], bucket.data_count), min(own[1], bucket.data_count)))
+            self._owned.append((min(owned[0], bucket.data_count), min(owned[1], bucket.data_count)))
             self._present.append(memory.slice(bucket.data_count, bucket.count))
             one = make_buffer(1, bucket.dtype)
             if bucket.dtype in HALF:
@@ -179,7 +180,7 @@ class BucketReducer:
     def _begin(self) -> None:
         self._missing = [len(bucket.needs) for bucket in self.buckets]
         self._next = 0  # bucket to start next
-        self._absent: dict[int, frozenset[int]] = {}
+        self._unused: dict[int, frozenset[int]] = {}
         self._under_way: deque[int] = deque()
 
     def arrived(self, tensor: int) -> None:
@@ -208,27 +209,27 @@ class BucketReducer:
             self._began_s = time.perf_counter()
         self._pace.filling(at)
         with self._trace.filling(at):
-            filled = self._gradients.fill(at, self._data[at], self._own[at])
+            filled = self._gradients.fill(at, self._data[at], self._owned[at])
         for start, stop in self._gaps[at]:
             self._data[at].array[start:stop] = 0
-        self._mark(at, filled.absent)
-        if filled.absent:
-            self._absent[at] = filled.absent
+        self._mark(at, filled.locally_unused)
+        if filled.locally_unused:
+            self._unused[at] = filled.locally_unused
         self._under_way.append(at)
         self._trace.started(at)
         self._pace.ready(at)
-        self._moving.start(at, filled.elsewhere)
+        self._moving.start(at, filled.in_place)
         self._wake()
         self._pace.handed(at)
         # What is done is taken at once, while it is in cache.
         while self._under_way and self._moving.finished(self._under_way[0]):
             self._take_oldest()
 
-    def _mark(self, at: int, absent: frozenset[int]) -> None:
+    def _mark(self, at: int, unused: frozenset[int]) -> None:
         present = self._present[at].array
         present.fill(self._one[at])
-        if absent:
-            present[[position for position, slot in enumerate(self.buckets[at].slots) if slot.tensor in absent]] = 0
+        if unused:
+            present[[position for position, slot in enumerate(self.buckets[at].slots) if slot.tensor in unused]] = 0
 
     def _take_oldest(self) -> None:
         at = self._under_way[0]
@@ -238,13 +239,13 @@ class BucketReducer:
             self._wait(at)
         self._pace.reduced(at)
         self._trace.ended(at)
-        absent = self._absent.get(at)
-        gone: Collection[int] = ()
-        if absent:
+        unused = self._unused.get(at)
+        globally_unused: Collection[int] = ()
+        if unused:
             slots = zip(self.buckets[at].slots, self._presence(at)[:-1], strict=True)
-            gone = frozenset(slot.tensor for slot, there in slots if not there)
+            globally_unused = frozenset(slot.tensor for slot, there in slots if not there)
         with self._trace.taking(at):
-            self._gradients.drain(at, self._data[at], gone)
+            self._gradients.drain(at, self._data[at], globally_unused)
         self._pace.taken(at)
         self._under_way.popleft()
 
@@ -286,13 +287,14 @@ class BucketReducer:
         """They are over."""
         self._blind = None
 
-    def retire(self) -> None:
-        """Give the plan up while some ranks are in blind rounds of it; collective. Nobody trains with it any more."""
+    def drain_and_close(self) -> None:
+        """Close the plan while ranks that have joined are in zero rounds of it; collective."""
         rounds, waiting = self.zero_rounds(), Backoff(self._check)
         while not rounds.over:
             if not rounds.advance():
                 waiting.pause()
         self.end_zero_rounds()
+        self.close()
 
     def _clear(self, at: int) -> None:
         self._moving.memory[at].array[:] = 0

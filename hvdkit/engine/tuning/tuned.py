@@ -49,7 +49,6 @@ class TunedReducer:
 
     arrived: Callable[[int], None]
     started: Callable[[int], bool]
-    retire: Callable[[], None]
 
     def __init__(
         self,
@@ -73,13 +72,13 @@ class TunedReducer:
         self._round_ended_s = 0.0
         self.rounds = 0
         self._seen_of_other = -1
-        self._engine.joining.stand_ins[f"tune.{name}"] = _weakly(weakref.ref(self))
+        self._engine.joining.contributions[f"tune.{name}"] = _weakly(weakref.ref(self))
         if record is not None:
             weakref.finalize(self, record.closed)  # also at the end of the process
 
     def _take(self, moving: BucketReducer, settings: PlanSettings) -> None:
         self._moving, self._settings = moving, settings
-        self.arrived, self.started, self.retire = moving.arrived, moving.started, moving.retire
+        self.arrived, self.started = moving.arrived, moving.started
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -164,12 +163,19 @@ class TunedReducer:
         before, self._seen_of_other = self._seen_of_other, other.rounds
         return other.rounds > before
 
+    def drain_and_close(self) -> None:
+        """See BucketReducer."""
+        self._end(self._moving.drain_and_close)
+
     def close(self) -> None:
         """See BucketReducer."""
+        self._end(self._moving.close)
+
+    def _end(self, close: Callable[[], None]) -> None:
         if self._record is not None:
             self._record.closed()
         self._search = None
-        self._moving.close()
+        close()
 
 
 #: The plan of this process that is searching, if one is.

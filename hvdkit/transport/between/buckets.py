@@ -12,7 +12,7 @@ from hvdkit.transport.between.collectives import reduce_steps
 from hvdkit.transport.between.pipeline import Exchange
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.between.wire import Wire
-from hvdkit.transport.buckets import BucketSpec, Elsewhere, SteppedBuckets, plan_memory, see_as
+from hvdkit.transport.buckets import BucketSpec, InPlaceSegment, SteppedBuckets, plan_memory, see_as
 from hvdkit.transport.buffer import STORAGE, Buffer
 from hvdkit.transport.coding.api import Coder
 from hvdkit.transport.coding.coders import open_coder, sent_bytes
@@ -84,11 +84,11 @@ class WireBuckets(SteppedBuckets):
         pieces = [np.empty(nbytes, np.uint8) for nbytes in plan_memory(specs, depth)]
         self.depth = len(pieces)
         self.memory = [see_as(pieces[at % self.depth], spec) for at, spec in enumerate(specs)]
-        self.own = [(0, 0)] * len(specs)
+        self.owned = [(0, 0)] * len(specs)
         self._coders = [open_coder(spec, (0, spec.count)) for spec in specs]
         self.sent_bytes = sum(map(sent_bytes, specs, self._coders, self.memory))
 
-    def steps(self, index: int, elsewhere: Sequence[Elsewhere]) -> Iterator[bool]:
+    def steps(self, index: int, in_place: Sequence[InPlaceSegment]) -> Iterator[bool]:
         """See SteppedBuckets."""
         spec, memory = self._specs[index], self.memory[index]
         return self._crossing(memory, spec, spec.prescale, coder=self._coders[index])
@@ -98,4 +98,4 @@ class WireBuckets(SteppedBuckets):
         idle = not self.busy
         super().close()
         self._crossing.close(idle=idle)
-        self.memory, self.own = [], []
+        self.memory, self.owned = [], []

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from hvdkit.transport.api import Crossing, Transport
 from hvdkit.transport.arithmetic import Arithmetic
-from hvdkit.transport.buckets import BucketSpec, Elsewhere, SteppedBuckets, plan_memory, see_as, whole
+from hvdkit.transport.buckets import BucketSpec, InPlaceSegment, SteppedBuckets, cover, plan_memory, see_as
 from hvdkit.transport.buffer import STORAGE, Buffer, make_buffer
 from hvdkit.transport.coding.api import Coder
 from hvdkit.transport.coding.coders import open_coder, sent_bytes
@@ -70,14 +70,14 @@ class _Chunk:
 class _Layout:
     """What a bucket holds.
 
-    views: of every rank's memory. own: this rank's shard. partial: the host's sum of it, where that still has to cross
-    to other hosts. coder: what takes it there, where it is coded. around: by the first element and the number of them,
-    those of the ranks below and above.
+    views: of every rank's memory. owned: this rank's shard. partial: the host's sum of it, where that still has to
+    cross to other hosts. coder: what takes it there, where it is coded. around: by the first element and the number of
+    them, those of the ranks below and above.
     """
 
     spec: BucketSpec
     views: tuple[Buffer, ...]
-    own: tuple[int, int]
+    owned: tuple[int, int]
     partial: Buffer | None
     coder: Coder | None
     around: dict[tuple[int, int], tuple[tuple[Buffer, ...], tuple[Buffer, ...]]] = field(default_factory=dict)
@@ -132,17 +132,17 @@ class SharedBuckets(SteppedBuckets):
     def _lay_out(self, index: int, spec: BucketSpec) -> _Layout:
         # Ranges between matrices are uneven, so ranks take turns with them from bucket to bucket.
         turn = index if spec.matrices else 0
-        own = (0, 0)
+        owned = (0, 0)
         if self._rank < self._shards:
-            own = plan_shards(spec, self._shards)[(self._rank + turn) % self._shards]
+            owned = plan_shards(spec, self._shards)[(self._rank + turn) % self._shards]
         views = tuple(see_as(raw, spec) for raw in self._raw[index % self.depth])
-        partial = make_buffer(own[1] - own[0], spec.dtype) if self._crossing and own[1] > own[0] else None
-        coder = None if partial is None else open_coder(spec, own)
-        return _Layout(spec, views, own, partial, coder)
+        partial = make_buffer(owned[1] - owned[0], spec.dtype) if self._crossing and owned[1] > owned[0] else None
+        coder = None if partial is None else open_coder(spec, owned)
+        return _Layout(spec, views, owned, partial, coder)
 
-    def _cut(self, layout: _Layout, elsewhere: Sequence[Elsewhere]) -> Iterator[_Chunk]:
+    def _cut(self, layout: _Layout, in_place: Sequence[InPlaceSegment]) -> Iterator[_Chunk]:
         """This rank's shard in chunks."""
-        for one in whole(layout.views[self._rank], layout.own, elsewhere):
+        for one in cover(layout.views[self._rank], layout.owned, in_place):
             step = layout.spec.chunk_bytes // one.source.array.itemsize
             for at in range(0, one.source.count, step):
                 stop = min(at + step, one.source.count)
@@ -161,7 +161,7 @@ class SharedBuckets(SteppedBuckets):
 
     def _show_layouts(self) -> None:
         self.memory = [layout.views[self._rank] for layout in self._layouts]
-        self.own = [layout.own for layout in self._layouts]
+        self.owned = [layout.owned for layout in self._layouts]
 
     def change(self, index: int, spec: BucketSpec) -> None:
         """Let an idle bucket hold something else that fits; on all ranks alike. The staging area is used so."""
@@ -170,20 +170,20 @@ class SharedBuckets(SteppedBuckets):
         self._layouts[index] = self._lay_out(index, spec)
         self._show_layouts()
 
-    def start(self, index: int, elsewhere: Sequence[Elsewhere] = ()) -> None:
+    def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """See Buckets.start."""
         self._generation[index] += 1
         self._ready.show(index, self._generation[index])
-        super().start(index, elsewhere)
+        super().start(index, in_place)
 
-    def steps(self, index: int, elsewhere: Sequence[Elsewhere]) -> Iterator[bool]:
+    def steps(self, index: int, in_place: Sequence[InPlaceSegment]) -> Iterator[bool]:
         """Reduce this rank's shard once all peers are ready, then wait for the other shards."""
         layout, generation = self._layouts[index], self._generation[index]
         spec = layout.spec
         free = self._crossing is None  # the order of buckets matters to collectives between hosts only
         while not self._ready.everyone(index, generation):
             yield free
-        chunks = list(self._cut(layout, elsewhere))
+        chunks = list(self._cut(layout, in_place))
         if layout.partial is None or self._crossing is None:
             for chunk in chunks:
                 self._arithmetic.combine(chunk.own, chunk.sources, spec.op, spec.prescale * spec.postscale)
@@ -204,7 +204,7 @@ class SharedBuckets(SteppedBuckets):
         self._ready.close()
         self._reduced.close()
         self._segment.close()
-        self._raw, self._layouts, self.memory, self.own = [], [], [], []
+        self._raw, self._layouts, self.memory, self.owned = [], [], [], []
 
 
 class _Train:

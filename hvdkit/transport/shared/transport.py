@@ -8,7 +8,7 @@ from hvdkit.errors import TransportError
 from hvdkit.transport.api import Crossing, Transport
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.between.select import BetweenHosts
-from hvdkit.transport.buckets import BucketSpec, Elsewhere
+from hvdkit.transport.buckets import BucketSpec, InPlaceSegment
 from hvdkit.transport.buffer import Buffer, Op
 from hvdkit.transport.mailbox import Mailbox
 from hvdkit.transport.shared.buckets import SharedBuckets
@@ -83,17 +83,17 @@ class SharedMemoryTransport:
             if turn >= _STAGES:
                 self._collect(stages, stage, pieces[turn - _STAGES])
             stages.change(stage, BucketSpec(buffer.dtype, piece.count, op, postscale=scale))
-            start, stop = stages.own[stage]
+            start, stop = stages.owned[stage]
             for first, last in ((0, start), (stop, piece.count)):
                 arithmetic.copy(stages.memory[stage].slice(first, last), piece.slice(first, last))
             mine = piece.slice(start, stop)
-            stages.start(stage, [Elsewhere(start, mine, mine)])
+            stages.start(stage, [InPlaceSegment(start, mine, mine)])
         for turn in range(max(0, len(pieces) - _STAGES), len(pieces)):
             self._collect(stages, turn % _STAGES, pieces[turn])
 
     def _collect(self, stages: SharedBuckets, stage: int, piece: Buffer) -> None:
         stages.wait(stage)
-        start, stop = stages.own[stage]
+        start, stop = stages.owned[stage]
         for first, last in ((0, start), (stop, piece.count)):
             self.arithmetic.copy(piece.slice(first, last), stages.memory[stage].slice(first, last))
 
