@@ -6,7 +6,6 @@ has been imported before.
 
 from __future__ import annotations
 
-import importlib
+from hvdkit.aliasing import install
 
-# By name, because what the alias is made of stands on a floor above this one.
-importlib.import_module("hvdkit.aliasing").install()
+install()

@@ -17,8 +17,7 @@ from hvdkit.config import Config
 from hvdkit.engine import runtime as engine
 from hvdkit.tensorflow.arithmetic import TensorflowArithmetic
 from hvdkit.transport.api import Transport
-from hvdkit.transport.mpi.world_part import Part
-from hvdkit.transport.select import Abort, open_transport
+from hvdkit.transport.select import Connection, open_transport
 from hvdkit.world import World
 
 
@@ -29,10 +28,10 @@ def joined(transport: str = "auto", **settings: Any) -> Iterator[None]:
         transport = "auto"  # it has its own
     if transport.startswith("hierarchical_"):
 
-        def opener(config: Config, part: Part | None) -> tuple[World, Transport, Abort | None]:
-            world, first, abort = open_transport(config, part)
+        def opener(config: Config, connection: Connection) -> tuple[World, Transport]:
+            world, first = open_transport(config, connection)
             first.close()
-            return world, OPENERS[transport](), abort
+            return world, OPENERS[transport]()
 
         engine.init(arithmetic=TensorflowArithmetic(), opener=opener, transport="mpi", **settings)
     else:

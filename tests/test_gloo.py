@@ -23,7 +23,7 @@ from hvdkit.transport.buffer import Buffer, as_buffer
 from hvdkit.transport.gloo.rendezvous_store import LocalBoard, TransportBoard
 from hvdkit.transport.gloo.transport import GlooTransport, open_gloo
 from hvdkit.transport.polling import Backoff
-from hvdkit.transport.select import choose_carrier, choose_transport
+from hvdkit.transport.select import choose_backend, choose_transport
 from hvdkit.transport.shared.transport import SharedMemoryTransport
 from hvdkit.world import World
 
@@ -266,7 +266,7 @@ def world(launcher: str, size: int) -> World:
 
 
 @pytest.mark.parametrize(
-    "wish, launcher, size, carrier",
+    "wish, launcher, size, backend",
     [
         ("auto", "torchrun", 2, "gloo"),
         ("auto", "horovodrun", 2, "gloo"),
@@ -284,13 +284,13 @@ def world(launcher: str, size: int) -> World:
     ],
 )
 def test_what_carries_bytes_follows_from_the_wish_and_the_launcher(
-    wish: str, launcher: str, size: int, carrier: str
+    wish: str, launcher: str, size: int, backend: str
 ) -> None:
-    assert choose_carrier(wish, world(launcher, size), mpi_running=False) == carrier
+    assert choose_backend(wish, world(launcher, size), mpi_running=False) == backend
 
 
 def test_a_program_that_runs_mpi_itself_has_its_ranks() -> None:
-    assert choose_carrier("auto", world("none", 1), mpi_running=True) == "mpi"
+    assert choose_backend("auto", world("none", 1), mpi_running=True) == "mpi"
 
 
 def test_ranks_of_one_host_share_memory_over_gloo_too() -> None:

@@ -94,8 +94,8 @@ def test_a_rank_that_raises_before_init_ends_those_that_wait_in_it(starts_mpi: b
         "if len(sys.argv) > 1: from mpi4py import MPI\n"
         "if rank == 1: raise ValueError('no such data set')\n"
         "from hvdkit.config import read_config\n"
-        "from hvdkit.transport import open_transport\n"
-        "open_transport(read_config())[1].barrier()\n"
+        "from hvdkit.engine.startup import open_world\n"
+        "open_world(read_config())[1].barrier()\n"
         "raise SystemExit('rank 1 was there')"
     )
     # mpi4py ends MPI when Python ends, which waits for the others: so who starts MPI himself needs mpi4py's runner.
@@ -144,7 +144,7 @@ def test_a_rank_that_only_lost_its_peer_is_not_the_cause(tmp_path: Path) -> None
 
 def test_a_rank_that_cannot_join_is_named_and_ends_the_job_at_once() -> None:
     script = """
-import hvdkit.transport as transport
+from hvdkit.engine.startup import open_world
 from hvdkit.config import read_config
 def fail(*args, **options):
     if rank == 1:
@@ -152,7 +152,7 @@ def fail(*args, **options):
     time.sleep(30)
 import hvdkit.transport.shared.transport as shared_memory
 shared_memory.SharedMemoryTransport = fail
-transport.open_transport(read_config())
+open_world(read_config())
 """
     done = hvdrun(2, script)
     assert done.returncode == 1

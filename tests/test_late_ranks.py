@@ -12,7 +12,7 @@ from hvdrun_job import environment, hvdrun, lines
 from rank_job import find_mpirun
 
 from hvdkit.config import Config
-from hvdkit.engine.startup_notice import _tell, arriving
+from hvdkit.engine.startup import _tell, arriving
 from hvdkit.launch.coming import ComingRanks, Wait
 from hvdkit.launch.late import tell_of_wait
 from hvdkit.launch.ranks import End, Ranks
@@ -46,7 +46,7 @@ PART_IS_LATE = """
 from hvdkit.engine import runtime as hvd
 from mpi4py import MPI
 if rank in (1, 2):
-    from hvdkit.transport.mpi.world_part import Part
+    from hvdkit.transport.part import Part
     if rank == 2:
         time.sleep(2)
     hvd.init(part=Part((2, 1)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,10 +29,35 @@ FLOORS = {
     "keras": 6,
     "wrap": 7,
     "launch": 7,
-    "aliasing": 7,
-    "tools": 8,
-    "cli": 9,
-    "__main__": 10,
+    "aliasing": 8,
+    "alias_horovod": 9,
+    "tools": 9,
+    "cli": 10,
+    "__main__": 11,
+}
+
+# Front doors: modules that scripts import by their public names, and that lend names from higher floors when a script
+# asks for them. That makes no floor depend on a higher one: nothing of hvdkit uses what is lent, but who stands above.
+# Front door -> the modules that it lends from.
+FRONT_DOORS = {
+    "__init__": {"launch.function"},  # hvdkit.run, as horovod.run
+    # hvdkit.tensorflow.DistributedOptimizer is for Keras' optimizers, as Horovod's.
+    "tensorflow.__init__": {"keras.tensorflow_optimizer"},
+    "tensorflow.elastic": {"keras.elastic"},  # TensorFlowKerasState
+    "tensorflow.keras.__init__": {"keras"},  # Horovod's name of hvdkit.keras
+    # Python itself calls it, through sitecustomize: a variable names what is to be imported before the script begins.
+    "startup.__init__": {"alias_horovod", "wrap", "tools.compare.recorder.start"},
+}
+
+# What engine and elastic know of the transport: what all transports offer. No names of one of them.
+COMMON_TRANSPORT = (
+    "api arithmetic backend buckets buffer mailbox part polling select single small_collectives coding between.select"
+).split()
+# Files that still import more. It gets shorter only.
+ONE_TRANSPORT: dict[str, set[str]] = {
+    "engine.named.fast_lane": {"shared.lane"},
+    "engine.named.shortcut": {"shared.lane"},
+    "engine.horovod.opening": {"mpi.library", "mpi.backend"},  # Horovod is started by MPI, or not
 }
 
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "horovod"}
@@ -106,11 +132,71 @@ def test_imports_go_down_the_floors(path: Path) -> None:
         top, _, rest = name.partition(".")
         if top == "hvdkit" and rest:
             there = folder_of(rest)
-            if there != here and FLOORS[there] >= FLOORS[here]:
+            lent = any(rest.startswith(f"{module}.") for module in FRONT_DOORS.get(name_of(path), ()))
+            if there != here and FLOORS[there] >= FLOORS[here] and not lent:
                 wrong.append(f"{path}:{line} imports {name}: {there!r} is not below {here!r}")
         elif top in FORBIDDEN.get(here, set()) - EXCEPTIONS.get(name_of(path), set()):
             wrong.append(f"{path}:{line} imports {name}")
     assert not wrong, "\n".join(wrong)
+
+
+NAMES = {name_of(path).removesuffix(".__init__") for path in FILES}
+
+
+def modules_named(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name (below hvdkit) of each module that a text names, as import_module() and its tables do.
+
+    Not of texts that are compared: `"hvdkit.alias_horovod" in sys.modules` imports nothing.
+    """
+    compared = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Compare) for part in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in compared:
+            inside = node.value.removeprefix("hvdkit.")
+            if re.fullmatch(r"hvdkit(\.\w+)+", node.value) and {inside, inside.rpartition(".")[0]} & NAMES:
+                yield node.lineno, inside
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            text = ast.unparse(node.args[0])
+            if text.startswith("f'hvdkit."):
+                pattern = re.sub(r"\{.*?\}", r"[\\w.]+", text[2:-1])
+                yield from ((node.lineno, name) for name in sorted(NAMES) if re.fullmatch(pattern, f"hvdkit.{name}"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_modules_that_are_named_in_texts_are_below_too(path: Path) -> None:
+    """import_module() is no way around the floors."""
+    here = folder_of(name_of(path))
+    for line, name in modules_named(ast.parse(path.read_text())):
+        there = folder_of(name)
+        lent = name in FRONT_DOORS.get(name_of(path), ())
+        assert there == here or FLOORS[there] < FLOORS[here] or lent, f"{path}:{line} names {name}, which is not below"
+
+
+def test_the_names_of_modules_are_seen() -> None:
+    code = (
+        "import_module('hvdkit.launch.function')\nTABLE = {'a': 'hvdkit.keras'}\n'hvdkit.wrap' in sys.modules\n"
+        "importlib.import_module(f'hvdkit.{name}.built')\n'hvdkit.no_such_file'"
+    )
+    assert sorted(modules_named(ast.parse(code))) == [
+        (1, "launch.function"),
+        (2, "keras"),
+        (4, "engine.built"),
+        (4, "tensorflow.built"),
+        (4, "torch.built"),
+    ]
+
+
+ENGINE = [path for path in FILES if folder_of(name_of(path)) in ("engine", "elastic")]
+
+
+@pytest.mark.parametrize("path", ENGINE, ids=name_of)
+def test_engine_and_elastic_name_no_transport(path: Path) -> None:
+    more = set()
+    for _, name in imports_of(path):
+        if name.startswith("hvdkit.transport."):
+            inside = name.removeprefix("hvdkit.transport.")
+            if not any(inside == common or inside.startswith(f"{common}.") for common in COMMON_TRANSPORT):
+                more.add(inside.rpartition(".")[0])
+    assert more == ONE_TRANSPORT.get(name_of(path), set())
 
 
 # Sets of files that import each other still. It gets shorter only.
@@ -134,14 +220,13 @@ def find_circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
 
 def test_no_files_import_each_other() -> None:
     """Imports for types count too: who reads one file of a circle has to read all of them."""
-    names = {name_of(path).removesuffix(".__init__") for path in FILES}
-    graph: dict[str, set[str]] = {name: set() for name in names}
+    graph: dict[str, set[str]] = {name: set() for name in NAMES}
     for path in FILES:
         name = name_of(path).removesuffix(".__init__")
         for _, target in imports_of(path):
             top, _, inside = target.partition(".")
-            found = inside if inside in names else inside.rpartition(".")[0]
-            if top == "hvdkit" and found in names and found != name:
+            found = inside if inside in NAMES else inside.rpartition(".")[0]
+            if top == "hvdkit" and found in NAMES and found != name:
                 graph[name].add(found)
     assert sorted(map(sorted, find_circles(graph))) == sorted(map(sorted, CIRCLES))
 

@@ -25,10 +25,10 @@ from hvdkit.errors import ConfigError, HorovodInternalError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.between.hierarchical import HierarchicalTransport
 from hvdkit.transport.mpi.library import load_mpi
-from hvdkit.transport.mpi.transport import open_mpi
-from hvdkit.transport.mpi.world_part import Part, open_part, read_part
-from hvdkit.transport.select import Abort, open_transport
-from hvdkit.world import World, read_world
+from hvdkit.transport.mpi.transport import MpiTransport
+from hvdkit.transport.part import Part, read_part
+from hvdkit.transport.select import Connection, open_transport
+from hvdkit.world import World
 
 LARGE = 70_000  # float32, more than goes by the small way
 
@@ -92,12 +92,10 @@ def test_two_worlds_of_communicators_work_side_by_side_in_their_own_order(transp
 
 
 def on_simulated_hosts() -> Seen | None:
-    def opener(config: Config, part: Part | None) -> tuple[World, Transport, Abort | None]:
-        world, first, abort = open_transport(config, part)
-        first.close()
-        assert part is not None
-        base = open_mpi(comm=open_part(part, read_world()))
-        return world, HierarchicalTransport(base, host="here", small_bytes=1, node=base.rank // 2), abort
+    def opener(config: Config, connection: Connection) -> tuple[World, Transport]:
+        world, base = open_transport(config, connection)
+        assert isinstance(base, MpiTransport)
+        return world, HierarchicalTransport(base, host="here", small_bytes=1, node=base.rank // 2)
 
     if load_mpi().COMM_WORLD.rank == 1:
         return None

@@ -90,7 +90,9 @@ class _Run(ModuleType):
     @property
     def run(self) -> Any:
         """See hvdkit.launch.function.run."""
-        return importlib.import_module("hvdkit.launch.function").run
+        from hvdkit.launch.function import run
+
+        return run
 
 
 class _Made:

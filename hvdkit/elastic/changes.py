@@ -1,13 +1,16 @@
-"""Who knows how the world changes: Horovod's core, or MPI."""
+"""Who knows how the world changes: Horovod's core, hvdrun, or the backend of the transport."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
+from hvdkit.elastic.resizing import Resizing
+from hvdkit.elastic.restarts import Restarts
 from hvdkit.elastic.state import State
 from hvdkit.engine import runtime as engine
 from hvdkit.errors import HorovodInternalError
 from hvdkit.log import logger
+from hvdkit.transport.select import find_membership
 
 
 class Changes(Protocol):
@@ -37,16 +40,11 @@ def find_changes() -> Changes | None:
     """Of this world; None where it does not change."""
     made = engine.runtime("elastic.run")
     if made.config.elastic and made.config.elastic_restarts:
-        from hvdkit.elastic.restarts import Restarts
-
         return Restarts(made.config)
     if made.horovod is not None:
         return HorovodChanges(made.horovod.changes())
-    if made.config.elastic and made.transport.carrier in ("mpi", "none"):
-        from hvdkit.elastic.mpi_changes import MpiChanges
-
-        return MpiChanges(made.config)
-    return None
+    membership = find_membership(made.transport.backend) if made.config.elastic else None
+    return Resizing(made.config, membership) if membership is not None else None
 
 
 class HorovodChanges:

@@ -12,7 +12,7 @@ from hvdkit.engine.job_objects import allgather_object
 from hvdkit.engine.named.joining import join_all
 from hvdkit.errors import ConfigError
 from hvdkit.transport.arithmetic import Arithmetic
-from hvdkit.transport.mpi.world_part import is_communicator, read_part
+from hvdkit.transport.part import is_communicator, read_part
 from hvdkit.world import World, read_world
 
 

@@ -6,13 +6,12 @@ Nothing of hvdkit is compiled, so "built" means: there when it is needed.
 from __future__ import annotations
 
 from hvdkit.engine import runtime as engine
-from hvdkit.transport.gloo import library as gloo_library
-from hvdkit.transport.mpi import library as mpi_library
+from hvdkit.transport.select import find_backend
 
 
 def mpi_built() -> bool:
     """Can an MPI library be loaded here? May be called before init(); does not start MPI."""
-    return mpi_library.can_load_mpi()
+    return find_backend("mpi").can_load()
 
 
 def mpi_enabled() -> bool:
@@ -26,12 +25,12 @@ def mpi_threads_supported() -> bool:
     False where MPI is not used. Raises NotInitializedError before init().
     """
     engine.runtime("mpi_threads_supported()")
-    return mpi_enabled() and mpi_library.calls_from_any_thread()
+    return mpi_enabled() and find_backend("mpi").takes_calls_from_threads()
 
 
 def gloo_built() -> bool:
     """Is there a torch with Gloo? May be called before init(); loads torch, since only torch knows."""
-    return gloo_library.can_load_gloo()
+    return find_backend("gloo").can_load()
 
 
 def gloo_enabled() -> bool:
@@ -40,7 +39,7 @@ def gloo_enabled() -> bool:
 
 
 def _carrier(call: str) -> str:
-    return engine.runtime(call).transport.carrier if engine.is_initialized() else "none"
+    return engine.runtime(call).transport.backend if engine.is_initialized() else "none"
 
 
 def nccl_built() -> int:

@@ -12,7 +12,7 @@ from hvdkit.engine.api import Engine
 from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.errors import NotInitializedError
 from hvdkit.transport.api import Transport
-from hvdkit.transport.mpi.world_part import is_communicator, ranks_in_job
+from hvdkit.transport.part import is_communicator, ranks_in_job
 from hvdkit.transport.small_collectives import gather_bytes
 
 

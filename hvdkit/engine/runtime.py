@@ -22,16 +22,15 @@ from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.observe.rank_facts import RankFacts, read_node
 from hvdkit.engine.observe.recording import RECORDER
 from hvdkit.engine.observe.timeline import Timeline
-from hvdkit.engine.startup_notice import arriving
+from hvdkit.engine.startup import Opener, arriving, open_world
 from hvdkit.errors import ConfigError, NotInitializedError
 from hvdkit.hook import install_exception_hook, uninstall_exception_hook
 from hvdkit.log import configure_logging, logger
 from hvdkit.stacks import offer_all_stacks
 from hvdkit.transport.api import Transport
 from hvdkit.transport.arithmetic import Arithmetic
-from hvdkit.transport.mpi.ulfm import leave_mpi
-from hvdkit.transport.mpi.world_part import Part
-from hvdkit.transport.select import Abort, open_transport
+from hvdkit.transport.part import Part
+from hvdkit.transport.select import end_process, open_transport
 from hvdkit.world import World, read_world, under_agent
 
 
@@ -69,8 +68,6 @@ class Runtime:
         )
 
 
-Opener = Callable[[Config, Part | None], tuple[World, Transport, Abort | None]]
-
 _runtime: Runtime | None = None
 #: See stay().
 _stays = False
@@ -92,7 +89,7 @@ def init(
     process_sets: sets to be known from the beginning, besides that of all ranks.
     arithmetic: what adds and casts, a framework's own being faster for narrow types; numpy's if None.
     framework: that Horovod's core is to work with, if it is the engine; "" for none in particular.
-    opener: makes the transport of hvdkit's own engine; tests simulate hosts with it.
+    opener: see open_world(); of hvdkit's own engine.
     part: the processes of the job that make the world, and alone call this; None for all.
     settings: fields of Config, which beat the environment.
     Raises WorldError if the launcher and MPI disagree, ConfigError for a bad setting or a part that cannot be a world,
@@ -150,7 +147,7 @@ def _join(
 
         world, transport, abort, horovod = open_horovod(config, framework, part)
     else:
-        world, transport, abort = opener(config, part)
+        world, transport, abort = open_world(config, part, opener)
     if arithmetic is not None:
         transport.arithmetic = arithmetic
     configure_logging(config.log_level, world.label)
@@ -296,7 +293,7 @@ def _at_exit() -> None:
         _runtime.timeline.stop()
         _runtime.sets.leave("has reached the end of its script")
         _runtime.transport.leave()
-    leave_mpi()
+    end_process()
 
 
 atexit.register(_at_exit)

@@ -67,8 +67,8 @@ from hvdkit.tensorflow.tape import DistributedGradientTape, PartialDistributedGr
 from hvdkit.tensorflow.world_ops import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 
 if TYPE_CHECKING:
+    from hvdkit.keras.tensorflow_optimizer import DistributedOptimizer
     from hvdkit.tensorflow import elastic
-    from hvdkit.tensorflow.optimizer import DistributedOptimizer
     from hvdkit.tensorflow.sync_batch_norm import SyncBatchNormalization
 
 __all__ = [
@@ -140,7 +140,7 @@ __all__ = [
 ]
 
 _LATER = {
-    "DistributedOptimizer": "hvdkit.tensorflow.optimizer",
+    "DistributedOptimizer": "hvdkit.keras.tensorflow_optimizer",
     "SyncBatchNormalization": "hvdkit.tensorflow.sync_batch_norm",
     "elastic": "",
     "keras": "",

@@ -26,13 +26,13 @@ class Transport(Protocol):
     Every method but the attributes is collective: all ranks of the group call it, in the same order, with arguments
     that agree. Raises TransportError (RankLostError where the dead rank is known) when the others cannot be reached.
 
-    carrier: what moves bytes where ranks share no memory: "mpi", "gloo", or "none" for one rank.
+    backend: what moves bytes where ranks share no memory: "mpi", "gloo", or "none" for one rank.
     local_ranks: how many ranks are summed inside a host before the sum crosses to others (1 where nothing is), the
     same number on all ranks.
     """
 
     name: str
-    carrier: str
+    backend: str
     rank: int
     size: int
     local_ranks: int

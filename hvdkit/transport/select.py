@@ -11,53 +11,76 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from hvdkit.config import Config, read_environment
-from hvdkit.errors import ConfigError, MissingDependencyError, TransportError, WorldError
-from hvdkit.hook import install_exception_hook
-from hvdkit.launcher_channel import LOST, listen_to_hvdrun, on_news
+from hvdkit.config import Config
+from hvdkit.errors import ConfigError, TransportError, WorldError
 from hvdkit.transport.api import BaseTransport, Transport
-from hvdkit.transport.mpi.pmix import tell_mpi_of_loss
+from hvdkit.transport.backend import Abort, Backend, Membership
+from hvdkit.transport.part import Part, runs_mpi
 from hvdkit.transport.single import SingleTransport
 from hvdkit.transport.small_collectives import gather_ints
-from hvdkit.world import WITHOUT_MPI, World, check_world, complete_world, read_world, under_agent
-
-if TYPE_CHECKING:
-    from hvdkit.transport.mpi.world_part import Part
-
-Abort = Callable[[int], None]
+from hvdkit.world import WITHOUT_MPI, World, complete_world, read_world
 
 
-def open_transport(config: Config, part: Part | None = None) -> tuple[World, Transport, Abort | None]:
-    """Find out who this process is, and open the transport that the configuration asks for; collective.
+@dataclass(frozen=True)
+class Connection:
+    """Ranks that reach each other over a backend, before it is known which of them share a host.
+
+    world: with rank, size and job_ranks as the backend has them. base: None for one process by itself. abort: ends all
+    ranks of the job; None where ending this process is enough.
+    """
+
+    world: World
+    base: BaseTransport | None = None
+    abort: Abort | None = None
+
+    def report_loss(self, process: str) -> None:
+        """See Backend.report_loss."""
+        if self.base is not None:
+            _backends[self.base.backend].report_loss(process)
+
+
+def connect(config: Config, part: Part | None = None) -> Connection:
+    """Connect the ranks over the backend that the configuration and the launcher ask for; collective.
 
     part: the processes that make the world, and alone call this; None for all of the job.
-    Returns also what ends all ranks of the job, or None where ending this process is enough.
-    Raises WorldError if launcher and MPI disagree, TransportError if the transport asked for does not fit the ranks,
-    ConfigError for a part that there is not, or that the configuration does not allow.
+    Raises WorldError if launcher and backend disagree, ConfigError for a part that there is not, or that the
+    configuration does not allow, TransportError if the ranks do not reach each other.
     """
     world = read_world()
-    carrier = choose_carrier(config.transport, world, mpi_running=_runs_mpi())
+    backend = choose_backend(config.transport, world, mpi_running=runs_mpi())
     if part is not None and config.transport == "single":
         raise ConfigError(
             f"HVDKIT_TRANSPORT=single is for a process without MPI, and comm names ranks {list(part.ranks)} of an MPI "
             f"job. Leave one of the two out."
         )
-    if carrier == "none" and part is None:
+    if backend == "none" and part is None:
         if world.size > 1:
             raise WorldError(
                 f"HVDKIT_TRANSPORT=single is for one process, and {world.launcher} started {world.size}. Leave it out."
             )
-        return _alone(world)
-    base, abort = _open_gloo(world, part) if carrier == "gloo" else _open_mpi(world, part)
-    if carrier == "mpi" and config.elastic:
-        on_news(LOST, tell_mpi_of_loss)
-        listen_to_hvdrun(config.news)
+        return Connection(dataclasses.replace(world, rank=0, size=1))
+    base, abort = find_backend(backend if backend != "none" else "mpi").connect(world, part)
     base.between.algorithm = config.algorithm
     base.between.check(())
+    known: dict[str, Any] = {"rank": base.rank, "size": base.size, "job_ranks": part.ranks if part is not None else ()}
+    return Connection(dataclasses.replace(world, **known), base, abort)
+
+
+def open_transport(config: Config, connection: Connection) -> tuple[World, Transport]:
+    """Find out which ranks share a host, and open the transport that the configuration asks for; collective.
+
+    Raises TransportError if that does not fit the ranks.
+    """
+    world, base = connection.world, connection.base
+    if base is None:
+        alone: dict[str, Any] = {"local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1}
+        return complete_world(world, rank=0, size=1, **alone, homogeneous=True), SingleTransport()
     local, cross = base.split_by_node()
     local_sizes = gather_ints(base, local.size)
     world = complete_world(
@@ -69,31 +92,63 @@ def open_transport(config: Config, part: Part | None = None) -> tuple[World, Tra
         cross_rank=cross.rank,
         cross_size=cross.size,
         homogeneous=len(set(local_sizes)) == 1,
-        job_ranks=part.ranks if part is not None else (),
+        job_ranks=world.job_ranks,
     )
     local.close()
     cross.close()
-    install_exception_hook(world.label, world.host, abort)  # what fails below may fail on some ranks only
     name = choose_transport(config.transport, local_sizes, base.name)
     if name == "single":
         base.close()
-        return world, SingleTransport(), abort
+        return world, SingleTransport()
     if name == base.name:
         if local_sizes[0] < base.size:  # several hosts, as all ranks see it
             base.measure()
-        return world, base, abort
+        return world, base
     options: dict[str, Any] = {"directory": config.shared_directory, "small_bytes": config.small_bytes}
     options["job_rank"] = world.job_rank
     if name == "shared_memory":
         from hvdkit.transport.shared.transport import SharedMemoryTransport
 
-        return world, SharedMemoryTransport(base, base, host=world.host, **options), abort
+        return world, SharedMemoryTransport(base, base, host=world.host, **options)
     from hvdkit.transport.between.hierarchical import HierarchicalTransport
 
-    return world, HierarchicalTransport(base, host=world.host, **options), abort
+    return world, HierarchicalTransport(base, host=world.host, **options)
 
 
-def choose_carrier(wish: str, world: World, *, mpi_running: bool) -> str:
+_backends: dict[str, Backend] = {}
+
+
+def find_backend(name: str) -> Backend:
+    """The backend of this name, "mpi" or "gloo"; its library is loaded when it is asked for something."""
+    if name not in _backends:
+        if name == "mpi":
+            from hvdkit.transport.mpi import backend as mpi
+
+            _backends[name] = mpi
+        else:
+            from hvdkit.transport.gloo import backend as gloo
+
+            _backends[name] = gloo
+    return _backends[name]
+
+
+def find_membership(backend: str) -> Membership | None:
+    """What changes the ranks of an elastic world with this backend; None for one whose ranks stay.
+
+    A rank that is alone ("none") may be the last one of a world of MPI's. Raises TransportError if the library cannot.
+    """
+    return find_backend(backend if backend != "none" else "mpi").open_membership()
+
+
+def end_process() -> None:
+    """End MPI when Python ends, where nobody else does; not collective."""
+    if "mpi4py.MPI" in sys.modules:
+        from hvdkit.transport.mpi.ulfm import leave_mpi
+
+        leave_mpi()
+
+
+def choose_backend(wish: str, world: World, *, mpi_running: bool) -> str:
     """What moves bytes between ranks that share no memory: "mpi", "gloo", or "none" for a process by itself.
 
     mpi_running: has the program started MPI, with more ranks than one?
@@ -107,10 +162,10 @@ def choose_carrier(wish: str, world: World, *, mpi_running: bool) -> str:
     return "mpi" if wish != "auto" or world.launcher != "none" or mpi_running else "none"
 
 
-def choose_transport(wish: str, local_sizes: Sequence[int], carrier: str = "mpi") -> str:
+def choose_transport(wish: str, local_sizes: Sequence[int], backend: str = "mpi") -> str:
     """The transport's name for these ranks. local_sizes: of each rank, how many ranks its host has.
 
-    carrier: what moves bytes between hosts, as choose_carrier says it.
+    backend: what moves bytes between hosts, as choose_backend says it.
 
     Raises TransportError if the wish does not fit.
     """
@@ -125,66 +180,5 @@ def choose_transport(wish: str, local_sizes: Sequence[int], carrier: str = "mpi"
     if size == 1:
         return "single"
     if max(local_sizes) == 1:
-        return carrier
+        return backend
     return "shared_memory" if local_sizes[0] == size else "hierarchical"
-
-
-def _runs_mpi() -> bool:
-    """Has the program started MPI by itself?"""
-    loaded = sys.modules.get("mpi4py.MPI")
-    return loaded is not None and loaded.Is_initialized() and loaded.COMM_WORLD.Get_size() > 1
-
-
-def _open_mpi(world: World, part: Part | None) -> tuple[BaseTransport, Abort | None]:
-    from hvdkit.transport.mpi import library as mpi_library
-    from hvdkit.transport.mpi import transport as mpi
-    from hvdkit.transport.mpi import ulfm as mpi_world
-    from hvdkit.transport.mpi import world_part as mpi_part
-
-    base = mpi.open_mpi(comm=mpi_part.open_part(part, world) if part is not None else None)
-    if part is None and not mpi_world.has_changed():
-        check_world(world, base.size, mpi_library.describe_mpi())
-    return base, None if under_agent() else mpi_library.abort
-
-
-def _open_gloo(world: World, part: Part | None) -> tuple[BaseTransport, Abort | None]:
-    """Where there is MPI it is only asked where rank 0 is."""
-    from hvdkit.transport.addresses import address_towards
-    from hvdkit.transport.gloo import library as gloo_library
-    from hvdkit.transport.gloo import transport as gloo
-    from hvdkit.transport.gloo.rendezvous_store import (
-        BoardPlace,
-        LocalBoard,
-        TransportBoard,
-        find_board,
-        read_interface,
-    )
-
-    variables = read_environment()
-    options: dict[str, Any] = {"host": world.host, "interface": read_interface(variables)}
-    try:
-        gloo_library.load_gloo()
-    except MissingDependencyError as error:
-        raise MissingDependencyError(
-            f"Ranks that {world.launcher} has started without MPI talk through torch's Gloo. {error}. Or start the "
-            f"script with hvdrun, which takes MPI."
-        ) from error
-    only_mpi_knows = part is not None or world.size == 0 or (world.launcher == "none" and _runs_mpi())
-    if world.size == 1 and not only_mpi_knows:
-        return gloo.open_gloo(LocalBoard(), 0, 1, **options), None
-    place = BoardPlace("mpi") if only_mpi_knows else find_board(variables, world.launcher)
-    if place.kind == "mpi":
-        asked, abort = _open_mpi(world, part)
-        if part is not None:
-            options["towards"] = address_towards(world.host)
-            options["host"] = f"{world.host} (job rank {part.ranks[asked.rank]})"
-        base = gloo.open_gloo(TransportBoard(asked), asked.rank, asked.size, **options)
-        asked.close()
-        return base, abort
-    board, towards = gloo.open_board(place, world.rank)
-    return gloo.open_gloo(board, world.rank, world.size, towards=towards, **options), None
-
-
-def _alone(world: World) -> tuple[World, Transport, None]:
-    alone: dict[str, Any] = {"rank": 0, "size": 1, "local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1}
-    return complete_world(world, **alone, homogeneous=True), SingleTransport(), None

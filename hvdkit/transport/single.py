@@ -17,7 +17,7 @@ class SingleTransport:
     """Every collective as it is among one rank, with the same checks of its arguments."""
 
     name = "single"
-    carrier = "none"
+    backend = "none"
     rank = 0
     size = 1
     local_ranks = 1

@@ -14,12 +14,12 @@ import time
 import numpy as np
 
 from hvdkit.config import read_config
+from hvdkit.engine.startup import open_world
 from hvdkit.transport.buffer import as_buffer
 from hvdkit.transport.mpi.library import abort
-from hvdkit.transport.select import open_transport
 
 what = sys.argv[1] if len(sys.argv) > 1 else ""
-world, transport, _ = open_transport(read_config())
+world, transport, _ = open_world(read_config())
 if what == "deaf":  # and so is what it starts
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -7,10 +7,10 @@ import sys
 import numpy as np
 
 from hvdkit.config import read_config
+from hvdkit.engine.startup import open_world
 from hvdkit.transport.buffer import as_buffer
-from hvdkit.transport.select import open_transport
 
-world, transport, _ = open_transport(read_config())
+world, transport, _ = open_world(read_config())
 numbers = np.full(int(sys.argv[1]) if len(sys.argv) > 1 else 10, world.rank + 1, dtype=np.float32)
 transport.allreduce(as_buffer(numbers))
 assert (numbers == world.size * (world.size + 1) / 2).all()

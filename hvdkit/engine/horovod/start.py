@@ -13,11 +13,12 @@ from hvdkit.engine.horovod.transport import HorovodTransport, Sets, describe
 from hvdkit.errors import ConfigError, MissingDependencyError, WorldError
 from hvdkit.hook import install_exception_hook
 from hvdkit.transport.api import Transport
+from hvdkit.transport.backend import Abort
 from hvdkit.transport.buffer import Buffer
-from hvdkit.transport.mpi import library as mpi_library
-from hvdkit.transport.mpi.library import call_mpi
-from hvdkit.transport.mpi.world_part import Part, open_part
-from hvdkit.transport.select import Abort
+from hvdkit.transport.mpi.backend import open_part
+from hvdkit.transport.mpi.library import abort as abort_mpi
+from hvdkit.transport.mpi.library import call_mpi, can_load_mpi, load_mpi
+from hvdkit.transport.part import Part
 from hvdkit.world import World, check_world, complete_world, read_world, under_agent
 
 
@@ -65,9 +66,9 @@ def open_horovod(
     binding = open_binding(framework)
     basics = binding.basics
     by_mpi = world.launcher not in ("horovodrun", "torchrun") and bool(basics.mpi_built())
-    if by_mpi and mpi_library.can_load_mpi():
-        mpi_library.load_mpi()  # ended at exit: Horovod would end it with its shutdown(), and there is but one start
-    abort = mpi_library.abort if by_mpi and mpi_library.can_load_mpi() and not under_agent() else None
+    if by_mpi and can_load_mpi():
+        load_mpi()  # ended at exit: Horovod would end it with its shutdown(), and there is but one start
+    abort = abort_mpi if by_mpi and can_load_mpi() and not under_agent() else None
     install_exception_hook(world.rank, world.host, abort)
     os.environ.update(variables_for(config))  # Horovod reads its settings from nowhere else, when it starts
     if part is not None and not by_mpi:

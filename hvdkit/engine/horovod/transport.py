@@ -63,7 +63,7 @@ class HorovodTransport:
         self.process_set = sets.find(self._ranks)
         self.rank, self.size = self._ranks.index(this_rank), len(self._ranks)
         self.name = f"horovod ({describe(binding.basics)})"
-        self.carrier = "mpi" if binding.basics.mpi_enabled() else "gloo" if binding.basics.gloo_enabled() else "none"
+        self.backend = "mpi" if binding.basics.mpi_enabled() else "gloo" if binding.basics.gloo_enabled() else "none"
         self.arithmetic: Arithmetic = NumpyArithmetic()
         self._own = f"transport.{sets.number()}"
         self._counts: dict[str, int] = {}

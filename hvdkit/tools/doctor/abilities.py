@@ -96,13 +96,13 @@ def _choose(facts: Facts, start: str, launcher: str, local_sizes: Sequence[int])
     wish = facts.settings.get("transport", "auto")
     if wish == "single" and len(local_sizes) > 1:
         return Choice(start, engine, "none", "HVDKIT_TRANSPORT=single is for one process: init() fails")
-    carrier = "gloo" if launcher in WITHOUT_MPI or wish == "gloo" else "mpi"
+    backend = "gloo" if launcher in WITHOUT_MPI or wish == "gloo" else "mpi"
     try:
-        name = choose_transport(wish, local_sizes, carrier)
+        name = choose_transport(wish, local_sizes, backend)
     except HvdkitError as error:
         return Choice(start, engine, "none", f"init() fails: {error}")
     abilities = {ability.name: ability for ability in judge_transports(facts)}
-    needed = [name] if name in ("single", "mpi", "gloo") else [carrier, name]
+    needed = [name] if name in ("single", "mpi", "gloo") else [backend, name]
     lacking = next((abilities[item] for item in needed if item in abilities and not abilities[item].works), None)
     if lacking is not None:
         return Choice(start, engine, "none", f"init() fails: {lacking.name} does not work here: {lacking.why}")
@@ -149,10 +149,10 @@ def _judge_mpi(facts: Facts) -> Ability:
     return Ability("mpi", True, mpi.name)
 
 
-def _judge_shared(facts: Facts, carriers: Sequence[Ability]) -> Ability:
-    working = [ability.name for ability in carriers if ability.works and ability.name in facts.transports]
+def _judge_shared(facts: Facts, backends: Sequence[Ability]) -> Ability:
+    working = [ability.name for ability in backends if ability.works and ability.name in facts.transports]
     if not working:
-        return Ability("shared_memory", False, carriers[0].why, carriers[0].cure)
+        return Ability("shared_memory", False, backends[0].why, backends[0].cure)
     shared = facts.machine.shared
     if shared.total_bytes < 0:
         cure = "Set HVDKIT_SHARED_DIRECTORY to a memory folder."

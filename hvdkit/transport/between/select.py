@@ -19,7 +19,7 @@ class BetweenHosts:
     """The algorithm for each sum between the hosts of a group; alike on all its ranks.
 
     algorithm: one of NAMES; "auto" takes what `measured` says is fastest. It may be set at any time at which no bucket
-    is under way, by all ranks alike. able: the algorithms that the carrier has. measured: None until it has been.
+    is under way, by all ranks alike. able: the algorithms that the backend has. measured: None until it has been.
     """
 
     def __init__(self, algorithm: str, able: Sequence[str], hosts: int) -> None:

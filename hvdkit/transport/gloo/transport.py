@@ -91,7 +91,7 @@ class GlooTransport:
     """
 
     name = "gloo"
-    carrier = "gloo"
+    backend = "gloo"
     local_ranks = 1
 
     def __init__(

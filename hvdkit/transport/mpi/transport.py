@@ -43,7 +43,7 @@ class MpiTransport:
     """
 
     name = "mpi"
-    carrier = "mpi"
+    backend = "mpi"
     local_ranks = 1
 
     def __init__(self, comm: MPI.Intracomm, arithmetic: Arithmetic, algorithm: str = "auto") -> None:

@@ -29,8 +29,8 @@ from hvdkit.transport.mpi.pmix import leave_launcher
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-#: From a rank that joins to the one that has started it: it is there. From that one to rank 0: somebody is there.
-READY_TAG, COME_TAG = 1, 2
+#: From a rank that joins to the one that has started it: it is ready to be taken in.
+READY_TAG = 1
 # From the one that has started it: join us, and then take in those of these.
 _JOIN_TAG, _MEET_TAG = 3, 4
 _LOOK_S = 0.02
@@ -86,7 +86,7 @@ def _join(bridge: MPI.Intracomm) -> MPI.Intracomm:
         time.sleep(_LOOK_S)
     data = bytearray(status.Get_count(mpi.BYTE))
     call_mpi("MPI_Recv", bridge.Recv, [data, mpi.BYTE], 0, _JOIN_TAG)
-    together = own_comm(call_mpi("MPI_Comm_dup", mpi.COMM_WORLD.Dup))
+    together = own_comm(duplicate_comm(mpi.COMM_WORLD))
     others = call_mpi("MPI_Intercomm_create", together.Create_intercomm, 0, bridge, 0, _MEET_TAG)
     comm = _merge(others, joins=True)
     for starter in json.loads(data):
@@ -145,7 +145,7 @@ def grow(arrivals: Sequence[Arrivals]) -> None:
     """
     starters = [one.starter for one in arrivals]
     try:
-        comm = own_comm(call_mpi("MPI_Comm_dup", world_comm().Dup))
+        comm = own_comm(duplicate_comm(world_comm()))
         for at, some in enumerate(arrivals):
             if some.bridge is not None:
                 _let_in(some.bridge, some.amount, starters[at + 1 :])

@@ -47,7 +47,7 @@ class SharedMemoryTransport:
                 f"shared_memory needs all {base.size} ranks on one host, and {local.size} are on {host}. "
                 f"Use HVDKIT_TRANSPORT=hierarchical (or auto)."
             )
-        self.rank, self.size, self.carrier = base.rank, base.size, base.carrier
+        self.rank, self.size, self.backend = base.rank, base.size, base.backend
         self._base, self._local, self._host = base, local, host
         self._directory, self._small_bytes = directory, small_bytes
         self._shards, self._open_crossing = shards or local.size, open_crossing

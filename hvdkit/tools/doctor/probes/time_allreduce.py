@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from hvdkit.config import read_config, read_environment
+from hvdkit.engine.startup import open_world
 from hvdkit.transport.buffer import as_buffer
-from hvdkit.transport.select import open_transport
 
 _TIMES = 5
 
 
 def main(count: int) -> None:
     """Print who this rank is; on rank 0 also how many seconds a sum of `count` float32 took."""
-    world, transport, _ = open_transport(read_config())
+    world, transport, _ = open_world(read_config())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     visible = read_environment().get("CUDA_VISIBLE_DEVICES")
     _tell(rank=world.rank, size=world.size, host=socket.gethostname(), cores=cores, visible=visible)

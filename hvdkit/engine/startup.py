@@ -1,7 +1,7 @@
-"""The wait for other ranks inside init(): told to hvdrun, or by this rank itself where there is no hvdrun.
+"""What a rank does around connecting to the others: reports that it waits, and ends the job where it fails alone.
 
-It goes on inside libraries (MPI_Init waits in C for all ranks), so it is a thread that tells of it. Who is missing
-hvdrun knows, by the ranks that have come; without hvdrun each rank can only speak for itself.
+The wait goes on inside libraries (MPI_Init waits in C for all ranks), so a thread reports it. hvdrun knows which ranks
+are missing, by those that have come; without hvdrun each rank can only speak for itself.
 """
 
 from __future__ import annotations
@@ -14,9 +14,34 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from hvdkit.config import Config
-from hvdkit.launcher_channel import READY, START_MPI, say_coming, tell_hvdrun
+from hvdkit.hook import install_exception_hook
+from hvdkit.launcher_channel import LOST, READY, START_MPI, listen_to_hvdrun, on_news, say_coming, tell_hvdrun
 from hvdkit.log import configure_logging, logger
+from hvdkit.transport.api import Transport
+from hvdkit.transport.backend import Abort
+from hvdkit.transport.part import Part
+from hvdkit.transport.select import Connection, connect, open_transport
 from hvdkit.world import World
+
+Opener = Callable[[Config, Connection], tuple[World, Transport]]
+
+
+def open_world(
+    config: Config, part: Part | None = None, opener: Opener = open_transport
+) -> tuple[World, Transport, Abort | None]:
+    """Connect the ranks and open the transport between them; collective.
+
+    From the connection on, an exception that this process does not catch ends the job: it may be this rank's alone.
+    In an elastic world the backend is told of ranks whose loss only hvdrun has noticed. part: see connect(). opener:
+    makes the transport; tests simulate hosts with it. Raises what connect() and open_transport() raise.
+    """
+    connection = connect(config, part)
+    install_exception_hook(connection.world.label, connection.world.host, connection.abort)
+    if config.elastic and connection.base is not None:
+        on_news(LOST, connection.report_loss)
+        listen_to_hvdrun(config.news)
+    world, transport = opener(config, connection)
+    return world, transport, connection.abort
 
 
 @contextlib.contextmanager

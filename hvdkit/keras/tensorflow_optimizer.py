@@ -1,13 +1,13 @@
-"""DistributedOptimizer under Horovod's TensorFlow name: for Keras optimizers, that of hvdkit.keras."""
+"""`hvdkit.tensorflow.DistributedOptimizer`: that of hvdkit.keras, with the arguments of Horovod's for TensorFlow."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import Any, cast
 
 from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp
+from hvdkit.keras.optimizer import DistributedOptimizer as distribute
 from hvdkit.tensorflow.compression import Compression, Compressor
 
 
@@ -37,13 +37,12 @@ def DistributedOptimizer(
             f"DistributedOptimizer() takes optimizers of tf.keras (Keras 3), not {type(optimizer).__name__}. Use one "
             f"of tf.keras.optimizers, or a DistributedGradientTape with any optimizer."
         )
-    # hvdkit.keras stands above this floor: only who calls this needs it.
-    return importlib.import_module("hvdkit.keras").DistributedOptimizer(
+    return distribute(
         optimizer,
         name=name,
         device_dense=device_dense,
         device_sparse=device_sparse,
-        compression=compression,
+        compression=cast(Any, compression),  # known by its dtype
         sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=gradient_predivide_factor,
         op=op,

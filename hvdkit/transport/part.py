@@ -1,6 +1,6 @@
-"""A part of the job's processes as a world of its own: what init() takes as `comm`, checked and made a communicator.
+"""A part of the job's processes as a world of its own: what init() and ProcessSet() take as a communicator, checked.
 
-The other processes of the job never call hvdkit. So nothing here is collective over more than the part.
+The other processes of the job never call hvdkit, so nothing here is collective.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import ConfigError
-from hvdkit.transport.mpi.communicators import duplicate_comm
-from hvdkit.transport.mpi.library import call_mpi, describe_mpi, load_mpi
-from hvdkit.world import WITHOUT_MPI, World, check_world
+from hvdkit.transport.mpi.library import call_mpi, load_mpi
+from hvdkit.world import WITHOUT_MPI, World
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -29,6 +28,12 @@ class Part:
 
     ranks: tuple[int, ...]
     comm: MPI.Intracomm | None = None
+
+
+def runs_mpi() -> bool:
+    """Has the program started MPI by itself, with more ranks than one?"""
+    loaded = sys.modules.get("mpi4py.MPI")
+    return loaded is not None and loaded.Is_initialized() and loaded.COMM_WORLD.Get_size() > 1
 
 
 def is_communicator(value: object) -> bool:
@@ -56,7 +61,7 @@ def read_part(comm: Any, world: World) -> Part | None:
         return None
     if without_mpi:
         raise ConfigError(
-            f"comm={_show(comm)}: a part of the ranks can be a world of its own where MPI has started them, and "
+            f"comm={show_comm(comm)}: a part of the ranks can be a world of its own where MPI has started them, and "
             f"{world.launcher} has started these {world.size} without MPI. Start the script with hvdrun or mpirun; or "
             f"leave comm out, and use a process set for some of the ranks."
         )
@@ -94,38 +99,6 @@ def ranks_in_job(comm: Any, what: str) -> tuple[int, ...]:
     return tuple(ranks)
 
 
-def open_part(part: Part, world: World) -> MPI.Intracomm:
-    """A new communicator of the part; collective over its processes.
-
-    world: as the launcher told it. Raises ConfigError if this process is not one of them or some are not there,
-    WorldError if launcher and MPI disagree.
-    """
-    mpi = load_mpi()
-    job = mpi.COMM_WORLD
-    check_world(world, job.size, describe_mpi())
-    if part.comm is not None:
-        return duplicate_comm(part.comm)
-    missing = [rank for rank in part.ranks if rank >= job.size]
-    if missing:
-        raise ConfigError(
-            f"comm={_show(part.ranks)}: ranks {missing} are not there, MPI_COMM_WORLD has {job.size} processes. Start "
-            f"more, or leave these out."
-        )
-    if job.rank not in part.ranks:
-        raise ConfigError(
-            f"init(comm={_show(part.ranks)}) was called by rank {job.rank} of the job ({world.host}), which is not one "
-            f"of these. Only those ranks call init(); this one goes without hvdkit, or passes another part of its own."
-        )
-    everyone = call_mpi("MPI_Comm_group", job.Get_group)
-    group = everyone.Incl(list(part.ranks))
-    try:
-        comm: MPI.Intracomm = call_mpi("MPI_Comm_create_group", job.Create_group, group)
-    finally:
-        group.Free()
-        everyone.Free()
-    return comm
-
-
 def _check_ranks(comm: Any) -> tuple[int, ...]:
     """The ranks of a list that can be a part."""
     try:
@@ -134,12 +107,12 @@ def _check_ranks(comm: Any) -> tuple[int, ...]:
         ranks = ()
     if not ranks or min(ranks) < 0:
         raise ConfigError(
-            f"comm={_show(comm)} is neither a communicator of mpi4py's nor a list of ranks from 0 up. Pass one of "
+            f"comm={show_comm(comm)} is neither a communicator of mpi4py's nor a list of ranks from 0 up. Pass one of "
             f"these, or None for all ranks."
         )
     twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
     if twice:
-        raise ConfigError(f"comm={_show(comm)}: ranks {twice} are there more than once. List each rank once.")
+        raise ConfigError(f"comm={show_comm(comm)}: ranks {twice} are there more than once. List each rank once.")
     return ranks
 
 
@@ -151,7 +124,8 @@ def _job_size(world: World) -> int:
     return world.size
 
 
-def _show(comm: Any) -> str:
+def show_comm(comm: Any) -> str:
+    """Name what was given as a communicator or a list of ranks, for a message."""
     if is_communicator(comm):
         return f"a communicator of {comm.Get_size()}"
     return repr(list(comm)) if isinstance(comm, Iterable) and not isinstance(comm, (str, bytes)) else repr(comm)

