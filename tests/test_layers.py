@@ -57,7 +57,7 @@ COMMON_TRANSPORT = (
 ONE_TRANSPORT: dict[str, set[str]] = {
     "engine.named.fast_lane": {"shared.lane"},
     "engine.named.shortcut": {"shared.lane"},
-    "engine.horovod.opening": {"mpi.library", "mpi.backend"},  # Horovod is started by MPI, or not
+    "engine.horovod.start": {"mpi.library", "mpi.backend"},  # Horovod is started by MPI, or not
 }
 
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "horovod"}
