@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hvdkit.engine.observe.rank_facts import RankFacts
-from hvdkit.engine.observe.recording import HEAD, STAMPS, PlanFacts
+from hvdkit.engine.observe.recording import HEAD, STAMPS, PlanFacts, RankFacts
 from hvdkit.profiling.recordings import RankRecording
 
 MS = 1e-3

@@ -18,7 +18,9 @@ import numpy as np
 from pipe_ranks import PipeTransport
 
 from hvdkit.engine.planned.plan import TensorSpec
-from hvdkit.engine.planned.reducer import BucketReducer, Filled, Statistics
+from hvdkit.engine.planned.reducer import BucketReducer, Context, Statistics
+from hvdkit.engine.planned.settings import PlanSettings
+from hvdkit.engine.planned.source import Filled
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.transport.buckets import InPlaceSegment
 from hvdkit.transport.buffer import Array, Buffer
@@ -28,7 +30,7 @@ COUNTS = [64] * 100 + [16384] * 2  # many small ones, as Python's part grows wit
 
 
 class Gradients:
-    """Gradients (see planned.py) that are copied all at once, as this is about what the engine does."""
+    """Gradients (see planned/source.py) that are copied all at once, as this is about what the engine does."""
 
     def __init__(self) -> None:
         self._data: dict[int, Array] = {}
@@ -58,13 +60,11 @@ class Gradients:
 def open_plan(transport: PipeTransport) -> BucketReducer:
     """One rank's plan; the other opens its own meanwhile."""
     return BucketReducer(
-        SharedMemoryTransport(transport, transport, host="here"),
+        Context(SharedMemoryTransport(transport, transport, host="here")),
         [TensorSpec(f"tensor {at}", count, "float32") for at, count in enumerate(COUNTS)],
         Gradients(),
         options=ReduceOptions(),
-        limit_bytes=64 * 1024,
-        depth=4,
-        threaded=False,
+        settings=PlanSettings(64 * 1024, 4),
         statistics=Statistics(),
     )
 

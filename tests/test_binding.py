@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.engine.cores import CoresSeen, fair_share, warn_of_crowding
-from hvdkit.engine.planned.progress import wants_thread
+from hvdkit.engine.planned.progress import has_spare_core
+from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.errors import LaunchError
 from hvdkit.launch import cli as hvdrun
 from hvdkit.launch.affinity import plan_cores
@@ -158,8 +159,10 @@ def test_a_rank_counts_the_cores_that_it_has_for_itself(caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize(("cores", "threads", "thread"), [(2, 1, True), (1, 1, False), (1.5, 1, False), (4, 0, False)])
 def test_a_thread_drives_reductions_where_a_core_is_spare(cores: float, threads: int, thread: bool) -> None:
-    assert wants_thread("auto", cores, threads) is thread
-    assert wants_thread("thread", cores, threads) and not wants_thread("inline", cores, threads)
+    spare = has_spare_core(cores, threads)
+    settings = {progress: PlanSettings(1, 1, progress=progress) for progress in ("auto", "thread", "inline")}
+    assert settings["auto"].threaded(spare) is thread
+    assert settings["thread"].threaded(spare) and not settings["inline"].threaded(spare)
 
 
 @pytest.mark.ranks

@@ -15,7 +15,9 @@ import pytest
 from pipe_ranks import PipeTransport, run_piped
 
 from hvdkit.engine.planned.plan import TensorSpec
-from hvdkit.engine.planned.reducer import BucketReducer, Filled, Statistics
+from hvdkit.engine.planned.reducer import BucketReducer, Context, Statistics
+from hvdkit.engine.planned.settings import PlanSettings
+from hvdkit.engine.planned.source import Filled
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.errors import RankLostError
 from hvdkit.transport import polling as waiting
@@ -61,13 +63,11 @@ def wait_in_allreduce(transport: SharedMemoryTransport, end: Callable[[], None])
 
 def _reduce_gradients(transport: SharedMemoryTransport, end: Callable[[], None], threaded: bool) -> None:
     moving = BucketReducer(
-        transport,
+        Context(transport),
         [TensorSpec("fc.weight", 100, "float32"), TensorSpec("fc.bias", 100, "float32")],
         NoGradients(),
         options=ReduceOptions(),
-        limit_bytes=4096,
-        depth=2,
-        threaded=threaded,
+        settings=PlanSettings(4096, 2, progress="thread" if threaded else "inline"),
         statistics=Statistics(),
     )
     moving.finish()

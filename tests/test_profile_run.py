@@ -19,8 +19,7 @@ from torch_world import joined
 
 import hvdkit.torch as hvd
 from hvdkit.engine.observe import record_sender
-from hvdkit.engine.observe.rank_facts import RankFacts
-from hvdkit.engine.observe.recording import PlanFacts
+from hvdkit.engine.observe.recording import PlanFacts, RankFacts
 from hvdkit.errors import ProfileError
 from hvdkit.profiling.recordings import read_recordings
 from hvdkit.profiling.verdict import Verdict

@@ -8,8 +8,7 @@ from typing import Protocol
 from hvdkit.engine.named.announcement import Announcement
 from hvdkit.engine.named.execution import Action, Operation
 from hvdkit.engine.named.joining import Joining
-from hvdkit.engine.observe.step_timing import Window
-from hvdkit.engine.observe.timeline import Timeline
+from hvdkit.engine.observe.stragglers import Window
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer
 
@@ -17,10 +16,10 @@ from hvdkit.transport.buffer import Buffer
 class Engine(Protocol):
     """Named operations among the ranks of a transport; opened and closed by all of them together.
 
-    transport: for steps of several operations. ranks: by their numbers in the world. tell_pace: lets the first of them
-    know, soon, how some rounds of a plan went on this one. timeline, joining: of the planned path. watched: must waits
-    in buckets be told to withdraw() and submit(), since the engine reports what stalls? notice_s: after how many
-    seconds. takes_tensors: may buffers be a framework's tensors, on any device?
+    transport: for steps of several operations. ranks: by their numbers in the world. joining: what this rank does for
+    the others when it has joined. report_window: brings the first rank how long this one waited in some rounds of a
+    plan. notice_s: after how many seconds a wait in a bucket is announced with submit() and withdraw(), for the stall
+    report; infinite if the engine has none. takes_tensors: may buffers be a framework's tensors, on any device?
     """
 
     @property
@@ -30,11 +29,9 @@ class Engine(Protocol):
     def ranks(self) -> Sequence[int]: ...  # noqa: D102
 
     @property
-    def tell_pace(self) -> Callable[[Window], None]: ...  # noqa: D102
+    def report_window(self) -> Callable[[Window], None]: ...  # noqa: D102
 
-    timeline: Timeline
     joining: Joining
-    watched: bool
     takes_tensors: bool
     notice_s: float
 

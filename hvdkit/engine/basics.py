@@ -9,10 +9,10 @@ from typing import Any
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.job_objects import allgather_object
-from hvdkit.engine.named.joining import join_all
 from hvdkit.errors import ConfigError
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.part import is_communicator, read_part
+from hvdkit.transport.polling import Backoff
 from hvdkit.world import World, read_world
 
 
@@ -113,14 +113,27 @@ def describe_world(framework: str, threads: int) -> str:
 
 
 def join_ranks() -> int:
-    """What join() does; see the adapters'. Raises ConfigError where replicas are checked: they differ here."""
+    """What join() does; see the adapters'. Returns the rank that joined last.
+
+    Raises ConfigError where replicas are checked: they differ here."""
     made = engine.runtime("join()")
     if made.config.check_replicas:
         raise ConfigError(
             "join() is for ranks that take different numbers of steps, and "
             f"check_replicas={made.config.check_replicas} compares them step by step. Leave one of the two out."
         )
-    return join_all(made.sets.engines())
+    # This rank has no more work in any of the sets, and takes part in the others' until all of their ranks have joined.
+    engines = made.sets.engines()
+    joins = [one.join() for one in engines]
+    waiting = Backoff(engines[0].transport.check)
+    while not all(join.done for join in joins):
+        moved = [one.drive() for one in engines]
+        if not any(moved):
+            waiting.pause()
+    for join in joins:
+        if join.error is not None:
+            raise join.error
+    return joins[0].last_joined
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int] | Any) -> ProcessSet:

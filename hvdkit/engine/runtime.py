@@ -19,8 +19,7 @@ from hvdkit.engine.horovod.binding import Binding
 from hvdkit.engine.horovod.installed import built_bindings
 from hvdkit.engine.named.engine import NamedEngine
 from hvdkit.engine.objects import allgather_object
-from hvdkit.engine.observe.rank_facts import RankFacts, read_node
-from hvdkit.engine.observe.recording import RECORDER
+from hvdkit.engine.observe.recording import RECORDER, RankFacts, read_node
 from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.engine.startup import Opener, arriving, open_world
 from hvdkit.errors import ConfigError, NotInitializedError

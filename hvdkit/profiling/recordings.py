@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.engine.observe.rank_facts import RankFacts
-from hvdkit.engine.observe.recording import PlanFacts, Rounds
+from hvdkit.engine.observe.recording import PlanFacts, RankFacts, Rounds
 from hvdkit.errors import ProfileError
 
 Floats = NDArray[np.float64]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvdkit.engine.observe.rank_facts import RankFacts
-from hvdkit.engine.observe.recording import HEAD, STAMPS, PlanFacts
+from hvdkit.engine.observe.recording import HEAD, STAMPS, PlanFacts, RankFacts
 from hvdkit.errors import ProfileError
 from hvdkit.profiling.recordings import Floats, RankRecording
 

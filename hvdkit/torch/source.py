@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from hvdkit.engine.groups import MemberGroup
-from hvdkit.engine.planned.opening import Reduction, open_reduction
+from hvdkit.engine.planned.opening import open_reducer
 from hvdkit.engine.planned.plan import Slot, TensorSpec, cut_slots
-from hvdkit.engine.planned.reducer import Filled, Statistics
+from hvdkit.engine.planned.reducer import Statistics
+from hvdkit.engine.planned.source import Filled
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.runtime import Runtime
 from hvdkit.torch import staging
@@ -96,7 +97,7 @@ class TorchSource:
         self._sparse: set[int] = set()  # parameters whose gradient was made dense for this round
         self._pinned = staging.PinnedMemory()
         devices = list(dict.fromkeys(parameter.device for parameter in self._parameters))
-        self._moving: Reduction = open_reduction(
+        self._moving = open_reducer(
             made,
             group,
             name,

@@ -12,7 +12,7 @@ from hvdkit.engine.horovod.transport import HorovodTransport
 from hvdkit.engine.named.announcement import Announcement
 from hvdkit.engine.named.execution import Action, Operation
 from hvdkit.engine.named.joining import Joining
-from hvdkit.engine.observe.step_timing import Window
+from hvdkit.engine.observe.stragglers import Window
 from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.errors import DuplicateNameError, HorovodInternalError
 from hvdkit.transport.api import Transport
@@ -45,7 +45,9 @@ class HorovodEngine:
         self.timeline, self.joining = timeline, Joining()
         self.takes_tensors = binding.framework == "torch"
         self.notice_s = float("inf")
-        self.tell_pace: Callable[[Window], None] = lambda _: None  # there is no way to the first rank but collectives
+        self.report_window: Callable[[Window], None] = lambda _: (
+            None
+        )  # there is no way to the first rank but collectives
         self._hosts, self.ranks, self._job_ranks = hosts, list(ranks), job_ranks
         self._running: dict[str, Running] = {}
         self._counters: dict[str, int] = {}

@@ -44,7 +44,7 @@ class NamedEngine:
     this process. job_ranks: see World.
     """
 
-    watched, takes_tensors = True, False
+    takes_tensors = False
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class NamedEngine:
         self._lane = FastLane(self, lane)
         self._operations: dict[str, Operation] = {}
         self._outbox = self._talks.outbox
-        self.tell_pace = self._outbox.add_pace
+        self.report_window = self._outbox.add_window
         self._join: Operation | None = None
         self.joining = Joining()
         self._failure: str | None = None

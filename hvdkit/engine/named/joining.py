@@ -13,19 +13,29 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
 from hvdkit.engine.named.announcement import Ready
 from hvdkit.engine.named.execution import Action, Operation, join_contribution
 from hvdkit.engine.objects import allgather_object
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
-from hvdkit.transport.polling import Backoff
 
-if TYPE_CHECKING:
-    from hvdkit.engine.api import Engine
-    from hvdkit.engine.planned.reducer import BucketReducer
+
+class ZeroRounds(Protocol):
+    """See planned.zero_rounds."""
+
+    over: bool
+
+    def advance(self) -> bool: ...  # noqa: D102
+
+
+class JoinedPlan(Protocol):
+    """A plan of gradients as a rank sees it that has joined; see planned.reducer."""
+
+    def zero_rounds(self) -> ZeroRounds: ...  # noqa: D102
+    def end_zero_rounds(self) -> None: ...  # noqa: D102
 
 
 class Joining:
@@ -33,14 +43,14 @@ class Joining:
 
     def __init__(self) -> None:
         #: Open plans, by the names that all ranks know them by.
-        self.plans: weakref.WeakValueDictionary[str, BucketReducer] = weakref.WeakValueDictionary()
+        self.plans: weakref.WeakValueDictionary[str, JoinedPlan] = weakref.WeakValueDictionary()
         #: How often each plan has been gone through, by name; this counts on when a plan is made anew.
         self.rounds: Counter[str] = Counter()
         #: How many operations have become ready.
         self.operations = 0
         #: What to do in an operation, by name, that this rank has not submitted; a method of something that may go.
         self.contributions: dict[str, Callable[[], Action | None]] = {}
-        self._done: weakref.WeakSet[BucketReducer] = weakref.WeakSet()
+        self._done: weakref.WeakSet[JoinedPlan] = weakref.WeakSet()
         self._wanted: set[str] | None = None
         self._began: tuple[dict[str, int], int] = {}, 0
 
@@ -94,20 +104,3 @@ class Joining:
 
 #: Kinds of operations that a rank which has joined takes part in by a stand-in.
 STOOD_IN_FOR = frozenset({"plan", "sparse_gradients", "tune"})
-
-
-def join_all(engines: Sequence[Engine]) -> int:
-    """Have no more work in any of the groups, and take part in the others' until all their ranks have joined too.
-
-    Returns the rank of the first group that joined last, by its number there.
-    """
-    joins = [engine.join() for engine in engines]
-    waiting = Backoff(engines[0].transport.check)
-    while not all(one.done for one in joins):
-        moved = [engine.drive() for engine in engines]
-        if not any(moved):
-            waiting.pause()
-    for one in joins:
-        if one.error is not None:
-            raise one.error
-    return joins[0].last_joined

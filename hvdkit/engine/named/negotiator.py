@@ -91,7 +91,7 @@ class Negotiator:
     def turn(self, met: int = 0) -> bool:
         """Send, receive and have done what can be done now; True if anything moved. met: see FastLane."""
         moved = self._post(met)
-        paces = self.outbox.take_paces()
+        paces = self.outbox.take_windows()
         if paces:
             self._mail.send(0, _pack("pace", paces))
         for sender, message in self._mail.receive():

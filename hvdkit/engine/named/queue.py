@@ -6,7 +6,7 @@ import threading
 import time
 
 from hvdkit.engine.named.announcement import Announcement
-from hvdkit.engine.observe.step_timing import Window
+from hvdkit.engine.observe.stragglers import Window
 
 _PAUSE_S = 0.001
 _MOST_PAUSES = 10
@@ -17,7 +17,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._waiting: list[tuple[str, Announcement, int]] = []
-        self._paces: list[Window] = []
+        self._windows: list[Window] = []
         self._adding = threading.Lock()
 
     def add(self, name: str, asked: Announcement, lane: int = 0) -> None:
@@ -25,13 +25,13 @@ class Outbox:
         with self._adding:
             self._waiting.append((name, asked, lane))
 
-    def add_pace(self, window: Window) -> None:
+    def add_window(self, window: Window) -> None:
         """Say with the next message how some rounds of a plan went here."""
         with self._adding:
-            self._paces.append(window)
+            self._windows.append(window)
 
     def __bool__(self) -> bool:
-        return bool(self._waiting or self._paces)
+        return bool(self._waiting or self._windows)
 
     def let_gather(self) -> None:
         """Return soon; later while announcements go on coming, as they do many at a time."""
@@ -48,10 +48,10 @@ class Outbox:
             waiting, self._waiting = self._waiting, []
         return waiting
 
-    def take_paces(self) -> list[Window]:
+    def take_windows(self) -> list[Window]:
         """How rounds went, as far as nobody has been told."""
-        if not self._paces:
+        if not self._windows:
             return []
         with self._adding:
-            paces, self._paces = self._paces, []
-        return paces
+            windows, self._windows = self._windows, []
+        return windows

@@ -10,8 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 
-from hvdkit.engine.observe.rank_facts import RankFacts
-from hvdkit.engine.observe.recording import PlanFacts, Recorder
+from hvdkit.engine.observe.recording import PlanFacts, RankFacts, Recorder
 from hvdkit.handshake import Session, open_connection
 from hvdkit.log import logger
 

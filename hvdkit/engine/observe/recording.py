@@ -11,6 +11,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 #: The numbers of a round, before those of its buckets: its number; when backward had ended, when all results were in
 #: place; seconds in which training waited for data since the round before, when the last of these waits ended, and how
@@ -21,9 +22,36 @@ HEAD = ("round", "finishing", "ended", "loading_s", "loaded", "loaders")
 #: looks and finds it done; reduced, as training sees it; copied back.
 STAMPS = ("filling", "ready", "handed", "waiting", "reduced", "taken")
 
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _KEPT_BYTES = 8 << 20  # of a plan's rounds; the last ones are kept
 
 clock = time.monotonic
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """The rank of a recording.
+
+    node: the same for ranks whose clocks are one. cores: that it has, of its host's. fusion_bytes: the setting.
+    link: (latency_s, byte_s, message_s) between hosts, where that was measured; see transport.between.cost.Link.
+    """
+
+    rank: int
+    size: int
+    host: str
+    node: str
+    transport: str
+    cores: float
+    fusion_bytes: int
+    link: tuple[float, float, float] | None = None
+
+
+def read_node(host: str) -> str:
+    """What this machine has in common with no other that is up; its name where the system does not say."""
+    try:
+        return f"{host} {_BOOT.read_text().strip()}"
+    except OSError:
+        return host
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,25 @@ Whoever is late finds the others ready, and waits least. So the ranks' waits are
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hvdkit.engine.observe.step_timing import Window, median
 from hvdkit.log import logger
 
 _LEAST_S = 0.001  # nobody mends less
 _TIMES = 3  # windows in a row: on a busy machine ranks take turns in being late for shorter
 _SILENT_S = 600.0  # before the same is said again
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some rounds of a plan on one rank. waited_s, round_s: medians of a round's wait, and of its whole time."""
+
+    plan: str
+    first: int
+    last: int
+    waited_s: float
+    round_s: float
 
 
 @dataclass(frozen=True)
@@ -99,3 +109,9 @@ def tell_late(late: Late, names: list[str], since: int) -> str:
         f"{1e3 * late.round_s:.3g} ms since step {since}. `hvdkit profile` says why; HVDKIT_STRAGGLER_PERCENT=0 turns "
         f"this line off."
     )
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle one, or the higher of two. Python's statistics take long to import, and every job would."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]

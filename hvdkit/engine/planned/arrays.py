@@ -10,9 +10,10 @@ import numpy as np
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.groups import MemberGroup
 from hvdkit.engine.named.collective_step import collective_step
-from hvdkit.engine.planned.opening import Reduction, open_reduction
+from hvdkit.engine.planned.opening import open_reducer
 from hvdkit.engine.planned.plan import Bucket, Slot, TensorSpec, cut_slots
-from hvdkit.engine.planned.reducer import Filled, Statistics
+from hvdkit.engine.planned.reducer import BucketReducer, Statistics
+from hvdkit.engine.planned.source import Filled
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buckets import InPlaceSegment
@@ -53,8 +54,8 @@ class ArraySource:
         made = engine.runtime("a reduction of gradients")
         name = f"arrays.{group.engine.count('arrays')}"
 
-        def plan(_: Transport, __: Sequence[int]) -> Reduction:
-            return open_reduction(
+        def plan(_: Transport, __: Sequence[int]) -> BucketReducer:
+            return open_reducer(
                 made,
                 group,
                 name,
@@ -65,7 +66,7 @@ class ArraySource:
                 statistics=statistics,
             )
 
-        self._moving: Reduction = collective_step(group.engine, "plan", plan, name=name)
+        self._moving: BucketReducer = collective_step(group.engine, "plan", plan, name=name)
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:

@@ -1,4 +1,4 @@
-"""Which gradients travel together: a pure plan, the same on all ranks."""
+"""Which gradients are reduced together: bucket layouts as data, the same on all ranks. Nothing here does anything."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvdkit.engine.compression import Wire
+from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import STORAGE
+from hvdkit.transport.coding.api import Matrix
+from hvdkit.transport.coding.low_rank import matrix_shape
 
 _ALIGN = 64  # bytes; each tensor begins at a cache line
 _WHOLE_BYTES = 4 * 2**20
@@ -72,12 +75,10 @@ def cut_slots(slots: Sequence[Slot], owned: tuple[int, int], itemsize: int) -> l
 class Bucket:
     """Pieces of tensors of one dtype and place that are reduced at once.
 
-    Its memory holds `data_count` elements of tensors; then one element a slot that says whether the tensor is present
-    (1) or absent (0) on this rank, so that after a sum it is 0 just where no rank has the tensor; and one more that
-    says in the same way whether this rank trains or has joined.
+    Its memory holds `data_count` elements of tensors, and behind them its used mask: an element a slot, and one more.
 
-    needs: the tensors that must be there before it is sent: its own, and the others of their group.
-    wire: what goes between hosts for its tensors.
+    needs: the tensors that must have arrived before it starts: its own, and the others of their group.
+    wire: dtype or coding of its tensors between hosts.
     """
 
     dtype: str
@@ -93,9 +94,74 @@ class Bucket:
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
-        """The elements, as (start, stop), between tensors: they hold whatever they did before."""
+        """The elements, as (start, stop), between tensors: padding, which keeps whatever values it had."""
         pairs = itertools.pairwise(self.slots)
-        return [(one.stop, other.start) for one, other in pairs if one.stop < other.start]
+        return [(slot.stop, after.start) for slot, after in pairs if slot.stop < after.start]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tensors."""
+        return self.data_count * STORAGE[self.dtype].itemsize
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes of tensors between hosts; as without a coding, if there is one."""
+        dtype = self.wire if isinstance(self.wire, str) and self.wire != "none" else self.dtype
+        return self.data_count * STORAGE[dtype].itemsize
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A bucket layout. tensors: in an order that all ranks have. buckets: in the order in which they start."""
+
+    tensors: tuple[TensorSpec, ...]
+    buckets: tuple[Bucket, ...]
+
+    def buckets_needing(self) -> list[list[int]]:
+        """Of each tensor, the buckets that cannot start without it, in rising order."""
+        needing: list[list[int]] = [[] for _ in self.tensors]
+        for index, bucket in enumerate(self.buckets):
+            for tensor in bucket.needs:
+                needing[tensor].append(index)
+        return needing
+
+    def name(self, bucket: int | None = None) -> str:
+        """The first three tensors, of a bucket or of the plan, for a message."""
+        indices = range(len(self.tensors)) if bucket is None else [one.tensor for one in self.buckets[bucket].slots]
+        more = f" and {len(indices) - 3} more" if len(indices) > 3 else ""
+        return ", ".join(self.tensors[index].name for index in indices[:3]) + more
+
+    def names_of_slots(self, bucket: int) -> list[str]:
+        """Each tensor of a bucket, or the part of it that is there, as the timeline names it."""
+        names = []
+        for slot in self.buckets[bucket].slots:
+            tensor, count = self.tensors[slot.tensor], slot.stop - slot.start
+            part = "" if count == tensor.count else f"[{slot.offset}:{slot.offset + count}]"
+            names.append(f"gradients.{tensor.name}{part}")
+        return names
+
+    def specs(self, factors: tuple[float, float], chunk_bytes: int, algorithm: str) -> list[BucketSpec]:
+        """What the transport is to know of each bucket. factors: prescale and postscale. The rest: see BucketSpec."""
+        return [
+            BucketSpec(
+                bucket.dtype,
+                bucket.count,
+                "sum",
+                *factors,
+                bucket.wire,
+                exact=bucket.count - bucket.data_count,
+                chunk_bytes=chunk_bytes,
+                algorithm=algorithm,
+                matrices=self._matrices(bucket),
+            )
+            for bucket in self.buckets
+        ]
+
+    def _matrices(self, bucket: Bucket) -> tuple[Matrix, ...]:
+        """The bucket's tensors as a coding of matrices sees them; none for any other wire."""
+        if isinstance(bucket.wire, str) or not bucket.wire.of_matrices:
+            return ()
+        return tuple(Matrix(slot.start, *matrix_shape(self.tensors[slot.tensor].shape)) for slot in bucket.slots)
 
 
 #: What the tensors of a bucket have in common: dtype, place, group and wire.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.buckets import Buckets
@@ -11,17 +12,20 @@ from hvdkit.transport.polling import Backoff
 
 
 class ProgressThread:
-    """Advances buckets while there is something to do, and sleeps otherwise.
+    """Advances buckets while any is started and not reduced, and sleeps otherwise.
 
-    An error is left to the training thread, which meets it too as soon as it waits.
+    It takes no lock but the buckets' own. A TransportError ends its turn only: the training thread meets the same error
+    when it waits. owner: the thread ends when this object is collected.
     """
 
-    def __init__(self, buckets: Buckets) -> None:
+    def __init__(self, buckets: Buckets, owner: object) -> None:
         self._buckets = buckets
         self._work = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="hvdkit-progress", daemon=True)
         self._thread.start()
+        self._finalizer = weakref.finalize(owner, self._end)
+        self._finalizer.atexit = False
 
     def wake(self) -> None:
         """A bucket has been started."""
@@ -42,22 +46,20 @@ class ProgressThread:
             if not self._buckets.advance():
                 waiting.pause()
 
-    def end(self) -> None:
-        """Let the thread end, without waiting for it."""
+    def _end(self) -> None:
         self._closing = True
         self._work.set()
 
     def close(self) -> None:
-        """End the thread."""
-        self.end()
+        """End the thread, and wait for that."""
+        self._finalizer.detach()
+        self._end()
         self._thread.join()
 
 
-def wants_thread(progress: str, cores: float, compute_threads: int) -> bool:
-    """Is a reduction driven by a thread of its own? By the setting, or if the rank has a core for it.
+def has_spare_core(cores: float, compute_threads: int) -> bool:
+    """Has a rank a core for a progress thread, beside those that it computes with?
 
-    progress: the setting. cores: this rank's, see fair_share(). compute_threads: 0 for as many as there are cores.
+    cores: this rank's, see fair_share(). compute_threads: 0 for as many as there are cores.
     """
-    if progress != "auto":
-        return progress == "thread"
     return compute_threads > 0 and cores >= compute_threads + 1

@@ -1,37 +1,30 @@
-"""The planned path: gradients of one optimizer, in buckets that all ranks agreed on, again and again."""
+"""The planned path: gradients of one optimizer, in buckets that all ranks agreed on once, reduced step after step."""
 
 from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
-from hvdkit.engine.observe.bucket_trace import BucketTrace
+from hvdkit.engine.api import Engine
+from hvdkit.engine.observe.observer import DRAINED, FILL, FILLED, REDUCED, STARTED, WAIT, PlanObserver
 from hvdkit.engine.observe.recording import PlanFacts
-from hvdkit.engine.observe.step_timing import Pace
+from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.engine.planned.agreement import check_agreement
-from hvdkit.engine.planned.plan import Bucket, TensorSpec, describe_plan, plan_buckets
+from hvdkit.engine.planned.plan import Bucket, Plan, TensorSpec, describe_plan, plan_buckets
 from hvdkit.engine.planned.progress import ProgressThread
+from hvdkit.engine.planned.settings import PlanSettings
+from hvdkit.engine.planned.source import GradientSource
+from hvdkit.engine.planned.used_masks import UsedMasks
 from hvdkit.engine.planned.watch import Watch
 from hvdkit.engine.planned.zero_rounds import ZeroRounds
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.errors import RankLostError
 from hvdkit.transport.api import Transport
-from hvdkit.transport.arithmetic import Arithmetic
-from hvdkit.transport.buckets import CHUNK_BYTES, BucketSpec, InPlaceSegment
-from hvdkit.transport.buffer import HALF, STORAGE, Buffer, make_buffer
-from hvdkit.transport.coding.api import Matrix
-from hvdkit.transport.coding.low_rank import matrix_shape
+from hvdkit.transport.buckets import Buckets
 from hvdkit.transport.polling import Backoff
-
-if TYPE_CHECKING:
-    from hvdkit.engine.api import Engine
 
 
 @dataclass
@@ -50,146 +43,113 @@ class Statistics:
     exposed_s: float = 0.0
 
 
-class GradientSource(Protocol):
-    """Where the tensors of a plan come from and go to; an adapter's."""
-
-    def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
-        """Copy a bucket's tensors into `memory` (data_count,); those within the shard `owned` may stay in place.
-
-        Tensors that this rank does not use are filled with zeros, or with the same values on all ranks.
-        """
-
-    def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
-        """Copy a bucket's reduced tensors out of `memory` (data_count,), except those reduced as in-place segments.
-
-        globally_unused: tensors that no rank uses; they are left alone.
-        """
-
-    def on_replan(self) -> None:
-        """The buckets are going to be others, with other memory. No bucket is under way."""
-
-
 @dataclass(frozen=True)
-class Filled:
-    """How a bucket was filled.
+class Context:
+    """Where a plan is reduced: all that depends neither on its tensors nor on its settings.
 
-    locally_unused: indices of the tensors that this rank does not use. in_place: the segments that were not copied, in
-    rising order.
+    transport: of the ranks that train together. name: of the plan, the same on all ranks. engine: of the same ranks,
+    for ranks that join, the stall report and stragglers; None for none of these. timeline: of this process.
+    spare_core: has this rank a core for a progress thread?
     """
 
-    locally_unused: frozenset[int]
-    in_place: Sequence[InPlaceSegment] = ()
+    transport: Transport
+    name: str = ""
+    engine: Engine | None = None
+    timeline: Timeline | None = None
+    spare_core: bool = False
 
 
 class BucketReducer:
     """Reduces one list of tensors over all ranks, bucket by bucket, as they arrive.
 
-    A round begins with the first tensor that arrives and ends with finish(). At most `depth` buckets are under way at a
-    time: a rank that is so far ahead of the others waits for them.
-    chunk_bytes, algorithm: see BucketSpec. statistics: added to. engine: of the ranks that the transport spans; knows
-    the plan by its name, for waits that take long and for ranks that join. Opened by all ranks together; raises
-    PlanMismatchError where their tensors differ.
+    A round begins with the first tensor that arrives and ends with finish(). Opened, and closed, by all ranks together.
+    Raises PlanMismatchError where the ranks' tensors differ. statistics: added to.
+
+    Buckets start in index order, whatever the order of arrival, because the transport posts a bucket's collectives when
+    it starts, and these must be posted in one order on all ranks. They are drained in the same order. At most `depth`
+    buckets are started and not drained: buckets i and i + depth share memory, so this rank fills the second only after
+    it has drained the first. A rank that is `depth` buckets ahead of the others therefore waits for them.
+
+    Lock order: the reducer's, the engine's, the buckets'. Gradients of several devices arrive from several threads, so
+    the reducer's lock is held from an arrival to the end of what it sets off (fill, start, drain, and waits, in which
+    the engine's locks are taken for the stall report). The progress thread takes the buckets' lock alone. Zero rounds,
+    replan() and close() take no lock of the reducer's: this rank has no round of its own then.
     """
 
     def __init__(
         self,
-        transport: Transport,
+        context: Context,
         tensors: Sequence[TensorSpec],
-        gradients: GradientSource,
+        source: GradientSource,
         *,
         options: ReduceOptions,
-        limit_bytes: int,
-        depth: int,
-        threaded: bool,
+        settings: PlanSettings,
         statistics: Statistics,
-        chunk_bytes: int = CHUNK_BYTES,
-        algorithm: str = "auto",
-        engine: Engine | None = None,
-        name: str = "",
     ) -> None:
-        wires = [options.wire_for_tensor(tensor) for tensor in tensors]
-        how = f"{depth} in flight, chunks of {chunk_bytes}, {algorithm} between hosts, {options}"
-        check_agreement(transport, describe_plan(tensors, limit_bytes, how))
-        self.buckets: tuple[Bucket, ...] = plan_buckets(tensors, limit_bytes, wires)
         self.statistics = statistics
-        self._tensors, self._gradients = tensors, gradients
-        self._arithmetic: Arithmetic = transport.arithmetic
-        prescale, postscale = options.factors(transport.size, transport.local_ranks)
-        self._moving = transport.open_buckets(
-            [
-                BucketSpec(
-                    bucket.dtype,
-                    bucket.count,
-                    "sum",
-                    prescale,
-                    postscale,
-                    bucket.wire,
-                    bucket.count - bucket.data_count,
-                    chunk_bytes,
-                    algorithm,
-                    _matrices(bucket, tensors),
-                )
-                for bucket in self.buckets
-            ],
-            depth,
-        )
-        self._thread = ProgressThread(self._moving) if threaded else None
-        if self._thread:  # of an optimizer that is thrown away nobody closes the plan
-            weakref.finalize(self, self._thread.end).atexit = False
-        self._data, self._owned, self._present = [], [], []
-        self._one: list[np.generic] = []  # 1 in the bucket's dtype
-        for bucket, memory, owned in zip(self.buckets, self._moving.memory, self._moving.owned, strict=True):
-            self._data.append(memory.slice(0, bucket.data_count))
-            self._owned.append((min(owned[0], bucket.data_count), min(owned[1], bucket.data_count)))
-            self._present.append(memory.slice(bucket.data_count, bucket.count))
-            one = make_buffer(1, bucket.dtype)
-            if bucket.dtype in HALF:
-                self._arithmetic.cast(one, Buffer(np.ones(1, np.float32), "float32"))
-            else:
-                one.array[:] = 1
-            self._one.append(one.array[0])
-        self._nbytes = sum(memory.nbytes for memory in self._data)
-        # A coding takes all that it sees for numbers; sums of what nobody reads do no harm.
-        self._gaps = [() if isinstance(bucket.wire, str) else bucket.gaps for bucket in self.buckets]
-        self._of_tensor: list[list[int]] = [[] for _ in tensors]
-        for at, bucket in enumerate(self.buckets):
-            for tensor in bucket.needs:
-                self._of_tensor[tensor].append(at)
-        self._trace = BucketTrace(engine.timeline if engine is not None else None, self.buckets, tensors)
-        self._lock = threading.RLock()  # gradients of several devices arrive from several threads
-        self._check = transport.check
-        self._blind: ZeroRounds | None = None
+        #: Called at the end of each round, on all ranks after the same one; may replan().
+        self.on_round_end: Callable[[], None] | None = None
+        self.context, self._tensors, self._source, self._options = context, tuple(tensors), source, options
+        self._lock = threading.RLock()
+        self._zero_rounds: ZeroRounds | None = None
         self._watch: Watch | None = None
-        self._rounds, self._name = Counter[str](), name
+        self._rounds = Counter[str]()
+        self._open(settings)
+        engine = context.engine
         if engine is not None:
-            engine.joining.plans[name] = self
+            engine.joining.plans[context.name] = self
             self._rounds = engine.joining.rounds
-            if engine.watched:
-                self._watch = Watch(engine, f"{name} ({_some([tensor.name for tensor in tensors])})")
+            if engine.notice_s < float("inf"):
+                self._watch = Watch(engine, f"{context.name} ({self.plan.name()})")
+
+    def _open(self, settings: PlanSettings) -> None:
+        context, options, transport = self.context, self._options, self.context.transport
+        depth, chunk_bytes, algorithm = settings.buckets_in_flight, settings.chunk_bytes, settings.algorithm
+        how = f"{depth} in flight, chunks of {chunk_bytes}, {algorithm} between hosts, {options}"
+        check_agreement(transport, describe_plan(self._tensors, settings.fusion_bytes, how))
+        wires = [options.wire_for_tensor(tensor) for tensor in self._tensors]
+        self.plan = plan = Plan(self._tensors, plan_buckets(self._tensors, settings.fusion_bytes, wires))
+        factors = options.factors(transport.size, transport.local_ranks)
+        self._buckets = buckets = transport.open_buckets(plan.specs(factors, chunk_bytes, algorithm), depth)
+        self._thread = ProgressThread(buckets, self) if settings.threaded(context.spare_core) else None
+        self._masks = UsedMasks(plan.buckets, buckets.memory, transport.arithmetic)
+        counts = [bucket.data_count for bucket in plan.buckets]
+        self._data = [memory.slice(0, count) for memory, count in zip(buckets.memory, counts, strict=True)]
+        self._owned = [
+            (min(start, count), min(stop, count)) for (start, stop), count in zip(buckets.owned, counts, strict=True)
+        ]
+        # A coding reads padding as numbers; what a sum makes of padding is read by nobody.
+        self._padding = [() if isinstance(bucket.wire, str) else bucket.gaps for bucket in plan.buckets]
+        self._buckets_needing = plan.buckets_needing()
+        self._nbytes = sum(bucket.nbytes for bucket in plan.buckets)
+        #: Of each bucket how many tensors it needs; behind the last one a bucket that never starts.
+        self._needs = [*(len(bucket.needs) for bucket in plan.buckets), -1]
+        self._observer = self._observe(plan)
+        self._begin_round()
+
+    def _observe(self, plan: Plan) -> PlanObserver:
+        context, engine, indices = self.context, self.context.engine, range(len(plan.buckets))
         facts = PlanFacts(
-            name,
-            tuple(range(transport.size) if engine is None else engine.ranks),
-            tuple(memory.nbytes for memory in self._data),
-            tuple(map(_wire_bytes, self.buckets)),
-            tuple(_some([tensors[slot.tensor].name for slot in bucket.slots]) for bucket in self.buckets),
-            threaded,
+            context.name,
+            tuple(range(context.transport.size) if engine is None else engine.ranks),
+            tuple(bucket.nbytes for bucket in plan.buckets),
+            tuple(bucket.wire_bytes for bucket in plan.buckets),
+            tuple(map(plan.name, indices)),
+            self._thread is not None,
         )
-        self._pace = Pace(facts, _ignore if engine is None else engine.tell_pace)
-        self._begin()
+        report = None if engine is None else engine.report_window
+        return PlanObserver(facts, [plan.names_of_slots(index) for index in indices], context.timeline, report)
 
-    def _begin(self) -> None:
-        self._missing = [len(bucket.needs) for bucket in self.buckets]
+    def _begin_round(self) -> None:
+        self._missing = self._needs.copy()  # tensors that have not arrived
         self._next = 0  # bucket to start next
-        self._unused: dict[int, frozenset[int]] = {}
-        self._under_way: deque[int] = deque()
+        self._started: deque[int] = deque()  # and not drained
+        self._waited_s = 0.0
 
-    def arrived(self, tensor: int) -> None:
-        """Say that this rank has the tensor; starts its bucket if that was the last one, and buckets before have."""
-        with self._lock:
-            for at in self._of_tensor[tensor]:
-                self._missing[at] -= 1
-            while self._next < len(self.buckets) and not self._missing[self._next]:
-                self._start()
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The plan's, in the order in which they start."""
+        return self.plan.buckets
 
     @property
     def under_way(self) -> bool:
@@ -198,162 +158,132 @@ class BucketReducer:
 
     def started(self, tensor: int) -> bool:
         """Has any of the tensor been sent in this round?"""
-        return self._of_tensor[tensor][0] < self._next
+        return self._buckets_needing[tensor][0] < self._next
 
-    def _start(self) -> None:
-        while len(self._under_way) >= self._moving.depth:
-            self._take_oldest()
-        at = self._next
+    def arrived(self, tensor: int) -> None:
+        """This rank has the tensor; starts its bucket if that was the last one missing, and buckets before have."""
+        with self._lock:
+            missing = self._missing
+            for bucket in self._buckets_needing[tensor]:
+                missing[bucket] -= 1
+            while not missing[self._next]:
+                self._start_next()
+
+    def _start_next(self) -> None:
+        while len(self._started) >= self._buckets.depth:
+            self._drain_oldest()
+        bucket = self._next
         self._next += 1
-        if at == 0:
+        if bucket == 0:
             self._began_s = time.perf_counter()
-        self._pace.filling(at)
-        with self._trace.filling(at):
-            filled = self._gradients.fill(at, self._data[at], self._owned[at])
-        for start, stop in self._gaps[at]:
-            self._data[at].array[start:stop] = 0
-        self._mark(at, filled.locally_unused)
-        if filled.locally_unused:
-            self._unused[at] = filled.locally_unused
-        self._under_way.append(at)
-        self._trace.started(at)
-        self._pace.ready(at)
-        self._moving.start(at, filled.in_place)
+        event = self._observer.event
+        event(FILL, bucket)
+        data = self._data[bucket]
+        filled = self._source.fill(bucket, data, self._owned[bucket])
+        for start, stop in self._padding[bucket]:
+            data.array[start:stop] = 0
+        self._masks.mark(bucket, filled.locally_unused)
+        event(FILLED, bucket)
+        self._started.append(bucket)
+        self._buckets.start(bucket, filled.in_place)
         self._wake()
-        self._pace.handed(at)
-        # What is done is taken at once, while it is in cache.
-        while self._under_way and self._moving.finished(self._under_way[0]):
-            self._take_oldest()
+        event(STARTED, bucket)
+        while self._started and self._buckets.finished(self._started[0]):  # while the result is in cache
+            self._drain_oldest()
 
-    def _mark(self, at: int, unused: frozenset[int]) -> None:
-        present = self._present[at].array
-        present.fill(self._one[at])
-        if unused:
-            present[[position for position, slot in enumerate(self.buckets[at].slots) if slot.tensor in unused]] = 0
+    def _drain_oldest(self) -> None:
+        bucket = self._started[0]
+        event = self._observer.event
+        if not self._buckets.finished(bucket):
+            event(WAIT, bucket)
+            began = time.perf_counter()
+            self._wait(bucket)
+            self._waited_s += time.perf_counter() - began
+        event(REDUCED, bucket)
+        self._source.drain(bucket, self._data[bucket], self._masks.globally_unused(bucket))
+        event(DRAINED, bucket)
+        self._started.popleft()
 
-    def _take_oldest(self) -> None:
-        at = self._under_way[0]
-        self._pace.waiting(at)
-        if not self._moving.finished(at):
-            self._trace.waiting(at)
-            self._wait(at)
-        self._pace.reduced(at)
-        self._trace.ended(at)
-        unused = self._unused.get(at)
-        globally_unused: Collection[int] = ()
-        if unused:
-            slots = zip(self.buckets[at].slots, self._presence(at)[:-1], strict=True)
-            globally_unused = frozenset(slot.tensor for slot, there in slots if not there)
-        with self._trace.taking(at):
-            self._gradients.drain(at, self._data[at], globally_unused)
-        self._pace.taken(at)
-        self._under_way.popleft()
-
-    def _wait(self, at: int) -> None:
+    def _wait(self, bucket: int) -> None:
         watch = self._watch
         try:
             if watch is None:
-                self._moving.wait(at)
+                self._buckets.wait(bucket)
                 return
-            watch.begin(self._rounds[self._name])
+            watch.begin(self._rounds[self.context.name])
             try:
-                self._moving.wait(at, watch.look)
+                self._buckets.wait(bucket, watch.look)
             finally:
                 watch.end()
         except RankLostError as error:
-            names = _some([self._tensors[slot.tensor].name for slot in self.buckets[at].slots])
-            raise RankLostError(f"{error} The gradients of {names} were being reduced.") from None
+            raise RankLostError(f"{error} The gradients of {self.plan.name(bucket)} were being reduced.") from None
 
-    def _presence(self, at: int) -> list[float]:
-        numbers = Buffer(np.empty(self._present[at].count, np.float32), "float32")
-        self._arithmetic.cast(numbers, self._present[at])
-        found: list[float] = numbers.array.tolist()
-        return found
+    def finish(self) -> None:
+        """Start the buckets that are not started, and drain all; then the next round begins.
+
+        Raises RankLostError, with the tensors concerned, if a rank has ended.
+        """
+        began = time.perf_counter()
+        with self._lock:
+            self._observer.finishing()
+            while self._next < len(self.plan.buckets):
+                self._start_next()
+            while self._started:
+                self._drain_oldest()
+            self._observer.round_ended(self._rounds[self.context.name], self._waited_s)
+            self._begin_round()
+            self._count_round()
+        ended, statistics = time.perf_counter(), self.statistics
+        statistics.generations += 1
+        statistics.reduced_bytes += self._nbytes
+        statistics.sent_bytes += self._buckets.sent_bytes
+        statistics.busy_s += ended - self._began_s
+        statistics.exposed_s += ended - began
+        if self.on_round_end is not None:
+            self.on_round_end()
+
+    def _wake(self) -> None:
+        if self._thread is not None:
+            self._thread.wake()
+
+    def _count_round(self) -> None:
+        self._rounds[self.context.name] += 1
+
+    def replan(self, settings: PlanSettings) -> None:
+        """Cut the same tensors into other buckets; collective, between rounds, while no rank has joined."""
+        self._source.on_replan()
+        thread, buckets = self._thread, self._buckets
+        self._open(settings)
+        _close(thread, buckets)
 
     def zero_rounds(self) -> ZeroRounds:
-        """The rounds of a rank that has joined, while no other is under way here; begun by the first call."""
-        if self._blind is None:
-            self._blind = ZeroRounds(
-                self._moving,
-                len(self.buckets),
-                zero=self._clear,
-                anyone_trains=lambda at: self._presence(at)[-1] > 0,
-                started=self._wake,
-                rounds=self._count_round,
-            )
-        return self._blind
+        """The rounds of a rank that has joined, begun by the first call; it has no round of its own meanwhile."""
+        if self._zero_rounds is None:
+            self._zero_rounds = ZeroRounds(self._buckets, self._masks, on_start=self._wake, on_end=self._count_round)
+        return self._zero_rounds
 
     def end_zero_rounds(self) -> None:
-        """They are over."""
-        self._blind = None
+        """All ranks have joined, or closed the plan."""
+        self._zero_rounds = None
 
     def drain_and_close(self) -> None:
         """Close the plan while ranks that have joined are in zero rounds of it; collective."""
-        rounds, waiting = self.zero_rounds(), Backoff(self._check)
+        rounds, waiting = self.zero_rounds(), Backoff(self.context.transport.check)
         while not rounds.over:
             if not rounds.advance():
                 waiting.pause()
         self.end_zero_rounds()
         self.close()
 
-    def _clear(self, at: int) -> None:
-        self._moving.memory[at].array[:] = 0
-
-    def _wake(self) -> None:
-        if self._thread:
-            self._thread.wake()
-
-    def _count_round(self) -> None:
-        self._rounds[self._name] += 1
-
-    def finish(self) -> None:
-        """Start what has not started yet, and take all results; then the next round begins.
-
-        Raises RankLostError, with the tensors concerned, if a rank has ended.
-        """
-        began = time.perf_counter()
-        with self._lock:
-            self._pace.finishing()
-            while self._next < len(self.buckets):
-                self._start()
-            while self._under_way:
-                self._take_oldest()
-            self._pace.ended(self._rounds[self._name])
-            self._begin()
-            self._count_round()
-        ended = time.perf_counter()
-        self.statistics.generations += 1
-        self.statistics.reduced_bytes += self._nbytes
-        self.statistics.sent_bytes += self._moving.sent_bytes
-        self.statistics.busy_s += ended - self._began_s
-        self.statistics.exposed_s += ended - began
-
     def close(self) -> None:
         """Free the buckets; collective."""
-        if self._thread:
-            self._thread.close()
-        self._moving.close()
-        self._data, self._present = [], []  # views of the memory, which stays mapped as long as one of them is left
+        self.on_round_end = None
+        _close(self._thread, self._buckets)
+        # Views of the memory, which stays mapped as long as one of them is left.
+        self._data, self._masks = [], UsedMasks((), (), self.context.transport.arithmetic)
 
 
-def _matrices(bucket: Bucket, tensors: Sequence[TensorSpec]) -> tuple[Matrix, ...]:
-    """The bucket's tensors as its coding sees them; none for a coding of numbers."""
-    if isinstance(bucket.wire, str) or not bucket.wire.of_matrices:
-        return ()
-    return tuple(Matrix(slot.start, *matrix_shape(tensors[slot.tensor].shape)) for slot in bucket.slots)
-
-
-def _wire_bytes(bucket: Bucket) -> int:
-    """What of a bucket goes between hosts, where that is no coding's secret."""
-    dtype = bucket.wire if isinstance(bucket.wire, str) and bucket.wire != "none" else bucket.dtype
-    return bucket.data_count * STORAGE[dtype].itemsize
-
-
-def _ignore(_: object) -> None:
-    pass
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first three names."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
+def _close(thread: ProgressThread | None, buckets: Buckets) -> None:
+    if thread is not None:
+        thread.close()
+    buckets.close()

@@ -1,21 +1,26 @@
-"""What a plan of gradients can be carried out with, whatever it reduces: the same numbers come out of all of them."""
+"""How a plan of gradients is cut and driven; whatever the settings, the results are the same."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
 from hvdkit.config import Config
+from hvdkit.transport.buckets import CHUNK_BYTES
 
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """How buckets are cut and driven; fields as those of Config, the same on all ranks of a plan."""
+    """Fields as those of Config; the same on all ranks of a plan, except for `progress`."""
 
     fusion_bytes: int
     buckets_in_flight: int
-    chunk_bytes: int
-    progress: str
-    algorithm: str
+    chunk_bytes: int = CHUNK_BYTES
+    progress: str = "inline"
+    algorithm: str = "auto"
+
+    def threaded(self, spare_core: bool) -> bool:
+        """Does a thread drive the buckets? spare_core: see has_spare_core, for the setting "auto"."""
+        return self.progress == "thread" or (self.progress == "auto" and spare_core)
 
     def __str__(self) -> str:
         return (
@@ -25,8 +30,8 @@ class PlanSettings:
 
 
 def settings_of(config: Config) -> PlanSettings:
-    """Those that were asked for."""
-    return PlanSettings(**{one.name: getattr(config, one.name) for one in fields(PlanSettings)})
+    """The settings in the user's configuration."""
+    return PlanSettings(**{field.name: getattr(config, field.name) for field in fields(PlanSettings)})
 
 
 def format_bytes(nbytes: int) -> str:

@@ -1,48 +1,45 @@
-"""A wait in a bucket, told to the ranks' stall report: who waits is known there, and so who is missing."""
+"""A wait in a bucket, announced to the stall report: rank 0 then knows who waits, and so who is missing."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
+from hvdkit.engine.api import Engine
 from hvdkit.engine.named.announcement import Announcement
 from hvdkit.engine.named.execution import Operation
 
-if TYPE_CHECKING:
-    from hvdkit.engine.api import Engine
-
-_TOLD = Announcement("gradients", ())
+_WAIT = Announcement("gradients", ())
 
 
 class Watch:
-    """Looks after one rank's waits in the buckets of a plan.
+    """One rank's waits in the buckets of a plan.
 
-    A wait of a second is announced as an operation that is taken back when the wait ends. So it is reported, and given
-    up, as any operation that some ranks have not submitted, and fails at once if one of those has left.
+    A wait of engine.notice_s is submitted as a named operation, and withdrawn when it ends. So it is reported, and
+    given up, like any operation that some ranks have not submitted, and fails at once if one of those has left.
 
-    what: the plan, in words that are the same on all ranks.
+    plan: names it, the same on all ranks.
     """
 
-    def __init__(self, engine: Engine, what: str) -> None:
-        self._engine, self._what = engine, what
+    def __init__(self, engine: Engine, plan: str) -> None:
+        self._engine, self._plan = engine, plan
         self._name = ""
         self._began_s = 0.0
-        self._told: Operation | None = None
+        self._operation: Operation | None = None
 
-    def begin(self, turn: int) -> None:
-        """A wait begins. turn: number of the round, the same on all ranks."""
-        self._began_s, self._name = time.monotonic(), f"gradients of {self._what}, reduction {turn}"
+    def begin(self, number: int) -> None:
+        """A wait begins, in the round of this number, which is the same on all ranks."""
+        self._began_s, self._name = time.monotonic(), f"gradients of {self._plan}, reduction {number}"
 
     def look(self) -> None:
-        """The wait goes on; called now and then. Raises HorovodInternalError if there is no hope."""
-        if self._told is None:
+        """The wait goes on; called now and then. Raises HorovodInternalError if the operation failed."""
+        if self._operation is None:
             if time.monotonic() - self._began_s > self._engine.notice_s:
-                self._told = self._engine.submit(self._name, _TOLD, ())
-        elif self._told.error is not None:
-            raise self._told.error
+                self._operation = self._engine.submit(self._name, _WAIT, ())
+        elif self._operation.error is not None:
+            raise self._operation.error
 
     def end(self) -> None:
         """The wait has ended."""
-        if self._told is not None:
-            self._told = None
+        if self._operation is not None:
+            self._operation = None
             self._engine.withdraw(self._name)

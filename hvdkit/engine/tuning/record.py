@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -14,10 +15,13 @@ _COLUMNS = ("plan", "trial", *(one.name for one in fields(PlanSettings)), "steps
 
 
 class Record:
-    """Of one plan's search, kept by one rank. path: of the CSV file, which several plans share; "" for none."""
+    """Of one plan's search, kept by one rank.
 
-    def __init__(self, name: str, path: str) -> None:
-        self._name, self._path, self._trials, self._over = name, path, 0, False
+    path: of the CSV file, which several plans share; "" for none. save: takes the outcome.
+    """
+
+    def __init__(self, name: str, path: str, save: Callable[[Outcome], None]) -> None:
+        self._name, self._path, self._save, self._trials, self._over = name, path, save, 0, False
 
     def tried(self, trial: Trial) -> None:
         """A trial is over."""
@@ -40,19 +44,22 @@ class Record:
     def ended(self, outcome: Outcome, steps: int) -> None:
         """The search is over."""
         self._over = True
-        before_ms = 1000 * outcome.first.median_s
-        if outcome.best is outcome.first:
+        first, best = outcome.first, outcome.best
+        after = (self._name, self._trials, steps)
+        before_ms, noise_ms = 1000 * first.median_s, 1000 * first.noise_s
+        if best is first:
             logger.warning(
                 "autotune of %s: after %d trials in %d steps nothing is faster beyond noise than %s (%.2f ms a step, "
                 "+-%.2f); these stay.",
-                *(self._name, self._trials, steps, outcome.first.point, before_ms, 1000 * outcome.first.noise_s),
+                *(*after, first.point, before_ms, noise_ms),
             )
-            return
-        logger.warning(
-            "autotune of %s: after %d trials in %d steps %s: %.2f ms a step in place of %.2f (+-%.2f), %.1f %% less.",
-            *(self._name, self._trials, steps, outcome.best.point, 1000 * outcome.best.median_s, before_ms),
-            *(1000 * outcome.first.noise_s, 100 * outcome.gain),
-        )
+        else:
+            logger.warning(
+                "autotune of %s: after %d trials in %d steps %s: %.2f ms a step in place of %.2f (+-%.2f), %.1f %% "
+                "less.",
+                *(*after, best.point, 1000 * best.median_s, before_ms, noise_ms, 100 * outcome.gain),
+            )
+        self._save(outcome)
 
     def closed(self) -> None:
         """The plan is no more; is the search over?"""

@@ -1,0 +1,45 @@
+"""Where the tensors of a plan come from and go to: the part of a planned reduction that knows a framework."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hvdkit.transport.buckets import InPlaceSegment
+from hvdkit.transport.buffer import Buffer
+
+
+@dataclass(frozen=True)
+class Filled:
+    """How a bucket was filled.
+
+    locally_unused: indices of the tensors that this rank does not use in this round. in_place: the segments that were
+    not copied, in rising order.
+    """
+
+    locally_unused: frozenset[int]
+    in_place: Sequence[InPlaceSegment] = ()
+
+
+class GradientSource(Protocol):
+    """Copies a framework's gradients into buckets and back; one implementation a framework.
+
+    Of each bucket fill() is called first, then drain(), in turn, under the reducer's lock.
+    """
+
+    def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
+        """Copy a bucket's tensors into `memory` (data_count,); those within the shard `owned` may stay in place.
+
+        owned: (start, stop), elements of `memory`. Tensors that this rank does not use are filled with zeros, or with
+        values that are the same on all ranks.
+        """
+
+    def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
+        """Copy a bucket's reduced tensors out of `memory` (data_count,), except those reduced as in-place segments.
+
+        globally_unused: tensors that no rank uses; they are left alone.
+        """
+
+    def on_replan(self) -> None:
+        """Drop what is known of the buckets: others, in other memory, take their place. None of them is started."""

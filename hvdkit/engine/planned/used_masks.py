@@ -1,0 +1,62 @@
+"""Which tensors of a bucket does a rank use in this round? Marks behind the tensors, reduced together with them.
+
+Each bucket ends with one element a slot, 1 if this rank uses the slot's tensor and 0 if not, and one element more, 1 if
+this rank trains and 0 if it has joined. So after the sum an element is 0 just where no rank has a 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from hvdkit.engine.planned.plan import Bucket
+from hvdkit.transport.arithmetic import Arithmetic
+from hvdkit.transport.buffer import HALF, Buffer, make_buffer
+
+
+class UsedMasks:
+    """The masks of a plan. memory: of each bucket, (bucket.count,)."""
+
+    def __init__(self, buckets: Sequence[Bucket], memory: Sequence[Buffer], arithmetic: Arithmetic) -> None:
+        self._buckets, self._arithmetic = buckets, arithmetic
+        self._masks = [whole.slice(one.data_count, one.count) for one, whole in zip(buckets, memory, strict=True)]
+        self._ones = [_one(bucket.dtype, arithmetic) for bucket in buckets]
+        self._locally_unused: dict[int, frozenset[int]] = {}  # of the buckets between mark() and globally_unused()
+
+    def mark(self, bucket: int, locally_unused: frozenset[int]) -> None:
+        """This rank trains, and uses all tensors of the bucket except these."""
+        mask = self._masks[bucket].array
+        mask.fill(self._ones[bucket])
+        if locally_unused:
+            self._locally_unused[bucket] = locally_unused
+            slots = self._buckets[bucket].slots
+            mask[[position for position, slot in enumerate(slots) if slot.tensor in locally_unused]] = 0
+
+    def globally_unused(self, bucket: int) -> Collection[int]:
+        """The tensors of a reduced bucket that no rank uses; the mask is read only if this rank misses a tensor."""
+        if not self._locally_unused.pop(bucket, None):
+            return ()
+        marks = zip(self._buckets[bucket].slots, self._read(bucket), strict=False)
+        return frozenset(slot.tensor for slot, mark in marks if not mark)
+
+    def anyone_trains(self, bucket: int) -> bool:
+        """Does a reduced bucket come from at least one rank that has not joined?"""
+        return self._read(bucket)[-1] > 0
+
+    def _read(self, bucket: int) -> list[float]:
+        numbers = Buffer(np.empty(self._masks[bucket].count, np.float32), "float32")
+        self._arithmetic.cast(numbers, self._masks[bucket])
+        marks: list[float] = numbers.array.tolist()
+        return marks
+
+
+def _one(dtype: str, arithmetic: Arithmetic) -> np.generic:
+    """1 as the dtype's storage has it."""
+    buffer = make_buffer(1, dtype)
+    if dtype in HALF:
+        arithmetic.cast(buffer, Buffer(np.ones(1, np.float32), "float32"))
+    else:
+        buffer.array[:] = 1
+    one: np.generic = buffer.array[0]
+    return one

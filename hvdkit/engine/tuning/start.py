@@ -1,0 +1,114 @@
+"""Which settings a plan begins with: the user's, those found in an earlier run, or the first ones of a search."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+from hvdkit.config import Config
+from hvdkit.engine.groups import MemberGroup
+from hvdkit.engine.objects import allgather_object
+from hvdkit.engine.planned.agreement import check_agreement
+from hvdkit.engine.planned.plan import TensorSpec, describe_plan, plan_digest
+from hvdkit.engine.planned.reducer import BucketReducer
+from hvdkit.engine.planned.settings import PlanSettings, settings_of
+from hvdkit.engine.request import ReduceOptions
+from hvdkit.engine.runtime import Runtime
+from hvdkit.engine.tuning.axes import fixed_fields, plan_axes
+from hvdkit.engine.tuning.record import Record
+from hvdkit.engine.tuning.saved import Entry, Key, find_entry, read_entries, save_entry
+from hvdkit.engine.tuning.search import Outcome
+from hvdkit.engine.tuning.tuner import STEPS_A_TRIAL, Tuner
+from hvdkit.errors import ConfigError
+from hvdkit.log import logger
+
+
+def choose_settings(
+    made: Runtime, group: MemberGroup, name: str, tensors: Sequence[TensorSpec], options: ReduceOptions
+) -> tuple[PlanSettings, Key | None]:
+    """The settings to open a plan with, and, if a search is to follow, what its outcome is saved under; collective.
+
+    Raises PlanMismatchError where the ranks' tensors differ, ConfigError for a file of settings that cannot be read.
+    """
+    config = made.config
+    first = settings_of(config)
+    if not (config.searches or config.tuned) or made.horovod is not None or group.transport.size == 1:
+        return first, None
+    how = f"autotune {config.searches} in {config.autotune_steps} steps, tuned {bool(config.tuned)}, {options}"
+    check_agreement(group.transport, describe_plan(tensors, first.fusion_bytes, how))
+    if any(not isinstance(options.wire_for_tensor(tensor), str) for tensor in tensors):
+        if group.transport.rank == 0:
+            logger.warning("autotune: %s keeps its settings: what a coding has not sent yet belongs to a bucket.", name)
+        return first, None
+    hosts = allgather_object(group.transport, made.world.host)
+    plan = plan_digest(describe_plan(tensors, 0, str(options))).hex()
+    counts = tuple(hosts.count(host) for host in dict.fromkeys(hosts))
+    key = Key(plan, counts, group.transport.name, made.cores)
+    saved = _read_saved(group, config, key) if config.tuned else None
+    if saved is not None:
+        return dataclasses.replace(saved, **{field: getattr(config, field) for field in fixed_fields(config)}), None
+    return first, key if config.searches else None
+
+
+def start_tuner(reducer: BucketReducer, config: Config, first: PlanSettings, key: Key, options: ReduceOptions) -> None:
+    """Search the settings of a plan that is open with `first`, from its next round on; collective."""
+    transport = reducer.context.transport
+    threads = allgather_object(transport, first.threaded(reducer.context.spare_core))
+    if all(threads) or not any(threads):
+        first = dataclasses.replace(first, progress="thread" if all(threads) else "inline")
+    record: Record | None = None
+    if transport.rank == 0:
+        record = Record(reducer.context.name, config.autotune_log, functools.partial(_save, config.autotune_save, key))
+    Tuner(
+        reducer,
+        first,
+        plan_axes(first, config, _algorithms(reducer, first, options)),
+        trials=max(1, config.autotune_steps // STEPS_A_TRIAL),
+        directory=config.shared_directory,
+        record=record,
+    )
+
+
+def _algorithms(reducer: BucketReducer, settings: PlanSettings, options: ReduceOptions) -> Sequence[str]:
+    """What may be tried between hosts. Rank 0 says so, as ranks that reduce no shard send nothing. Collective."""
+    transport = reducer.context.transport
+    between = transport.between
+    wires = {(options.wire_for_tensor(tensor), tensor.dtype) for tensor in reducer.plan.tensors}
+    dtypes = [dtype if wire == "none" else str(wire) for wire, dtype in wires]
+    sent = settings.fusion_bytes // transport.local_ranks
+    mine = ["auto"] if between is None else between.worth_trying(dtypes, sent)
+    algorithms: list[str] = allgather_object(transport, mine)[0]
+    return algorithms
+
+
+def _read_saved(group: MemberGroup, config: Config, key: Key) -> PlanSettings | None:
+    """What the first rank's file has for this plan, on all ranks, which may not see the file. Collective."""
+    settings: PlanSettings | None = None
+    problem = ""
+    if group.transport.rank == 0:
+        try:
+            entry, why = find_entry(read_entries(config.tuned), key)
+        except ConfigError as error:
+            problem = str(error)
+        else:
+            settings = entry.settings if entry is not None else None
+            if entry is None:
+                logger.warning("The tuned settings in %s are not used: %s.", config.tuned, why)
+            else:
+                logger.info("Tuned settings from %s: %s.", config.tuned, settings)
+    settings, problem = allgather_object(group.transport, (settings, problem))[0]
+    if problem:
+        raise ConfigError(problem)
+    return settings
+
+
+def _save(path: str, key: Key, outcome: Outcome) -> None:
+    if not path:
+        return
+    try:
+        save_entry(path, Entry(key, outcome.best.point, outcome.first.median_s, outcome.best.median_s))
+    except (OSError, ConfigError) as error:
+        logger.warning("The tuned settings cannot be saved in %s: %s", path, error)
+    else:
+        logger.warning("The tuned settings are in %s: hvdrun --tuned %s takes them.", path, path)

@@ -1,0 +1,142 @@
+"""Tries settings on a plan between the steps of the training, and stays with what all ranks found fastest."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdkit.engine.named.collective_step import collective_step
+from hvdkit.engine.named.execution import Action
+from hvdkit.engine.objects import allgather_object
+from hvdkit.engine.planned.reducer import BucketReducer
+from hvdkit.engine.planned.settings import PlanSettings
+from hvdkit.engine.tuning.axes import UNORDERED, shape_of
+from hvdkit.engine.tuning.record import Record
+from hvdkit.engine.tuning.search import Search
+from hvdkit.transport.api import Transport
+
+STEPS_A_TRIAL = 10
+_WARM_UP = 2  # of them, after a change: new memory is slow at first
+_FEWEST = 4  # steps that say something
+_MOST_OF_FREE = 0.5  # shared memory that a trial may take
+
+
+@dataclass(frozen=True)
+class _Report:
+    """One rank's at the end of a trial. free_bytes: of shared memory. busy: another plan of it is searching."""
+
+    seconds: tuple[float, ...]
+    free_bytes: int
+    busy: bool
+
+
+class Tuner:
+    """Searches the settings of one plan; a reducer's on_round_end.
+
+    The ranks decide by the measurements of all of them, so they decide alike, at the end of a round that all have
+    ended. Nothing is decided while a rank has joined. Of several plans one searches at a time.
+
+    reducer: of an engine's plan, opened with the settings `first`. axes: see Search. trials: at most. directory: of
+    shared memory. record: on the rank that keeps one. Made by all ranks together.
+    """
+
+    def __init__(
+        self,
+        reducer: BucketReducer,
+        first: PlanSettings,
+        axes: Mapping[str, Sequence[Any]],
+        *,
+        trials: int,
+        directory: str,
+        record: Record | None,
+    ) -> None:
+        context, engine = reducer.context, reducer.context.engine
+        assert engine is not None
+        self._reducer, self._engine, self._name = reducer, engine, context.name
+        self._settings, self._directory, self._record = first, directory, record
+        self._shape = shape_of(reducer.buckets, context.transport.name, context.transport.local_ranks)
+        self._search = Search(first, axes, unordered=UNORDERED, most=trials, same=self._shape.same)
+        self._seconds: list[float] = []
+        self._round_ended_s = 0.0
+        self.rounds = 0
+        self._rounds_of_other = -1
+        engine.joining.contributions[f"tune.{self._name}"] = _action_of(weakref.ref(self))
+        if record is not None:
+            weakref.finalize(self, record.closed)  # also at the end of the process
+        reducer.on_round_end = self._round_ended
+
+    def _round_ended(self) -> None:
+        now = time.perf_counter()
+        self._seconds.append(now - self._round_ended_s)
+        self._round_ended_s = now
+        self.rounds += 1
+        # This number is the same on all ranks, also on those that had joined for a while.
+        if self._engine.joining.rounds[self._name] % STEPS_A_TRIAL == 0:
+            collective_step(self._engine, "tune", self.decide, name=self._name)
+            self._seconds.clear()
+            self._round_ended_s = time.perf_counter()
+
+    def decide(self, transport: Transport, joined: Sequence[int]) -> None:
+        """End a trial, and begin the next one; collective."""
+        if joined or self._search.outcome is not None:
+            return
+        mine = _Report(tuple(self._seconds[_WARM_UP:]), self._free_bytes(), self._is_busy())
+        reports = allgather_object(transport, mine)
+        if any(report.busy for report in reports):
+            return
+        _searching[0] = weakref.ref(self)
+        steps = min(len(report.seconds) for report in reports)
+        if steps < _FEWEST:
+            return
+        # A step has ended when the slowest rank has.
+        self._tell([max(times) for times in zip(*(report.seconds[-steps:] for report in reports), strict=True)])
+        free = min(report.free_bytes for report in reports)
+        while self._search.point is not None and self._shape.shared_bytes(self._search.point) > _MOST_OF_FREE * free:
+            self._search.tell([])
+        outcome = self._search.outcome
+        self._use(self._search.point if outcome is None else outcome.best.point)
+        if outcome is not None:
+            self._reducer.on_round_end = _searching[0] = None
+            if self._record is not None:
+                self._record.ended(outcome, self.rounds)
+
+    def _tell(self, seconds: Sequence[float]) -> None:
+        self._search.tell(seconds)
+        if self._record is not None:
+            self._record.tried(self._search.trials[-1])
+
+    def _use(self, settings: PlanSettings) -> None:
+        if settings != self._settings:
+            self._settings = settings
+            self._reducer.replan(settings)
+
+    def _free_bytes(self) -> int:
+        try:
+            found = os.statvfs(self._directory)
+        except OSError:
+            return 0
+        return found.f_bavail * found.f_frsize
+
+    def _is_busy(self) -> bool:
+        """Is another plan searching, and getting on with it?"""
+        other = _searching[0]() if _searching[0] is not None else None
+        if other is None or other is self:
+            return False
+        before, self._rounds_of_other = self._rounds_of_other, other.rounds
+        return other.rounds > before
+
+
+#: The tuner of this process that is searching, if one is.
+_searching: list[weakref.ref[Tuner] | None] = [None]
+
+
+def _action_of(tuner: weakref.ref[Tuner]) -> Callable[[], Action | None]:
+    def action() -> Action | None:
+        found = tuner()
+        return None if found is None else found.decide
+
+    return action
