@@ -1,4 +1,4 @@
-"""While steps are recorded: how long training waits for tf.data, eagerly and inside the graph of a step."""
+"""Where training waits for tf.data, eagerly and inside the graph of a step, for the profile."""
 
 from __future__ import annotations
 
@@ -9,26 +9,22 @@ import numpy as np
 import tensorflow as tf
 
 from hvdkit.engine.observe.recording import RECORDER, clock
+from hvdkit.profiling.loading import time_method
 from hvdkit.tensorflow.tracing import call_in_graph, in_python
 
 
 @functools.cache
 def watch_datasets() -> None:
-    """Note the time that each element takes, of every iterator over a Dataset; in graphs traced from now on."""
+    """Have each element of every iterator over a Dataset count as waiting for data; in graphs traced from now on."""
     iterator: Any = type(iter(tf.data.Dataset.range(1)))
     advance = iterator._next_internal
+    time_method(iterator, "_next_internal")
+    advance_timed = iterator._next_internal
 
     @in_python
     def _next_internal(self: Any) -> Any:
-        if not tf.executing_eagerly():
-            return _advance_in_graph(self)
-        began = clock()
-        try:
-            return advance(self)
-        finally:
-            RECORDER.loading(began, clock())
-
-    def _advance_in_graph(self: Any) -> Any:
+        if tf.executing_eagerly():
+            return advance_timed(self)
         began = call_in_graph(_now, [], [tf.float64], "hvdkit_loading")
         with tf.control_dependencies(began):
             element = advance(self)

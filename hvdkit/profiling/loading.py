@@ -1,0 +1,60 @@
+"""While steps are recorded: how long training waits for data, in the methods of a framework that fetch it.
+
+Adapters say which methods these are; see watch_loaders, watch_datasets and watch_fit.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from hvdkit.engine.observe.recording import RECORDER, clock
+
+
+def time_method(owner: Any, name: str, loaders: str = "") -> None:
+    """Have the time of a method count as waiting for data, on all objects of the class `owner`.
+
+    loaders: attribute of these objects: how many processes load for it; "" if that is not known.
+    """
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def timed(self: Any) -> Any:
+        began = clock()
+        try:
+            return method(self)
+        finally:
+            _loaded(began, getattr(self, loaders) if loaders else -1)
+
+    setattr(owner, name, timed)
+
+
+def time_items(owner: Any, name: str) -> None:
+    """As time_method, of the items of the iterator that the method returns."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def timed(self: Any) -> Iterator[Any]:
+        return _timed(method(self))
+
+    setattr(owner, name, timed)
+
+
+def _timed(items: Iterable[Any]) -> Iterator[Any]:
+    iterator = iter(items)
+    while True:
+        began = clock()
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        finally:
+            _loaded(began, -1)
+        yield item
+
+
+def _loaded(began: float, loaders: int) -> None:
+    if threading.current_thread() is threading.main_thread():  # else data is loaded ahead, and training does not wait
+        RECORDER.loading(began, clock(), loaders)
