@@ -25,14 +25,18 @@ class Named(Protocol):
 
 
 class Timeline:
-    """Writes events to a file between start() and stop(), and does nothing otherwise."""
+    """Writes events to a file between start() and stop(), and does nothing otherwise.
+
+    on: is it between the two? Any thread may call; a lock keeps the lines of the file apart.
+    """
 
     def __init__(self) -> None:
+        self.on = False
         self._file: IO[str] | None = None
         self._lock = threading.Lock()
         self._began_s = 0.0
         self._numbers: dict[str, int] = {}
-        self._open: set[str] = set()
+        self._open: set[str] = set()  # operations with an activity that has not ended
 
     def start(self, path: str) -> None:
         """Begin to write to `path`, anew. Raises OSError if that cannot be done, ValueError if it is on already."""
@@ -43,67 +47,38 @@ class Timeline:
             self._began_s = time.perf_counter()
             self._numbers, self._open = {}, set()
             self._file.write("[\n")
-            self._write({"name": "CYCLE_START", "ph": "i", "s": "g", "pid": 0, "ts": 0})
-            self._write(
-                {
-                    "name": "start_time_since_epoch_in_micros",
-                    "ph": "M",
-                    "pid": 0,
-                    "args": {"start_time_since_epoch_in_micros": time.time_ns() // 1000},
-                }
-            )
-
-    @property
-    def on(self) -> bool:
-        """Is it between start() and stop()?"""
-        return self._file is not None
+            self._write("CYCLE_START", "i", 0, s="g", ts=0)
+            epoch = {"start_time_since_epoch_in_micros": time.time_ns() // 1000}
+            self._write("start_time_since_epoch_in_micros", "M", 0, args=epoch)
+            self.on = True
 
     def stop(self) -> None:
         """End the file; a timeline that is not on stays off."""
         with self._lock:
+            self.on = False
             if self._file is not None:
                 self._file.write("{}]\n")
                 self._file.close()
                 self._file = None
 
-    def _write(self, event: dict[str, object]) -> None:
-        assert self._file is not None
-        self._file.write(json.dumps(event) + ",\n")
-
-    def _number(self, name: str) -> int:
-        number = self._numbers.get(name)
-        if number is None:
-            number = self._numbers[name] = len(self._numbers) + 1
-            self._write({"name": "process_name", "ph": "M", "pid": number, "args": {"name": name}})
-            self._write({"name": "process_sort_index", "ph": "M", "pid": number, "args": {"sort_index": number}})
-        return number
-
-    def _event(self, name: str, phase: str, activity: str = "") -> None:
-        at = round(1e6 * (time.perf_counter() - self._began_s))
-        event: dict[str, object] = {"ph": phase, "ts": at, "pid": self._number(name)}
-        self._write({"name": activity, **event} if activity else event)
-
     def begin(self, name: str, activity: str) -> None:
         """The operation `name` begins an activity."""
-        if self._file is None:
-            return
-        with self._lock:
-            if self._file is not None:
+        if self.on:
+            with self._lock:
                 self._open.add(name)
                 self._event(name, "B", activity)
 
     def end(self, name: str) -> None:
-        """The activity that the operation began ends."""
-        if self._file is None:
-            return
-        with self._lock:
-            if self._file is not None and name in self._open:
-                self._open.discard(name)
-                self._event(name, "E")
+        """The activity that the operation began ends, if it began one."""
+        if self.on:
+            with self._lock:
+                if name in self._open:
+                    self._open.discard(name)
+                    self._event(name, "E")
 
     def span(self, activity: str, operations: Sequence[Named]) -> AbstractContextManager[None]:
         """The operations do this together, between the beginning and the end of the context."""
-        return _NOTHING if self._file is None else self._span(activity, operations)
+        return self._span(activity, operations) if self.on else _NOTHING
 
     @contextmanager
     def _span(self, activity: str, operations: Sequence[Named]) -> Iterator[None]:
@@ -115,3 +90,17 @@ class Timeline:
         finally:
             for name in names:
                 self.end(name)
+
+    def _event(self, name: str, phase: str, activity: str = "") -> None:
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self._numbers) + 1
+            self._write("process_name", "M", number, args={"name": name})
+            self._write("process_sort_index", "M", number, args={"sort_index": number})
+        self._write(activity, phase, number, ts=round(1e6 * (time.perf_counter() - self._began_s)))
+
+    def _write(self, name: str, phase: str, number: int, **fields: object) -> None:
+        """An event of a "process"; the caller holds the lock. Nothing after stop()."""
+        if self._file is not None:
+            event = {"name": name} if name else {}
+            self._file.write(json.dumps({**event, "ph": phase, "pid": number, **fields}) + ",\n")
