@@ -17,11 +17,9 @@ from pathlib import Path
 from benchmarks.rows import Row, write_rows
 from benchmarks.simulated_ranks import Cost, SimulatedMailbox, Wire, run_simulated
 from hvdkit.config import Config
-from hvdkit.engine.named.announcement import Announcement, Ready
-from hvdkit.engine.named.collecting import HOLD_S
-from hvdkit.engine.named.coordinator import AllJoined, Answer, Failed, Many
 from hvdkit.engine.named.negotiator import Negotiator
-from hvdkit.engine.named.tree import FANOUT
+from hvdkit.engine.named.operation import AllJoined, Announcement, Answer, Failed, Ready
+from hvdkit.engine.named.tree import FANOUT, HOLD_S
 from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.observe.stall import Stalls
 from hvdkit.engine.planned.agreement import check_agreement
@@ -43,38 +41,31 @@ class SimulatedRank:
             SimulatedMailbox(wire, rank),
             rank,
             wire.size,
-            who=lambda one: f"rank {one}",
-            listener=self,
+            who=lambda peer: f"rank {peer}",
             stalls=Stalls(Config(stall_check_s=0), str, clock),
             fanout=fanout,
             clock=clock,
         )
 
-    def answered(self, answers: Sequence[Answer]) -> None:
-        """See Listener.answered."""
-        for answer in answers:
-            if isinstance(answer, Many):
-                directory = self.negotiator.directory
-                self.heard += [f"ready {directory[number].name}" for number in answer.numbers.tolist()]
-            elif isinstance(answer, Ready):
-                without = f" without {sorted(answer.joined)}" if answer.joined else ""
-                self.heard.append(f"ready {answer.name}{without}")
-            elif isinstance(answer, Failed):
-                self.heard.append(f"failed {answer.name}: {answer.why}")
-            elif isinstance(answer, AllJoined):
-                self.heard.append(f"joined {answer.last}")
-
-    def withdrawn(self, name: str) -> None:
-        """See Listener.withdrawn."""
-
-    def failed(self, why: str) -> None:
-        """See Listener.failed."""
-        self.heard.append(f"closed: {why}")
+    def _hear(self, answer: Answer) -> None:
+        if isinstance(answer, int):
+            answer = self.negotiator.numbers.ready[answer]
+        if isinstance(answer, Ready):
+            without = f" without {sorted(answer.joined)}" if answer.joined else ""
+            self.heard.append(f"ready {answer.name}{without}")
+        elif isinstance(answer, Failed):
+            self.heard.append(f"failed {answer.name}: {answer.why}")
+        elif isinstance(answer, AllJoined):
+            self.heard.append(f"joined {answer.last}")
+        else:
+            self.heard.append(f"closed: {answer.why}")
 
     def drive(self) -> None:
         """Do what can be done now."""
         while self.negotiator.turn():
-            pass
+            while self.negotiator.heard:
+                for answer in self.negotiator.heard.popleft():
+                    self._hear(answer)
 
 
 class SimulatedEngines:
@@ -89,7 +80,7 @@ class SimulatedEngines:
     def announce(self, rank: int, names: Sequence[str], asked: Announcement) -> None:
         """Announce operations on one rank."""
         for name in names:
-            self.ranks[rank].negotiator.outbox.add(name, asked)
+            self.ranks[rank].negotiator.add(name, asked)
         self.ranks[rank].drive()
 
     def settle(self) -> None:

@@ -93,6 +93,8 @@ class Wire:
 class SimulatedMailbox:
     """See Mailbox; of one rank."""
 
+    star = False
+
     def __init__(self, wire: Wire, rank: int) -> None:
         self._wire, self._rank = wire, rank
 

@@ -144,7 +144,7 @@ class _SeesUse:
 def _leaves_while_messages_are_read() -> int:
     with joined("mpi"):
         engine: Any = global_process_set.group("the test").engine
-        mail = engine._talks._mail = _SeesUse(engine._talks._mail)
+        mail = engine._negotiator._mail = _SeesUse(engine._negotiator._mail)
         thread = threading.Thread(target=engine.drive)
         thread.start()
         assert mail.began.wait(10)

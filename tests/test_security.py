@@ -44,7 +44,7 @@ NOT_LISTENING = {
 }
 #: What executes data, or could. By file: who has made the data.
 EXECUTING = {
-    "engine/named/negotiator.py": "ranks of the job, over MPI or connections that have proven the job's secret",
+    "engine/named/negotiator.py": "ranks of the job: by MPI, shared memory or connections that proved the job's secret",
     "engine/objects.py": "the same",
     "transport/between/hierarchical.py": "the same",
     "launch/called.py": "run(), in a folder of this user alone",

@@ -15,7 +15,7 @@ from torch_world import joined
 
 import hvdkit.torch as hvd
 from hvdkit.engine.groups import global_process_set
-from hvdkit.engine.named import execution, fast_lane
+from hvdkit.engine.named import execution
 from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
@@ -37,7 +37,7 @@ def _gather() -> None:
     """Fails before its only collective."""
     with pytest.MonkeyPatch.context() as patch:
         if hvd.rank() == 1:
-            patch.setitem(execution._DOING, "allgather", _no_memory)
+            patch.setitem(execution._COLLECTIVES, "allgather", _no_memory)
         hvd.allgather(torch.ones(3))
 
 
@@ -185,17 +185,17 @@ def test_an_error_ends_the_wait_for_ranks_that_have_shut_down(over: str, failing
     assert "MemoryError: no memory left" in found[failing] and f"rank {failing} (host" in found[failing]
 
 
-def _fails_at_showing(over: str) -> None:
+def _fails_at_writing(over: str) -> None:
     for failing in (0, 1):
         with joined(over), pytest.MonkeyPatch.context() as patch:
             if hvd.rank() == failing:
-                patch.setattr(fast_lane, "show", _no_memory)
-            with pytest.raises(HorovodInternalError, match=rf"rank {failing} \(host .*MemoryError: no memory left"):
-                hvd.allreduce(torch.ones(2))
+                patch.setattr(execution, "reduce_scaled", _no_memory)
+            error = _error_of(lambda: hvd.allreduce(torch.ones(2)))
+            assert f"rank {failing} (host" in error and "MemoryError: no memory left" in error
 
 
-def test_ranks_shut_down_after_an_error_of_one_outside_of_steps() -> None:
-    run_ranks(2, _fails_at_showing, "shared_memory", timeout=60)
+def test_ranks_shut_down_after_an_error_of_one_in_a_small_operation() -> None:
+    run_ranks(2, _fails_at_writing, "shared_memory", timeout=60)
 
 
 def _lacks_memory_on_one_host() -> str:

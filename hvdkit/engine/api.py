@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from hvdkit.engine.named.announcement import Announcement
-from hvdkit.engine.named.execution import Action, Operation
 from hvdkit.engine.named.joining import Joining
+from hvdkit.engine.named.operation import Action, Announcement, Operation
 from hvdkit.engine.observe.stragglers import Window
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer

@@ -18,7 +18,7 @@ import numpy as np
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.compression import wire_of
 from hvdkit.engine.groups import ProcessSet, global_process_set
-from hvdkit.engine.named.execution import Operation
+from hvdkit.engine.named.operation import Operation
 from hvdkit.engine.named.submit import Options, do, find_group, reduce_options, root_options
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.keras.backends import settle

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdkit.engine.groups import MemberGroup
-from hvdkit.engine.named.execution import Operation
+from hvdkit.engine.named.operation import Operation
 from hvdkit.engine.named.submit import Options, begin
 from hvdkit.tensorflow.tensors import NAMES, array_of, as_buffer, as_tensor
 from hvdkit.tensorflow.tracing import call_in_graph, check_not_compiled, tensorflow_errors

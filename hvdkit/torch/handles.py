@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hvdkit.engine.api import Engine
-from hvdkit.engine.named.execution import Operation
+from hvdkit.engine.named.operation import Operation
 
 #: A number that poll() and synchronize() take.
 Handle = int

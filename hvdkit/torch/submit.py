@@ -10,7 +10,8 @@ import torch
 
 from hvdkit.engine.groups import MemberGroup, ProcessSet
 from hvdkit.engine.named import submit as named
-from hvdkit.engine.named.execution import Operation, split_rows
+from hvdkit.engine.named.execution import split_rows
+from hvdkit.engine.named.operation import Operation
 from hvdkit.engine.named.submit import Options, check_splits, find_group, reduce_options, root_options
 from hvdkit.engine.reduce_op import ReduceOp
 from hvdkit.torch.handles import Handle, make_handle

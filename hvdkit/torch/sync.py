@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.groups import ProcessSet
 from hvdkit.engine.named.collective_step import collective_step
-from hvdkit.engine.named.execution import Action
+from hvdkit.engine.named.operation import Action
 from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.replicate import ReplicaCheck

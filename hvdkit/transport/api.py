@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from hvdkit.transport.between.select import BetweenHosts
     from hvdkit.transport.coding.api import Coder
     from hvdkit.transport.mailbox import Mailbox
-    from hvdkit.transport.shared.lane import Lane
 
 
 class Transport(Protocol):
@@ -68,9 +67,6 @@ class Transport(Protocol):
 
     def open_mailbox(self) -> Mailbox:
         """Make a way to send short messages between these ranks; collective."""
-
-    def open_lane(self) -> Lane | None:
-        """Make a way to show each other small messages at once, where these ranks have memory in common; collective."""
 
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> Buckets:
         """Make the buckets of an agreed plan, of which `depth` may be in use at a time; all of them if None."""

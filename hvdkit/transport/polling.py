@@ -1,7 +1,7 @@
 """Backoff that yields: what a rank does while another one is not there yet.
 
-Whoever has a thread do collectives may watch its waits (watched()), also to end them; and may see by what the thread
-has begun (calls()) whether ranks have begun the same.
+Whoever has a thread do collectives may watch its waits (watch_waits()), also to end them; and may see by what the
+thread has begun (calls()) whether ranks have begun the same.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 _YIELDS = 3000  # about 1 ms, by when a peer that runs on another core has arrived
 _SLEEP_S = 50e-6
@@ -43,14 +42,13 @@ def calls() -> Calls:
     return _this_thread.calls
 
 
-@contextmanager
-def watched(look: Callable[[], None]) -> Iterator[None]:
-    """Have `look` called every 0.1 s in this thread's waits for other ranks; it may raise, which ends the wait."""
+def watch_waits(look: Callable[[], None] | None) -> Callable[[], None] | None:
+    """Have `look` called every 0.1 s in this thread's waits for other ranks; it may raise, which ends the wait.
+
+    Returns what has been called so far, to be given back afterwards.
+    """
     before, _this_thread.look = _this_thread.look, look
-    try:
-        yield
-    finally:
-        _this_thread.look = before
+    return before
 
 
 def look() -> None:

@@ -10,7 +10,6 @@ from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
 from hvdkit.transport.buckets import BucketSpec, InPlaceSegment, cover
 from hvdkit.transport.buffer import Buffer, Op, check_reduction, make_buffer
 from hvdkit.transport.mailbox import LocalMailbox
-from hvdkit.transport.shared.lane import Lane
 
 
 class SingleTransport:
@@ -68,10 +67,6 @@ class SingleTransport:
     def open_mailbox(self) -> LocalMailbox:
         """See Transport.open_mailbox."""
         return LocalMailbox()
-
-    def open_lane(self) -> Lane:
-        """See Transport.open_lane."""
-        return Lane(0, 1)
 
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> SingleBuckets:
         """See Transport.open_buckets."""

@@ -9,9 +9,8 @@ from typing import Any
 from hvdkit.engine.horovod.binding import Binding
 from hvdkit.engine.horovod.operations import Running, check_dtypes, collect, start_operation
 from hvdkit.engine.horovod.transport import HorovodTransport
-from hvdkit.engine.named.announcement import Announcement
-from hvdkit.engine.named.execution import Action, Operation
 from hvdkit.engine.named.joining import Joining
+from hvdkit.engine.named.operation import Action, Announcement, Operation
 from hvdkit.engine.observe.stragglers import Window
 from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.errors import DuplicateNameError, HorovodInternalError

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from hvdkit.engine.horovod.binding import Binding, Move, Pending
-from hvdkit.engine.named.announcement import Announcement
-from hvdkit.engine.named.execution import Operation, factors
+from hvdkit.engine.named.execution import factors
 from hvdkit.engine.named.integers import multiply
+from hvdkit.engine.named.operation import Announcement, Operation
 from hvdkit.transport.buffer import SCALED, STORAGE, Buffer
 
 _CURE = "Cast the tensor, or take hvdkit's own engine (HVDKIT_ENGINE=native)."
 
 
-@dataclass(slots=True)
 class Running(Operation):
     """An operation and its parts under way in Horovod; what they give is collected when all are done."""
 
-    pending: list[Pending] = field(default_factory=list)
-    after: float = 1.0
-    joins: Any = None
+    def __init__(self, name: str, asked: Announcement, buffers: Sequence[Buffer]) -> None:
+        super().__init__(name, asked, buffers)
+        self.pending: list[Pending] = []
+        self.after = 1.0
+        self.joins: Any = None
 
     def ready(self) -> bool:
         """Would collecting not wait?"""

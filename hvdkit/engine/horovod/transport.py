@@ -143,9 +143,6 @@ class HorovodTransport:
         """Horovod has no messages from rank to rank."""
         raise TransportError("Horovod's core has no messages from rank to rank.")
 
-    def open_lane(self) -> None:
-        """See Transport; there is no memory in common."""
-
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> Buckets:
         """See Transport."""
         for spec in specs:

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvdkit.engine.api import Engine
-from hvdkit.engine.named.announcement import Announcement
-from hvdkit.engine.named.execution import Action
+from hvdkit.engine.named.operation import Action, Announcement
 
 
 def collective_step(

@@ -1,196 +1,176 @@
-"""What is ready everywhere? The books of one rank, to which the others announce what they have; no input or output.
+"""What is ready everywhere? The books of rank 0, to which all ranks announce what they have; no input or output.
 
-Ranks announce operations by name, in any order. An operation is ready when every rank that has not joined has announced
-it; what the announcements disagree about makes it fail on every rank instead. Answers come in one order for all ranks.
+Ranks announce operations in any order: by name, or by the number that an answer has given to the name. An operation is
+ready when every rank that has not joined has announced it; what the announcements disagree about makes it fail on every
+rank instead. Answers come in one order for all ranks. Sets of ranks are integers, bit r for rank r.
 
-Ranks that announce the same are one set (tree.py), so what there is to do grows with what they differ in.
+Invariants:
+- A number stands for one name with one announcement, for ever, on all ranks: answers carry new numbers, in their order.
+- What ranks have announced by number is in `_numbered`, all else in `_pending`; one operation is never in both. While a
+  rank has joined or left `_numbered` is empty, so only `_pending` knows of joined and missing ranks.
+- Nothing in `_pending` or `_numbered` is complete: what completes it takes it out, and appends its answer.
+- A rank announces a name again only after its answer, which follows from the one order and from unique names on a rank.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from hvdkit.engine.named.announcement import Announcement, Ready, Shape
-from hvdkit.engine.named.operation_ids import Numbers, RollCall
-from hvdkit.engine.named.tree import first_in, ranks_in, run_of
-
-#: The name under which join() fails.
-JOIN = "join"
+from hvdkit.engine.named.operation import (
+    JOIN,
+    JOINING,
+    WITHDRAWING,
+    AllJoined,
+    Announcement,
+    Answer,
+    Failed,
+    Ready,
+)
 
 #: Kinds of operations that ranks which have joined take part in, with zeros or as onlookers.
 _WITH_JOINED = frozenset({"allreduce", "barrier", "plan", "sparse_gradients", "gradients", "tune"})
+#: Kinds in which an announcement has nothing of the rank's own, such as rows: these get numbers.
+_NUMBERED = frozenset({"allreduce", "broadcast", "barrier", "reducescatter"})
+_MOST_NUMBERS = 4096
+_MOST_REMEMBERED = 4096  # operations that have been ready once
+
+#: What a rank announces: a number, or a name with what is asked.
+Item = int | tuple[str, Announcement]
 
 
-@dataclass(frozen=True)
-class Failed:
-    """It cannot be done, on any rank.
+class Numbers:
+    """Operations that are known to all ranks by number; the same on all ranks where the answers have come as far."""
 
-    name: of the operation; "" for all of them. disagree: as the ranks have announced what does not go together.
-    """
+    def __init__(self) -> None:
+        self.by_name: dict[str, tuple[Announcement, int]] = {}
+        self.ready: list[Ready] = []  # by number, as they are done
 
-    name: str
-    why: str
-    disagree: bool = False
+    def add(self, name: str, asked: Announcement) -> int:
+        """Give the next number to an operation."""
+        self.by_name[name] = asked, len(self.ready)
+        self.ready.append(Ready(name, asked))
+        return len(self.ready) - 1
 
-
-@dataclass(frozen=True)
-class Many:
-    """Operations with numbers, see roll_call.py, that all ranks have: do them now."""
-
-    numbers: Numbers
-
-
-@dataclass(frozen=True)
-class AllJoined:
-    """Every rank has joined; they are all free again. last: the one that came last."""
-
-    last: int
-
-
-Answer = Ready | Many | Failed | AllJoined
+    def item(self, name: str, asked: Announcement) -> Item:
+        """What to announce an operation by."""
+        known = self.by_name.get(name)
+        if known is not None and (known[0] is asked or known[0] == asked):
+            return known[1]
+        return name, asked
 
 
 @dataclass
 class _Pending:
-    """An operation that some ranks have announced. announced: the ranks that have said so, by what they said."""
+    """An operation that some ranks have announced. announced: the ranks, by what they asked. here: all of them."""
 
     since_s: float
     announced: dict[Announcement, int] = field(default_factory=dict)
-    lanes: dict[int, int] = field(default_factory=dict)
-    lane: int = 0
     here: int = 0
 
     def add(self, ranks: int, asked: Announcement) -> None:
-        """These ranks, which have not announced it, do."""
+        if self.here & ranks:
+            self.remove(ranks)
         self.announced[asked] = self.announced.get(asked, 0) | ranks
         self.here |= ranks
 
     def remove(self, ranks: int) -> None:
-        """These ranks have not announced it."""
         self.announced = {asked: rest for asked, those in self.announced.items() if (rest := those & ~ranks)}
         self.here &= ~ranks
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """An operation that has been waiting for some ranks. seconds: since its first announcement."""
+class Waiting(NamedTuple):
+    """An operation that has been waiting for some ranks. seconds: since its first announcement.
+
+    present: the ranks that have announced it. missing: those that have not, and have not joined.
+    """
 
     name: str
     kind: str
     seconds: float
-    here: int
-    lacking: int
-
-    @property
-    def present(self) -> tuple[int, ...]:
-        """The ranks that have announced it."""
-        return tuple(ranks_in(self.here))
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """The ranks that have not, and have not joined."""
-        return tuple(ranks_in(self.lacking))
+    present: tuple[int, ...]
+    missing: tuple[int, ...]
 
 
 class Coordinator:
-    """Knows what each of `size` ranks has announced. Sets of ranks are numbers, see tree.py.
+    """Knows what each of `size` ranks has announced.
 
-    who: names a rank for messages, e.g. "rank 3 (host n1)". parts: sets of ranks that announce numbers as one; each
-    rank by itself if None.
+    numbers: of rank 0; gets new ones here. who: names a rank for messages, e.g. "rank 3 (host n1)".
     """
 
-    def __init__(self, size: int, who: Callable[[int], str], parts: Sequence[int] | None = None) -> None:
+    def __init__(self, size: int, who: Callable[[int], str], numbers: Numbers | None = None) -> None:
         self._size, self._who = size, who
-        self._everyone = run_of(0, size)
-        self._parts = parts or [1 << rank for rank in range(size)]
+        self._everyone = (1 << size) - 1
+        self.numbers = Numbers() if numbers is None else numbers
+        self.answers: list[Answer] = []  # whoever announces takes them out
         self._pending: dict[str, _Pending] = {}
+        self._numbered: dict[int, tuple[int, float]] = {}  # number -> ranks, and since when
+        self._once: dict[str, Announcement] = {}  # ready once, for a number the second time
         self._joined: list[int] = []  # in the order of coming
         self._joined_set = 0
         self._left: dict[int, str] = {}
-        self._answers: list[Answer] = []
-        self._met = 0
-        self._roll = RollCall(len(self._parts))
 
-    def announce(self, ranks: int, name: str, asked: Announcement, now_s: float, lane: int = 0) -> None:
-        """Take note of the wish of some ranks.
+    def announce(self, ranks: int, items: Sequence[Item], now_s: float) -> None:
+        """Take note of what some ranks announce, in their order."""
+        numbered, everyone, pendings, ready = self._numbered, self._everyone, self._pending, self.numbers.ready
+        special = bool(self._joined or self._left)
+        for item in items:
+            if type(item) is int and not special and (not pendings or ready[item].name not in pendings):
+                here, since_s = numbered.get(item) or (0, now_s)
+                if here | ranks == everyone:
+                    numbered.pop(item, None)
+                    self.answers.append(item)
+                else:
+                    numbered[item] = here | ranks, since_s
+                continue
+            name, asked = ready[item][:2] if isinstance(item, int) else item
+            if asked.kind == JOINING.kind:
+                self._join(ranks)
+                special = True
+            elif asked.kind == WITHDRAWING.kind:
+                self._withdraw(ranks, name)
+            else:
+                pending = self._by_name(name) or pendings.setdefault(name, _Pending(now_s))
+                pending.add(ranks, asked)
+                self._settle(name)
 
-        lane: of one rank, the position after that at which it has shown the operation in vain.
-        """
-        if 0 < lane <= self._met:
-            return  # not in vain: it is going to take its announcement back
-        pending = self._one_by_one(name) or self._pending.setdefault(name, _Pending(now_s))
-        if pending.here & ranks:
-            pending.remove(ranks)
-        pending.add(ranks, asked)
-        if lane:
-            pending.lanes[ranks] = lane
-            pending.lane = max(pending.lane, lane)
-        self._settle(name)
-
-    def announce_many(self, part: int, numbers: Numbers, now_s: float) -> None:
-        """Take note of the wish of a part of the ranks for operations with numbers. part: its index."""
-        known = self._roll.directory
-        if self._joined or self._left or any(known.has_name(name) for name in self._pending):
-            for number in numbers.tolist():
-                self.announce(self._parts[part], known[number].name, known[number].asked, now_s)
-            return
-        ready = self._roll.announce(part, numbers, now_s)
-        if ready.size:
-            self._answers.append(Many(ready))
-
-    def _one_by_one(self, name: str) -> _Pending | None:
-        """Look at an operation with a number as at one without; None if no rank has announced it by number."""
-        parts, since_s = self._roll.take(name)
-        if not parts:
+    def _by_name(self, name: str) -> _Pending | None:
+        """Look at an operation that has been announced by number as at one by name; None if it has not been."""
+        asked, number = self.numbers.by_name.get(name, (JOINING, -1))
+        if number not in self._numbered:
             return None
-        pending = self._pending.setdefault(name, _Pending(since_s))
-        known = self._roll.directory
-        for part in parts:
-            pending.add(self._parts[part], known[known.number(name)].asked)
+        here, since_s = self._numbered.pop(number)
+        pending = self._pending[name] = _Pending(since_s)
+        pending.add(here, asked)
         return pending
 
-    def _all_one_by_one(self) -> None:
-        for name in self._roll.names():
-            self._one_by_one(name)
+    def _all_by_name(self) -> None:
+        for number in list(self._numbered):
+            self._by_name(self.numbers.ready[number].name)
 
-    def withdraw(self, ranks: int, name: str) -> None:
-        """These ranks do not wait for the operation any more."""
-        pending = self._pending.get(name)
-        if pending is not None and pending.here & ranks:
+    def _withdraw(self, ranks: int, name: str) -> None:
+        pending = self._by_name(name) or self._pending.get(name)
+        if pending is not None:
             pending.remove(ranks)
             if not pending.here:
                 del self._pending[name]
 
-    def met_before(self, lane: int) -> None:
-        """All ranks have met at the position before this one: who has announced what it has shown there takes it back.
-
-        So what others announce now under the same name is another operation.
-        """
-        if lane <= self._met:
-            return
-        self._met = lane
-        for name, pending in list(self._pending.items()):
-            for ranks in [ranks for ranks, at in pending.lanes.items() if at <= lane]:
-                self.withdraw(ranks, name)
-                del pending.lanes[ranks]
-
-    def join(self, ranks: int) -> None:
+    def _join(self, ranks: int) -> None:
         """These ranks have no more work of their own, and take part in the others' with zeros until all have joined."""
-        self._all_one_by_one()
+        self._all_by_name()
         self._joined += ranks_in(ranks)
         self._joined_set |= ranks
         self._fail_join()
         for name in list(self._pending):
             self._settle(name)
         if len(self._joined) == self._size:
-            self._answers.append(AllJoined(self._joined[-1]))
+            self.answers.append(AllJoined(self._joined[-1]))
             self._joined, self._joined_set = [], 0
 
     def leave(self, rank: int, why: str) -> None:
         """The rank will never announce anything again: what waits for it fails, now and later."""
-        self._all_one_by_one()
+        self._all_by_name()
         self._left[rank] = why
         for name in list(self._pending):
             self._settle(name)
@@ -200,28 +180,23 @@ class Coordinator:
         """Not all can join any more, if one has left that has not."""
         gone = [why for rank, why in self._left.items() if rank not in self._joined]
         if self._joined and gone:
-            self._answers.append(Failed(JOIN, f"{gone[0]}; join() waits for it on {self._list(sorted(self._joined))}."))
+            self.answers.append(Failed(JOIN, f"{gone[0]}; join() waits for it on {self._list(sorted(self._joined))}."))
 
     def give_up(self, name: str, why: str) -> None:
         """Let an operation fail that has waited too long."""
         if self._pending.pop(name, None) is not None:
-            self._answers.append(Failed(name, why))
-
-    def take_answers(self) -> list[Answer]:
-        """What has become ready, or has failed, since the last call."""
-        answers, self._answers = self._answers, []
-        return answers
+            self.answers.append(Failed(name, why))
 
     def waiting(self, now_s: float) -> list[Waiting]:
         """What is not ready."""
-        self._all_one_by_one()
+        self._all_by_name()
         return [
             Waiting(
                 name,
                 next(iter(pending.announced)).kind,
                 now_s - pending.since_s,
-                pending.here,
-                self._everyone & ~(pending.here | self._joined_set),
+                tuple(ranks_in(pending.here)),
+                tuple(ranks_in(self._everyone & ~(pending.here | self._joined_set))),
             )
             for name, pending in self._pending.items()
         ]
@@ -232,17 +207,26 @@ class Coordinator:
         gone = [rank for rank in sorted(self._left) if missing >> rank & 1]
         if gone:
             why = f"{self._left[gone[0]]}; {name} waits for it on {self._list(ranks_in(pending.here))}."
-            self._answers.append(Failed(name, why))
+            self.answers.append(Failed(name, why))
         elif not missing:
             joined = tuple(rank for rank in self._joined if not pending.here >> rank & 1)
             answer = agree(name, pending.announced, self._size, joined, self._who)
-            if isinstance(answer, Ready):
-                answer = answer._replace(lane=pending.lane)
-                answer = answer._replace(number=self._roll.number_for(answer))
-            self._answers.append(answer)
+            self.answers.append(self._numbered_answer(answer) if isinstance(answer, Ready) else answer)
         else:
             return
         del self._pending[name]
+
+    def _numbered_answer(self, ready: Ready) -> Ready:
+        """The answer with a number for the operation, if it is ready for the second time under the same name."""
+        name, asked = ready.name, ready.asked
+        if asked.kind not in _NUMBERED or ready.joined or name in self.numbers.by_name:
+            return ready
+        if self._once.pop(name, None) == asked and len(self.numbers.ready) < _MOST_NUMBERS:
+            return ready._replace(number=self.numbers.add(name, asked))
+        self._once[name] = asked
+        if len(self._once) > _MOST_REMEMBERED:
+            del self._once[next(iter(self._once))]
+        return ready
 
     def _list(self, ranks: Sequence[int]) -> str:
         return ", ".join(self._who(rank) for rank in ranks)
@@ -255,15 +239,15 @@ def agree(
 
     announced: the ranks that said so, by what they said. joined: the other ranks.
     """
-    (first, those), *others = sorted(announced.items(), key=lambda one: first_in(one[1]))
+    (first, those), *others = sorted(announced.items(), key=lambda each: _first_in(each[1]))
     for other, ranks in others:
         difference = _difference(first, other)
         if difference:
             what, here, there = difference
             return Failed(
                 name,
-                f"{name}: the ranks disagree about the {what}: {who(first_in(those))} has {here}, "
-                f"{who(first_in(ranks))} has {there}. Call it with the same {what} on every rank.",
+                f"{name}: the ranks disagree about the {what}: {who(_first_in(those))} has {here}, "
+                f"{who(_first_in(ranks))} has {there}. Call it with the same {what} on every rank.",
                 disagree=True,
             )
     if joined and first.kind not in _WITH_JOINED:
@@ -284,8 +268,6 @@ def agree(
 
 def _difference(one: Announcement, other: Announcement) -> tuple[str, str, str] | None:
     """What two ranks' announcements of an operation must not differ in and do: (what, here, there)."""
-    if one == other:
-        return None
     if one.kind != other.kind:
         return "operation", one.kind, other.kind
     if len(one.tensors) != len(other.tensors):
@@ -304,6 +286,10 @@ def _difference(one: Announcement, other: Announcement) -> tuple[str, str, str] 
     return None
 
 
-def elements(shape: Shape) -> int:
-    """How many elements a tensor of this shape has."""
-    return math.prod(shape)
+def ranks_in(ranks: int) -> list[int]:
+    """The ranks of a set, rising."""
+    return [rank for rank in range(ranks.bit_length()) if ranks >> rank & 1]
+
+
+def _first_in(ranks: int) -> int:
+    return (ranks & -ranks).bit_length() - 1

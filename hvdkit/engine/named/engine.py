@@ -1,40 +1,54 @@
-"""The ad hoc path: operations under a name, submitted from any thread in any order, done when all ranks have them.
+"""The engine of named operations: submitted from any thread in any order, done when all ranks have submitted them.
 
-Rank 0 of the group learns what every rank has, and lets all of them know what is ready (negotiator.py). Whoever waits
-for a result drives that; a thread does where nobody waits. So a rank that computes still takes part, and a rank that
-waits does so without a detour through a thread.
+The way of an operation: it is announced to rank 0 of the group by name, later by a number (negotiator.py); rank 0
+answers all ranks when it is ready everywhere (coordinator.py); each rank then does what is ready in the order of the
+answers, over the group's transport (execution.py). Whoever waits for a result drives that; a thread does where nobody
+waits. So a rank that computes still takes part, and a rank that waits does so without a detour through a thread.
 
-Small operations that every rank waits for at once need none of that on a fast lane (fast_lane.py).
+Locks, in the order in which they are taken; no other order is allowed:
+1. `_executing`, by the thread that does what is ready: held through whole collectives, and so for as long as other
+   ranks take. A wait for it is limited, and messages go on meanwhile.
+2. `_talking`, by the thread that sends and receives: never held while waiting for another rank.
+3. `_registering`, around the table of operations: never held while anything else is called.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import deque
+import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 
 from hvdkit.config import Config
-from hvdkit.engine.named.announcement import Announcement, Ready
-from hvdkit.engine.named.collecting import JOINING, WITHDRAWING
-from hvdkit.engine.named.coordinator import JOIN, AllJoined, Answer, Failed, Many
-from hvdkit.engine.named.execution import Action, Operation, plan_steps
-from hvdkit.engine.named.fast_lane import FastLane
-from hvdkit.engine.named.joining import Joining
+from hvdkit.engine.named.execution import Executor, Work, join_contribution
+from hvdkit.engine.named.joining import STOOD_IN_FOR, Joining
 from hvdkit.engine.named.negotiator import Negotiator
+from hvdkit.engine.named.operation import (
+    JOIN,
+    JOINING,
+    WITHDRAWING,
+    Action,
+    AllJoined,
+    Announcement,
+    Answer,
+    Failed,
+    Operation,
+    Ready,
+)
 from hvdkit.engine.named.step_runner import StepRunner
 from hvdkit.engine.named.tree import FANOUT
 from hvdkit.engine.observe.stall import Stalls
-from hvdkit.engine.observe.stragglers import Stragglers
+from hvdkit.engine.observe.stragglers import Stragglers, Window
 from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.errors import DuplicateNameError, HorovodInternalError, RanksDisagreeError, TransportError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.polling import Backoff
 
-_TURN_S = 0.05  # how long a thread waits for one that is in a step, before it looks at the mail
+_TURN_S = 0.05  # how long a thread waits for one that executes, before it looks at the mail
 _IDLE_S = 0.05  # how often a thread with nothing to do looks at the mail: to answer questions, and for who has left
+_PAUSE_S = 0.001  # for more announcements to come, as they do many at a time
+_MOST_PAUSES = 10
 
 
 class NamedEngine:
@@ -57,41 +71,33 @@ class NamedEngine:
         job_ranks: Sequence[int] | None = None,
     ) -> None:
         self.transport = transport
-        self._limit_bytes = config.fusion_bytes
         self._hosts, self.ranks, self._job_ranks, self.timeline = hosts, ranks, job_ranks, timeline
-        #: After so many seconds a wait that is no operation, and a step of one, is told to the others.
+        #: After so many seconds a wait that is no operation, and the execution of one, is told to the others.
         self.notice_s = min([1.0, *(each / 4 for each in (config.stall_check_s, config.stall_shutdown_s) if each > 0)])
-        mail, lane = transport.open_mailbox(), transport.open_lane()
-        self._talks = Negotiator(
-            mail,
+        self._negotiator = Negotiator(
+            transport.open_mailbox(),
             transport.rank,
             transport.size,
             who=self.who,
-            listener=self,
             stalls=Stalls(config, self.who),
             stragglers=Stragglers(transport.size, self.who, config.straggler_percent),
-            fanout=FANOUT if lane is None else transport.size,  # a lane's positions are compared in one place
+            fanout=FANOUT,
             hear_of_steps=lambda *message: self._steps.hear(*message),
         )
-        self._lane = FastLane(self, lane)
+        self._executor = Executor(transport, config.fusion_bytes, timeline)
         self._operations: dict[str, Operation] = {}
-        self._outbox = self._talks.outbox
-        self.report_window = self._outbox.add_window
         self._join: Operation | None = None
         self.joining = Joining()
         self._failure: str | None = None
-        self._submitting = threading.Lock()
-        # The lock for steps is taken before the one for messages, if both are. That one is never held for long, so
-        # that messages are answered while a step is under way.
-        self._executing = threading.RLock()
-        self._talking = threading.RLock()
-        self._heard: deque[Callable[[], None]] = deque()  # what is to be done about messages, in their order
+        self._executing, self._talking = threading.RLock(), threading.RLock()
+        self._registering = threading.Lock()
         self._steps = StepRunner(
             transport,
             config,
-            send=self._talks.send_of_steps,
+            send=self._negotiator.send,
             talk=self._talk,
             talking=self._talking,
+            closed=lambda: self._negotiator.closed,
             failed=self._fail,
             who=self.who,
             notice_s=self.notice_s,
@@ -99,19 +105,21 @@ class NamedEngine:
         self._awake = threading.Event()
         self._closing = False
         self._counters: dict[str, int] = {}
-        self._start_thread()
+        self._process = os.getpid()
+        self._thread: threading.Thread | None = None
+        if transport.size > 1:
+            self._thread = threading.Thread(target=self._run, name="hvdkit-named", daemon=True)
+            self._thread.start()
+
+    @property
+    def report_window(self) -> Callable[[Window], None]:
+        """See Engine."""
+        return self._negotiator.add_window
 
     def who(self, rank: int) -> str:
         """Name a rank of this engine for a message."""
         job = f"job rank {self._job_ranks[rank]}, " if self._job_ranks else ""
         return f"rank {self.ranks[rank]} ({job}host {self._hosts[rank]})"
-
-    def _start_thread(self) -> None:
-        self._process = os.getpid()
-        self._thread: threading.Thread | None = None
-        if self.transport.size > 1:
-            self._thread = threading.Thread(target=self._run, name="hvdkit-named", daemon=True)
-            self._thread.start()
 
     def make_name(self, kind: str) -> str:
         """A name for an operation without one: the n-th of its kind here and so on every rank."""
@@ -119,7 +127,7 @@ class NamedEngine:
 
     def count(self, kind: str) -> int:
         """How many of a kind there have been with this one, from 1; the same on every rank where the order is."""
-        with self._submitting:
+        with self._registering:
             number = self._counters[kind] = self._counters.get(kind, 0) + 1
         return number
 
@@ -130,9 +138,7 @@ class NamedEngine:
         Raises DuplicateNameError if an operation of this name is still under way here, HorovodInternalError if the
         engine has failed.
         """
-        operation = Operation(name, asked, buffers)
-        self._register(operation)
-        self.announce(operation)
+        operation = self._announce(Operation(name, asked, buffers))
         if not self._awake.is_set():
             self._awake.set()
         return operation
@@ -144,86 +150,66 @@ class NamedEngine:
 
         action: see Operation.
         """
-        operation = Operation(name, asked, buffers, action=action)
-        self._register(operation)
-        try:
-            shown = self._lane.do(operation)
-        except HorovodInternalError:
-            raise
-        except Exception as error:
-            if operation.done:  # all ranks have shown their part, so nobody waits for this one
-                raise
-            raise self._steps.stop_all(name, error) from error
-        if not shown:
-            self.announce(operation)
-            self.wait(operation)
+        operation = self._announce(Operation(name, asked, buffers, action))
+        self.wait(operation)
         return operation
 
-    def _register(self, operation: Operation) -> None:
-        with self._submitting:
+    def _announce(self, operation: Operation) -> Operation:
+        with self._registering:
             if self._failure is not None:
                 raise HorovodInternalError(self._failure)
-            if operation.name in self._operations:
+            if self._operations.setdefault(operation.name, operation) is not operation:
                 raise DuplicateNameError(
                     f"{operation.name} is still under way on {self.who(self.transport.rank)}. Give operations that run "
                     f"at the same time different names, or synchronize() the first one before."
                 )
-            self._operations[operation.name] = operation
-        self.timeline.begin(operation.name, f"NEGOTIATE_{operation.asked.kind.upper()}")
-
-    def announce(self, operation: Operation, lane: int = 0) -> None:
-        """Announce an operation with the next message. lane: the position after that of the fast lane."""
-        self._outbox.add(operation.name, operation.asked, lane)
-
-    def span_of(self, operation: Operation) -> AbstractContextManager[None]:
-        """The time in which an operation is done without an answer, for the timeline."""
-        self.timeline.end(operation.name)
-        return self.timeline.span(operation.asked.kind.upper(), [operation])
+        if self.timeline.on:
+            self.timeline.begin(operation.name, f"NEGOTIATE_{operation.asked.kind.upper()}")
+        self._negotiator.add(operation.name, operation.asked)
+        return operation
 
     def join(self) -> Operation:
         """Begin to take part in the others' operations, and plans, with zeros until all ranks have joined."""
         operation = Operation(JOIN, JOINING, ())
-        with self._submitting:
+        with self._registering:
             if self._failure is not None:
                 raise HorovodInternalError(self._failure)
             self.joining.begin()
             self._join = operation
-            self._outbox.add("", operation.asked)
+        self._negotiator.add("", JOINING)
         self._awake.set()
         return operation
 
     def withdraw(self, name: str) -> None:
         """Take back an operation without buffers, if it is still under way."""
-        with self._submitting:
-            if self._operations.pop(name, None) is not None:
-                self._outbox.add(name, WITHDRAWING)
+        with self._registering:
+            known = self._operations.pop(name, None)
+        if known is not None:
+            self._negotiator.add(name, WITHDRAWING)
         self.timeline.end(name)
-
-    def take_back(self, operation: Operation) -> None:
-        """Take the announcement of an operation back that has been done another way; wait() until that is known."""
-        with self._executing, self._talking:
-            operation.withdrawn = True
-            self._talks.take_back(operation.name, self._lane.met)
 
     def wait(self, operation: Operation) -> None:
         """Return when the operation is done; raises what it failed with."""
         if not operation.done:
-            waiting = Backoff(self.transport.check)
+            backoff = Backoff(self.transport.check)
             while not operation.done:
                 if not self.drive():
-                    waiting.pause()
+                    backoff.pause()
         if operation.error is not None:
             raise operation.error
 
     def drive(self) -> bool:
         """Send, receive and do what can be done now; True if anything moved."""
         moved = self._talk()
-        if not self._executing.acquire(timeout=_TURN_S):  # another thread is in a step; messages go on meanwhile
+        heard = self._negotiator.heard
+        if not heard and self._join is None:
+            return moved
+        if not self._executing.acquire(timeout=_TURN_S):  # another thread executes; messages go on meanwhile
             return moved
         try:
-            while self._heard:
+            while heard:
                 moved = True
-                self._heard.popleft()()
+                self._execute(heard.popleft())
             if self._join is not None:
                 moved = self._help() or moved
         finally:
@@ -231,114 +217,105 @@ class NamedEngine:
         return moved
 
     def _talk(self) -> bool:
-        """Send and receive; True if anything moved. What comes of it is left to whoever has the lock for steps."""
+        """Send and receive; True if anything moved. What is answered is left to whoever has the lock for execution."""
         with self._talking:
-            moved = self._talks.turn(self._lane.met)
+            moved = self._negotiator.turn()
             self._steps.turn()
-            return moved
+        return moved
 
-    def answered(self, answers: Sequence[Answer]) -> None:
-        """See Listener.answered."""
-        self._heard.append(lambda: self._answer(answers))
-
-    def _answer(self, answers: Sequence[Answer]) -> None:
-        work: list[tuple[Ready, Operation]] = []
+    def _execute(self, answers: Sequence[Answer]) -> None:
+        """Do what rank 0 has answered; with the lock for execution."""
+        ready: list[Ready] = []
         for answer in answers:
-            if isinstance(answer, Failed):
+            if isinstance(answer, int):
+                ready.append(self._negotiator.numbers.ready[answer])
+            elif isinstance(answer, Ready):
+                ready.append(answer)
+            elif isinstance(answer, Failed):
                 kind = RanksDisagreeError if answer.disagree else HorovodInternalError
-                self.finish(answer.name, kind(answer.why))
+                self._finish(answer.name, kind(answer.why))
             elif isinstance(answer, AllJoined):
-                self._do(work)
-                work = []
-                self._joined(answer.last)
-            elif isinstance(answer, Many):
-                self._lane.heard(0, some_joined=False)
-                work += [self._part_of(self._talks.directory[number]) for number in answer.numbers.tolist()]
+                self._do(ready)
+                ready = []
+                self._all_joined(answer.last)
             else:
-                self._lane.heard(answer.lane, some_joined=bool(answer.joined))
-                work.append(self._part_of(answer))
-        self._do(work)
+                self._do(ready)
+                ready = []
+                self._end_joining()
+                self._fail(answer.why)
+        if ready:
+            self._do(ready)
 
-    def _part_of(self, ready: Ready) -> tuple[Ready, Operation]:
-        """An operation that is ready, with this rank's part of it."""
-        self.timeline.end(ready.name)
-        self.joining.operations += 1
-        operation = self._operations.get(ready.name)
-        if operation is None or operation.withdrawn:
-            try:
-                operation = self.joining.contribution(ready)
-            except Exception as error:
-                raise self._steps.stop_all(ready.name, error) from error
-        return ready, operation
-
-    def _do(self, work: Sequence[tuple[Ready, Operation]]) -> None:
-        for step in plan_steps(self.transport, work, limit_bytes=self._limit_bytes, span=self.timeline.span):
-            error = self._steps.do(step.label, step.do)
-            for operation in step.operations:
-                operation.error = operation.error or error
-        self._finish_all(work)
-
-    def _finish_all(self, work: Sequence[tuple[Ready, Operation]]) -> None:
-        with self._submitting:
-            for _, operation in work:
-                if self._operations.get(operation.name) is operation:
-                    del self._operations[operation.name]
+    def _do(self, ready: Sequence[Ready]) -> None:
+        """Do operations that have become ready together."""
+        known = self._operations
+        self.joining.operations += len(ready)
+        operations = [known.get(each.name) or self._contribution(each) for each in ready]
+        if self.timeline.on:
+            for operation in operations:
+                self.timeline.end(operation.name)
+        for work in self._executor.plan(ready, operations):
+            error = self._steps.do(work)
+            if error is not None:
+                for operation in work.operations:
+                    operation.error = operation.error or error
+        with self._registering:
+            for operation in operations:
+                if known.get(operation.name) is operation:
+                    del known[operation.name]
                     operation.done = True
 
-    def finish(self, name: str, error: Exception | None = None) -> None:
-        """The operation has been done, or has failed."""
-        with self._submitting:
+    def _contribution(self, ready: Ready) -> Operation:
+        """This rank's part of an operation that it has not submitted, having joined."""
+        if ready.asked.kind not in STOOD_IN_FOR:
+            return join_contribution(ready)
+        try:
+            return Operation(ready.name, ready.asked, (), self.joining.action_for(ready.name))
+        except Exception as error:
+            raise self._steps.stop_all(ready.name, error) from error
+
+    def _finish(self, name: str, error: Exception | None = None) -> None:
+        """The operation has failed, or the join is done."""
+        with self._registering:
             if name == JOIN:
                 operation, self._join = self._join, None
             else:
-                operation = self._operations.get(name)
-                if operation is not None and operation.withdrawn:
-                    return
-                self._operations.pop(name, None)
-            if operation is not None:
-                operation.error = error or operation.error
-                operation.done = True
-
-    def withdrawn(self, name: str) -> None:
-        """See Listener.withdrawn."""
-        self._heard.append(lambda: self._take_out(name))
-
-    def _take_out(self, name: str) -> None:
-        self.timeline.end(name)
-        with self._submitting:
-            operation = self._operations.pop(name, None)
+                operation = self._operations.pop(name, None)
         if operation is not None:
+            operation.error = error or operation.error
             operation.done = True
 
-    def _joined(self, last: int) -> None:
-        self._lane.all_joined()
+    def _all_joined(self, last: int) -> None:
         join = self._join
         if join is not None:
 
             def settle() -> None:
                 join.last_joined = self.joining.settle(self.transport, last)
 
-            error = self._steps.do("join", settle)
+            error = self._steps.do(Work([join], settle))
             if error is not None:
-                self.finish(JOIN, error)
+                self._finish(JOIN, error)
 
     def _help(self) -> bool:
         """Take part in the rounds of those who train; the join is done when nobody does."""
         moved = self.joining.advance()
         if self.joining.over:
-            self.finish(JOIN)
+            self._finish(JOIN)
         return moved
 
-    def failed(self, why: str) -> None:
-        """See Listener.failed. What was ready before is done."""
-        self._steps.closed()
-        self._heard.append(lambda: self._fail(why))
+    def _end_joining(self) -> None:
+        """A rank has left. If all had joined before, it has ended its zero rounds, so those of this rank end too."""
+        backoff = Backoff(self.transport.check)
+        while self._join is not None and self.joining.all_have_joined:
+            if not self._help():
+                backoff.pause()
 
     def _fail(self, why: str, error: HorovodInternalError | None = None) -> None:
         """Nothing can be done any more: tell all who wait, and who will come."""
-        with self._submitting:
+        with self._registering:
             self._failure = why
-            waiting, self._operations = list(self._operations.values()), {}
+            waiting = list(self._operations.values())
+            self._operations.clear()
             if self._join is not None:
                 waiting.append(self._join)
                 self._join = None
@@ -351,7 +328,7 @@ class NamedEngine:
             self._awake.wait(_IDLE_S)
             self._awake.clear()
             if self._busy:
-                self._outbox.let_gather()
+                self._let_gather()
             try:
                 if self._executing.acquire(blocking=False):
                     try:
@@ -368,9 +345,18 @@ class NamedEngine:
             if self._busy:
                 self._awake.set()
 
+    def _let_gather(self) -> None:
+        """Return soon; later while announcements go on coming, as they do many at a time."""
+        more = -1
+        for _ in range(_MOST_PAUSES):
+            time.sleep(_PAUSE_S)
+            before, more = more, self._negotiator.has_more
+            if more in (0, before):
+                return
+
     @property
     def _busy(self) -> bool:
-        return bool(self._operations or self._outbox or self._join)
+        return bool(self._operations or self._negotiator.has_more or self._join)
 
     @property
     def stopped(self) -> bool:
@@ -383,7 +369,7 @@ class NamedEngine:
         if self.transport.size > 1 and os.getpid() == self._process:
             with self._talking:
                 self._steps.leave()
-                self._talks.leave(f"{self.who(self.transport.rank)} {why}")
+                self._negotiator.leave(f"{self.who(self.transport.rank)} {why}")
 
     def close(self, *, idle: bool = True) -> None:
         """See Engine.close."""
@@ -393,6 +379,5 @@ class NamedEngine:
         self._awake.set()
         if self._thread is not None:
             self._thread.join()
-        self._talks.close(idle=idle)
-        self._lane.close()
+        self._negotiator.close(idle=idle)
         self.transport.close(idle=idle)

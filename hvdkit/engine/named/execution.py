@@ -1,57 +1,50 @@
-"""Doing what is ready: operations whose parameters all ranks agree on, in one order, over one transport."""
+"""Doing what is ready: operations whose parameters all ranks agree on, in one order, over one transport.
+
+Allreduces of one dtype and with the same options that became ready together are done as one ("fused"), up to a limit.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvdkit.engine.named.announcement import Announcement, Ready
-from hvdkit.engine.named.fusion import Part, plan_fusion
+from hvdkit.engine.adasum import adasum
 from hvdkit.engine.named.integers import finish_average, multiply, widen
+from hvdkit.engine.named.operation import Announcement, Operation, Ready, label_of
+from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.transport.api import Transport
-from hvdkit.transport.buffer import SCALED, STORAGE, Buffer, Op, make_buffer
+from hvdkit.transport.buffer import SCALED, STORAGE, Array, Buffer, make_buffer
 
-_ADASUM = ("op", "adasum")
+#: Operations that are done together, of those that became ready together: (index of the operation, of its tensor).
+Group = tuple[tuple[int, int], ...]
 
-#: What an operation of a kind of its own does, given the transport and the ranks that have joined.
-Action = Callable[[Transport, Sequence[int]], Any]
+_MOST_KEPT_BYTES = 16 * 2**20  # of the buffer for fused operations that is used again
 
 
-@dataclass(slots=True)
-class Operation:
-    """One rank's part of a named operation.
+class Work(NamedTuple):
+    """Operations to be done at once. do: does them; collective."""
 
-    buffers: contiguous, one a tensor; read, and by allreduce and broadcast overwritten. results: of the other kinds, in
-    new memory. rows: what the ranks brought along, see Ready. action: what is done, of a kind that is no collective;
-    the engine goes on if it raises alike on all ranks. outcome: what it returned. last_joined: of a join. withdrawn:
-    its announcement has been taken back. error: instead of a result.
-    """
+    operations: Sequence[Operation]
+    do: Callable[[], None]
 
-    name: str
-    asked: Announcement
-    buffers: Sequence[Buffer]
-    results: Sequence[Buffer] = ()
-    rows: tuple[tuple[int, ...], ...] = ()
-    action: Action | None = None
-    outcome: Any = None
-    last_joined: int = -1
-    withdrawn: bool = False
-    done: bool = False
-    error: Exception | None = None
+    @property
+    def label(self) -> str:
+        """Name the work for messages."""
+        first = self.operations[0]
+        more = f" and {len(self.operations) - 1} more" if len(self.operations) > 1 else ""
+        return label_of(first.asked.kind, first.name) + more
 
 
 def join_contribution(ready: Ready) -> Operation:
     """The part of a rank that has joined: what changes nothing in the others' result."""
-    options = dict(ready.asked.options)
     buffers = []
-    for dtype, shape in ready.asked.tensors:
-        buffer = make_buffer(math.prod(shape), dtype)
-        buffer.array[:] = _neutral(options.get("op", "sum"), dtype)
+    for count, (dtype, _) in zip(ready.asked.counts, ready.asked.tensors, strict=True):
+        buffer = make_buffer(count, dtype)
+        buffer.array[:] = _neutral(ready.asked.op or "sum", dtype)
         buffers.append(buffer)
     return Operation(ready.name, ready.asked, buffers)
 
@@ -69,125 +62,121 @@ def _neutral(op: str, dtype: str) -> Any:
     return np.iinfo(storage).max if op == "min" else np.iinfo(storage).min
 
 
-@dataclass(frozen=True)
-class Step:
-    """A part of what is to be done: some operations at once. do: does it; collective."""
+@functools.lru_cache(maxsize=64)
+def plan_fusion(asked: tuple[Announcement, ...], limit_bytes: int) -> tuple[Group, ...]:
+    """Which tensors of these operations are reduced together: of one dtype and alike, up to `limit_bytes` in a group.
 
-    operations: Sequence[Operation]
-    do: Callable[[], None]
-
-    @property
-    def label(self) -> str:
-        """Name the step for messages."""
-        name, kind = self.operations[0].name, self.operations[0].asked.kind
-        more = f" and {len(self.operations) - 1} more" if len(self.operations) > 1 else ""
-        return (name if name.startswith(kind) else f"{kind} ({name})") + more
-
-
-def plan_steps(
-    transport: Transport,
-    work: Sequence[tuple[Ready, Operation]],
-    *,
-    limit_bytes: int,
-    span: Callable[[str, Sequence[Operation]], Any],
-) -> Iterator[Step]:
-    """The steps in which operations are done that became ready together: with the same `work` the same on all ranks.
-
-    limit_bytes: of small allreduces that are done as one. span: a context around each piece of work, for the timeline.
+    In order; a larger tensor is alone. Groups come in the order of their first tensor.
     """
-    reductions = [
-        (operation, at)
-        for ready, operation in work
-        if ready.asked.kind == "allreduce" and _ADASUM not in ready.asked.options
-        for at in range(len(operation.buffers))
-    ]
-    parts = [
-        Part((operation.asked.tensors[at][0], operation.asked.options), operation.buffers[at].nbytes)
-        for operation, at in reductions
-    ]
-    for group in plan_fusion(parts, limit_bytes):
-        some = [reductions[index] for index in group]
-        operations = list({id(operation): operation for operation, _ in some}.values())
-        yield Step(operations, functools.partial(_reduce_group, transport, some, span))
-    for ready, operation in work:
-        if operation.action is not None or ready.asked.kind != "allreduce" or _ADASUM in ready.asked.options:
-            yield Step([operation], functools.partial(_do_one, transport, ready, operation, span))
+    groups: list[list[tuple[int, int]]] = []
+    filling: dict[tuple[object, ...], tuple[list[tuple[int, int]], int]] = {}
+    for index, each in enumerate(asked):
+        if not each.fusible:
+            continue
+        for at, (dtype, _) in enumerate(each.tensors):
+            group, size = filling.get((dtype, each.options), ([], 0))
+            if not group or size + each.sizes[at] > limit_bytes:
+                group, size = [], 0
+                groups.append(group)
+            group.append((index, at))
+            filling[dtype, each.options] = (group, size + each.sizes[at])
+    return tuple(map(tuple, groups))
 
 
-def _do_one(
-    transport: Transport, ready: Ready, operation: Operation, span: Callable[[str, Sequence[Operation]], Any]
-) -> None:
-    kind = ready.asked.kind
-    operation.rows = ready.rows
-    if operation.action is not None:
-        with span(kind.upper(), [operation]):
-            operation.outcome = operation.action(transport, ready.joined)
-    elif kind != "allreduce":
-        with span(kind.upper(), [operation]):
-            _DOING.get(kind, _announced)(transport, operation)
+class Executor:
+    """Does what is ready, over a transport that nobody else uses.
+
+    limit_bytes: of small allreduces that are done as one. timeline: shows each piece of work.
+    """
+
+    def __init__(self, transport: Transport, limit_bytes: int, timeline: Timeline) -> None:
+        self._transport, self._limit_bytes, self._timeline = transport, limit_bytes, timeline
+        self._kept: dict[str, Array] = {}  # memory for fused tensors, by dtype
+
+    def plan(self, ready: Sequence[Ready], operations: Sequence[Operation]) -> Iterator[Work]:
+        """The work of operations that became ready together: with the same `ready` the same on all ranks.
+
+        operations: this rank's part of each.
+        """
+        if len(ready) == 1 and len(operations[0].buffers) == 1 and ready[0].asked.fusible:
+            yield Work(operations, functools.partial(self._reduce, operations[0], operations[0].buffers[0], operations))
+            return
+        for group in plan_fusion(tuple([each.asked for each in ready]), self._limit_bytes):
+            members = [operations[index] for index in dict.fromkeys(index for index, _ in group)]
+            buffers = [operations[index].buffers[at] for index, at in group]
+            yield Work(members, functools.partial(self._reduce_group, members, buffers))
+        for each, operation in zip(ready, operations, strict=True):
+            if operation.action is not None or not each.asked.fusible:
+                yield Work([operation], functools.partial(self._do_one, each, operation))
+
+    def _reduce(self, operation: Operation, buffer: Buffer, operations: Sequence[Operation]) -> None:
+        with self._timeline.span("ALLREDUCE", operations):
+            reduce_scaled(self._transport, buffer, operation.asked)
+
+    def _reduce_group(self, operations: Sequence[Operation], buffers: Sequence[Buffer]) -> None:
+        if len(buffers) == 1:
+            self._reduce(operations[0], buffers[0], operations)
+            return
+        fused = self._fused(buffers)
+        with self._timeline.span("MEMCPY_IN_FUSION_BUFFER", operations):
+            np.concatenate([buffer.array for buffer in buffers], out=fused.array)
+        self._reduce(operations[0], fused, operations)
+        with self._timeline.span("MEMCPY_OUT_FUSION_BUFFER", operations):
+            at, source = 0, fused.array
+            for buffer in buffers:
+                target = buffer.array
+                end = at + target.size
+                target[:] = source[at:end]
+                at = end
+
+    def _fused(self, buffers: Sequence[Buffer]) -> Buffer:
+        """Memory for all of these, one after the other; the same the next time."""
+        dtype, count = buffers[0].dtype, sum([buffer.array.size for buffer in buffers])
+        kept = self._kept.get(dtype)
+        if kept is None or kept.size < count:
+            kept = make_buffer(count, dtype).array
+            if kept.nbytes <= _MOST_KEPT_BYTES:
+                self._kept[dtype] = kept
+        return Buffer(kept[:count], dtype)
+
+    def _do_one(self, ready: Ready, operation: Operation) -> None:
+        kind = ready.asked.kind
+        operation.rows = ready.rows
+        if operation.action is not None:
+            with self._timeline.span(kind.upper(), [operation]):
+                operation.outcome = operation.action(self._transport, ready.joined)
+        elif kind != "allreduce":
+            with self._timeline.span(kind.upper(), [operation]):
+                _COLLECTIVES.get(kind, _announced)(self._transport, operation)
+        else:
+            with self._timeline.span("ADASUM", [operation]):
+                adasum(self._transport, operation.buffers)
+
+
+def reduce_scaled(transport: Transport, buffer: Buffer, asked: Announcement) -> None:
+    """Reduce a buffer as it is asked, factors and all."""
+    before, after = factors(asked, transport.size)
+    if buffer.dtype in SCALED:
+        if before != 1.0:  # not after the sum, which may be too large for the dtype without it
+            transport.arithmetic.combine(buffer, [buffer], scale=before)
+        transport.allreduce(buffer, asked.sums, after)
+    elif asked.op == "average":
+        total = widen(buffer, transport.size, before)
+        transport.allreduce(total)
+        finish_average(buffer, total, transport.size, asked.postscale)
     else:
-        from hvdkit.engine.adasum import adasum
-
-        with span("ADASUM", [operation]):
-            adasum(transport, operation.buffers)
-
-
-def _option(operation: Operation, word: str) -> str:
-    return dict(operation.asked.options).get(word, "")
+        multiply(buffer, before)
+        transport.allreduce(buffer, asked.sums)
+        multiply(buffer, after)
 
 
 def factors(asked: Announcement, size: int) -> tuple[float, float]:
     """What is multiplied with before and after the reduction."""
-    options = dict(asked.options)
-    before, after = float(options.get("prescale factor", "1")), float(options.get("postscale factor", "1"))
-    return before, after / size if options["op"] == "average" else after
-
-
-def _postscale(operation: Operation) -> float:
-    return float(_option(operation, "postscale factor") or "1")
-
-
-def _reduce_group(
-    transport: Transport, group: Sequence[tuple[Operation, int]], span: Callable[[str, Sequence[Operation]], Any]
-) -> None:
-    operations = [operation for operation, _ in group]
-    buffers = [operation.buffers[at] for operation, at in group]
-    fused = buffers[0]
-    if len(buffers) > 1:
-        with span("MEMCPY_IN_FUSION_BUFFER", operations):
-            fused = Buffer(np.concatenate([buffer.array for buffer in buffers]), buffers[0].dtype)
-    with span("ALLREDUCE", operations):
-        reduce_scaled(transport, fused, operations[0])
-    if len(buffers) > 1:
-        with span("MEMCPY_OUT_FUSION_BUFFER", operations):
-            at = 0
-            for buffer in buffers:
-                end = at + buffer.array.size
-                buffer.array[:] = fused.array[at:end]
-                at = end
-
-
-def reduce_scaled(transport: Transport, buffer: Buffer, operation: Operation) -> None:
-    """Reduce a buffer as the operation says, factors and all."""
-    before, after = factors(operation.asked, transport.size)
-    name = _option(operation, "op")
-    op: Op = "sum" if name in ("average", "sum") else name  # type: ignore[assignment]
-    if buffer.dtype not in SCALED and name == "average":
-        total = widen(buffer, transport.size, before)
-        transport.allreduce(total)
-        finish_average(buffer, total, transport.size, _postscale(operation))
-    elif buffer.dtype not in SCALED:
-        multiply(buffer, before)
-        transport.allreduce(buffer, op)
-        multiply(buffer, after)
-    else:
-        if before != 1.0:  # not after the sum, which may be too large for the dtype without it
-            transport.arithmetic.combine(buffer, [buffer], scale=before)
-        transport.allreduce(buffer, op, after)
+    return asked.prescale, asked.postscale / size if asked.op == "average" else asked.postscale
 
 
 def _broadcast(transport: Transport, operation: Operation) -> None:
-    root = int(_option(operation, "root rank"))
+    root = int(operation.asked.option("root rank"))
     for buffer in operation.buffers:
         transport.broadcast(buffer, root)
 
@@ -226,12 +215,12 @@ def _reducescatter(transport: Transport, operation: Operation) -> None:
             result = transport.reducescatter(buffer, counts, "sum")
             if after != 1.0:
                 transport.arithmetic.combine(result, [result], scale=after)
-        elif _option(operation, "op") == "average":
+        elif operation.asked.op == "average":
             total = widen(buffer, transport.size, before)
             each = total.count // buffer.count if buffer.count else 1
             total = transport.reducescatter(total, [count * each for count in counts], "sum")
             result = make_buffer(counts[transport.rank], buffer.dtype)
-            finish_average(result, total, transport.size, _postscale(operation))
+            finish_average(result, total, transport.size, operation.asked.postscale)
         else:
             multiply(buffer, before)
             result = transport.reducescatter(buffer, counts, "sum")
@@ -244,7 +233,7 @@ def _announced(transport: Transport, operation: Operation) -> None:
     """A barrier, say. Everyone has announced it: nothing is left to do."""
 
 
-_DOING: dict[str, Callable[[Transport, Operation], None]] = {
+_COLLECTIVES: dict[str, Callable[[Transport, Operation], None]] = {
     "broadcast": _broadcast,
     "allgather": _allgather,
     "alltoall": _alltoall,

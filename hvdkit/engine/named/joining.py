@@ -5,7 +5,7 @@ zero rounds (planned/zero_rounds.py). Where ranks make a plan, or gather sparse 
 part without gradients of its own.
 
 The end: rank 0 of the group knows when the last rank has joined, and tells all, in the order of operations. Nobody
-trains then, so the blind rounds that are open end on all ranks with the same bucket. That takes a plan that all of them
+trains then, so the zero rounds that are open end on all ranks with the same bucket. That takes a plan that all of them
 still have: one that belongs to an optimizer which some rank has dropped already is left out, after asking.
 """
 
@@ -16,8 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from hvdkit.engine.named.announcement import Ready
-from hvdkit.engine.named.execution import Action, Operation, join_contribution
+from hvdkit.engine.named.operation import Action
 from hvdkit.engine.objects import allgather_object
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
@@ -60,20 +59,18 @@ class Joining:
         self._done.clear()
         self._wanted = None
 
-    def contribution(self, ready: Ready) -> Operation:
-        """This rank's part of an operation that it has not submitted."""
-        if ready.asked.kind not in STOOD_IN_FOR:
-            return join_contribution(ready)
-        action = self.contributions.get(ready.name, lambda: None)()
+    def action_for(self, name: str) -> Action:
+        """This rank's part of an operation, of a kind in STOOD_IN_FOR, that it has not submitted."""
+        action = self.contributions.get(name, lambda: None)()
         if action is None:
             raise HorovodInternalError(
-                f"{ready.name} is going on, and this rank, which has joined, has no such optimizer any more. Keep "
+                f"{name} is going on, and this rank, which has joined, has no such optimizer any more. Keep "
                 f"optimizers until all ranks have joined."
             )
-        return Operation(ready.name, ready.asked, (), action=action)
+        return action
 
     def advance(self) -> bool:
-        """Do what can be done in the blind rounds without waiting; True if anything moved."""
+        """Do what can be done in the zero rounds without waiting; True if anything moved."""
         moved = False
         for plan in list(self.plans.values()):
             if plan not in self._done:
@@ -87,12 +84,17 @@ class Joining:
     def settle(self, transport: Transport, last: int) -> int:
         """All ranks have joined; find out which plans all of them have, and who has come farthest. Collective.
 
-        last: the rank whose word of joining came last, which need not be the one that has: words may overtake.
+        last: the rank whose announcement came last, which need not be the one that has: announcements may overtake.
         """
         seen = allgather_object(transport, (list(self.plans), *self._began))
         self._wanted = wanted = set.intersection(*(set(names) for names, _, _ in seen))
-        come = [(sum(rounds.get(name, 0) for name in wanted), operations) for _, rounds, operations in seen]
-        return last if come[last] == max(come) else come.index(max(come))
+        progress = [(sum(rounds.get(name, 0) for name in wanted), operations) for _, rounds, operations in seen]
+        return last if progress[last] == max(progress) else progress.index(max(progress))
+
+    @property
+    def all_have_joined(self) -> bool:
+        """Is that known here, and what is to be ended then?"""
+        return self._wanted is not None
 
     @property
     def over(self) -> bool:
@@ -102,5 +104,5 @@ class Joining:
         return all(plan in self._done for name, plan in list(self.plans.items()) if name in self._wanted)
 
 
-#: Kinds of operations that a rank which has joined takes part in by a stand-in.
+#: Kinds of operations that a rank which has joined takes part in with an action of its own.
 STOOD_IN_FOR = frozenset({"plan", "sparse_gradients", "tune"})

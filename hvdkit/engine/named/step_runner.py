@@ -1,28 +1,52 @@
-"""Doing steps on one rank so that an error in one, or a hang, is known to all ranks (steps.py, step_books.py)."""
+"""Executing work so that an error in it on one rank, or a hang, becomes known to all ranks.
+
+All ranks do the same work in the same order, so a piece of work, here a step, has the same number everywhere. A rank on
+which one fails tells rank 0 so, with the number of collectives that it has begun in it. If the step fails on all ranks
+after the same collectives they are still in step: each raises its error, and goes on. Else some rank waits for the
+failed one, or has gone on without it. Whoever finds that out says so, and rank 0 stops all of them (step_books.py).
+
+The fields that messages read or change are used with the engine's lock for messages held. That lock is taken after the
+one for execution, under which all of do() runs.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 from hvdkit.config import Config
-from hvdkit.engine.named.step_books import StepBooks
-from hvdkit.engine.named.steps import Steps
-from hvdkit.errors import HorovodInternalError, RankLostError, TransportError
+from hvdkit.engine.named.execution import Work
+from hvdkit.engine.named.step_books import Place, StepBooks
+from hvdkit.errors import (
+    HorovodInternalError,
+    PlanMismatchError,
+    RankLostError,
+    SharedMemoryError,
+    TransportError,
+)
 from hvdkit.transport.api import Transport
-from hvdkit.transport.polling import Backoff, watched
+from hvdkit.transport.polling import Backoff, Calls, calls, watch_waits
 
-_UP, _DOWN = "step", "steps"  # messages to the first rank, and from it
+_UP, _DOWN = "step", "steps"  # kinds of messages: to rank 0, and from it
+_FRAMES = 8
+_LOOKED_S = 0.5  # a wait is looked at every 0.1 s, see polling.py
+_LONGEST_TEXT = 1500  # so that MPI sends it at once
+
+#: Of a failure: the ranks cannot be in step any more; they are, whatever they have begun.
+_OUT_OF_STEP, _IN_STEP = -1, 2**62
 
 
 class StepRunner:
-    """Does the steps of an engine.
+    """Does the steps of an engine on one rank.
 
     send: sends a rank a message of a kind. talk: sends and receives; True if anything moved. talking: the lock for
-    messages. failed: told why no operation can be done any more, and the error if it is this rank's. who: names a rank.
-    notice_s: see Steps.
+    messages. closed: has rank 0 left, or a rank on the way to it? failed: told why no operation can be done any more,
+    and the error if it is this rank's. who: names a rank. notice_s: after how long a step is reported.
     """
 
     def __init__(
@@ -33,86 +57,70 @@ class StepRunner:
         send: Callable[[int, str, Any], None],
         talk: Callable[[], bool],
         talking: threading.RLock,
+        closed: Callable[[], bool],
         failed: Callable[[str, HorovodInternalError | None], None],
         who: Callable[[int], str],
         notice_s: float,
     ) -> None:
         self._transport, self._send, self._talk, self._talking = transport, send, talk, talking
-        self._failed, self._name = failed, who(transport.rank)
-        self._steps = Steps(self._tell_first, self._name, notice_s, self._stop)
+        self._closed, self._failed, self._name, self._notice_s = closed, failed, who(transport.rank), notice_s
         self._books: StepBooks | None = None
         if transport.rank == 0:
-            self._books = StepBooks(transport.size, config, lambda rank, told: self._tell(rank, _DOWN, told), who)
-        self._ended: str | None = None  # why no step is begun any more, and one under way is left
-        self._stopped = self._alone = False
+            self._books = StepBooks(transport.size, config, lambda rank, text: self._tell(rank, _DOWN, text), who)
+        self._reason: str | None = None  # why no step is begun any more, and one under way is left
+        self._stopped = self._apart = False
+        self._number = self._ended = 0  # of the step begun last, and of the last one that has ended
+        self._work: Work | None = None
+        self._thread, self._began_s, self._looked_s = 0, 0.0, 0.0
+        self._calls, self._before = Calls(), 0
+        self._reported = self._failed_step = 0
+        self._failing: tuple[int, int, str] | None = None  # on another rank: step, collectives begun, why
+        self._alike: tuple[int, bool] | None = None
 
     @property
     def stopped(self) -> bool:
         """Are all ranks stopped, or will they be? Some have left collectives before their end, or not begun them."""
-        return self._stopped or self._steps.apart or (self._books is not None and self._books.stopped)
+        return self._stopped or self._apart or (self._books is not None and self._books.stopped)
 
-    def _tell_first(self, content: Any) -> None:
-        if self._books is not None:
-            self._books.hear(0, content)
-        else:
-            self._tell(0, _UP, content)
-
-    def _tell(self, rank: int, kind: str, content: Any) -> None:
-        with contextlib.suppress(TransportError):  # whoever waits for a rank that is gone is told of it there
-            self._send(rank, kind, content)
-
-    def hear(self, sender: int, kind: str, content: Any) -> None:
-        """A message about steps; with the lock for messages."""
-        if kind == _DOWN:
-            self._steps.hear(content)
-        elif self._books is not None:
-            self._books.hear(sender, content)
-
-    def leave(self) -> None:
-        """This rank takes no further part; with the lock for messages."""
-        self._tell_first(("left",))
-
-    def closed(self) -> None:
-        """The first rank, or one on the way to it, takes no further part."""
-        self._alone = True
-
-    def turn(self) -> None:
-        """Tell of what takes long; called now and then, with the lock for messages."""
-        self._steps.report()
-        if self._books is not None:
-            self._books.look()
-
-    def do(self, label: str, step: Callable[[], None]) -> Exception | None:
+    def do(self, work: Work) -> Exception | None:
         """Do a step; returns the error with which it has failed on all ranks alike, so that the engine goes on.
 
         Raises HorovodInternalError, with the text of the first error, if it has not, or the engine has been stopped.
         """
-        if self._ended is not None:
-            raise HorovodInternalError(self._ended)
-        self._steps.begin(label)
+        if self._reason is not None:
+            raise HorovodInternalError(self._reason)
+        self._work, self._thread, self._calls = work, threading.get_ident(), calls()
+        self._calls.uncertain, self._before = False, self._calls.begun
+        self._began_s = time.monotonic()
+        self._number += 1
+        outer = watch_waits(self._look)
         try:
-            with watched(self._look):
-                step()
+            work.do()
         except Exception as error:
             return self._agree_on(error)
         finally:
+            watch_waits(outer)
             with self._talking:
-                self._steps.end()
+                self._ended = self._number
+                if self._reported == self._number:
+                    self._tell_first(("ended", self._number))
+                if self._failing is not None:
+                    self._compare(self._failing)
         return None
 
     def _look(self) -> None:
         """A step waits for other ranks: answer messages meanwhile, and end the wait if there is no hope."""
-        self._steps.look()
+        self._looked_s = time.monotonic()
         self._talk()
-        if self._ended is not None:
-            raise HorovodInternalError(self._ended)
+        if self._reason is not None:
+            raise HorovodInternalError(self._reason)
 
     def _agree_on(self, error: Exception) -> Exception:
-        if self._ended is not None:
-            raise HorovodInternalError(self._ended) from error
+        if self._reason is not None:
+            raise HorovodInternalError(self._reason) from error
         if not isinstance(error, RankLostError):  # else the others find it out by themselves
             with self._talking:
-                certain = self._steps.fail(error)
+                certain = self._tell_of(error)
             if certain or not isinstance(error, TransportError):
                 return self._hear_of(error)
             self._stopped = True
@@ -121,21 +129,35 @@ class StepRunner:
         self._end(str(failure), failure)
         raise failure
 
+    def _tell_of(self, error: Exception) -> bool:
+        """Tell rank 0 that the step has failed here; False if there is no answer to wait for."""
+        begun = self._begun
+        if isinstance(error, PlanMismatchError):
+            begun = _IN_STEP  # raised by what all ranks have found out together
+        elif self._calls.uncertain or (isinstance(error, TransportError) and not isinstance(error, SharedMemoryError)):
+            begun = _OUT_OF_STEP  # too little shared memory is found out together, but by the ranks of one host
+        assert self._work is not None
+        kind, text = type(error).__name__, str(error)[:_LONGEST_TEXT]
+        self._failed_step = self._number
+        why = f"{self._work.label} failed on {self._name} with {kind}: {text}"
+        self._tell_first(("failed", self._number, begun, kind, why))
+        return begun != _OUT_OF_STEP
+
     def _hear_of(self, error: Exception) -> Exception:
-        """Wait for what the first rank says of a failed step: return the error, or raise."""
-        waiting = Backoff(self._transport.check)
-        while self._ended is None:
-            same = self._steps.alike()
-            if same is None and self._alone:
+        """Wait for what rank 0 says of a failed step: return the error, or raise."""
+        backoff = Backoff(self._transport.check)
+        while self._reason is None:
+            same = self._alike[1] if self._alike is not None and self._alike[0] == self._number else None
+            if same is None and self._closed():
                 same = False
             if same is not None:
                 return error if same else HorovodInternalError(f"{describe(error)} (on {self._name})")
             try:
                 if not self._talk():
-                    waiting.pause()
+                    backoff.pause()
             except TransportError as lost:
                 self._end(str(lost), lost)
-        raise HorovodInternalError(self._ended) from error
+        raise HorovodInternalError(self._reason) from error
 
     def stop_all(self, label: str, error: Exception) -> HorovodInternalError:
         """Stop the engine on all ranks, for an error outside of steps; returns what to raise here."""
@@ -149,12 +171,75 @@ class StepRunner:
 
     def _end(self, why: str, error: HorovodInternalError | None = None) -> None:
         """No step is done here any more."""
-        self._ended = self._ended or why
+        self._reason = self._reason or why
         self._failed(why, error)
 
-    def _stop(self, why: str) -> None:
-        self._stopped = True
-        self._end(why)
+    @property
+    def _begun(self) -> int:
+        return self._calls.begun - self._before
+
+    def leave(self) -> None:
+        """This rank takes no further part; with the lock for messages."""
+        self._tell_first(("left",))
+
+    def turn(self) -> None:
+        """Tell of what takes long; called now and then, with the lock for messages."""
+        if self._ended < self._number:
+            self._report()
+        if self._books is not None:
+            self._books.look()
+
+    def _report(self) -> None:
+        if self._failing is not None:
+            self._compare(self._failing)
+        seconds = time.monotonic() - self._began_s
+        if self._reported < self._number and seconds > self._notice_s and self._work is not None:
+            self._reported = self._number
+            self._tell_first(("slow", self._number, self._work.label, self._begun, seconds))
+
+    def hear(self, sender: int, kind: str, content: Any) -> None:
+        """A message about steps; with the lock for messages."""
+        what, *rest = content
+        if kind == _UP:
+            if self._books is not None:
+                self._books.hear(sender, content)
+        elif what == "failing":
+            self._failing = (rest[0], rest[1], rest[2])
+            self._compare(self._failing)
+        elif what == "alike":
+            self._alike = (rest[0], rest[1])
+        elif what == "stop":
+            self._stopped = True
+            self._end(rest[0])
+        elif what == "where":
+            self._tell_first(("there", self._place()))
+
+    def _compare(self, failing: tuple[int, int, str]) -> None:
+        """Has this rank come farther than one that has failed? Then it waits in vain, or has done without it."""
+        number, begun, why = failing
+        if number == self._failed_step:
+            self._failing = None
+        elif self._ended >= number or (self._number == number and self._begun > begun):
+            self._failing = None
+            self._apart = True
+            self._tell_first(("apart", number, why))
+
+    def _place(self) -> Place:
+        under_way = self._ended < self._number
+        frame = sys._current_frames().get(self._thread) if under_way else None
+        stack = "".join(traceback.format_stack(frame)[-_FRAMES:]) if frame is not None else ""
+        waits = under_way and time.monotonic() - self._looked_s < _LOOKED_S
+        return Place(self._ended, self._begun, waits, stack)
+
+    def _tell_first(self, content: Any) -> None:
+        if self._books is not None:
+            self._books.hear(0, content)
+        else:
+            self._tell(0, _UP, content)
+
+    def _tell(self, rank: int, kind: str, content: Any) -> None:
+        with contextlib.suppress(TransportError):  # whoever waits for a rank that is gone is told of it there
+            self._send(rank, kind, content)
 
 
 def describe(error: Exception) -> str:

@@ -10,8 +10,7 @@ import numpy as np
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.api import Engine
 from hvdkit.engine.groups import MemberGroup, ProcessSet
-from hvdkit.engine.named.announcement import Announcement
-from hvdkit.engine.named.execution import Operation
+from hvdkit.engine.named.operation import Announcement, Operation
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.transport.buffer import FLOATS, Buffer, check_reduction
 

@@ -1,57 +1,108 @@
-"""Ranks as a tree, so that none has to hear or tell more than a few others; and sets of ranks as bits of a number."""
+"""Ranks as a tree, so that in a large world none has to hear or tell more than a few others."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from hvdkit.engine.named.coordinator import Item
+from hvdkit.engine.named.operation import JOINING, WITHDRAWING
 
 #: Children of a rank: 585 ranks are three steps from the root at most, 4681 four; up to 9 hear it from the root itself.
 FANOUT = 8
+#: How long what only some ranks of a part have announced is kept there, in seconds.
+HOLD_S = 0.01
 
 
 @dataclass(frozen=True)
 class Place:
     """Where a rank stands. A part of the tree is a run of ranks, the first of which speaks for all of them.
 
-    stop: its part is from itself up to that rank. parent: -1 for the root. children: (first, stop) of each one's part.
+    stop: its part is from itself up to that rank. parent: -1 for the root. children: the first rank of each one's part.
     """
 
     rank: int
     stop: int
     parent: int
-    children: tuple[tuple[int, int], ...]
+    children: tuple[int, ...]
+
+    @property
+    def ranks(self) -> int:
+        """The set of the ranks of its part."""
+        return (1 << self.stop) - (1 << self.rank)
 
 
 def place_in_tree(rank: int, size: int, fanout: int = FANOUT) -> Place:
     """The place of one of `size` ranks, of which 0 is the root."""
     parent, first, stop = -1, 0, size
     while True:
-        children = _split(first + 1, stop, fanout)
+        each, more = divmod(stop - first - 1, fanout)
+        firsts = [first + 1 + part * each + min(part, more) for part in range(min(fanout, stop - first - 1))]
         if rank == first:
-            return Place(rank, stop, parent, children)
-        parent, (first, stop) = first, next(one for one in children if one[0] <= rank < one[1])
+            return Place(rank, stop, parent, tuple(firsts))
+        parent = first
+        first, stop = next(
+            (start, end) for start, end in zip(firsts, [*firsts[1:], stop], strict=True) if start <= rank < end
+        )
 
 
-def _split(first: int, stop: int, parts: int) -> tuple[tuple[int, int], ...]:
-    """Runs of equal length, the first ones one longer where it does not divide."""
-    each, more = divmod(stop - first, parts)
-    runs, at = [], first
-    for part in range(min(parts, stop - first)):
-        end = at + each + (part < more)
-        runs.append((at, end))
-        at = end
-    return tuple(runs)
+class Merger:
+    """What the ranks of a part announce, passed on as one announcement of all of them where that is possible.
 
+    An announcement is passed on when all ranks of the part have made it. If that takes longer than HOLD_S it is passed
+    on as far as it has come, since somebody is late, or missing, and has to be known by name; the rest follows at once.
+    Announcements of a rank are never overtaken by those that it makes later and that are no operations: joining and
+    withdrawing are passed on at once, after all else.
 
-def run_of(first: int, stop: int) -> int:
-    """The set of the ranks from `first` up to `stop`."""
-    return (1 << stop) - (1 << first)
+    ranks: of the part.
+    """
 
+    def __init__(self, ranks: int) -> None:
+        self._everyone = ranks
+        self._held: dict[Item, int] = {}
+        self._partial: set[Item] = set()  # passed on before all ranks had announced them
+        self._joined = 0
+        self._since_s = math.inf
+        self._out: list[tuple[int, list[Item]]] = []
 
-def ranks_in(ranks: int) -> list[int]:
-    """The ranks of a set, rising."""
-    return [rank for rank in range(ranks.bit_length()) if ranks >> rank & 1]
+    def announce(self, ranks: int, items: Sequence[Item], now_s: float) -> None:
+        """Some ranks of the part announce these."""
+        complete: list[Item] = []
+        for item in items:
+            if not isinstance(item, int) and item[1].kind in (JOINING.kind, WITHDRAWING.kind):
+                self.flush()
+                self._joined |= ranks if item[1].kind == JOINING.kind else 0
+                self._out.append((ranks, [item]))
+                continue
+            here = self._held.pop(item, 0) | ranks
+            if here | self._joined == self._everyone:
+                complete.append(item)
+            elif item in self._partial:
+                self._out.append((here, [item]))
+            else:
+                self._held[item] = here
+                self._since_s = min(self._since_s, now_s)
+        if complete:
+            self._out.append((self._everyone & ~self._joined, complete))
 
+    def flush(self) -> None:
+        """Pass on everything."""
+        for item, ranks in self._held.items():
+            self._partial.add(item)
+            self._out.append((ranks, [item]))
+        self._held.clear()
+        self._since_s = math.inf
 
-def first_in(ranks: int) -> int:
-    """The lowest rank of a set that is not empty."""
-    return (ranks & -ranks).bit_length() - 1
+    def answered(self, *, all_joined: bool) -> None:
+        """Operations have been answered: whoever announces them from now on begins anew."""
+        self._partial.clear()
+        if all_joined:
+            self._joined = 0
+
+    def take(self, now_s: float) -> list[tuple[int, list[Item]]]:
+        """What is to be passed on now: ranks, and what all of them announce."""
+        if now_s - self._since_s > HOLD_S:
+            self.flush()
+        out, self._out = self._out, []
+        return out

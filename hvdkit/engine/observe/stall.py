@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from hvdkit.config import Config
 from hvdkit.engine.named.coordinator import Coordinator, Waiting
+from hvdkit.engine.named.operation import label_of
 from hvdkit.log import logger
 from hvdkit.world import read_job
 
@@ -28,10 +29,6 @@ def tell_command() -> str:
     """What to type to see all ranks; "" for a job that hvdrun has not started."""
     job, host = read_job()
     return f"What all ranks are doing now is told by `hvdkit stacks {job}`, typed on {host}.\n" if job else ""
-
-
-def _label(one: Waiting) -> str:
-    return one.name if one.name.startswith(one.kind) else f"{one.kind} ({one.name})"
 
 
 class Stalls:
@@ -88,7 +85,7 @@ class Stalls:
 
     def _tell(self, one: Waiting) -> str:
         lines = [
-            f"{_label(one)} has been waiting for {one.seconds:.0f} s: it was submitted by "
+            f"{label_of(one.kind, one.name)} has been waiting for {one.seconds:.0f} s: it was submitted by "
             f"{', '.join(map(self._who, one.present))}, and not by {', '.join(map(self._who, one.missing))}. All ranks "
             f"must submit the same operations.\n"
         ]

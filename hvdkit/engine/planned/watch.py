@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 from hvdkit.engine.api import Engine
-from hvdkit.engine.named.announcement import Announcement
-from hvdkit.engine.named.execution import Operation
+from hvdkit.engine.named.operation import Announcement, Operation
 
 _WAIT = Announcement("gradients", ())
 

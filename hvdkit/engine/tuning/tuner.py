@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdkit.engine.named.collective_step import collective_step
-from hvdkit.engine.named.execution import Action
+from hvdkit.engine.named.operation import Action
 from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.planned.reducer import BucketReducer
 from hvdkit.engine.planned.settings import PlanSettings

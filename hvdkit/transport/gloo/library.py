@@ -193,7 +193,7 @@ class GlooRequest:
         return True
 
     def wait(self, check: Callable[[], None]) -> None:
-        """Return when it is done. check: called every 0.1 s meanwhile; may raise, as may what watched()
+        """Return when it is done. check: called every 0.1 s meanwhile; may raise, as may what watch_waits()
         has for this thread. Raises as test() does.
         """
         try:

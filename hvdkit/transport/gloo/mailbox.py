@@ -10,6 +10,8 @@ from hvdkit.transport.gloo.peers import Mesh
 class MeshMailbox:
     """See Mailbox. ranks: the number in the mesh of each rank. channel: 16 bytes, of this mailbox alone."""
 
+    star = False
+
     def __init__(self, mesh: Mesh, ranks: Sequence[int], channel: bytes) -> None:
         self._mesh, self._ranks, self._channel = mesh, tuple(ranks), channel
         self._numbers = {peer: rank for rank, peer in enumerate(ranks)}

@@ -216,9 +216,6 @@ class GlooTransport:
         """See Transport.open_mailbox."""
         return MeshMailbox(self._mesh, self.ranks, _channel(self._name()))
 
-    def open_lane(self) -> None:
-        """See Transport.open_lane. Ranks of one host would have SharedMemoryTransport."""
-
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> WireBuckets:
         """See Transport.open_buckets."""
         return WireBuckets(self.open_crossing(), specs, depth, self.check)

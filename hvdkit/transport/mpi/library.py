@@ -308,7 +308,7 @@ def nudged() -> Iterator[None]:
 
 
 def collective(what: str, comm: MPI.Intracomm, *arguments: Any) -> None:
-    """Do a collective. what: MPI's name for it. Raises as call_mpi does, and what watched() has for this thread.
+    """Do a collective. what: MPI's name for it. Raises as call_mpi does, and what watch_waits() has for this thread.
 
     It is begun and asked after, not waited for in MPI: so the wait can be watched, and ended where another rank has
     failed. And where calls take turns it does not keep its turn, as another rank may need this one's other threads

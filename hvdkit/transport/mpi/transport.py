@@ -15,10 +15,10 @@ from hvdkit.transport.between.measure import measure
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import HALF, Buffer, Op, check_reduction, make_buffer
-from hvdkit.transport.mailbox import MpiMailbox
 from hvdkit.transport.mpi import large_counts as mpi_large
 from hvdkit.transport.mpi.communicators import duplicate_comm, make_comm
 from hvdkit.transport.mpi.library import collective, free_comm, load_mpi, operation, own_comm, plain
+from hvdkit.transport.mpi.mailbox import MpiMailbox
 from hvdkit.transport.mpi.nonblocking import MpiWire
 from hvdkit.transport.mpi.ulfm import world_comm
 from hvdkit.transport.polling import Backoff
@@ -142,9 +142,6 @@ class MpiTransport:
     def open_mailbox(self) -> MpiMailbox:
         """See Transport.open_mailbox."""
         return MpiMailbox(own_comm(duplicate_comm(self.comm)))
-
-    def open_lane(self) -> None:
-        """See Transport.open_lane. Ranks of one host would have SharedMemoryTransport."""
 
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> WireBuckets:
         """See Transport.open_buckets."""

@@ -6,14 +6,16 @@ from collections.abc import Callable, Sequence
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.api import Crossing, Transport
+from hvdkit.transport.arguments import check_root
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.buckets import BucketSpec, InPlaceSegment
 from hvdkit.transport.buffer import Buffer, Op
 from hvdkit.transport.mailbox import Mailbox
 from hvdkit.transport.shared.buckets import SharedBuckets
-from hvdkit.transport.shared.lane import Lane, open_shared_lane
 from hvdkit.transport.shared.liveness import Liveness
+from hvdkit.transport.shared.mailbox import open_shared_mailbox
+from hvdkit.transport.shared.slots import Slots, slot_bytes
 
 _STAGE_BYTES = 2 * 2**20  # stays in the last-level cache between copy, sum and copy
 _STAGES = 2
@@ -56,6 +58,8 @@ class SharedMemoryTransport:
         self._job_rank = job_rank
         self._liveness = Liveness(local, host, directory, base.rank, job_rank)
         self._staging: SharedBuckets | None = None
+        self._slot_bytes = slot_bytes(base.size) if local.size == base.size else 0
+        self._slots: Slots | None = None
         self._closed = False
 
     @property
@@ -70,7 +74,11 @@ class SharedMemoryTransport:
 
     def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
         """See Transport.allreduce."""
-        if buffer.nbytes < self._small_bytes or not buffer.nbytes:
+        nbytes = buffer.array.nbytes
+        if 0 < nbytes <= self._slot_bytes:
+            (self._slots or self._open_slots()).allreduce(buffer, op, scale, self._base.arithmetic)
+            return
+        if nbytes < self._small_bytes or not nbytes:
             self._base.allreduce(buffer, op, scale)
             return
         if self._staging is None:
@@ -107,7 +115,15 @@ class SharedMemoryTransport:
 
     def broadcast(self, buffer: Buffer, root: int) -> None:
         """See Transport.broadcast."""
-        self._base.broadcast(buffer, root)
+        if 0 < buffer.array.nbytes <= self._slot_bytes:
+            check_root(root, self.size)
+            (self._slots or self._open_slots()).broadcast(buffer, root, self._base.arithmetic)
+        else:
+            self._base.broadcast(buffer, root)
+
+    def _open_slots(self) -> Slots:
+        self._slots = Slots(self._base, self._directory, self._liveness.check)
+        return self._slots
 
     def alltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Buffer:
         """See Transport.alltoall."""
@@ -133,11 +149,9 @@ class SharedMemoryTransport:
 
     def open_mailbox(self) -> Mailbox:
         """See Transport.open_mailbox."""
+        if self._local.size == self._base.size:
+            return open_shared_mailbox(self._base, self._directory)
         return self._base.open_mailbox()
-
-    def open_lane(self) -> Lane | None:
-        """See Transport.open_lane."""
-        return open_shared_lane(self._base, self._directory) if self._local.size == self._base.size else None
 
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> SharedBuckets:
         """See Transport.open_buckets."""
@@ -177,6 +191,8 @@ class SharedMemoryTransport:
             self._base.barrier()  # so that nobody takes an orderly end for a rank that left others waiting
         self._liveness.close()
         self._drop_staging()
+        if self._slots is not None:
+            self._slots.close()
         if self._local is not self._base:
             self._local.close(idle=idle)
         self._base.close(idle=idle)

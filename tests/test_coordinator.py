@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdkit.engine.named.announcement import Announcement, Ready
-from hvdkit.engine.named.coordinator import AllJoined, Coordinator, Failed, Many
-from hvdkit.engine.named.operation_ids import Directory, RollCall
+from hvdkit.engine.named.coordinator import Coordinator, Item, Numbers
+from hvdkit.engine.named.operation import JOINING, AllJoined, Announcement, Answer, Failed, Ready
 
 _ASKED = Announcement("allreduce", (("float32", (3,)),), (("op", "sum"),))
 _OTHER = Announcement("allreduce", (("float32", (4,)),), (("op", "sum"),))
@@ -27,34 +25,32 @@ class _Ranks:
     def __init__(self, size: int, *, numbered: bool) -> None:
         self.size, self.numbered = size, numbered
         self.coordinator = Coordinator(size, _who)
-        self.directory = Directory()
+        self.numbers = Numbers()
         self.by_number = 0
 
     def announce(self, rank: int, names: list[str], asked: Announcement = _ASKED) -> None:
-        numbers = []
-        for name in names:
-            number = self.directory.find(name, asked) if self.numbered else -1
-            if number >= 0:
-                numbers.append(number)
-            else:
-                self.coordinator.announce(1 << rank, name, asked, 0.0)
-        if numbers:
-            self.by_number += len(numbers)
-            self.coordinator.announce_many(rank, np.array(numbers, np.int32), 0.0)
+        items = [self.numbers.item(name, asked) if self.numbered else (name, asked) for name in names]
+        self.by_number += sum(isinstance(item, int) for item in items)
+        self.coordinator.announce(1 << rank, items, 0.0)
+
+    def join(self, rank: int) -> None:
+        self.coordinator.announce(1 << rank, [("", JOINING)], 0.0)
+
+    def take_answers(self) -> list[Answer]:
+        answers, self.coordinator.answers = self.coordinator.answers, []
+        return answers
 
     def hear(self) -> list[str]:
-        told = []
-        for answer in self.coordinator.take_answers():
-            if isinstance(answer, Many):
-                told += [f"ready {self.directory[number].name} ()" for number in answer.numbers.tolist()]
-            elif isinstance(answer, Ready):
-                if answer.number >= 0:
-                    assert answer.number == len(self.directory)
-                    self.directory.add(answer)
-                told.append(f"ready {answer.name} {answer.joined}")
+        heard = []
+        for answer in self.take_answers():
+            ready = self.numbers.ready[answer] if isinstance(answer, int) else answer
+            if isinstance(ready, Ready):
+                if ready.number >= 0:
+                    assert ready.number == self.numbers.add(ready.name, ready.asked)
+                heard.append(f"ready {ready.name} {ready.joined}")
             else:
-                told.append(f"{answer}")
-        return sorted(told)
+                heard.append(f"{ready}")
+        return sorted(heard)
 
 
 def _play(ranks: _Ranks, seed: int) -> list[list[str]]:
@@ -74,11 +70,11 @@ def _play(ranks: _Ranks, seed: int) -> list[list[str]]:
                 if odd in part:
                     ranks.announce(rank, [odd], _OTHER if rank == dice.randrange(ranks.size) else _ASKED)
             if rank == gone:
-                ranks.coordinator.join(1 << rank)
+                ranks.join(rank)
         if gone >= 0:
             for rank in range(ranks.size):
                 if rank != gone:
-                    ranks.coordinator.join(1 << rank)
+                    ranks.join(rank)
         heard.append(ranks.hear())
         heard.append(sorted(f"{one.name} {one.present}" for one in ranks.coordinator.waiting(turn)))
     ranks.coordinator.leave(0, "rank 0 has gone")
@@ -103,17 +99,35 @@ def test_what_comes_a_third_time_comes_by_number() -> None:
 
 
 def test_what_ranks_have_of_their_own_has_no_number() -> None:
-    roll = RollCall(2)
+    ranks = _Ranks(2, numbered=True)
     for kind in ("allgather", "alltoall", "gradients"):
         for _ in range(3):
-            assert roll.number_for(Ready("a", Announcement(kind, ()))) == -1
+            for rank in range(2):
+                ranks.announce(rank, ["a"], Announcement(kind, ()))
+            assert len(ranks.hear()) == 1
+    assert not ranks.by_number
 
 
 def test_names_that_come_once_take_no_room() -> None:
-    roll = RollCall(2)
+    ranks = _Ranks(1, numbered=True)
     for at in range(20_000):
-        assert roll.number_for(Ready(f"loss {at}", _ASKED)) == -1
-    assert len(roll._once) <= 4096 and not len(roll.directory)
+        ranks.announce(0, [f"loss {at}"])
+    assert len(ranks.take_answers()) == 20_000
+    assert len(ranks.coordinator._once) <= 4096 and not ranks.coordinator.numbers.ready
+
+
+def test_what_waits_by_name_and_by_number_is_one_operation() -> None:
+    ranks = _Ranks(3, numbered=True)
+    for _ in range(2):
+        for rank in range(3):
+            ranks.announce(rank, ["a"])
+        ranks.hear()
+    orders: list[list[Item]] = [[("a", _ASKED), 0, 0], [0, ("a", _ASKED), 0], [0, 0, ("a", _ASKED)]]
+    for order in orders:
+        for rank, item in enumerate(order):
+            assert not ranks.coordinator.answers
+            ranks.coordinator.announce(1 << rank, [item], 0.0)
+        assert ranks.hear() == ["ready a ()"]
 
 
 def test_a_rank_that_has_gone_fails_what_waits_by_number() -> None:
@@ -125,7 +139,7 @@ def test_a_rank_that_has_gone_fails_what_waits_by_number() -> None:
     ranks.announce(0, ["a"])
     assert ranks.by_number == 1 and not ranks.hear()
     ranks.coordinator.leave(2, "rank 2 has gone")
-    (failed,) = ranks.coordinator.take_answers()
+    (failed,) = ranks.take_answers()
     assert isinstance(failed, Failed) and "rank 2 has gone; a waits for it on rank 0" in failed.why
 
 
@@ -136,7 +150,7 @@ def test_all_that_wait_are_ready_when_the_last_one_joins() -> None:
             ranks.announce(rank, ["a"])
         ranks.hear()
     ranks.announce(0, ["a"])
-    ranks.coordinator.join(1 << 1)
+    ranks.join(1)
     assert ranks.hear() == ["ready a (1,)"]
-    ranks.coordinator.join(1 << 0)
-    assert isinstance(ranks.coordinator.take_answers()[0], AllJoined)
+    ranks.join(0)
+    assert isinstance(ranks.take_answers()[0], AllJoined)
