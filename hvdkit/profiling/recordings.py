@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RankRecording:
-    """Of one rank. plans: what it reduced, with a row for each round, (rounds, facts.row); see engine.recording."""
+    """Of one rank. plans: what it reduced, with a row for each round, (rounds, facts.row); see observe/recording.py."""
 
     facts: RankFacts
     plans: list[tuple[PlanFacts, Floats]] = field(default_factory=list)

@@ -1,1 +1,1 @@
-"""What is recorded and reported: timeline, stalls, stragglers, profiles."""
+"""Observation: timeline, stalls, stragglers, profiles."""

@@ -1,4 +1,4 @@
-"""Takes what is recorded to where `hvdkit profile` listens, twice a second, so that it is there when the job dies."""
+"""Sends recorded rounds to `hvdkit profile`, twice a second, so that they are there even if the job dies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvdkit.handshake import Session, open_connection
 from hvdkit.log import logger
 
 PURPOSE = b"profile"  # of the handshake
-#: Frames: what is known of the rank, and of a plan, as JSON; 4 bytes, the plan's number, and rounds of it.
+#: Kinds of frames: RankFacts as JSON; PlanFacts as JSON; rounds: 4 bytes, the number of the plan's frame, and rows.
 ABOUT, PLAN, ROWS = b"A", b"P", b"R"
 _EVERY_S = 0.5
 _CONNECT_S = 5.0
@@ -38,7 +38,7 @@ def connect(place: str) -> tuple[socket.socket, Session]:
 
 
 class RecordSender:
-    """Of this process, in a thread of its own. about: what is known of the rank, once there is something to send."""
+    """The sender of this process, a thread. about: the facts of this rank, asked for when the first rounds are sent."""
 
     def __init__(self, recorder: Recorder, place: str, about: Callable[[], RankFacts]) -> None:
         self._recorder, self._place, self._about = recorder, place, about
@@ -51,7 +51,7 @@ class RecordSender:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the last rounds, and end the thread."""
         if os.getpid() == self._process:
             self._ending.set()
             self._thread.join(_END_S)

@@ -1,4 +1,4 @@
-"""What a rank writes down while it is profiled: when buckets were filled, waited for and taken, and when data came.
+"""The times that a rank records while it is profiled: of each bucket's stages, and of waits for data.
 
 Times are those of CLOCK_MONOTONIC, which all processes of a host share.
 """
@@ -13,17 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: The numbers of a round, before those of its buckets: its number; when backward had ended, when all results were in
-#: place; seconds in which training waited for data since the round before, when the last of these waits ended, and how
-#: many processes were loading (-1: not known).
+#: The numbers of a round, before those of its buckets: its number; the times at which backward had ended, and all
+#: results were in place; the seconds in which training waited for data since the round before, the time at which the
+#: last of these waits ended, and the number of processes that loaded (-1: not known).
 HEAD = ("round", "finishing", "ended", "loading_s", "loaded", "loaders")
 
-#: Of each bucket: gradients begin to be copied in; ready to be reduced; handed over; training begins to wait for it, or
-#: looks and finds it done; reduced, as training sees it; copied back.
+#: Of each bucket the times at which: copying in begins; copying in has ended; the transport has it; training begins to
+#: wait for it (if it does not wait: the next); training sees it reduced; copying out has ended. See observer.py.
 STAMPS = ("filling", "ready", "handed", "waiting", "reduced", "taken")
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_KEPT_BYTES = 8 << 20  # of a plan's rounds; the last ones are kept
+_KEPT_BYTES = 8 << 20  # of a plan's rounds: the last ones are kept
 
 clock = time.monotonic
 
@@ -56,10 +56,10 @@ def read_node(host: str) -> str:
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """A plan that rounds were recorded of.
+    """The plan of a recording.
 
-    ranks: of its group, by their numbers in the world. nbytes, wire_bytes: of each bucket, in memory and as it goes
-    between hosts. names: of each bucket, its first tensors. threaded: does a thread of its own drive it?
+    ranks: of its group, by their numbers in the world. nbytes, wire_bytes: of each bucket, in memory and between hosts.
+    names: of each bucket, its first tensors. threaded: does a progress thread drive it?
     """
 
     name: str
@@ -77,7 +77,7 @@ class PlanFacts:
 
 @dataclass
 class Rounds:
-    """The rounds of a plan, the last ones if they were many; rows of HEAD, then STAMPS of each bucket, float64."""
+    """The last rounds of a plan. rows: HEAD, then STAMPS of each bucket, as bytes of float64."""
 
     facts: PlanFacts
     rows: deque[bytes] = field(default_factory=deque)
@@ -87,7 +87,7 @@ class Rounds:
 
 
 class Recorder:
-    """Of this process; writes nothing down before start()."""
+    """The recorder of this process; records between start() and stop()."""
 
     def __init__(self) -> None:
         self.on = False
@@ -98,11 +98,11 @@ class Recorder:
         self._starting: list[Callable[[], object]] = []
 
     def when_on(self, watch: Callable[[], object]) -> None:
-        """Have `watch` called once, when recording begins first: an adapter then begins to see data being loaded."""
+        """Call `watch` once, when recording starts first: an adapter then begins to measure waits for data."""
         self._starting.append(watch)
 
     def start(self) -> None:
-        """Begin, with nothing. Raises ValueError if it is on."""
+        """Start with no rounds. Raises ValueError if it is on."""
         with self._lock:
             if self.on:
                 raise ValueError("These steps are being profiled already.")
@@ -113,13 +113,13 @@ class Recorder:
             self._starting.pop()()
 
     def stop(self) -> None:
-        """Write down no more."""
+        """Record no more; what is recorded stays until take()."""
         self.on = False
 
     def loading(self, began: float, ended: float, loaders: int = -1) -> None:
         """Training waited for data between these times.
 
-        loaders: processes that load it; 0: training itself does; -1: not known.
+        loaders: number of processes that load it; 0 if training itself does, -1 if that is not known.
         """
         self._loading_s += ended - began
         self._loaded, self._loaders = ended, loaders
@@ -129,14 +129,14 @@ class Recorder:
         with self._lock:
             head = (number, finishing, ended, self._loading_s, self._loaded, self._loaders)
             self._loading_s = 0.0
-            rounds = next((one for one in self._plans if one.facts is facts), None)
+            rounds = next((each for each in self._plans if each.facts is facts), None)
             if rounds is None:
                 rounds = Rounds(facts)
                 self._plans.append(rounds)
             rounds.rows.append(array("d", (*head, *stamps)).tobytes())
 
     def take(self) -> list[Rounds]:
-        """What was written down since it was last taken."""
+        """Return the rounds recorded since the last take(), and forget them."""
         with self._lock:
             taken, self._plans = self._plans, []
         return taken

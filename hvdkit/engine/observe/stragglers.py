@@ -1,6 +1,6 @@
-"""Which rank is late, again and again? Found on the first rank of a group from what all of its ranks wait for.
+"""Stragglers: ranks that are late again and again, found on the first rank of a group by how long each rank waits.
 
-Whoever is late finds the others ready, and waits least. So the ranks' waits are all there is to compare: no clocks.
+A late rank finds the others ready, and waits least. So waits are compared, and no clocks of different hosts.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from hvdkit.log import logger
 
-_LEAST_S = 0.001  # nobody mends less
+_LEAST_S = 0.001  # less is not worth a report
 _TIMES = 3  # windows in a row: on a busy machine ranks take turns in being late for shorter
-_SILENT_S = 600.0  # before the same is said again
+_SILENT_S = 600.0  # before the same ranks are reported again
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Late:
-    """Ranks that the others wait for. by_s: how long, in each of their rounds, which take round_s."""
+    """Ranks that the others wait for: by_s seconds in each round of round_s seconds."""
 
     ranks: tuple[int, ...]
     by_s: float
@@ -37,10 +37,9 @@ class Late:
 
 
 def find_late(windows: Mapping[int, Window], percent: float) -> Late | None:
-    """Find the ranks that most others wait for, if that is for more than `percent` of a round.
+    """Find the ranks that most others wait for during more than `percent` of a round; None if there are none.
 
-    windows: of the same rounds, by rank. Where those that wait are fewer than those that do not, nobody is late: a few
-    are early.
+    windows: of the same rounds, by rank. If fewer ranks wait than do not, none is late: a few are early.
     """
     waits = {rank: one.waited_s for rank, one in windows.items()}
     usual = median(waits.values())
@@ -56,7 +55,7 @@ def _is_late(by_s: float, round_s: float, percent: float) -> bool:
 
 
 class Stragglers:
-    """Tells of ranks that are late in three windows of rounds after each other.
+    """Reports ranks that are late in three consecutive windows of rounds.
 
     size: ranks of the group. who: names one for messages. percent: see find_late; 0 for never.
     """
@@ -70,7 +69,7 @@ class Stragglers:
         self._told_s: dict[tuple[str, tuple[int, ...]], float] = {}
 
     def hear(self, rank: int, windows: Sequence[Window]) -> None:
-        """A rank has gone through more rounds."""
+        """Windows of a rank have arrived."""
         if self._percent > 0 and self._size > 1:
             for window in windows:
                 self._hear(rank, window)
@@ -101,7 +100,7 @@ class Stragglers:
 
 
 def tell_late(late: Late, names: list[str], since: int) -> str:
-    """What is said of them. since: number of a round."""
+    """The report. names: of the late ranks. since: number of a round."""
     some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     verb = "is" if len(names) == 1 else "are"
     return (

@@ -1,4 +1,4 @@
-"""Do all ranks have the same plan? Asked once, by hash; told in full where they do not."""
+"""Have all ranks the same plan? Hashes are compared, once; descriptions are exchanged only if they differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_agreement(transport: Transport, description: str) -> None:
     Raises PlanMismatchError on every rank, with both sides of each difference and the ranks that hold them.
     """
     digest = np.frombuffer(plan_digest(description), np.int64)
-    # The smallest and, in the complement, the largest: as many bytes from each rank however many there are.
+    # min(~digest) is ~max(digest): the minimum and the maximum of all digests, in 64 bytes, however many ranks ask.
     ends = as_buffer(np.concatenate([digest, ~digest]))
     transport.allreduce(ends, "min")
     if (ends.array[: digest.size] == ~ends.array[digest.size :]).all():

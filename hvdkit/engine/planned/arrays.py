@@ -1,8 +1,9 @@
-"""Arrays in host memory, reduced together again and again: read where they lie, written where they are wanted."""
+"""The GradientSource of arrays in host memory: read where they lie, written where they are wanted."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -11,7 +12,7 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.groups import MemberGroup
 from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.engine.planned.opening import open_reducer
-from hvdkit.engine.planned.plan import Bucket, Slot, TensorSpec, cut_slots
+from hvdkit.engine.planned.plan import Bucket, TensorSpec, cut_slots
 from hvdkit.engine.planned.reducer import BucketReducer, Statistics
 from hvdkit.engine.planned.source import Filled
 from hvdkit.engine.request import ReduceOptions
@@ -26,15 +27,30 @@ class Targets(Protocol):
     def __getitem__(self, index: int, /) -> Array: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A slot of a bucket, or the part of one within or outside of the owned shard.
+
+    first: its first element in the bucket. view: its memory there. part: its elements of the tensor. in_place: is it
+    reduced as an in-place segment?
+    """
+
+    tensor: int
+    first: int
+    view: Array
+    part: slice
+    in_place: bool
+
+
 class ArraySource:
-    """Dense arrays in buckets; for adapters that see their framework's tensors as numpy arrays.
+    """Reduces arrays that adapters give it, round after round; for those that see tensors as numpy arrays.
 
     A round: begin(), arrived() for each tensor, in any order and from any thread, finish(). reduce() is all three.
 
     group: the ranks that train together. tensors: in the order in which all ranks have them. compute_threads: that this
     rank computes with.
     Opened by all ranks together; raises PlanMismatchError where their tensors differ, HorovodInternalError where some
-    rank is elsewhere, has left or has joined.
+    rank does something else, has left or has joined.
     """
 
     def __init__(
@@ -49,8 +65,8 @@ class ArraySource:
         self._sources: list[Array | None] = [None] * len(tensors)
         self._targets: Targets = ()
         self._unused: set[int] = set()
-        self._cuts: dict[int, list[tuple[Slot, bool]]] = {}
-        self._stayed: dict[int, set[int]] = {}  # bucket -> first elements of what was reduced in its target
+        self._pieces: dict[int, list[_Piece]] = {}  # of each bucket
+        self._in_place: dict[int, set[int]] = {}  # bucket -> first elements of the segments that were reduced in place
         made = engine.runtime("a reduction of gradients")
         name = f"arrays.{group.engine.count('arrays')}"
 
@@ -66,17 +82,17 @@ class ArraySource:
                 statistics=statistics,
             )
 
-        self._moving: BucketReducer = collective_step(group.engine, "plan", plan, name=name)
+        self._reducer: BucketReducer = collective_step(group.engine, "plan", plan, name=name)
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
         """The plan, in the order in which buckets start."""
-        return self._moving.buckets
+        return self._reducer.buckets
 
     @property
     def under_way(self) -> bool:
         """Has a bucket of this round been started?"""
-        return self._moving.under_way
+        return self._reducer.under_way
 
     def begin(self, targets: Targets) -> None:
         """Begin a round. targets: overwritten by the results; they may share memory with the sources."""
@@ -84,24 +100,24 @@ class ArraySource:
         self._sources = [None] * len(self._sources)
 
     def arrived(self, index: int, source: Array | None) -> None:
-        """This rank has the tensor, (n,) in the dtype's storage, or will not have it: None.
+        """This rank has the tensor: `source`, (n,) in the dtype's storage, or None if it does not use it in this round.
 
-        It is read now or in a later call of the round, and left alone until then.
+        `source` is read now or in a later call of the round; the caller leaves it alone until then.
         """
         self._sources[index] = source
-        self._moving.arrived(index)
+        self._reducer.arrived(index)
 
     def finish(self) -> Collection[int]:
         """End the round, with all results in place.
 
-        Returns the indices of what no rank had; their targets are left alone.
+        Returns the indices of the tensors that no rank uses; their targets are left alone.
         Raises RankLostError, with the tensors concerned, if a rank has ended.
         """
         try:
-            self._moving.finish()
+            self._reducer.finish()
         finally:
             self._targets = ()
-            self._stayed.clear()
+            self._in_place.clear()
             self._sources = [None] * len(self._sources)
         return self._unused
 
@@ -114,49 +130,54 @@ class ArraySource:
 
     def close(self) -> None:
         """Free the buckets; collective."""
-        self._moving.close()
+        self.on_replan()  # the memory stays mapped as long as there are views of it
+        self._reducer.close()
 
     def on_replan(self) -> None:
         """See GradientSource.on_replan."""
-        self._cuts.clear()
-        self._stayed.clear()
+        self._pieces.clear()
+        self._in_place.clear()
 
     def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
-        """See GradientSource.fill. What may stay where it is goes from there to its target when it is reduced."""
-        unused, in_place = set(), []
-        for slot, mine in self._cut(bucket, memory.array.itemsize, owned):
-            source = self._sources[slot.tensor]
+        """See GradientSource.fill. An in-place segment is reduced from its source into its target, without a copy."""
+        pieces = self._pieces.get(bucket)
+        if pieces is None:  # the memory is the same in each round
+            pieces = self._pieces[bucket] = self._cut(bucket, memory, owned)
+        unused, segments = set(), []
+        for piece in pieces:
+            source = self._sources[piece.tensor]
             if source is None:
-                unused.add(slot.tensor)
-                memory.array[slot.start : slot.stop] = 0
-                continue
-            values = source[_part(slot)]
-            if mine:
-                given = wanted = Buffer(values, memory.dtype)
-                target = self._targets[slot.tensor][_part(slot)]
-                if target.__array_interface__["data"] != values.__array_interface__["data"]:
-                    wanted = Buffer(target, memory.dtype)
-                in_place.append(InPlaceSegment(slot.start, given, wanted))
+                unused.add(piece.tensor)
+                piece.view.fill(0)
+            elif piece.in_place:
+                segments.append(self._segment(piece, source, memory.dtype))
             else:
-                np.copyto(memory.array[slot.start : slot.stop], values, casting="no")
-        self._stayed[bucket] = {one.first for one in in_place}
-        return Filled(frozenset(unused), in_place)
+                np.copyto(piece.view, source[piece.part], casting="no")
+        self._in_place[bucket] = {segment.first for segment in segments}
+        return Filled(frozenset(unused), segments)
+
+    def _segment(self, piece: _Piece, source: Array, dtype: str) -> InPlaceSegment:
+        values, target = source[piece.part], self._targets[piece.tensor][piece.part]
+        buffer = Buffer(values, dtype)
+        same = target.__array_interface__["data"] == values.__array_interface__["data"]
+        return InPlaceSegment(piece.first, buffer, buffer if same else Buffer(target, dtype))
 
     def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
         """See GradientSource.drain."""
         self._unused.update(globally_unused)
-        stayed = self._stayed.pop(bucket)
-        for slot, _ in self._cuts[bucket]:
-            if slot.tensor not in globally_unused and slot.start not in stayed:
-                self._targets[slot.tensor][_part(slot)] = memory.array[slot.start : slot.stop]
+        in_place = self._in_place.pop(bucket)
+        for piece in self._pieces[bucket]:
+            if piece.tensor not in globally_unused and piece.first not in in_place:
+                self._targets[piece.tensor][piece.part] = piece.view
 
-    def _cut(self, bucket: int, itemsize: int, owned: tuple[int, int]) -> list[tuple[Slot, bool]]:
-        """The bucket's slots, cut where `owned` begins and ends; with each, whether it may stay where it is."""
-        if bucket not in self._cuts:
-            self._cuts[bucket] = cut_slots(self._moving.buckets[bucket].slots, owned, itemsize)
-        return self._cuts[bucket]
-
-
-def _part(slot: Slot) -> slice:
-    """The slot's elements of its tensor."""
-    return slice(slot.offset, slot.offset + slot.stop - slot.start)
+    def _cut(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> list[_Piece]:
+        return [
+            _Piece(
+                slot.tensor,
+                slot.start,
+                memory.array[slot.start : slot.stop],
+                slice(slot.offset, slot.offset + slot.stop - slot.start),
+                in_place,
+            )
+            for slot, in_place in cut_slots(self._reducer.buckets[bucket].slots, owned, memory.array.itemsize)
+        ]

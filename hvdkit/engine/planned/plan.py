@@ -22,10 +22,10 @@ _IN_PLACE_BYTES = 32 * 1024
 class TensorSpec:
     """A tensor of the plan.
 
-    count: elements. place: a number for the memory it lies in (a device, say); tensors of one bucket share it.
-    layout: how its elements are ordered, in any words; ranks must agree on it, since they add element by element.
-    group: number of the tensors that none of it is to be sent without; None for a tensor that needs no other.
-    shape: its dimensions, the one whose elements are farthest apart in memory first; () where nobody asks.
+    count: elements. place: number of the device that it is on; tensors of one bucket share it. layout: the order of its
+    elements, in any words; ranks must agree on it, since they add element by element. group: number of a group of
+    tensors that are sent only when all of them have arrived; None for a tensor by itself. shape: its dimensions, the
+    one with the largest stride first; () if no coding needs it.
     """
 
     name: str
@@ -57,9 +57,9 @@ class Slot:
 
 
 def cut_slots(slots: Sequence[Slot], owned: tuple[int, int], itemsize: int) -> list[tuple[Slot, bool]]:
-    """Slots cut where `owned`, (start, stop), begins and ends; with each part, whether it is worth reducing in place.
+    """Cut slots where the shard `owned`, (start, stop), begins and ends; say of each part if it is reduced in place.
 
-    That are the large ones within `owned`: a copy costs less than the care of anything smaller.
+    Parts of 32 KiB or more within `owned` are: for smaller ones a copy costs less than the bookkeeping.
     """
     parts = []
     for slot in slots:
@@ -73,7 +73,7 @@ def cut_slots(slots: Sequence[Slot], owned: tuple[int, int], itemsize: int) -> l
 
 @dataclass(frozen=True)
 class Bucket:
-    """Pieces of tensors of one dtype and place that are reduced at once.
+    """Tensors, and parts of tensors, of one dtype and place that are reduced at once.
 
     Its memory holds `data_count` elements of tensors, and behind them its used mask: an element a slot, and one more.
 
@@ -173,10 +173,10 @@ def plan_buckets(
 ) -> tuple[Bucket, ...]:
     """Lay tensors, last one first (backward makes gradients in about that order), into buckets of `limit_bytes`.
 
-    A tensor that does not fit into what is left of a bucket goes on in the next one. Each dtype, place and wire fills
-    buckets of its own, and so does each group; a bucket's turn comes with the last tensor that it needs, so it never
-    waits for a later one. A limit of 0 begins a bucket with every tensor, and cuts those above 4 MiB.
-    wires: of each tensor; those of one bucket share it. With a coding of matrices tensors are not cut: one that does
+    A tensor that does not fit into the rest of a bucket is continued in the next one. Each dtype, place, wire and group
+    fills buckets of its own. Buckets are ordered by the last of their tensors to arrive, so that none waits for the
+    tensors of a later one. With a limit of 0 each tensor begins a bucket, and tensors above 4 MiB are cut.
+    wires: of each tensor; tensors of one bucket share it. With a coding of matrices tensors are not cut: one that does
     not fit begins the next bucket, and one above the limit has a bucket of its own.
     """
     wires = wires or ["none"] * len(tensors)
@@ -221,7 +221,7 @@ def plan_buckets(
 
 
 def describe_plan(tensors: Sequence[TensorSpec], limit_bytes: int, options: str) -> str:
-    """Write down all that the ranks must agree on, one tensor a line."""
+    """Describe all that the ranks must agree on: the settings, and each tensor, a line each."""
     return "\n".join([f"buckets of {limit_bytes} bytes, {options}", *map(str, tensors)])
 
 

@@ -28,14 +28,14 @@ class UsedMasks:
         """This rank trains, and uses all tensors of the bucket except these."""
         mask = self._masks[bucket].array
         mask.fill(self._ones[bucket])
+        self._locally_unused[bucket] = locally_unused
         if locally_unused:
-            self._locally_unused[bucket] = locally_unused
             slots = self._buckets[bucket].slots
             mask[[position for position, slot in enumerate(slots) if slot.tensor in locally_unused]] = 0
 
     def globally_unused(self, bucket: int) -> Collection[int]:
         """The tensors of a reduced bucket that no rank uses; the mask is read only if this rank misses a tensor."""
-        if not self._locally_unused.pop(bucket, None):
+        if not self._locally_unused.pop(bucket):
             return ()
         marks = zip(self._buckets[bucket].slots, self._read(bucket), strict=False)
         return frozenset(slot.tensor for slot, mark in marks if not mark)

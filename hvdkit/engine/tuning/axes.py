@@ -1,4 +1,4 @@
-"""What is worth trying for one plan: a few values of each setting, none that comes to the same as another."""
+"""The values that a search tries for one plan: a few of each setting, and which of them make no difference."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 from hvdkit.config import MIB, Config
 from hvdkit.engine.planned.plan import Bucket
 from hvdkit.engine.planned.settings import PlanSettings
-from hvdkit.transport.buffer import STORAGE
 
 _KIB = 1024
-#: Setting -> values in order, unless they are UNORDERED; for "algorithm" the plan says which.
+#: Setting -> its values, rising, unless it is UNORDERED. Those of "algorithm" depend on the plan.
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "algorithm": ("auto",),
     "fusion_bytes": (256 * _KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB),
@@ -26,38 +25,38 @@ _SHARING = ("shared_memory", "hierarchical")  # transports that have chunks
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a plan, as far as settings come to the same for it. nbytes: of its tensors. sharers: ranks of a host."""
+    """What decides which settings make a difference to a plan. nbytes: of its tensors. sharers: ranks of a host."""
 
     nbytes: int
     transport: str
     sharers: int
 
     def same(self, settings: PlanSettings) -> Hashable:
-        """Equal for settings that this plan does not tell apart."""
+        """A key that is equal for settings which make no difference to this plan."""
         bucket = min(settings.fusion_bytes or self.nbytes, self.nbytes)
         depth = min(settings.buckets_in_flight, -(-self.nbytes // max(1, bucket)))
         chunk = min(settings.chunk_bytes, -(-bucket // self.sharers)) if self.transport in _SHARING else 0
         return bucket, depth, chunk, settings.progress, settings.algorithm
 
     def shared_bytes(self, settings: PlanSettings) -> int:
-        """Memory that the ranks of a host share for it, about."""
+        """About how much shared memory a host needs for the plan."""
         bucket = min(settings.fusion_bytes or self.nbytes, self.nbytes)
         return self.sharers * bucket * settings.buckets_in_flight if self.transport in _SHARING else 0
 
 
 def shape_of(buckets: Sequence[Bucket], transport: str, sharers: int) -> Shape:
-    """Of a plan that has been cut into these buckets."""
-    return Shape(sum(one.data_count * STORAGE[one.dtype].itemsize for one in buckets), transport, sharers)
+    """The shape of a plan that is cut into these buckets."""
+    return Shape(sum(bucket.nbytes for bucket in buckets), transport, sharers)
 
 
 def fixed_fields(config: Config) -> list[str]:
-    """Settings that the user has taken from their defaults, and that stay so."""
+    """Settings that the user has changed from their defaults; they are not searched."""
     default = Config()
     return [name for name in VALUES if getattr(config, name) != getattr(default, name)]
 
 
 def plan_axes(first: PlanSettings, config: Config, algorithms: Sequence[str] = ()) -> dict[str, list[Any]]:
-    """What is searched from the first settings on. algorithms: between hosts, that are worth trying."""
+    """The axes of a search that begins at `first`. algorithms: between hosts, that are worth trying."""
     fixed = fixed_fields(config)
     axes = {**VALUES, "algorithm": algorithms}
     return {name: sorted({*values, getattr(first, name)}) for name, values in axes.items() if name not in fixed}

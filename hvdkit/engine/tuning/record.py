@@ -1,4 +1,4 @@
-"""What a user gets to see of a search: a line of a CSV file for each trial, and a sentence at its end."""
+"""What a user sees of a search: a line of a CSV file for each trial, and a line of the log at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLUMNS = ("plan", "trial", *(one.name for one in fields(PlanSettings)), "steps
 
 
 class Record:
-    """Of one plan's search, kept by one rank.
+    """The record of one plan's search, on one rank.
 
     path: of the CSV file, which several plans share; "" for none. save: takes the outcome.
     """
@@ -62,7 +62,7 @@ class Record:
         self._save(outcome)
 
     def closed(self) -> None:
-        """The plan is no more; is the search over?"""
+        """The plan has been closed; warn if the search was not over."""
         if not self._over:
             self._over = True
             logger.warning(

@@ -1,4 +1,4 @@
-"""Settings that were found for a plan, kept in a file for the next run: JSON, with what they are good for."""
+"""A file of tuned settings for later runs: JSON, each with the plan and the machine that they were found for."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hvdkit.errors import ConfigError
 
 @dataclass(frozen=True)
 class Key:
-    """What settings were found for.
+    """The plan and the machine that settings were found for.
 
-    plan: hash of the tensors, in their order, and of how they are reduced. hosts: how many ranks each has, in the order
+    plan: hash of the tensors, in their order, and of how they are reduced. hosts: number of ranks of each, in the order
     of their first ranks. cores: of a rank.
     """
 
@@ -29,7 +29,7 @@ class Key:
     version: str = __version__
 
     def differences(self, other: Key) -> list[str]:
-        """In what a key of the same plan differs from what is wanted, this."""
+        """In what a key of the same plan differs from this one, which is wanted."""
         found = []
         if self.hosts != other.hosts:
             found.append(f"it was {_place(other.hosts)}, and is {_place(self.hosts)}")
@@ -44,7 +44,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Entry:
-    """Settings and what they are good for. default_s, tuned_s: median seconds of a step."""
+    """Settings and their key. default_s, tuned_s: median seconds of a step without and with them."""
 
     key: Key
     settings: PlanSettings
@@ -57,7 +57,7 @@ def _place(hosts: Sequence[int]) -> str:
 
 
 def read_entries(path: str) -> list[Entry]:
-    """All entries of a file. Raises ConfigError for one that is not there, or is no such file."""
+    """Read all entries of a file. Raises ConfigError if it cannot be read, or is not a file of tuned settings."""
     try:
         return [_parse(item) for item in json.loads(Path(path).read_text(encoding="utf-8"))["plans"]]
     except OSError as error:
@@ -75,7 +75,7 @@ def _parse(item: dict[str, Any]) -> Entry:
 
 
 def find_entry(entries: Sequence[Entry], wanted: Key) -> tuple[Entry | None, str]:
-    """The entry for this plan, or why there is none, as the end of a sentence."""
+    """Find the entry for this key, or say why there is none, as the end of a sentence."""
     same = [entry for entry in entries if entry.key.plan == wanted.plan]
     for entry in same:
         if entry.key == wanted:

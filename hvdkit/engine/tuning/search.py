@@ -1,4 +1,4 @@
-"""Which settings to try next, and which are best: a search over noisy measurements, without any training in it."""
+"""Which settings to try next, and which are best: coordinate descent over noisy measurements, as pure code."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Callable, Collection, Generator, Hashable, Mapping, 
 from dataclasses import dataclass, replace
 from typing import Any
 
-#: Of the difference of two medians: what is followed while searching, and what is believed at the end.
+#: Standard errors by which two medians must differ: to move while searching, and to be accepted at the end.
 _FOLLOWED, _BELIEVED = 1.0, 2.5
-_LEAST_GAIN = 0.01  # less is not worth another configuration than everyone else's
+_LEAST_GAIN = 0.01  # of a step; less is not worth settings of one's own
 _LAST = 4  # trials at the end: first, best, best, first
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Settings, and the seconds of each step under them."""
+    """Settings (`point`), and the seconds of each step with them."""
 
     point: Any
     seconds: tuple[float, ...]
 
     @property
     def median_s(self) -> float:
-        """Of the steps; infinite where there were none."""
+        """Median of the steps; infinite if there are none."""
         return statistics.median(self.seconds) if self.seconds else math.inf
 
     @property
@@ -37,24 +37,24 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a search has come to: `best` is `first` unless something else is faster beyond noise."""
+    """The result of a search: `best` is `first` unless other settings are faster beyond noise."""
 
     first: Trial
     best: Trial
 
     @property
     def gain(self) -> float:
-        """The part of a step's time that is saved."""
+        """The fraction of a step's time that is saved."""
         return 1 - self.best.median_s / self.first.median_s if self.best is not self.first else 0.0
 
 
 class Search:
     """Coordinate descent from a first point: along each axis while steps get shorter; then the best against the first.
 
-    first: a dataclass of settings. axes: its fields that are searched, each with its values in order, the first point's
-    among them. unordered: axes whose values are in no order, and are all tried. most: trials, the last ones included.
-    same: what tells points apart; those of one key are measured once.
-    Take `point`, train with it, tell() the seconds of its steps, and so on until `point` is None.
+    first: a dataclass of settings. axes: its fields that are searched, each with its values in order, that of `first`
+    among them. unordered: axes whose values have no order, and are all tried. most: number of trials, the last ones
+    included. same: a key of points; points of one key are measured once.
+    Use: train with the settings `point`, tell() the seconds of the steps, and so on until `point` is None.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Search:
         self.point: Any = next(self._steps)
 
     def tell(self, seconds: Sequence[float]) -> None:
-        """The steps under `point` took so long; none where it cannot be used."""
+        """The steps with `point` took so long; no seconds if it cannot be used."""
         trial = Trial(self.point, tuple(seconds))
         self.trials.append(trial)
         self._left -= 1
@@ -110,7 +110,7 @@ class Search:
         return (yield from self._compare(first.point, best.point))
 
     def _ways(self, point: Any, axis: str) -> list[Sequence[Any]]:
-        """Values to try one after the other, while steps get shorter; up and down, or each by itself."""
+        """Sequences of values, each to be followed while steps get shorter: up and down, or each value by itself."""
         values = list(self._axes[axis])
         at = values.index(getattr(point, axis))
         if axis in self._unordered:
@@ -118,7 +118,7 @@ class Search:
         return [values[at + 1 :], values[:at][::-1]]
 
     def _compare(self, first: Any, best: Any) -> Generator[Any, Trial, Outcome]:
-        """Measure both again, in turn: what was best of many was so by luck as well."""
+        """Measure both again, in turn: the best of many trials was partly so by chance."""
         one, two = (yield first), (yield best)
         three, four = (yield best), (yield first)
         before = Trial(first, one.seconds + four.seconds)

@@ -33,7 +33,7 @@ class Collector:
     """Listens from its beginning to close(), in a thread of its own.
 
     addresses: of this machine, at which ranks reach it, the best first. place: what ranks are told, see
-    engine.record_sender. restore_files: for child processes, see raise_file_limit.
+    record_sender.connect. restore_files: for child processes, see raise_file_limit.
     """
 
     def __init__(self, addresses: Sequence[str]) -> None:
