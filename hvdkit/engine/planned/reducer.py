@@ -68,7 +68,8 @@ class BucketReducer:
     Buckets start in index order, whatever the order of arrival, because the transport posts a bucket's collectives when
     it starts, and these must be posted in one order on all ranks. They are drained in the same order. At most `depth`
     buckets are started and not drained: buckets i and i + depth share memory, so this rank fills the second only after
-    it has drained the first. A rank that is `depth` buckets ahead of the others therefore waits for them.
+    it has drained the first; and no other rank reads a bucket's memory any more when the transport calls it reduced. A
+    rank that is `depth` buckets ahead of the others therefore waits for them.
 
     Lock order: the reducer's, the engine's, the buckets'. Gradients of several devices arrive from several threads, so
     the reducer's lock is held from an arrival to the end of what it sets off (fill, start, drain, and waits, in which
