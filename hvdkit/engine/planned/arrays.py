@@ -31,14 +31,15 @@ class Targets(Protocol):
 class _Piece:
     """A slot of a bucket, or the part of one within or outside of the owned shard.
 
-    first: its first element in the bucket. view: its memory there. part: its elements of the tensor. in_place: is it
-    reduced as an in-place segment?
+    first: its first element in the bucket. view: its memory there. part: its elements of the tensor. whole: are these
+    all of the tensor's? in_place: is it reduced as an in-place segment?
     """
 
     tensor: int
     first: int
     view: Array
     part: slice
+    whole: bool
     in_place: bool
 
 
@@ -152,7 +153,7 @@ class ArraySource:
             elif piece.in_place:
                 segments.append(self._segment(piece, source, memory.dtype))
             else:
-                np.copyto(piece.view, source[piece.part], casting="no")
+                np.copyto(piece.view, source if piece.whole else source[piece.part], casting="no")
         self._in_place[bucket] = {segment.first for segment in segments}
         return Filled(frozenset(unused), segments)
 
@@ -171,13 +172,10 @@ class ArraySource:
                 self._targets[piece.tensor][piece.part] = piece.view
 
     def _cut(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> list[_Piece]:
-        return [
-            _Piece(
-                slot.tensor,
-                slot.start,
-                memory.array[slot.start : slot.stop],
-                slice(slot.offset, slot.offset + slot.stop - slot.start),
-                in_place,
-            )
-            for slot, in_place in cut_slots(self._reducer.buckets[bucket].slots, owned, memory.array.itemsize)
-        ]
+        plan, pieces = self._reducer.plan, []
+        for slot, in_place in cut_slots(plan.buckets[bucket].slots, owned, memory.array.itemsize):
+            view = memory.array[slot.start : slot.stop]
+            part = slice(slot.offset, slot.offset + len(view))
+            whole = len(view) == plan.tensors[slot.tensor].count
+            pieces.append(_Piece(slot.tensor, slot.start, view, part, whole, in_place))
+        return pieces
