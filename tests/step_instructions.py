@@ -17,7 +17,7 @@ from multiprocessing import Pipe
 import numpy as np
 from pipe_ranks import PipeTransport
 
-from hvdkit.engine.planned.plan import TensorSpec
+from hvdkit.engine.planned.plan import Plan, TensorSpec
 from hvdkit.engine.planned.reducer import BucketReducer, Context, Statistics
 from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.engine.planned.source import Filled
@@ -53,8 +53,8 @@ class Gradients:
         data[:start] = memory.array[:start]
         data[stop:] = memory.array[stop:]
 
-    def on_replan(self) -> None:
-        """See GradientSource.on_replan. Nothing here plans anew."""
+    def on_plan(self, plan: Plan) -> None:
+        """See GradientSource.on_plan. What is filled depends on no plan."""
 
 
 def open_plan(transport: PipeTransport) -> BucketReducer:

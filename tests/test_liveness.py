@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from pipe_ranks import PipeTransport, run_piped
 
-from hvdkit.engine.planned.plan import TensorSpec
+from hvdkit.engine.planned.plan import Plan, TensorSpec
 from hvdkit.engine.planned.reducer import BucketReducer, Context, Statistics
 from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.engine.planned.source import Filled
@@ -39,7 +39,7 @@ class NoGradients:
     def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
         pass
 
-    def on_replan(self) -> None:
+    def on_plan(self, plan: Plan) -> None:
         pass
 
 

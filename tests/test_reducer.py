@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pipe_ranks import PipeTransport, run_piped
 
-from hvdkit.engine.planned.plan import TensorSpec
+from hvdkit.engine.planned.plan import Plan, TensorSpec
 from hvdkit.engine.planned.reducer import BucketReducer, Context, Statistics
 from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.engine.planned.source import Filled
@@ -34,14 +34,13 @@ class Source:
         self.values: dict[int, Array] = {}
         self.results: dict[int, Array] = {}
         self.globally_unused: set[int] = set()
-        self.replans = 0
-        self.reducer: BucketReducer
+        self.plans: list[Plan] = []
 
     def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
         """See GradientSource.fill."""
         memory.array[:] = np.nan  # of padding nothing may be seen
         unused = set()
-        for slot in self.reducer.buckets[bucket].slots:
+        for slot in self.plans[-1].buckets[bucket].slots:
             values = self.values.get(slot.tensor)
             if values is None:
                 unused.add(slot.tensor)
@@ -53,14 +52,14 @@ class Source:
     def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
         """See GradientSource.drain."""
         self.globally_unused.update(globally_unused)
-        for slot in self.reducer.buckets[bucket].slots:
+        for slot in self.plans[-1].buckets[bucket].slots:
             if slot.tensor not in globally_unused:
                 result = self.results.setdefault(slot.tensor, np.full(COUNTS[slot.tensor], np.nan, np.float32))
                 result[slot.offset : slot.offset + slot.stop - slot.start] = memory.array[slot.start : slot.stop]
 
-    def on_replan(self) -> None:
-        """See GradientSource.on_replan."""
-        self.replans += 1
+    def on_plan(self, plan: Plan) -> None:
+        """See GradientSource.on_plan."""
+        self.plans.append(plan)
 
 
 def uses(rank: int, turn: int, tensor: int) -> bool:
@@ -76,7 +75,7 @@ def value(rank: int, turn: int, tensor: int) -> Array:
 def reduce_under_all_settings(group: PipeTransport, directory: str) -> list[str]:
     """Two rounds under each of the settings, replanned in between; what was wrong."""
     source, statistics = Source(), Statistics()
-    source.reducer = reducer = BucketReducer(
+    reducer = BucketReducer(
         Context(SharedMemoryTransport(group, group, host="here", directory=directory)),
         [TensorSpec(f"t{at}", count, "float32") for at, count in enumerate(COUNTS)],
         source,
@@ -91,8 +90,7 @@ def reduce_under_all_settings(group: PipeTransport, directory: str) -> list[str]
         source.values = {at: value(group.rank, turn, at) for at in range(len(COUNTS)) if uses(group.rank, turn, at)}
         source.results.clear()
         source.globally_unused.clear()
-        order = dice.sample(sorted(source.values), len(source.values))
-        for tensor in order:
+        for tensor in dice.sample(sorted(source.values), len(source.values)):
             reducer.arrived(tensor)
         reducer.finish()
         for tensor in range(len(COUNTS)):
@@ -101,8 +99,18 @@ def reduce_under_all_settings(group: PipeTransport, directory: str) -> list[str]
                 wrong.append(f"round {turn}: tensor {tensor} is used by nobody, and that is not seen")
             elif parts and not np.array_equal(source.results[tensor], sum(parts)):
                 wrong.append(f"round {turn}: tensor {tensor} is {source.results[tensor]}")
-    if statistics.generations != 2 * len(SETTINGS) or source.replans != len(SETTINGS) - 1:
-        wrong.append(f"{statistics}, replanned {source.replans} times")
+    source.values = {at: value(group.rank, 0, at) for at in range(len(COUNTS))}
+    reducer.arrived(0)
+    reducer.forget_arrivals()
+    for tensor in range(1, len(COUNTS)):
+        reducer.arrived(tensor)
+    early = reducer.started(0)
+    reducer.arrived(0)
+    if early or not reducer.started(0):
+        wrong.append("an arrival that was forgotten counted")
+    reducer.finish()
+    if statistics.generations != 2 * len(SETTINGS) + 1 or len(source.plans) != len(SETTINGS):
+        wrong.append(f"{statistics}, {len(source.plans)} plans")
     reducer.close()
     return wrong
 

@@ -9,7 +9,7 @@ import torch
 
 from hvdkit.engine.groups import MemberGroup
 from hvdkit.engine.planned.opening import open_reducer
-from hvdkit.engine.planned.plan import Slot, TensorSpec, cut_slots
+from hvdkit.engine.planned.plan import Plan, Slot, TensorSpec, cut_slots
 from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.planned.source import Filled
 from hvdkit.engine.request import ReduceOptions
@@ -149,12 +149,16 @@ class TorchSource:
         self._close(self._moving.close)
 
     def _close(self, close: Callable[[], None]) -> None:
-        self.on_replan()
+        self._forget()
         close()
         self._parameters = []  # the plan knows the engine's part and is known by it: both are long in going
 
-    def on_replan(self) -> None:
-        """See GradientSource.on_replan."""
+    def on_plan(self, plan: Plan) -> None:
+        """See GradientSource.on_plan."""
+        self._plan = plan
+        self._forget()
+
+    def _forget(self) -> None:
         self._seen.clear()
         self._in_place.clear()
         self._pinned.close()
@@ -237,14 +241,14 @@ class TorchSource:
         _copy(targets, sources)
 
     def _device(self, bucket: int) -> torch.device:
-        return self._parameters[self._moving.buckets[bucket].slots[0].tensor].device
+        return self._parameters[self._plan.buckets[bucket].slots[0].tensor].device
 
     def _see(self, bucket: int, flat: torch.Tensor, owned: tuple[int, int]) -> _Seen:
         """The bucket's slots in `flat`, cut where `owned` begins and ends.
 
         Views have the parameter's shape, or are flat for a part of one.
         """
-        parts = cut_slots(self._moving.buckets[bucket].slots, owned, flat.element_size())
+        parts = cut_slots(self._plan.buckets[bucket].slots, owned, flat.element_size())
         return _Seen([_Part(part, self._view(flat, part.start, part), mine) for part, mine in parts], self._parameters)
 
     def _view(self, flat: torch.Tensor, start: int, slot: Slot) -> torch.Tensor:

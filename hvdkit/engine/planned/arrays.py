@@ -12,7 +12,7 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.groups import MemberGroup
 from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.engine.planned.opening import open_reducer
-from hvdkit.engine.planned.plan import Bucket, TensorSpec, cut_slots
+from hvdkit.engine.planned.plan import Bucket, Plan, TensorSpec, cut_slots
 from hvdkit.engine.planned.reducer import BucketReducer, Statistics
 from hvdkit.engine.planned.source import Filled
 from hvdkit.engine.request import ReduceOptions
@@ -131,11 +131,12 @@ class ArraySource:
 
     def close(self) -> None:
         """Free the buckets; collective."""
-        self.on_replan()  # the memory stays mapped as long as there are views of it
+        self._pieces.clear()  # the memory stays mapped as long as there are views of it
         self._reducer.close()
 
-    def on_replan(self) -> None:
-        """See GradientSource.on_replan."""
+    def on_plan(self, plan: Plan) -> None:
+        """See GradientSource.on_plan."""
+        self._plan = plan
         self._pieces.clear()
         self._in_place.clear()
 
@@ -172,10 +173,10 @@ class ArraySource:
                 self._targets[piece.tensor][piece.part] = piece.view
 
     def _cut(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> list[_Piece]:
-        plan, pieces = self._reducer.plan, []
-        for slot, in_place in cut_slots(plan.buckets[bucket].slots, owned, memory.array.itemsize):
+        pieces = []
+        for slot, in_place in cut_slots(self._plan.buckets[bucket].slots, owned, memory.array.itemsize):
             view = memory.array[slot.start : slot.stop]
             part = slice(slot.offset, slot.offset + len(view))
-            whole = len(view) == plan.tensors[slot.tensor].count
+            whole = len(view) == self._plan.tensors[slot.tensor].count
             pieces.append(_Piece(slot.tensor, slot.start, view, part, whole, in_place))
         return pieces

@@ -110,6 +110,7 @@ class BucketReducer:
         check_agreement(transport, describe_plan(self._tensors, settings.fusion_bytes, how))
         wires = [options.wire_for_tensor(tensor) for tensor in self._tensors]
         self.plan = plan = Plan(self._tensors, plan_buckets(self._tensors, settings.fusion_bytes, wires))
+        self._source.on_plan(plan)
         factors = options.factors(transport.size, transport.local_ranks)
         self._buckets = buckets = transport.open_buckets(plan.specs(factors, chunk_bytes, algorithm), depth)
         self._thread = ProgressThread(buckets, self) if settings.threaded(context.spare_core) else None
@@ -160,6 +161,11 @@ class BucketReducer:
     def started(self, tensor: int) -> bool:
         """Has any of the tensor been sent in this round?"""
         return self._buckets_needing[tensor][0] < self._next
+
+    def forget_arrivals(self) -> None:
+        """Begin the round anew; none of its buckets is started."""
+        with self._lock:
+            self._begin_round()
 
     def arrived(self, tensor: int) -> None:
         """This rank has the tensor; starts its bucket if that was the last one missing, and buckets before have."""
@@ -252,7 +258,6 @@ class BucketReducer:
 
     def replan(self, settings: PlanSettings) -> None:
         """Cut the same tensors into other buckets; collective, between rounds, while no rank has joined."""
-        self._source.on_replan()
         thread, buckets = self._thread, self._buckets
         self._open(settings)
         _close(thread, buckets)

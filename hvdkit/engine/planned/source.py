@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from hvdkit.engine.planned.plan import Plan
 from hvdkit.transport.buckets import InPlaceSegment
 from hvdkit.transport.buffer import Buffer
 
@@ -41,5 +42,8 @@ class GradientSource(Protocol):
         globally_unused: tensors that no rank uses; they are left alone.
         """
 
-    def on_replan(self) -> None:
-        """Drop what is known of the buckets: others, in other memory, take their place. None of them is started."""
+    def on_plan(self, plan: Plan) -> None:
+        """Take note of the buckets: called before the first fill(), and again when other buckets replace them.
+
+        Those have other memory. None of the replaced ones is started.
+        """
