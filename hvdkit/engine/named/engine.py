@@ -47,6 +47,7 @@ from hvdkit.transport.polling import Backoff
 
 _TURN_S = 0.05  # how long a thread waits for one that executes, before it looks at the mail
 _IDLE_S = 0.05  # how often a thread with nothing to do looks at the mail: to answer questions, and for who has left
+_LOOK_S = 0.05  # how often it is looked for what takes too long
 _PAUSE_S = 0.001  # for more announcements to come, as they do many at a time
 _MOST_PAUSES = 10
 
@@ -104,6 +105,7 @@ class NamedEngine:
         )
         self._awake = threading.Event()
         self._closing = False
+        self._next_look_s = 0.0
         self._counters: dict[str, int] = {}
         self._process = os.getpid()
         self._thread: threading.Thread | None = None
@@ -220,7 +222,11 @@ class NamedEngine:
         """Send and receive; True if anything moved. What is answered is left to whoever has the lock for execution."""
         with self._talking:
             moved = self._negotiator.turn()
-            self._steps.turn()
+            now = time.monotonic()
+            if now >= self._next_look_s:
+                self._next_look_s = now + _LOOK_S
+                self._negotiator.look()
+                self._steps.look()
         return moved
 
     def _execute(self, answers: Sequence[Answer]) -> None:

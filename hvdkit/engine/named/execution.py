@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,34 +93,38 @@ class Executor:
         self._transport, self._limit_bytes, self._timeline = transport, limit_bytes, timeline
         self._kept: dict[str, Array] = {}  # memory for fused tensors, by dtype
 
-    def plan(self, ready: Sequence[Ready], operations: Sequence[Operation]) -> Iterator[Work]:
+    def plan(self, ready: Sequence[Ready], operations: Sequence[Operation]) -> list[Work]:
         """The work of operations that became ready together: with the same `ready` the same on all ranks.
 
         operations: this rank's part of each.
         """
         if len(ready) == 1 and len(operations[0].buffers) == 1 and ready[0].asked.fusible:
-            yield Work(operations, functools.partial(self._reduce, operations[0], operations[0].buffers[0], operations))
-            return
+            return [Work(operations, functools.partial(self._reduce, operations[0].buffers[0], operations))]
+        planned = []
         for group in plan_fusion(tuple([each.asked for each in ready]), self._limit_bytes):
             members = [operations[index] for index in dict.fromkeys(index for index, _ in group)]
             buffers = [operations[index].buffers[at] for index, at in group]
-            yield Work(members, functools.partial(self._reduce_group, members, buffers))
+            planned.append(Work(members, functools.partial(self._reduce_group, members, buffers)))
         for each, operation in zip(ready, operations, strict=True):
             if operation.action is not None or not each.asked.fusible:
-                yield Work([operation], functools.partial(self._do_one, each, operation))
+                planned.append(Work([operation], functools.partial(self._do_one, each, operation)))
+        return planned
 
-    def _reduce(self, operation: Operation, buffer: Buffer, operations: Sequence[Operation]) -> None:
-        with self._timeline.span("ALLREDUCE", operations):
-            reduce_scaled(self._transport, buffer, operation.asked)
+    def _reduce(self, buffer: Buffer, operations: Sequence[Operation]) -> None:
+        if self._timeline.on:
+            with self._timeline.span("ALLREDUCE", operations):
+                reduce_scaled(self._transport, buffer, operations[0].asked)
+        else:
+            reduce_scaled(self._transport, buffer, operations[0].asked)
 
     def _reduce_group(self, operations: Sequence[Operation], buffers: Sequence[Buffer]) -> None:
         if len(buffers) == 1:
-            self._reduce(operations[0], buffers[0], operations)
+            self._reduce(buffers[0], operations)
             return
         fused = self._fused(buffers)
         with self._timeline.span("MEMCPY_IN_FUSION_BUFFER", operations):
             np.concatenate([buffer.array for buffer in buffers], out=fused.array)
-        self._reduce(operations[0], fused, operations)
+        self._reduce(fused, operations)
         with self._timeline.span("MEMCPY_OUT_FUSION_BUFFER", operations):
             at, source = 0, fused.array
             for buffer in buffers:
@@ -155,19 +159,19 @@ class Executor:
 
 def reduce_scaled(transport: Transport, buffer: Buffer, asked: Announcement) -> None:
     """Reduce a buffer as it is asked, factors and all."""
-    before, after = factors(asked, transport.size)
     if buffer.dtype in SCALED:
-        if before != 1.0:  # not after the sum, which may be too large for the dtype without it
-            transport.arithmetic.combine(buffer, [buffer], scale=before)
+        if asked.prescale != 1.0:  # not after the sum, which may be too large for the dtype without it
+            transport.arithmetic.combine(buffer, [buffer], scale=asked.prescale)
+        after = asked.postscale / transport.size if asked.op == "average" else asked.postscale
         transport.allreduce(buffer, asked.sums, after)
     elif asked.op == "average":
-        total = widen(buffer, transport.size, before)
+        total = widen(buffer, transport.size, asked.prescale)
         transport.allreduce(total)
         finish_average(buffer, total, transport.size, asked.postscale)
     else:
-        multiply(buffer, before)
+        multiply(buffer, asked.prescale)
         transport.allreduce(buffer, asked.sums)
-        multiply(buffer, after)
+        multiply(buffer, asked.postscale)
 
 
 def factors(asked: Announcement, size: int) -> tuple[float, float]:

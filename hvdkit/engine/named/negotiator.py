@@ -82,13 +82,15 @@ class Negotiator:
             self._receive(sender, message)
         if self._merger is not None:
             moved = self._pass_on() or moved
-        coordinator = self._coordinator
-        if coordinator is not None:
-            self._stalls.look(coordinator, lambda rank: self._mail.send(rank, _pack("stack?", None)))
-            if coordinator.answers:
-                self._answer()
-                moved = True
+        if self._coordinator is not None and self._coordinator.answers:
+            self._answer()
+            moved = True
         return moved
+
+    def look(self) -> None:
+        """Look for operations that have waited too long; called now and then."""
+        if self._coordinator is not None:
+            self._stalls.look(self._coordinator, lambda rank: self._mail.send(rank, _pack("stack?", None)))
 
     def send(self, rank: int, what: str, content: Any) -> None:
         """Send a rank a message of step_runner.py; from or to rank 0."""

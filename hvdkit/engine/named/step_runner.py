@@ -93,22 +93,26 @@ class StepRunner:
         self._calls.uncertain, self._before = False, self._calls.begun
         self._began_s = time.monotonic()
         self._number += 1
-        outer = watch_waits(self._look)
+        outer = watch_waits(self._wait_goes_on)
         try:
             work.do()
         except Exception as error:
             return self._agree_on(error)
         finally:
             watch_waits(outer)
-            with self._talking:
-                self._ended = self._number
-                if self._reported == self._number:
-                    self._tell_first(("ended", self._number))
-                if self._failing is not None:
-                    self._compare(self._failing)
+            self._ended = self._number
+            if self._reported == self._number or self._failing is not None:  # seen by hear() otherwise
+                self._tell_of_end()
         return None
 
-    def _look(self) -> None:
+    def _tell_of_end(self) -> None:
+        with self._talking:
+            if self._reported == self._number:
+                self._tell_first(("ended", self._number))
+            if self._failing is not None:
+                self._compare(self._failing)
+
+    def _wait_goes_on(self) -> None:
         """A step waits for other ranks: answer messages meanwhile, and end the wait if there is no hope."""
         self._looked_s = time.monotonic()
         self._talk()
@@ -182,7 +186,7 @@ class StepRunner:
         """This rank takes no further part; with the lock for messages."""
         self._tell_first(("left",))
 
-    def turn(self) -> None:
+    def look(self) -> None:
         """Tell of what takes long; called now and then, with the lock for messages."""
         if self._ended < self._number:
             self._report()

@@ -36,24 +36,31 @@ class Ring:
 
     def write(self, message: bytes) -> None:
         """Send a message."""
-        self.unsent += _LENGTH.pack(len(message))
-        self.unsent += message
-        self.flush()
+        data = _LENGTH.pack(len(message)) + message
+        if self.unsent:
+            self.unsent += data
+        else:
+            count = self._put(data)
+            if count < len(data):
+                self.unsent += data[count:]
 
     def flush(self) -> None:
         """Write what waits, as far as there is room."""
-        count = min(len(self.unsent), self._room - (self._written - self._numbers[_LINE // 8]))
-        if count:
-            order()  # the reader has read what is overwritten now
-            at = self._written % self._room
-            first = min(count, self._room - at)
-            self._bytes[at : at + first] = self.unsent[:first]
-            if first < count:
-                self._bytes[: count - first] = self.unsent[first:count]
-            order()
-            self._written += count
-            self._numbers[0] = self._written
-            del self.unsent[:count]
+        del self.unsent[: self._put(self.unsent)]
+
+    def _put(self, data: bytes | bytearray) -> int:
+        """Write the beginning of the data; how much of it there was room for."""
+        count = min(len(data), self._room - (self._written - self._numbers[_LINE // 8]))
+        order()  # the reader has read what is overwritten now
+        at = self._written % self._room
+        first = min(count, self._room - at)
+        self._bytes[at : at + first] = data[:first]
+        if first < count:
+            self._bytes[: count - first] = data[first:count]
+        order()
+        self._written += count
+        self._numbers[0] = self._written
+        return count
 
     def read(self) -> list[bytes]:
         """The messages that have arrived as a whole."""
