@@ -134,7 +134,7 @@ class Config:
     small_bytes: int = setting(
         64 * 1024,
         parse_bytes,
-        "an allreduce that takes more than one look at shared memory goes to MPI or Gloo below this many bytes",
+        "an allreduce between hosts goes to MPI or Gloo alone below this many bytes; within one host memory is shared",
     )
     stall_check_s: float = setting(
         60.0,

@@ -19,8 +19,11 @@ Options = tuple[tuple[str, str], ...]
 
 def find_group(process_set: ProcessSet, call: str) -> MemberGroup:
     """The ranks that take part. Raises NotInitializedError before init(), ValueError on a rank outside of the set."""
-    engine.runtime(call.replace("_async", ""))
-    return process_set.group(call)
+    try:
+        return process_set.group(call)
+    except ValueError:
+        engine.runtime(call.replace("_async", ""))
+        raise
 
 
 def begin(

@@ -1,4 +1,4 @@
-"""All ranks on one host: big allreduces through shared memory, everything else by the transport underneath."""
+"""Allreduces, small broadcasts and mailboxes of one host in shared memory; all else by the transport underneath."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hvdkit.transport.shared.buckets import SharedBuckets
 from hvdkit.transport.shared.liveness import Liveness
 from hvdkit.transport.shared.mailbox import open_shared_mailbox
 from hvdkit.transport.shared.slots import Slots, slot_bytes
+from hvdkit.transport.shared.stage import Stage
 
 _STAGE_BYTES = 2 * 2**20  # stays in the last-level cache between copy, sum and copy
 _STAGES = 2
@@ -26,8 +27,8 @@ class SharedMemoryTransport:
 
     base: all ranks of the group; does small messages and whatever is no allreduce. Closed with this one.
     local: those of them on this host, whose memory is shared; `base` itself if that is all.
-    directory: a memory file system that these ranks share. small_bytes: below it an allreduce goes to `base`.
-    shards, open_crossing: see SharedBuckets; for more hosts than one. job_rank: see World, for messages.
+    directory: a memory file system that these ranks share. small_bytes: below it an allreduce between hosts goes to
+    `base`. shards, open_crossing: see SharedBuckets; for more hosts than one. job_rank: see World, for messages.
     """
 
     name = "shared_memory"
@@ -60,6 +61,7 @@ class SharedMemoryTransport:
         self._staging: SharedBuckets | None = None
         self._slot_bytes = slot_bytes(base.size) if local.size == base.size else 0
         self._slots: Slots | None = None
+        self._stage: Stage | None = None
         self._closed = False
 
     @property
@@ -77,6 +79,9 @@ class SharedMemoryTransport:
         nbytes = buffer.array.nbytes
         if 0 < nbytes <= self._slot_bytes:
             (self._slots or self._open_slots()).allreduce(buffer, op, scale, self._base.arithmetic)
+            return
+        if nbytes and self._slot_bytes:
+            (self._stage or self._open_stage()).allreduce(buffer, op, scale, self._base.arithmetic)
             return
         if nbytes < self._small_bytes or not nbytes:
             self._base.allreduce(buffer, op, scale)
@@ -124,6 +129,10 @@ class SharedMemoryTransport:
     def _open_slots(self) -> Slots:
         self._slots = Slots(self._base, self._directory, self._liveness.check)
         return self._slots
+
+    def _open_stage(self) -> Stage:
+        self._stage = Stage(self._base, self._directory, self._liveness.check)
+        return self._stage
 
     def alltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Buffer:
         """See Transport.alltoall."""
@@ -193,6 +202,8 @@ class SharedMemoryTransport:
         self._drop_staging()
         if self._slots is not None:
             self._slots.close()
+        if self._stage is not None:
+            self._stage.close()
         if self._local is not self._base:
             self._local.close(idle=idle)
         self._base.close(idle=idle)
