@@ -28,7 +28,8 @@ def _shared_memory(open_base: Callable[[], BaseTransport], small_bytes: int) -> 
 
 def _hierarchical(open_base: Callable[[], BaseTransport], node_of: Callable[[int], int]) -> Transport:
     base = open_base()
-    return HierarchicalTransport(base, host="here", small_bytes=1, node=node_of(base.rank))
+    nodes = [node_of(rank) for rank in range(base.size)]
+    return HierarchicalTransport(base, nodes=nodes, host="here", small_bytes=1)
 
 
 OPENERS: dict[str, Callable[[], Transport]] = {

@@ -190,19 +190,13 @@ def test_a_rank_that_closes_at_once_leaves_the_others_their_connections() -> Non
     run_ranks(4, close_at_once, transport="gloo")
 
 
-def split(transport: GlooTransport, nodes: list[int] | None) -> tuple[int, int, int, int]:
-    local, cross = transport.split_by_node(None if nodes is None else nodes[transport.rank])
-    place = local.rank, local.size, cross.rank, cross.size
-    local.close()
-    cross.close()
-    return place
+def find_nodes(transport: GlooTransport) -> list[int]:
+    return transport.find_nodes()
 
 
 @pytest.mark.ranks
-def test_ranks_are_split_by_host_and_by_the_nodes_given() -> None:
-    assert run_ranks(3, split, None, transport="gloo") == [(0, 3, 0, 1), (1, 3, 0, 1), (2, 3, 0, 1)]
-    places = run_ranks(4, split, [0, 1, 0, 0], transport="gloo")
-    assert places == [(0, 3, 0, 2), (0, 1, 1, 2), (1, 3, 0, 1), (2, 3, 0, 1)]
+def test_ranks_of_one_boot_are_on_one_host() -> None:
+    assert run_ranks(3, find_nodes, transport="gloo") == [[0] * 3] * 3
 
 
 def overlapping_groups(transport: GlooTransport) -> None:

@@ -107,20 +107,10 @@ def test_more_elements_than_mpi_can_count_go_in_parts() -> None:
     run_ranks(3, count_in_small_steps, transport="mpi")
 
 
-def split(transport: MpiTransport, nodes: list[int] | None) -> tuple[int, int, int, int]:
-    local, cross = transport.split_by_node(None if nodes is None else nodes[transport.rank])
-    place = local.rank, local.size, cross.rank, cross.size
-    local.close()
-    cross.close()
-    return place
+def find_nodes(transport: MpiTransport) -> list[int]:
+    return transport.find_nodes()
 
 
 @pytest.mark.ranks
-def test_ranks_are_split_by_the_memory_they_share() -> None:
-    assert run_ranks(3, split, None, transport="mpi") == [(0, 3, 0, 1), (1, 3, 0, 1), (2, 3, 0, 1)]
-
-
-@pytest.mark.ranks
-def test_ranks_are_split_by_the_nodes_given() -> None:
-    places = run_ranks(4, split, [0, 1, 0, 0], transport="mpi")
-    assert places == [(0, 3, 0, 2), (0, 1, 1, 2), (1, 3, 0, 1), (2, 3, 0, 1)]
+def test_ranks_that_share_memory_are_on_one_host() -> None:
+    assert run_ranks(3, find_nodes, transport="mpi") == [[0] * 3] * 3

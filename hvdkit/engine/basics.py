@@ -147,6 +147,17 @@ def add_process_set(process_set: ProcessSet | Sequence[int] | Any) -> ProcessSet
     return made
 
 
+def split_world(color: int | None, key: int = 0) -> ProcessSet | None:
+    """Make a process set of the ranks that give the same color, as MPI_Comm_split does; every rank calls it.
+
+    One collective call, however many sets: color=rank() // 2 makes those of a mesh's inner axis of 2, color=rank() % 2
+    those of the outer one. key: the order in a set, ranks of one key in their own. Returns this rank's set, None for a
+    color of None. A set of the same ranks that is known is taken as it is.
+    Raises NotInitializedError before init(), HorovodInternalError if a rank has left.
+    """
+    return engine.runtime("split_world()").sets.split(color, key)
+
+
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Forget a process set; every rank calls it. False if it was not known, or is the set of all ranks.
 

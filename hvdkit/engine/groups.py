@@ -1,10 +1,18 @@
-"""Groups of ranks that do collectives among themselves, also at the same time as other groups."""
+"""Process sets: groups of ranks that do collectives among themselves, also at the same time as other groups.
+
+A group costs next to nothing until its first operation or plan: two transports that have taken nothing yet (see
+Transport.split). The first operation opens the group's engine on this rank, with a thread and what its messages take.
+No rank waits for the others there, so ranks may use groups for the first time in any order and from any thread.
+
+Locks: Groups changes its table in steps of the world's engine only, which come in one order on all ranks, and one after
+another. `_opening` of a Group is held while its engine is made, which waits for nobody.
+"""
 
 from __future__ import annotations
 
-import functools
 import json
 import operator
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,8 +20,90 @@ from hvdkit.engine.api import Engine
 from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.errors import NotInitializedError
 from hvdkit.transport.api import Transport
+from hvdkit.transport.division import group_by_color
 from hvdkit.transport.part import is_communicator, ranks_in_job
 from hvdkit.transport.small_collectives import gather_bytes
+
+OpenEngine = Callable[[Transport, Sequence[int]], Engine]
+
+
+class Group:
+    """The ranks of a process set, as this process sees them.
+
+    ranks: numbers in the world. this_rank: this process's number in the world. transport, spare: see Transport.split;
+    None outside of the group. The first is for plans of gradients, the second for the engine alone. open_engine: makes
+    the engine of a group from a transport and ranks.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        this_rank: int,
+        transport: Transport | None,
+        spare: Transport | None,
+        open_engine: OpenEngine,
+    ) -> None:
+        self.ranks, self.this_rank = list(ranks), this_rank
+        self.included = transport is not None
+        self._transport, self._spare, self._open_engine = transport, spare, open_engine
+        self._engine: Engine | None = None
+        self._opening = threading.Lock()
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self.ranks)
+
+    @property
+    def transport(self) -> Transport:
+        """For plans of gradients, and for who asks for this process's rank."""
+        assert self._transport is not None, "ProcessSet.group() refuses ranks outside of the group"
+        return self._transport
+
+    @property
+    def engine(self) -> Engine:
+        """For named operations; opened when it is asked for the first time."""
+        return self._engine or self._open()
+
+    def _open(self) -> Engine:
+        with self._opening:
+            if self._engine is None:
+                assert self._spare is not None, "ProcessSet.group() refuses ranks outside of the group"
+                self._engine = self._open_engine(self._spare, self.ranks)
+            return self._engine
+
+    @property
+    def is_open(self) -> bool:
+        """Has this process used the group?"""
+        return self._engine is not None
+
+    def leave(self, why: str) -> None:
+        """Tell the other ranks that this one takes no further part; not collective. why: follows its name."""
+        if self._engine is not None:
+            self._engine.leave(why)
+
+    def leave_transports(self) -> None:
+        """Tell those that wait in a transport that this rank takes no further part; not collective."""
+        for transport in (self._transport, self._spare):
+            if transport is not None:
+                transport.leave()
+
+    def close(self, why: str, *, idle: bool, keep: Transport | None = None) -> bool:
+        """Give everything back; collective among its ranks. why: follows this rank's name for those that still wait.
+
+        idle: see Transport.close; False as well where some ranks have used the group, and others have not. keep: a
+        transport that stays. Returns whether the ranks were in step.
+        """
+        if self._engine is not None:
+            idle = idle and not self._engine.stopped
+            if idle:
+                self._engine.leave(why)
+            self._engine.close(idle=idle)
+        elif self._spare is not None:
+            self._spare.close(idle=idle)
+        if self._transport is not None and self._transport is not keep:
+            self._transport.close(idle=idle)
+        return idle
 
 
 class ProcessSet:
@@ -45,7 +135,7 @@ class ProcessSet:
                     f"communicator of mpi4py's."
                 ) from None
         self._group: Group | None = None
-        self._added: Sequence[ProcessSet] = ()  # by one call: with a communicator's set those of the other ranks'
+        self._siblings: Sequence[ProcessSet] = ()  # made by one call: of communicators those of the other ranks too
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
@@ -66,7 +156,7 @@ class ProcessSet:
 
     def size(self) -> int:
         """How many ranks it has. ValueError if it is not known."""
-        return len(self._known().ranks)
+        return self._known().size
 
     def rank(self) -> int:
         """This process's number in it, from 0. ValueError if it is not known, or without this process."""
@@ -74,55 +164,46 @@ class ProcessSet:
 
     def included(self) -> bool:
         """Does it include this process? ValueError if it is not known."""
-        return self._known().transport is not None
+        return self._known().included
 
-    def group(self, call: str) -> MemberGroup:
+    def group(self, call: str) -> Group:
         """What its ranks share. call: the user's, for the ValueError on a rank outside of the set."""
-        known = self._known()
-        if known.transport is None or known.engine is None:
+        group = self._known()
+        if not group.included:
             raise ValueError(
-                f"{call} was called on rank {known.this_rank}, which is not in {self!r}. Only the ranks of a process "
+                f"{call} was called on rank {group.this_rank}, which is not in {self!r}. Only the ranks of a process "
                 f"set take part in its operations: ask process_set.included() before."
             )
-        return MemberGroup(known.transport, known.engine)
+        return group
 
 
-class MemberGroup:
-    """The ranks of a set as one of them sees them.
+class Groups:
+    """The process sets that are known in a world, by number.
 
-    transport: for plans of gradients. engine: for named operations.
-    """
-
-    def __init__(self, transport: Transport, engine: Engine) -> None:
-        self.transport, self.engine = transport, engine
-
-
-class Group:
-    """A set that is known. transport, engine: None on ranks outside of it."""
-
-    def __init__(
-        self, ranks: Sequence[int], this_rank: int, transport: Transport | None, engine: Engine | None
-    ) -> None:
-        self.ranks, self.this_rank, self.transport, self.engine = list(ranks), this_rank, transport, engine
-
-
-class ProcessSets:
-    """The sets that are known in a world, by number.
-
-    world: all ranks. open_engine: makes the engine of a set from a transport of its own and its ranks. job_ranks: see
-    World.
+    world: all ranks. open_engine: see Group. job_ranks: see World. eager: are engines opened when a set is made, since
+    all ranks have to come to that (Horovod's core)?
     """
 
     def __init__(
-        self,
-        world: Transport,
-        open_engine: Callable[[Transport, Sequence[int]], Engine],
-        job_ranks: Sequence[int] = (),
+        self, world: Transport, open_engine: OpenEngine, job_ranks: Sequence[int] = (), *, eager: bool = False
     ) -> None:
-        self._world, self._open_engine = world, open_engine
+        self._world, self._open_engine, self._eager = world, open_engine, eager
         self._job_ranks = job_ranks or range(world.size)
         self._sets: dict[int, ProcessSet] = {}
         self._free: list[int] = []  # numbers of removed sets; new ones get them in this order, as in Horovod
+
+    @property
+    def _engine(self) -> Engine:
+        """Of the set of all ranks, which is the first."""
+        return self._sets[0]._known().engine
+
+    def open_world(self) -> None:
+        """Make the set of all ranks known; collective. It comes before all others, and is open from then on."""
+        everyone = list(range(self._world.size))
+        global_process_set.ranks = None  # an earlier world may have had others
+        self._register([global_process_set], [everyone])
+        group = global_process_set._known()
+        assert group.engine is not None
 
     def add(self, process_set: ProcessSet) -> None:
         """Make a set known; collective over all ranks, which give the same ranks.
@@ -131,76 +212,88 @@ class ProcessSets:
         Raises ValueError for ranks that are not there or come twice, or a set of the same ranks that is known,
         HorovodInternalError if the ranks disagree about it.
         """
-        sets = [process_set]
-        if process_set.mpi_comm is not None and process_set is not global_process_set:
-            found = self._find_ranks(process_set)
-            process_set.ranks = next(list(ranks) for ranks in found if self._world.rank in ranks)
-            sets = [process_set if self._world.rank in ranks else ProcessSet(ranks) for ranks in found]
-        for one in sets:
-            problem = self._together("add_process_set", one, functools.partial(self._add, one))
-            if problem:
-                raise ValueError(problem)
-        process_set._added = sets
+        comm = process_set.mpi_comm if process_set is not global_process_set else None
+        data = json.dumps(ranks_in_job(comm, "ProcessSet(comm)")).encode() if comm is not None else b""
 
-    def _find_ranks(self, process_set: ProcessSet) -> list[tuple[int, ...]]:
-        """The ranks of all sets that the ranks' communicators make, in rising order; the same on all ranks."""
-        data = json.dumps(ranks_in_job(process_set.mpi_comm, "ProcessSet(comm)")).encode()
-        engine = self._sets[0]._known().engine
-        assert engine is not None, "every rank is in the set of all ranks, which is the first"
-        gathered = collective_step(engine, "process_set_of_comm", lambda transport, _: gather_bytes(transport, data))
-        found = [tuple(json.loads(one)) for one in gathered]
-        places = {job_rank: rank for rank, job_rank in enumerate(self._job_ranks)}
-        sets = []
-        for rank, members in enumerate(found):
-            ranks = [places.get(one, -1) for one in members]
-            others = [one for one in ranks if one >= 0 and found[one] != members]
-            if ranks != sorted(set(ranks)) or ranks[0] < 0 or others:
-                raise ValueError(
-                    f"The communicator that rank {rank} has given for a process set holds ranks {list(members)} of the "
-                    f"job, and the world consists of {list(self._job_ranks)}. A process set's are ranks of the world, "
-                    f"in its order, which all give communicators of the same ranks"
-                    f"{f'; rank {others[0]} has given one of {list(found[others[0]])}' if others else ''}. "
-                    f"MPI_Comm_split with hvd.rank() as its key makes such ones."
-                )
-            sets.append(tuple(ranks))
-        return sorted(set(sets))
+        def change(transport: Transport, _joined: object) -> ValueError | None:
+            try:
+                if comm is None:
+                    sets, groups = [process_set], [self._all if process_set.ranks is None else process_set.ranks]
+                else:
+                    members = [tuple(json.loads(one)) for one in gather_bytes(transport, data)]
+                    groups = [list(ranks) for ranks in plan_sets_of_comms(members, self._job_ranks)]
+                    process_set.ranks = next(ranks for ranks in groups if self._world.rank in ranks)
+                    sets = [process_set if ranks is process_set.ranks else ProcessSet(ranks) for ranks in groups]
+                self._check(sets, groups)
+            except ValueError as error:
+                return error
+            self._register(sets, groups)
+            return None
 
-    def _add(self, process_set: ProcessSet) -> str:
-        """Make a set known; returns what is wrong with it, the same on all ranks, or ""."""
-        everyone = list(range(self._world.size))
-        ranks = everyone if process_set.ranks is None else process_set.ranks
-        if process_set.process_set_id is not None:
-            return f"{process_set!r} has been added already."
-        if not set(ranks) <= set(everyone) or len(set(ranks)) < len(ranks):
-            return f"A process set of ranks {ranks} cannot be made; ranks 0 to {everyone[-1]} are there, once each."
-        for other in self._sets.values():
-            if other._known().ranks == ranks:
-                return f"A process set with the ranks {ranks} is known already: {other!r}."
-        transport = own = None
-        if ranks:
-            transport = self._world if ranks == everyone else self._world.subgroup(ranks)
-            own = self._world.subgroup(ranks)
-        engine = self._open_engine(own, ranks) if own is not None else None
-        process_set._group = Group(ranks, self._world.rank, transport, engine)
-        process_set.process_set_id = self._free.pop(0) if self._free else len(self._sets)
-        self._sets[process_set.process_set_id] = process_set
-        if process_set.ranks is None or ranks == everyone:
-            process_set.ranks = ranks
-        return ""
+        given = "those of communicators" if comm is not None else str(process_set.ranks)
+        problem = collective_step(self._engine, "add_process_set", change, options=[("ranks", given)])
+        if problem is not None:
+            raise problem
 
-    def _together(self, kind: str, process_set: ProcessSet, change: Callable[[], str]) -> str:
-        """Change the sets on all ranks, in the order of the world's operations; returns what `change` does.
+    def split(self, color: int | None, key: int = 0) -> ProcessSet | None:
+        """Make a set of the ranks that give the same color, ordered by key and then by rank; None for a color of None.
 
-        Communicators are made and freed in there. Where MPI's calls take turns a rank that makes one makes no other
-        call, so all ranks have to come to it in one order.
+        Collective over all ranks: one operation, and one call of the transport, makes all of the sets, those of an axis
+        of a mesh say. A set of the same ranks that is known already is taken as it is.
         """
-        if not self._sets:
-            return change()
-        engine = self._sets[0]._known().engine
-        assert engine is not None, "every rank is in the set of all ranks, which is the first"
-        options = [("ranks", str(process_set.ranks))]
-        problem: str = collective_step(engine, kind, lambda _transport, _joined: change(), options=options)
-        return problem
+        data = json.dumps([color, key]).encode()
+
+        def change(transport: Transport, _joined: object) -> ProcessSet | None:
+            pairs = [json.loads(one) for one in gather_bytes(transport, data)]
+            groups = group_by_color([color for color, _ in pairs], [key for _, key in pairs])
+            known = {tuple(one._known().ranks): one for one in self._sets.values()}
+            missing = [ranks for ranks in groups if tuple(ranks) not in known]
+            sets = [ProcessSet(ranks) for ranks in missing]
+            for process_set, ranks in zip(sets, missing, strict=True):
+                process_set.ranks = ranks  # in the order of their keys
+            self._register(sets, missing)
+            own = next((tuple(ranks) for ranks in groups if self._world.rank in ranks), None)
+            known |= {tuple(one._known().ranks): one for one in sets}
+            return None if own is None else known[own]
+
+        made: ProcessSet | None = collective_step(self._engine, "split_world", change)
+        return made
+
+    @property
+    def _all(self) -> list[int]:
+        return list(range(self._world.size))
+
+    def _check(self, sets: Sequence[ProcessSet], groups: Sequence[Sequence[int]]) -> None:
+        """Raise ValueError for sets that cannot be added, the same on all ranks."""
+        for process_set, ranks in zip(sets, groups, strict=True):
+            if process_set.process_set_id is not None:
+                raise ValueError(f"{process_set!r} has been added already.")
+            if not set(ranks) <= set(self._all) or len(set(ranks)) < len(ranks):
+                raise ValueError(
+                    f"A process set of ranks {list(ranks)} cannot be made; ranks 0 to {self._all[-1]} are there, once "
+                    f"each."
+                )
+            for other in self._sets.values():
+                if other._known().ranks == list(ranks):
+                    raise ValueError(f"A process set with the ranks {list(ranks)} is known already: {other!r}.")
+
+    def _register(self, sets: Sequence[ProcessSet], groups: Sequence[Sequence[int]]) -> None:
+        """Give disjoint sets numbers, transports and groups; collective over all ranks, in a step or before any."""
+        some = [list(ranks) for ranks in groups if ranks]
+        transport = spare = None
+        if some:
+            transport = self._world if some == [self._all] else self._world.split(some)
+            spare = self._world.split(some)
+        for process_set, ranks in zip(sets, groups, strict=True):
+            mine = (transport, spare) if self._world.rank in ranks else (None, None)
+            process_set._group = Group(ranks, self._world.rank, *mine, self._open_engine)
+            process_set.process_set_id = self._free.pop(0) if self._free else len(self._sets)
+            process_set._siblings = sets
+            self._sets[process_set.process_set_id] = process_set
+            if process_set.ranks is None or list(ranks) == self._all:
+                process_set.ranks = list(ranks)
+            if self._eager and process_set._group.included:
+                assert process_set._group.engine is not None
 
     def remove(self, process_set: ProcessSet) -> bool:
         """Forget a set; collective over all ranks. False if it is not known, or the set of all ranks.
@@ -210,67 +303,86 @@ class ProcessSets:
         """
         if not process_set.process_set_id or process_set._group is None:
             return False
-        for one in process_set._added:
-            self._together("remove_process_set", one, functools.partial(self._forget, one))
+        sets = process_set._siblings
+
+        def change(transport: Transport, _joined: object) -> None:
+            unequal = self._used_by_some(transport)
+            for one in sets:
+                assert one._group is not None and one.process_set_id is not None
+                number, group = one.process_set_id, one._group
+                one._group = one.process_set_id = None
+                del self._sets[number]
+                self._free.append(number)
+                group.close("has removed the process set", idle=number not in unequal)
+
+        options = [("ranks", "; ".join(str(one.ranks) for one in sets))]
+        collective_step(self._engine, "remove_process_set", change, options=options)
         return True
 
-    def _forget(self, process_set: ProcessSet, *, idle: bool = True) -> str:
-        group, process_set._group = process_set._group, None
-        assert group is not None and process_set.process_set_id is not None
-        del self._sets[process_set.process_set_id]
-        self._free.append(process_set.process_set_id)
-        process_set.process_set_id = None
-        if group.engine is not None:
-            idle = idle and not group.engine.stopped
-            if idle:
-                group.engine.leave("has removed the process set")
-            group.engine.close(idle=idle)
-        if group.transport is not None and group.transport is not self._world:
-            group.transport.close(idle=idle)
-        return ""
+    def _used_by_some(self, transport: Transport) -> set[int]:
+        """Numbers of the sets that some of their ranks have used, and others have not; collective over all ranks."""
+        sets = {number: one._known() for number, one in self._sets.items()}
+        used = [number for number, group in sets.items() if group.is_open]
+        gathered = [set(json.loads(one)) for one in gather_bytes(transport, json.dumps(used).encode())]
+        return {number for number, group in sets.items() if len({number in gathered[rank] for rank in group.ranks}) > 1}
 
     def ids_and_ranks(self) -> dict[int, list[int]]:
         """The ranks of every known set, by number."""
         return {number: list(one._known().ranks) for number, one in self._sets.items()}
 
     def engines(self) -> list[Engine]:
-        """Of the sets that include this process, that of all ranks first."""
-        found = [self._sets[number]._known().engine for number in sorted(self._sets)]
-        return [engine for engine in found if engine is not None]
+        """Of the sets that include this process, that of all ranks first; opened if they are not yet."""
+        groups = [self._sets[number]._known() for number in sorted(self._sets)]
+        return [group.engine for group in groups if group.included]
 
     def leave(self, why: str) -> None:
         """Tell the other ranks of every set that this one takes no further part; not collective."""
         for one in self._sets.values():
-            engine = one._known().engine
-            if engine is not None:
-                engine.leave(why)
+            one._known().leave(why)
 
     def leave_transports(self) -> None:
         """Tell the other ranks of every set's transports that this one takes no further part; not collective."""
         for one in self._sets.values():
-            known = one._known()
-            for transport in (known.transport, known.engine.transport if known.engine is not None else None):
-                if transport is not None:
-                    transport.leave()
+            one._known().leave_transports()
 
     def close(self, *, idle: bool = True) -> bool:
         """Forget all sets; collective. The world's transport stays.
 
         idle: see Transport.close. Returns what to close that one with.
         """
-        for number in sorted(self._sets, reverse=True):
-            if number:
-                self._forget(self._sets[number], idle=idle)
-        for everyone in self._sets.values():
-            group, everyone._group = everyone._group, None
-            everyone.process_set_id = None
-            if group is not None and group.engine is not None:
-                idle = idle and not group.engine.stopped
-                if idle:
-                    group.engine.leave("has shut hvdkit down")
-                group.engine.close(idle=idle)
-        self._sets.clear()
+        idle = idle and not self._engine.stopped if self._sets else idle
+        unequal = self._used_by_some(self._world) if idle and len(self._sets) > 1 else set()
+        for number in sorted(self._sets, reverse=True):  # that of all ranks last
+            one = self._sets.pop(number)
+            group = one._known()
+            one._group = one.process_set_id = None
+            in_step = group.close("has shut hvdkit down", idle=idle and number not in unequal, keep=self._world)
+            if not number:
+                idle = in_step
         return idle
+
+
+def plan_sets_of_comms(members: Sequence[tuple[int, ...]], job_ranks: Sequence[int]) -> list[tuple[int, ...]]:
+    """The ranks of all sets that the ranks' communicators make, in rising order.
+
+    members: of each rank's communicator, in its order, as ranks of the job. job_ranks: of each rank of the world.
+    Raises ValueError where the communicators are not of the world's ranks in its order, or differ on their ranks.
+    """
+    places = {job_rank: rank for rank, job_rank in enumerate(job_ranks)}
+    sets = []
+    for rank, in_job in enumerate(members):
+        ranks = [places.get(one, -1) for one in in_job]
+        others = [one for one in ranks if one >= 0 and members[one] != in_job]
+        if ranks != sorted(set(ranks)) or ranks[0] < 0 or others:
+            raise ValueError(
+                f"The communicator that rank {rank} has given for a process set holds ranks {list(in_job)} of the "
+                f"job, and the world consists of {list(job_ranks)}. A process set's are ranks of the world, "
+                f"in its order, which all give communicators of the same ranks"
+                f"{f'; rank {others[0]} has given one of {list(members[others[0]])}' if others else ''}. "
+                f"MPI_Comm_split with hvd.rank() as its key makes such ones."
+            )
+        sets.append(tuple(ranks))
+    return sorted(set(sets))
 
 
 #: All ranks.

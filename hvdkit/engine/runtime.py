@@ -14,7 +14,7 @@ from hvdkit.config import Config, read_config
 from hvdkit.engine.api import Engine
 from hvdkit.engine.choice import choose_engine
 from hvdkit.engine.cores import count_cores, fair_share, look_at_cores, warn_of_crowding
-from hvdkit.engine.groups import ProcessSet, ProcessSets, global_process_set
+from hvdkit.engine.groups import Groups, ProcessSet
 from hvdkit.engine.horovod.binding import Binding
 from hvdkit.engine.horovod.installed import built_bindings
 from hvdkit.engine.named.engine import NamedEngine
@@ -40,7 +40,7 @@ class Runtime:
     world: World
     config: Config
     transport: Transport
-    sets: ProcessSets
+    sets: Groups
     timeline: Timeline
     #: That this rank has, see fair_share().
     cores: float
@@ -93,7 +93,7 @@ def init(
     settings: fields of Config, which beat the environment.
     Raises WorldError if the launcher and MPI disagree, ConfigError for a bad setting or a part that cannot be a world,
     TransportError if the ranks cannot reach each other, MissingDependencyError if the engine is to be Horovod's core
-    and is not here, ValueError for process sets that cannot be made: see ProcessSets.add.
+    and is not here, ValueError for process sets that cannot be made: see Groups.add.
     """
     global _again
     if _runtime is not None:
@@ -176,10 +176,9 @@ def _join(
             return HorovodEngine(group, horovod, **options)
         return NamedEngine(group, config, **options)
 
-    sets = ProcessSets(transport, open_engine, world.job_ranks)
+    sets = Groups(transport, open_engine, world.job_ranks, eager=horovod is not None)
     _runtime = Runtime(world, config, transport, sets, timeline, cores, horovod)
-    global_process_set.ranks = None  # an earlier world may have had others
-    sets.add(global_process_set)
+    sets.open_world()
     try:
         for process_set in sorted(process_sets, key=lambda one: one.mpi_comm is None):  # numbered as in Horovod
             sets.add(process_set)

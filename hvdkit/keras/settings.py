@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from hvdkit.engine.compression import Coded
-from hvdkit.engine.groups import MemberGroup, ProcessSet
+from hvdkit.engine.groups import Group, ProcessSet
 from hvdkit.engine.named.submit import all_true
 from hvdkit.engine.reduce_op import ReduceOp
 from hvdkit.engine.request import ReduceOptions, check_gradient, gradient_options
@@ -37,7 +37,7 @@ class Settings:
         return gradient_options(self.op, self.predivide, self.compression)
 
     @property
-    def group(self) -> MemberGroup:
+    def group(self) -> Group:
         """The ranks that train together."""
         return self.process_set.group("DistributedOptimizer()")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdkit.engine.groups import MemberGroup
+from hvdkit.engine.groups import Group
 from hvdkit.engine.horovod.binding import GraphBinding
 from hvdkit.engine.horovod.gradients import agree_on, gradient_move, narrow_wire
 from hvdkit.engine.horovod.transport import HorovodTransport
@@ -27,7 +27,7 @@ class DirectGradients:
     def __init__(
         self,
         binding: GraphBinding,
-        group: MemberGroup,
+        group: Group,
         name: str,
         specs: Sequence[VariableSpec],
         options: ReduceOptions,

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdkit.engine.groups import MemberGroup
+from hvdkit.engine.groups import Group
 from hvdkit.engine.named.operation import Operation
 from hvdkit.engine.named.submit import Options, begin
 from hvdkit.tensorflow.tensors import NAMES, array_of, as_buffer, as_tensor
@@ -47,7 +47,7 @@ def run(doing: Doing, tensors: Sequence[Any], results: Sequence[tuple[Any, Shape
 
 
 def do(
-    group: MemberGroup,
+    group: Group,
     kind: str,
     name: str | None,
     arrays: Sequence[Array],

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hvdkit.engine.groups import MemberGroup
+from hvdkit.engine.groups import Group
 from hvdkit.engine.horovod.binding import Binding, Pending
 from hvdkit.engine.horovod.gradients import agree_on, gradient_move, narrow_wire
 from hvdkit.engine.horovod.transport import HorovodTransport, wait
@@ -46,7 +46,7 @@ class DirectGradients:
     def __init__(
         self,
         binding: Binding,
-        group: MemberGroup,
+        group: Group,
         name: str,
         named: Named,
         *,

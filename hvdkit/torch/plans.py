@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Protocol
 
-from hvdkit.engine.groups import MemberGroup
+from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.runtime import Runtime
@@ -38,7 +38,7 @@ class Plan(Protocol):
 
 def open_plan(
     made: Runtime,
-    group: MemberGroup,
+    group: Group,
     name: str,
     named: Named,
     *,

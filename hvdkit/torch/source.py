@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hvdkit.engine.groups import MemberGroup
+from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.opening import open_reducer
 from hvdkit.engine.planned.plan import Plan, Slot, TensorSpec, cut_slots
 from hvdkit.engine.planned.reducer import Statistics
@@ -79,7 +79,7 @@ class TorchSource:
     def __init__(
         self,
         made: Runtime,
-        group: MemberGroup,
+        group: Group,
         name: str,
         named: Named,
         *,

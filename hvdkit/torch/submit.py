@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hvdkit.engine.groups import MemberGroup, ProcessSet
+from hvdkit.engine.groups import Group, ProcessSet
 from hvdkit.engine.named import submit as named
 from hvdkit.engine.named.execution import split_rows
 from hvdkit.engine.named.operation import Operation
@@ -40,14 +40,14 @@ def own_memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-def _copied(group: MemberGroup, tensor: torch.Tensor) -> torch.Tensor:
+def _copied(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy of the tensor, where the engine takes it."""
     if group.engine.takes_tensors:
         return tensor.detach().clone(memory_format=torch.contiguous_format)
     return to_host(tensor)
 
 
-def _given(group: MemberGroup, tensor: torch.Tensor) -> torch.Tensor:
+def _given(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's own memory where that is contiguous and the engine takes it, else a copy."""
     if group.engine.takes_tensors:
         return tensor.detach().contiguous().resolve_conj().resolve_neg()
@@ -66,7 +66,7 @@ def check_group(tensors: Any, call: str) -> list[torch.Tensor]:
 
 
 def begin(
-    group: MemberGroup,
+    group: Group,
     kind: str,
     name: str | None,
     hosts: Tensors,
@@ -80,15 +80,13 @@ def begin(
     return make_handle(group.engine, named.begin(group, kind, name, _describe(hosts), buffers, options, splits), finish)
 
 
-def do(
-    group: MemberGroup, kind: str, name: str | None, hosts: Tensors, finish: Finish, *, options: Options = ()
-) -> Any:
+def do(group: Group, kind: str, name: str | None, hosts: Tensors, finish: Finish, *, options: Options = ()) -> Any:
     """Do an operation now; returns what `finish` makes of it."""
     buffers = _buffers(group, hosts)
     return finish(named.do(group, kind, name, _describe(hosts), buffers, options))
 
 
-def _buffers(group: MemberGroup, hosts: Tensors) -> list[Buffer]:
+def _buffers(group: Group, hosts: Tensors) -> list[Buffer]:
     if group.engine.takes_tensors:
         return [TensorBuffer(host.view(-1), dtype_name(host)) for host in hosts]
     return [as_buffer(host) for host in hosts]
@@ -239,7 +237,7 @@ def start_reducescatter(
     return begin(group, "reducescatter", name, hosts, finish, options=options)
 
 
-def _rows_of(tensor: torch.Tensor, group: MemberGroup) -> int:
+def _rows_of(tensor: torch.Tensor, group: Group) -> int:
     return split_rows(tensor.shape[0], group.transport.size)[group.transport.rank]
 
 

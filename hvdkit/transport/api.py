@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.buckets import Buckets, BucketSpec
 from hvdkit.transport.buffer import Buffer, Op
+from hvdkit.transport.division import Groups
 
 if TYPE_CHECKING:
     from hvdkit.transport.between.select import BetweenHosts
@@ -62,14 +63,27 @@ class Transport(Protocol):
     def barrier(self) -> None:
         """Return when every rank has called it."""
 
+    def split(self, groups: Groups) -> Transport | None:
+        """The transport of the group that this rank is in; None on ranks in none. One call makes all groups.
+
+        groups: disjoint ones, the same on all ranks. The transports take no descriptor, thread or mapping before their
+        first collective. Raises ValueError for ranks that are not there or come twice.
+        """
+
     def subgroup(self, ranks: Sequence[int]) -> Transport | None:
-        """A transport of these ranks, numbered in the order given; None on the ranks left out."""
+        """See split(): a transport of these ranks, numbered in the order given."""
 
     def open_mailbox(self) -> Mailbox:
-        """Make a way to send short messages between these ranks; collective."""
+        """Make a way to send short messages between these ranks, in the same order on all of them.
+
+        Of a transport that split() has made: it does not wait for the other ranks, messages do. Else collective.
+        """
 
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> Buckets:
         """Make the buckets of an agreed plan, of which `depth` may be in use at a time; all of them if None."""
+
+    def measure(self) -> None:
+        """Find out what is fast between these ranks, where they stand on different hosts; collective."""
 
     def check(self) -> None:
         """Raise RankLostError if a rank of the group is known to have ended; asked while waiting, not collective."""
@@ -124,15 +138,11 @@ class BaseTransport(Transport, Protocol):
     def subgroup(self, ranks: Sequence[int]) -> BaseTransport | None:
         """See Transport.subgroup."""
 
-    def split_by_node(self, node: int | None = None) -> tuple[BaseTransport, BaseTransport]:
-        """The ranks of this host, and the ranks with the same place on every host, both in rank order; collective.
+    def split(self, groups: Groups) -> BaseTransport | None:
+        """See Transport.split."""
 
-        The second may be shorter on some ranks, where hosts have different numbers of ranks.
-        node: the number of this rank's host, given by all ranks or none; the transport finds out if None.
-        """
-
-    def measure(self) -> None:
-        """Find out what is fast between these ranks, where they stand on different hosts; collective."""
+    def find_nodes(self) -> list[int]:
+        """A number of each rank's host, the same for ranks of one host; collective."""
 
     def open_crossing(self) -> Crossing:
         """What reduces over these ranks in steps, where they stand on different hosts; collective."""

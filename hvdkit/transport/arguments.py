@@ -25,9 +25,3 @@ def check_root(root: int, size: int) -> None:
     """A root that is one of the ranks."""
     if not 0 <= root < size:
         raise ValueError(f"root is {root}; it must be a rank from 0 to {size - 1}")
-
-
-def check_ranks(ranks: Sequence[int], size: int) -> None:
-    """Some ranks of the group, each once."""
-    if not ranks or len(set(ranks)) != len(ranks) or not all(0 <= rank < size for rank in ranks):
-        raise ValueError(f"a subgroup is made of different ranks from 0 to {size - 1}, not of {list(ranks)}")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import threading
+from collections.abc import Callable
 from typing import Protocol
+
+from hvdkit.errors import HorovodInternalError, TransportError
+from hvdkit.transport.polling import watch_waits
 
 
 class Mailbox(Protocol):
@@ -43,3 +49,79 @@ class LocalMailbox:
     def close(self, *, idle: bool = True) -> None:
         """See Mailbox.close."""
         self._messages.clear()
+
+
+class OpeningMailbox:
+    """A mailbox whose opening takes all ranks: a thread opens it, and messages wait until it has.
+
+    So a rank that is the first to use a group waits for nobody. opening: opens the mailbox; collective, while nothing
+    else is under way on that transport. check: raises if a rank of the group has ended, see Transport.check. As of
+    every mailbox, methods are called by one thread at a time.
+    """
+
+    star = True
+
+    def __init__(self, opening: Callable[[], Mailbox], check: Callable[[], None]) -> None:
+        self._opening, self._check = opening, check
+        self._mailbox: Mailbox | None = None
+        self._error: HorovodInternalError | None = None
+        self._waiting: list[tuple[int, bytes]] = []
+        self._ending = False
+        self._thread = threading.Thread(target=self._open, name="hvdkit-opening", daemon=True)
+        _openings.append(self._thread)
+        self._thread.start()
+
+    def _open(self) -> None:
+        watch_waits(self._look)
+        try:
+            self._mailbox = self._opening()
+        except HorovodInternalError as error:
+            self._error = error
+        finally:
+            _openings.remove(self._thread)
+
+    def _look(self) -> None:
+        """End the wait for ranks that will not come."""
+        if self._ending or not threading.main_thread().is_alive():
+            raise TransportError("This group was removed while some of its ranks had not used it.")
+        self._check()
+
+    def _opened(self) -> Mailbox | None:
+        if self._error is not None:
+            raise self._error
+        if self._mailbox is not None and self._waiting:
+            for rank, message in self._waiting:
+                self._mailbox.send(rank, message)
+            self._waiting = []
+        return self._mailbox
+
+    def send(self, rank: int, message: bytes) -> None:
+        """See Mailbox.send."""
+        mailbox = self._opened()
+        if mailbox is None:
+            self._waiting.append((rank, message))
+        else:
+            mailbox.send(rank, message)
+
+    def receive(self) -> list[tuple[int, bytes]]:
+        """See Mailbox.receive. Raises what the opening has failed with."""
+        mailbox = self._opened()
+        return [] if mailbox is None else mailbox.receive()
+
+    def close(self, *, idle: bool = True) -> None:
+        """See Mailbox.close. Where it is idle all ranks have begun to open it."""
+        self._ending = not idle
+        self._thread.join(None if idle else _END_S)
+        if self._mailbox is not None:
+            self._mailbox.close(idle=idle)
+
+
+_END_S = 0.5  # a wait is looked at every 0.1 s
+_openings: list[threading.Thread] = []
+
+
+@atexit.register
+def _end_openings() -> None:
+    """Wait until these threads have left MPI, which may be ended after this."""
+    for thread in _openings:
+        thread.join(_END_S)

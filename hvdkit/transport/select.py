@@ -21,9 +21,9 @@ from hvdkit.config import Config
 from hvdkit.errors import ConfigError, TransportError, WorldError
 from hvdkit.transport.api import BaseTransport, Transport
 from hvdkit.transport.backend import Abort, Backend, Membership
+from hvdkit.transport.division import divide_by_node
 from hvdkit.transport.part import Part, runs_mpi
 from hvdkit.transport.single import SingleTransport
-from hvdkit.transport.small_collectives import gather_ints
 from hvdkit.world import WITHOUT_MPI, World, complete_world, read_world
 
 
@@ -81,21 +81,22 @@ def open_transport(config: Config, connection: Connection) -> tuple[World, Trans
     if base is None:
         alone: dict[str, Any] = {"local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1}
         return complete_world(world, rank=0, size=1, **alone, homogeneous=True), SingleTransport()
-    local, cross = base.split_by_node()
-    local_sizes = gather_ints(base, local.size)
+    nodes = base.find_nodes()
+    hosts, crossings = divide_by_node(nodes)
+    local = next(ranks for ranks in hosts if base.rank in ranks)
+    cross = next(ranks for ranks in crossings if base.rank in ranks)
+    local_sizes = [nodes.count(node) for node in nodes]
     world = complete_world(
         world,
         rank=base.rank,
         size=base.size,
-        local_rank=local.rank,
-        local_size=local.size,
-        cross_rank=cross.rank,
-        cross_size=cross.size,
+        local_rank=local.index(base.rank),
+        local_size=len(local),
+        cross_rank=cross.index(base.rank),
+        cross_size=len(cross),
         homogeneous=len(set(local_sizes)) == 1,
         job_ranks=world.job_ranks,
     )
-    local.close()
-    cross.close()
     name = choose_transport(config.transport, local_sizes, base.name)
     if name == "single":
         base.close()
@@ -112,7 +113,7 @@ def open_transport(config: Config, connection: Connection) -> tuple[World, Trans
         return world, SharedMemoryTransport(base, base, host=world.host, **options)
     from hvdkit.transport.between.hierarchical import HierarchicalTransport
 
-    return world, HierarchicalTransport(base, host=world.host, **options)
+    return world, HierarchicalTransport(base, nodes=nodes, host=world.host, **options)
 
 
 _backends: dict[str, Backend] = {}

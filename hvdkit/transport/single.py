@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hvdkit.errors import TransportError
-from hvdkit.transport.arguments import check_alltoall, check_counts, check_ranks, check_root
+from hvdkit.transport.arguments import check_alltoall, check_counts, check_root
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
 from hvdkit.transport.buckets import BucketSpec, InPlaceSegment, cover
 from hvdkit.transport.buffer import Buffer, Op, check_reduction, make_buffer
+from hvdkit.transport.division import Groups, check_groups
 from hvdkit.transport.mailbox import LocalMailbox
 
 
@@ -58,11 +59,15 @@ class SingleTransport:
         """See Transport.barrier."""
         self._check_open()
 
-    def subgroup(self, ranks: Sequence[int]) -> SingleTransport:
-        """See Transport.subgroup."""
+    def split(self, groups: Groups) -> SingleTransport | None:
+        """See Transport.split."""
         self._check_open()
-        check_ranks(ranks, 1)
-        return SingleTransport(self.arithmetic)
+        check_groups(groups, 1)
+        return SingleTransport(self.arithmetic) if groups else None
+
+    def subgroup(self, ranks: Sequence[int]) -> SingleTransport | None:
+        """See Transport.subgroup."""
+        return self.split([ranks])
 
     def open_mailbox(self) -> LocalMailbox:
         """See Transport.open_mailbox."""
@@ -72,6 +77,9 @@ class SingleTransport:
         """See Transport.open_buckets."""
         self._check_open()
         return SingleBuckets(self, specs)
+
+    def measure(self) -> None:
+        """See Transport.measure."""
 
     def check(self) -> None:
         """See Transport.check."""

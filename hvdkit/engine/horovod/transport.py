@@ -18,6 +18,7 @@ from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
 from hvdkit.transport.buckets import Buckets, BucketSpec
 from hvdkit.transport.buffer import Buffer, Op, make_buffer
 from hvdkit.transport.coding.api import Coding
+from hvdkit.transport.division import Groups
 from hvdkit.transport.polling import Backoff
 
 
@@ -127,17 +128,25 @@ class HorovodTransport:
         """See Transport."""
         self._do("allreduce", np.zeros(1, np.int32))
 
+    def split(self, groups: Groups) -> Transport | None:
+        """See Transport; ranks rise, as Horovod sorts them. Horovod wants all ranks to say each group."""
+        me, made = self._ranks[self.rank], None
+        for ranks in groups:
+            members = tuple(self._ranks[rank] for rank in ranks)
+            if list(members) != sorted(members):
+                raise TransportError(
+                    f"Horovod numbers the ranks of a process set in rising order; {list(ranks)} are not."
+                )
+            if me in members:
+                made = HorovodTransport(self.binding, self._sets, members, me)
+            else:
+                self._sets.find(members)
+                self._sets.number()
+        return made
+
     def subgroup(self, ranks: Sequence[int]) -> Transport | None:
-        """See Transport; ranks rise, as Horovod sorts them."""
-        members = tuple(self._ranks[rank] for rank in ranks)
-        if list(members) != sorted(members):
-            raise TransportError(f"Horovod numbers the ranks of a process set in rising order; {list(ranks)} are not.")
-        me = self._ranks[self.rank]
-        if me in members:
-            return HorovodTransport(self.binding, self._sets, members, me)
-        self._sets.find(members)  # Horovod wants all ranks to say it
-        self._sets.number()
-        return None
+        """See Transport."""
+        return self.split([ranks])
 
     def open_mailbox(self) -> Any:
         """Horovod has no messages from rank to rank."""
@@ -158,6 +167,9 @@ class HorovodTransport:
             return self.binding.start(move, [array])
 
         return HorovodBuckets(specs, depth, start, self.arithmetic)
+
+    def measure(self) -> None:
+        """See Transport; Horovod decides itself what is fast."""
 
     def check(self) -> None:
         """See Transport; Horovod tells a rank's end in the operations themselves."""

@@ -381,9 +381,9 @@ class NamedEngine:
         """See Engine.close."""
         self._closing = True
         idle = idle and not self.stopped
-        self._failure = "hvdkit has been shut down (or the process set removed). Call hvd.init() first."
         self._awake.set()
         if self._thread is not None:
             self._thread.join()
+        self._fail("hvdkit has been shut down (or the process set removed). Call hvd.init() first.")
         self._negotiator.close(idle=idle)
         self.transport.close(idle=idle)

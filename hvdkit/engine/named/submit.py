@@ -9,7 +9,7 @@ import numpy as np
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.api import Engine
-from hvdkit.engine.groups import MemberGroup, ProcessSet
+from hvdkit.engine.groups import Group, ProcessSet
 from hvdkit.engine.named.operation import Announcement, Operation
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.transport.buffer import FLOATS, Buffer, check_reduction
@@ -17,7 +17,7 @@ from hvdkit.transport.buffer import FLOATS, Buffer, check_reduction
 Options = tuple[tuple[str, str], ...]
 
 
-def find_group(process_set: ProcessSet, call: str) -> MemberGroup:
+def find_group(process_set: ProcessSet, call: str) -> Group:
     """The ranks that take part. Raises NotInitializedError before init(), ValueError on a rank outside of the set."""
     try:
         return process_set.group(call)
@@ -27,7 +27,7 @@ def find_group(process_set: ProcessSet, call: str) -> MemberGroup:
 
 
 def begin(
-    group: MemberGroup,
+    group: Group,
     kind: str,
     name: str | None,
     tensors: Sequence[tuple[str, tuple[int, ...]]],
@@ -44,7 +44,7 @@ def begin(
 
 
 def do(
-    group: MemberGroup,
+    group: Group,
     kind: str,
     name: str | None,
     tensors: Sequence[tuple[str, tuple[int, ...]]],
@@ -69,7 +69,7 @@ def _name(known: Engine, kind: str, name: str | None) -> str:
     return f"{kind}.{name}" if name else known.make_name(kind)
 
 
-def all_true(group: MemberGroup, flag: bool, name: str) -> bool:
+def all_true(group: Group, flag: bool, name: str) -> bool:
     """Is it true on all ranks of the group? Collective; raises what do() raises."""
     told = Buffer(np.array([flag], np.int32), "int32")
     do(group, "allreduce", name, [("int32", (1,))], [told], _write_options("min", 1.0, 1.0))

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from hvdkit.engine import runtime as engine
-from hvdkit.engine.groups import MemberGroup
+from hvdkit.engine.groups import Group
 from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.engine.planned.opening import open_reducer
 from hvdkit.engine.planned.plan import Bucket, Plan, TensorSpec, cut_slots
@@ -56,7 +56,7 @@ class ArraySource:
 
     def __init__(
         self,
-        group: MemberGroup,
+        group: Group,
         tensors: Sequence[TensorSpec],
         *,
         options: ReduceOptions,

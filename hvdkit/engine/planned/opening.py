@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvdkit.engine.groups import MemberGroup
+from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.planned.progress import has_spare_core
 from hvdkit.engine.planned.reducer import BucketReducer, Context, Statistics
@@ -16,7 +16,7 @@ from hvdkit.engine.tuning.start import choose_settings, start_tuner
 
 def open_reducer(
     made: Runtime,
-    group: MemberGroup,
+    group: Group,
     name: str,
     tensors: Sequence[TensorSpec],
     source: GradientSource,

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 
 from hvdkit.config import Config
-from hvdkit.engine.groups import MemberGroup
+from hvdkit.engine.groups import Group
 from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.plan import TensorSpec, describe_plan, plan_digest
@@ -25,7 +25,7 @@ from hvdkit.log import logger
 
 
 def choose_settings(
-    made: Runtime, group: MemberGroup, name: str, tensors: Sequence[TensorSpec], options: ReduceOptions
+    made: Runtime, group: Group, name: str, tensors: Sequence[TensorSpec], options: ReduceOptions
 ) -> tuple[PlanSettings, Key | None]:
     """The settings to open a plan with, and, if a search is to follow, what its outcome is saved under; collective.
 
@@ -82,7 +82,7 @@ def _algorithms(reducer: BucketReducer, settings: PlanSettings, options: ReduceO
     return algorithms
 
 
-def _read_saved(group: MemberGroup, config: Config, key: Key) -> PlanSettings | None:
+def _read_saved(group: Group, config: Config, key: Key) -> PlanSettings | None:
     """What the first rank's file has for this plan, on all ranks, which may not see the file. Collective."""
     settings: PlanSettings | None = None
     problem = ""

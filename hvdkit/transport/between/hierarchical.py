@@ -8,77 +8,75 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from typing import Any
 
 from hvdkit.transport.api import BaseTransport, Crossing, Transport
 from hvdkit.transport.between.select import BetweenHosts
+from hvdkit.transport.buckets import BucketSpec
+from hvdkit.transport.division import Groups, divide_by_node, find_group
+from hvdkit.transport.shared.buckets import SharedBuckets
 from hvdkit.transport.shared.transport import SharedMemoryTransport
-from hvdkit.transport.small_collectives import broadcast_bytes, gather_ints
+from hvdkit.transport.small_collectives import broadcast_bytes
 
 
 class HierarchicalTransport(SharedMemoryTransport):
     """Shared memory below MPI or Gloo; hosts may have different numbers of ranks.
 
     base: all ranks; small messages and whatever is no allreduce go through it. Closed with this one.
-    node: a number for this rank's host, given by all ranks or none (then the base knows); tests split one host with it.
-    job_rank: see World, for messages.
+    nodes: of each rank, a number of its host; the base finds them if None. Tests divide one host with them.
+    options: see SharedMemoryTransport.
     """
 
     name = "hierarchical"
 
-    def __init__(
-        self,
-        base: BaseTransport,
-        *,
-        host: str,
-        directory: str = "/dev/shm",
-        small_bytes: int = 64 * 1024,
-        node: int | None = None,
-        job_rank: int | None = None,
-    ) -> None:
-        self._spanning, self._node = base, node
-        local, self._cross = base.split_by_node(node)
-        shards = min(gather_ints(base, local.size))
-        between, hosts = self._cross.between, max(gather_ints(base, self._cross.size))
+    def __init__(self, base: BaseTransport, *, nodes: Sequence[int] | None = None, **options: Any) -> None:
+        self._spanning, self._nodes = base, base.find_nodes() if nodes is None else nodes
+        hosts, crossings = divide_by_node(self._nodes)
+        local, cross = base.split(hosts), base.split(crossings)
+        assert local is not None and cross is not None, "each rank is on a host"
+        self._cross = cross
+        shards = min(len(ranks) for ranks in hosts)
+        between = cross.between
         if local.rank >= shards:  # stands beside, and is to know the same
-            between = BetweenHosts(base.between.algorithm, base.between.able, hosts)
+            between = BetweenHosts(base.between.algorithm, base.between.able, len(hosts))
         super().__init__(
             base,
             local,
-            host=host,
-            directory=directory,
-            small_bytes=small_bytes,
             shards=shards,
             open_crossing=self._open_crossing if local.rank < shards else None,
-            job_rank=job_rank,
+            **options,
         )
         self.between: BetweenHosts = between
-        if hosts > 1:
-            self._measure(local.rank < shards)
+        self._takes_part = local.rank < shards
+        if not self._is_part:
+            self.measure()
 
-    def _measure(self, takes_part: bool) -> None:
-        """Find out what is fast while all that reduce a shard use the wire; rank 0's numbers are everyone's."""
-        if takes_part:
+    def measure(self) -> None:
+        """See Transport.measure. All that reduce a shard use the wire at once; rank 0's numbers are everyone's."""
+        if self.between.hosts < 2 or self.between.measured is not None:
+            return
+        if self._takes_part:
             self._cross.measure()
-        told = broadcast_bytes(self._spanning, pickle.dumps(self.between.measured), 0)
-        self.between.measured = pickle.loads(told)
+        data = broadcast_bytes(self._spanning, pickle.dumps(self.between.measured), 0)
+        self.between.measured = pickle.loads(data)
 
     def _open_crossing(self) -> Crossing:
         return self._cross.open_crossing()
 
-    def subgroup(self, ranks: Sequence[int]) -> Transport | None:
-        """See Transport.subgroup."""
-        base = self._spanning.subgroup(ranks)
-        if base is None or base.size == 1:
+    def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> SharedBuckets:
+        """See Transport.open_buckets."""
+        self.measure()
+        return super().open_buckets(specs, depth)
+
+    def split(self, groups: Groups) -> Transport | None:
+        """See Transport.split."""
+        base = self._spanning.split(groups)
+        number = find_group(groups, self.rank)
+        if base is None or number is None or base.size == 1:
             return base
         base.between.algorithm = self.between.algorithm  # which may have been set since
-        return HierarchicalTransport(
-            base,
-            host=self._host,
-            directory=self._directory,
-            small_bytes=self._small_bytes,
-            node=self._node,
-            job_rank=self._job_rank,
-        )
+        nodes = [self._nodes[rank] for rank in groups[number]]
+        return HierarchicalTransport(base, nodes=nodes, **self._options_of(groups[number]))
 
     def close(self, *, idle: bool = True) -> None:
         """See Transport.close."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from hvdkit.errors import RankLostError, TransportError
 from hvdkit.transport.addresses import address_towards
-from hvdkit.transport.arguments import check_alltoall, check_counts, check_ranks, check_root
+from hvdkit.transport.arguments import check_alltoall, check_counts, check_root
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
 from hvdkit.transport.between.buckets import WireBuckets, WireCrossing
 from hvdkit.transport.between.collectives import combine_pieces, reduce_steps
@@ -17,6 +17,7 @@ from hvdkit.transport.between.measure import measure
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import Buffer, Op, check_reduction, make_buffer
+from hvdkit.transport.division import Groups, check_groups, find_group
 from hvdkit.transport.gloo.connect import connect_all, listen
 from hvdkit.transport.gloo.library import Group, TcpStores, load_gloo
 from hvdkit.transport.gloo.mailbox import MeshMailbox
@@ -25,7 +26,6 @@ from hvdkit.transport.gloo.peers import Mesh
 from hvdkit.transport.gloo.rendezvous import Meeting, collect, meet
 from hvdkit.transport.gloo.rendezvous_store import Board, BoardPlace, HttpBoard, StoreBoard
 from hvdkit.transport.polling import Backoff
-from hvdkit.transport.small_collectives import gather_ints
 
 _START_S = 120.0
 _NEWS_S = 2.0  # for word of the rank whose end made a collective fail
@@ -109,7 +109,8 @@ class GlooTransport:
         self.between = BetweenHosts(algorithm, ("library", "pieces"), self.size)
         self._meeting, self._mesh, self._key = meeting, mesh, key
         self._made = itertools.count()
-        self._wire_or_none: GlooWire | None = self._open_wire(key)
+        self._wire_or_none: GlooWire | None = None  # opened at the first collective, to which all ranks come
+        self._closed = False
 
     def _open_wire(self, key: str) -> GlooWire:
         meeting = self._meeting
@@ -137,7 +138,11 @@ class GlooTransport:
     @property
     def _wire(self) -> GlooWire:
         if self._wire_or_none is None:
-            raise TransportError("This Gloo transport has been closed. Call hvd.init() again, or move the call before.")
+            if self._closed:
+                raise TransportError(
+                    "This Gloo transport has been closed. Call hvd.init() again, or move the call before."
+                )
+            self._wire_or_none = self._open_wire(self._key)
         return self._wire_or_none
 
     def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
@@ -189,28 +194,22 @@ class GlooTransport:
         """See Transport.barrier."""
         self._wire.barrier().wait(self.check)
 
-    def subgroup(self, ranks: Sequence[int]) -> GlooTransport | None:
-        """See Transport.subgroup. Raises ValueError for ranks that are not there or come twice."""
-        check_ranks(ranks, self.size)
-        return self._group(ranks, self._name())
-
-    def _group(self, ranks: Sequence[int], key: str) -> GlooTransport | None:
-        if self.rank not in ranks:
+    def split(self, groups: Groups) -> GlooTransport | None:
+        """See Transport.split. Nothing is sent: all ranks know the groups, and count them alike."""
+        check_groups(groups, self.size)
+        key, number = self._name(), find_group(groups, self.rank)
+        if number is None:
             return None
-        members = [self.ranks[rank] for rank in ranks]
+        members, key = [self.ranks[rank] for rank in groups[number]], f"{key}.{number}"
         return GlooTransport(self._meeting, self._mesh, members, key, self.arithmetic, self.between.algorithm)
 
-    def split_by_node(self, node: int | None = None) -> tuple[GlooTransport, GlooTransport]:
-        """See BaseTransport.split_by_node. A host is what has one name and one boot."""
-        nodes = [self._meeting.nodes[rank] for rank in self.ranks] if node is None else gather_ints(self, node)
-        places = [nodes[:rank].count(nodes[rank]) for rank in range(self.size)]
-        return self._split(nodes), self._split(places)
+    def subgroup(self, ranks: Sequence[int]) -> GlooTransport | None:
+        """See Transport.subgroup."""
+        return self.split([ranks])
 
-    def _split(self, colors: Sequence[int]) -> GlooTransport:
-        own = colors[self.rank]
-        group = self._group([rank for rank, color in enumerate(colors) if color == own], f"{self._name()}.{own}")
-        assert group is not None  # this rank has its own color
-        return group
+    def find_nodes(self) -> list[int]:
+        """See BaseTransport.find_nodes. A host is what has one name and one boot."""
+        return [self._meeting.nodes[rank] for rank in self.ranks]
 
     def open_mailbox(self) -> MeshMailbox:
         """See Transport.open_mailbox."""
@@ -253,15 +252,17 @@ class GlooTransport:
 
     def close(self, *, idle: bool = True) -> None:
         """See Transport.close."""
-        if self._wire_or_none is None:
+        if self._closed:
             return
         spans_all = self._key == "world"
         try:
             if spans_all and idle:
                 self.barrier()  # so that nobody takes an orderly end for a rank that left others waiting
         finally:
-            self._wire_or_none.close()
-            self._wire_or_none = None
+            self._closed = True
+            if self._wire_or_none is not None:
+                self._wire_or_none.close()
+                self._wire_or_none = None
             if spans_all:
                 self._mesh.close()
 

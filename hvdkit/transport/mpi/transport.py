@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hvdkit.errors import TransportError
-from hvdkit.transport.arguments import check_alltoall, check_counts, check_ranks, check_root
+from hvdkit.transport.arguments import check_alltoall, check_counts, check_root
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
 from hvdkit.transport.between.buckets import WireBuckets, WireCrossing
 from hvdkit.transport.between.collectives import combine_pieces, reduce_steps
@@ -15,6 +17,7 @@ from hvdkit.transport.between.measure import measure
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import HALF, Buffer, Op, check_reduction, make_buffer
+from hvdkit.transport.division import Groups, check_groups, find_group
 from hvdkit.transport.mpi import large_counts as mpi_large
 from hvdkit.transport.mpi.communicators import duplicate_comm, make_comm
 from hvdkit.transport.mpi.library import collective, free_comm, load_mpi, operation, own_comm, plain
@@ -22,6 +25,7 @@ from hvdkit.transport.mpi.mailbox import MpiMailbox
 from hvdkit.transport.mpi.nonblocking import MpiWire
 from hvdkit.transport.mpi.ulfm import world_comm
 from hvdkit.transport.polling import Backoff
+from hvdkit.transport.small_collectives import gather_ints
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -39,19 +43,28 @@ def open_mpi(arithmetic: Arithmetic | None = None, comm: MPI.Intracomm | None = 
 class MpiTransport:
     """Moves bytes with MPI's collectives; float16 and bfloat16, which MPI lacks, are added here, in float32.
 
-    comm: this transport's alone; freed by close(). algorithm: see BetweenHosts.
+    comm: this transport's alone; freed by close(). algorithm: see BetweenHosts. spare: a communicator of the same
+    ranks, made when all ranks of the world made such in one order. Open MPI numbers communicators in the order of those
+    that they are made from, so ranks that make some at any time, in several threads, can wait for each other for ever.
     """
 
     name = "mpi"
     backend = "mpi"
     local_ranks = 1
 
-    def __init__(self, comm: MPI.Intracomm, arithmetic: Arithmetic, algorithm: str = "auto") -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        arithmetic: Arithmetic,
+        algorithm: str = "auto",
+        spare: MPI.Intracomm | None = None,
+    ) -> None:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.arithmetic = arithmetic
         self.between = BetweenHosts(algorithm, ("library", *ALGORITHMS), comm.size)
         self._comm: MPI.Intracomm | None = comm
+        self._spare = spare
 
     @property
     def comm(self) -> MPI.Intracomm:
@@ -112,36 +125,36 @@ class MpiTransport:
         """See Transport.barrier."""
         collective("MPI_Barrier", self.comm)
 
-    def subgroup(self, ranks: Sequence[int]) -> MpiTransport | None:
-        """See Transport.subgroup. Raises ValueError for ranks that are not there or come twice."""
-        check_ranks(ranks, self.size)
-        everyone = self.comm.Get_group()
-        group = everyone.Incl(list(ranks))
-        try:
-            comm = make_comm("MPI_Comm_create", self.comm, group)
-        finally:
-            group.Free()
-            everyone.Free()
-        if self.rank not in ranks:
+    def split(self, groups: Groups) -> MpiTransport | None:
+        """See Transport.split."""
+        check_groups(groups, self.size)
+        number = find_group(groups, self.rank)
+        if number is None:
+            make_comm("MPI_Comm_split", self.comm, load_mpi().UNDEFINED, 0)
             return None
-        return self._make(comm)
+        comm = own_comm(make_comm("MPI_Comm_split", self.comm, number, groups[number].index(self.rank)))
+        return MpiTransport(comm, self.arithmetic, self.between.algorithm, own_comm(duplicate_comm(comm)))
 
-    def _make(self, comm: MPI.Comm) -> MpiTransport:
-        return MpiTransport(own_comm(comm), self.arithmetic, self.between.algorithm)
+    def subgroup(self, ranks: Sequence[int]) -> MpiTransport | None:
+        """See Transport.subgroup."""
+        return self.split([ranks])
 
-    def split_by_node(self, node: int | None = None) -> tuple[MpiTransport, MpiTransport]:
-        """See BaseTransport.split_by_node. A host is what shares memory, as MPI finds it."""
-        mpi = load_mpi()
-        if node is None:
-            local = make_comm("MPI_Comm_split_type", self.comm, mpi.COMM_TYPE_SHARED, self.rank)
-        else:
-            local = make_comm("MPI_Comm_split", self.comm, node, self.rank)
-        cross = make_comm("MPI_Comm_split", self.comm, local.rank, self.rank)
-        return self._make(local), self._make(cross)
+    def find_nodes(self) -> list[int]:
+        """See BaseTransport.find_nodes. A host is what shares memory, as MPI finds it: its first rank is its number."""
+        local = own_comm(make_comm("MPI_Comm_split_type", self.comm, load_mpi().COMM_TYPE_SHARED, self.rank))
+        first = np.array([self.rank], np.int64)
+        collective("MPI_Bcast", local, first, 0)
+        free_comm(local)
+        return gather_ints(self, int(first[0]))
+
+    def _more(self) -> MPI.Intracomm:
+        """Another communicator of the same ranks."""
+        spare, self._spare = self._spare, None
+        return own_comm(duplicate_comm(self.comm)) if spare is None else spare
 
     def open_mailbox(self) -> MpiMailbox:
         """See Transport.open_mailbox."""
-        return MpiMailbox(own_comm(duplicate_comm(self.comm)))
+        return MpiMailbox(self._more())
 
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> WireBuckets:
         """See Transport.open_buckets."""
@@ -162,7 +175,7 @@ class MpiTransport:
         return WireCrossing(self._open_wire(), self.arithmetic, self.between)
 
     def _open_wire(self) -> MpiWire:
-        return MpiWire(own_comm(duplicate_comm(self.comm)))
+        return MpiWire(self._more())
 
     def check(self) -> None:
         """See Transport.check."""
@@ -175,4 +188,6 @@ class MpiTransport:
         if self._comm is not None:
             comm, self._comm = self._comm, None
             if idle:
+                if self._spare is not None:
+                    free_comm(self._spare)
                 free_comm(comm)

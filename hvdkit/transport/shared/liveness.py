@@ -6,7 +6,9 @@ forked child (a DataLoader worker, say), so it cannot outlive the rank.
 
 from __future__ import annotations
 
+import copy
 import fcntl
+from collections.abc import Collection
 
 from hvdkit.errors import RankLostError
 from hvdkit.transport.api import Transport
@@ -37,6 +39,15 @@ class Liveness:
         self._locks = open_segment(group, [group.size] + [0] * (group.size - 1), directory)
         fcntl.lockf(self._locks.descriptor, fcntl.LOCK_EX, 1, self._rank)
         group.barrier()
+        self._peers = [peer for peer in range(group.size) if peer != self._rank]
+        self._is_part = False
+
+    def of(self, ranks: Collection[int]) -> Liveness:
+        """The same, of those that are among these ranks of the world: what it takes is this one's. Not collective."""
+        part = copy.copy(self)
+        part._peers = [peer for peer in self._peers if self._ranks[peer] in ranks]
+        part._is_part = True
+        return part
 
     def check(self) -> None:
         """Raise RankLostError if a rank of this host has ended or has shut hvdkit down.
@@ -44,9 +55,8 @@ class Liveness:
         Of several it names one that nobody's loss made end: ranks that were told of one may be gone by now as well.
         """
         left, told = [], []
-        for peer, rank in enumerate(self._ranks):
-            if peer == self._rank:
-                continue
+        for peer in self._peers:
+            rank = self._ranks[peer]
             state = self._states.memory[64 * peer]
             if state == _LEFT:
                 left.append(rank)
@@ -74,12 +84,14 @@ class Liveness:
         return RankLostError(describe_death(rank, self._host, self._job_ranks.get(rank)))
 
     def leave(self) -> None:
-        """Tell those who wait for this rank, now or later, that it will not come."""
+        """Tell those who wait for this rank, now or later, that it will not come; in any group."""
         if self._states.memory.size:
             self._states.memory[64 * self._rank] = _LEFT
 
     def close(self) -> None:
-        """Leave, and let go of the memory."""
+        """Leave, and let go of the memory; a part leaves that to the whole."""
+        if self._is_part:
+            return
         self.leave()
         self._locks.close()
         self._states.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.api import Crossing, Transport
@@ -11,7 +13,8 @@ from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.buckets import BucketSpec, InPlaceSegment
 from hvdkit.transport.buffer import Buffer, Op
-from hvdkit.transport.mailbox import Mailbox
+from hvdkit.transport.division import Groups, find_group
+from hvdkit.transport.mailbox import Mailbox, OpeningMailbox
 from hvdkit.transport.shared.buckets import SharedBuckets
 from hvdkit.transport.shared.liveness import Liveness
 from hvdkit.transport.shared.mailbox import open_shared_mailbox
@@ -29,6 +32,8 @@ class SharedMemoryTransport:
     local: those of them on this host, whose memory is shared; `base` itself if that is all.
     directory: a memory file system that these ranks share. small_bytes: below it an allreduce between hosts goes to
     `base`. shards, open_crossing: see SharedBuckets; for more hosts than one. job_rank: see World, for messages.
+    members: the number in the world of each rank, where these are not all; liveness: of those on this host, part of the
+    world's.
     """
 
     name = "shared_memory"
@@ -44,6 +49,8 @@ class SharedMemoryTransport:
         shards: int | None = None,
         open_crossing: Callable[[], Crossing] | None = None,
         job_rank: int | None = None,
+        members: Sequence[int] | None = None,
+        liveness: Liveness | None = None,
     ) -> None:
         if shards is None and local.size != base.size:
             raise TransportError(
@@ -57,7 +64,9 @@ class SharedMemoryTransport:
         self.local_ranks = self._shards
         self.between: BetweenHosts | None = None
         self._job_rank = job_rank
-        self._liveness = Liveness(local, host, directory, base.rank, job_rank)
+        self._members = range(base.size) if members is None else members
+        self._is_part = members is not None
+        self._liveness = liveness or Liveness(local, host, directory, base.rank, job_rank)
         self._staging: SharedBuckets | None = None
         self._slot_bytes = slot_bytes(base.size) if local.size == base.size else 0
         self._slots: Slots | None = None
@@ -142,24 +151,36 @@ class SharedMemoryTransport:
         """See Transport.barrier."""
         self._base.barrier()
 
+    def split(self, groups: Groups) -> Transport | None:
+        """See Transport.split."""
+        base = self._base.split(groups)
+        number = find_group(groups, self.rank)
+        if base is None or number is None or base.size == 1:
+            return base
+        return SharedMemoryTransport(base, base, **self._options_of(groups[number]))
+
+    def _options_of(self, group: Sequence[int]) -> dict[str, Any]:
+        """The arguments for the transport of some of these ranks."""
+        members = [self._members[rank] for rank in group]
+        everyone = not self._is_part and members == list(range(self.size))
+        return {
+            "host": self._host,
+            "directory": self._directory,
+            "small_bytes": self._small_bytes,
+            "job_rank": self._job_rank,
+            "members": None if everyone else members,
+            "liveness": self._liveness.of(members),
+        }
+
     def subgroup(self, ranks: Sequence[int]) -> Transport | None:
         """See Transport.subgroup."""
-        base = self._base.subgroup(ranks)
-        if base is None or base.size == 1:
-            return base
-        return SharedMemoryTransport(
-            base,
-            base,
-            host=self._host,
-            directory=self._directory,
-            small_bytes=self._small_bytes,
-            job_rank=self._job_rank,
-        )
+        return self.split([ranks])
 
     def open_mailbox(self) -> Mailbox:
         """See Transport.open_mailbox."""
         if self._local.size == self._base.size:
-            return open_shared_mailbox(self._base, self._directory)
+            opening = functools.partial(open_shared_mailbox, self._base, self._directory)
+            return OpeningMailbox(opening, self.check) if self._is_part else opening()
         return self._base.open_mailbox()
 
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> SharedBuckets:
@@ -181,6 +202,9 @@ class SharedMemoryTransport:
         if self._staging is not None:
             self._staging.close()
             self._staging = None
+
+    def measure(self) -> None:
+        """See Transport.measure."""
 
     def check(self) -> None:
         """See Transport.check."""
