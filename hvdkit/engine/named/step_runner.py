@@ -100,7 +100,7 @@ class StepRunner:
             return self._agree_on(error)
         finally:
             watch_waits(outer)
-            self._ended = self._number
+            self._ended, self._work = self._number, None  # what it was made for, an optimizer say, may be thrown away
             if self._reported == self._number or self._failing is not None:  # seen by hear() otherwise
                 self._tell_of_end()
         return None
@@ -197,9 +197,10 @@ class StepRunner:
         if self._failing is not None:
             self._compare(self._failing)
         seconds = time.monotonic() - self._began_s
-        if self._reported < self._number and seconds > self._notice_s and self._work is not None:
+        work = self._work
+        if self._reported < self._number and seconds > self._notice_s and work is not None:
             self._reported = self._number
-            self._tell_first(("slow", self._number, self._work.label, self._begun, seconds))
+            self._tell_first(("slow", self._number, work.label, self._begun, seconds))
 
     def hear(self, sender: int, kind: str, content: Any) -> None:
         """A message about steps; with the lock for messages."""
