@@ -3,8 +3,8 @@
     python -m benchmarks.agreement
 
 Nothing is started and no network is used: see simulated_ranks.py for what is counted, and with which link. Each row is
-of the rank that has most to do; "flat" is the same negotiation with every rank announcing to rank 0, as it was before
-there was a tree. The aim: no more rounds, and messages of one rank, than 8 times log2 of the ranks.
+of the rank that has most to do; "flat" is the same negotiation with every rank announcing to rank 0 itself. The aim: no
+more rounds, and messages of one rank, than 8 times log2 of the ranks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What the first rank of an engine knows of all ranks' steps (steps.py): which have failed, and which take long.
+"""What rank 0 of an engine knows of all ranks' steps (step_runner.py): which have failed, and which take long.
 
-No input or output but what `send` does.
+No input or output but by `send`. Invariants: a failed step is forgotten when all ranks that have not left have reported
+it; once stopped, no other message about steps is sent. Used with the engine's lock for messages held.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class _Slow:
     label: str
     since_s: float
     reported: set[int] = field(default_factory=set)
-    told_s: float = 0.0
+    reported_s: float = 0.0
     asked_s: float = 0.0
     places: dict[int, Place] = field(default_factory=dict)
     known: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -85,10 +86,10 @@ class StepBooks:
             slow.reported.add(rank)
             slow.known[rank] = (number - 1, begun)
         elif what == "ended":
-            slow_one = self._slow.get(rest[0])
-            if slow_one is not None:
-                slow_one.reported.discard(rank)
-                if not slow_one.reported:
+            ended = self._slow.get(rest[0])
+            if ended is not None:
+                ended.reported.discard(rank)
+                if not ended.reported:
                     del self._slow[rest[0]]
         elif what == "there":
             for each in self._slow.values():
@@ -130,7 +131,7 @@ class StepBooks:
         slow, now = self._slow[number], self._clock()
         seconds = now - slow.since_s
         over = self._shutdown_s > 0 and seconds >= self._shutdown_s
-        if not over and not (self._check_s > 0 and seconds - slow.told_s >= self._check_s):
+        if not over and not (self._check_s > 0 and seconds - slow.reported_s >= self._check_s):
             return
         if not slow.asked_s:
             slow.asked_s = now
@@ -142,14 +143,14 @@ class StepBooks:
             return
         slow.asked_s = 0.0
         if self._progressed(slow):
-            slow.since_s, slow.told_s = now, 0.0
+            slow.since_s, slow.reported_s = now, 0.0
             return
-        told = self._tell(number, slow, seconds)
+        report = self._describe(number, slow, seconds)
         if over:
-            self._stop(f"{told}It was given up after stall_shutdown_s={self._shutdown_s:g} s")
+            self._stop(f"{report}It was given up after stall_shutdown_s={self._shutdown_s:g} s")
         else:
-            slow.told_s = seconds
-            logger.warning("%s", told)
+            slow.reported_s = seconds
+            logger.warning("%s", report)
 
     def _progressed(self, slow: _Slow) -> bool:
         """Has any rank ended a step or begun a collective since it was asked before?"""
@@ -160,7 +161,7 @@ class StepBooks:
             slow.known[rank] = now
         return moved
 
-    def _tell(self, number: int, slow: _Slow, seconds: float) -> str:
+    def _describe(self, number: int, slow: _Slow, seconds: float) -> str:
         places = slow.places
         done = [rank for rank, place in places.items() if place.ended >= number]
         waits = [rank for rank, place in places.items() if place.ended < number and place.waits]

@@ -1,4 +1,4 @@
-"""Operations that some ranks do not come to: which, who is missing, and what those ranks are doing."""
+"""Operations that some ranks do not submit: which, who is missing, and what those ranks are doing."""
 
 from __future__ import annotations
 
