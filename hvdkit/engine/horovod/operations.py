@@ -83,58 +83,45 @@ def flat_of(array: Any, dtype: str) -> Any:
 def start_operation(binding: Binding, process_set: Any, ranks: Sequence[int], operation: Running) -> None:
     """Ask Horovod for an operation. ranks: of the set, in the world."""
     asked = operation.asked
+    arrays = [numbers_of(buffer, shape) for buffer, (_, shape) in zip(operation.buffers, asked.tensors, strict=True)]
+    groups = [[at] for at in range(len(arrays))]  # arrays that Horovod is given in one call
     move = Move("allreduce", operation.name, process_set)
     if asked.kind in ("allreduce", "reducescatter"):
-        _start_reduction(binding, move, len(ranks), operation)
+        move = _plan_reduction(binding, move, len(ranks), operation)
+        if asked.kind == "allreduce":
+            dtypes = [dtype for dtype, _ in asked.tensors]
+            groups = [[at for at, dtype in enumerate(dtypes) if dtype == each] for each in dict.fromkeys(dtypes)]
     elif asked.kind == "barrier":
-        operation.pending = [binding.start(move, [np.zeros(1, np.int32)])]
+        arrays, groups = [np.zeros(1, np.int32)], [[0]]
     elif asked.kind == "broadcast":
-        root = ranks[int(dict(asked.options)["root rank"])]
-        _start_each(binding, replace(move, kind="broadcast", root=root), operation)
+        move = replace(move, kind="broadcast", root=ranks[int(dict(asked.options)["root rank"])])
     elif asked.kind == "alltoall":
-        splits = asked.splits
-        rows = numbers_of(operation.buffers[0], asked.tensors[0][1])[
-            : sum(splits)
-        ]  # what no rank is to have stays here
-        operation.pending = [binding.start(replace(move, kind="alltoall", splits=splits), [rows])]
+        move = replace(move, kind="alltoall", splits=asked.splits)
+        arrays = [arrays[0][: sum(asked.splits)]]  # what no rank is to have stays here
     else:
         assert asked.kind == "allgather"
-        _start_each(binding, replace(move, kind="allgather"), operation)
-        rows = np.array([[shape[0] for _, shape in asked.tensors]], np.int64)
-        operation.pending.append(binding.start(replace(move, kind="allgather", name=f"{move.name}.rows"), [rows]))
+        move = replace(move, kind="allgather")
+        arrays.append(np.array([[shape[0] for _, shape in asked.tensors]], np.int64))
+        groups.append([len(arrays) - 1])
+    for number, group in enumerate(groups):
+        name = f"{move.name}.{number}" if number else move.name
+        operation.pending.append(binding.start(replace(move, name=name), [arrays[at] for at in group]))
 
 
-def _start_each(binding: Binding, move: Move, operation: Running) -> None:
-    for at, (buffer, (_, shape)) in enumerate(zip(operation.buffers, operation.asked.tensors, strict=True)):
-        name = f"{move.name}.{at}" if at else move.name
-        operation.pending.append(binding.start(replace(move, name=name), [numbers_of(buffer, shape)]))
-
-
-def _start_reduction(binding: Binding, move: Move, size: int, operation: Running) -> None:
-    """Reduce; integers are scaled here, as Horovod's factors are of floating point."""
+def _plan_reduction(binding: Binding, move: Move, size: int, operation: Running) -> Move:
+    """The reduction with its factors; integers are scaled here, as Horovod's factors are of floating point."""
     asked = operation.asked
     options = dict(asked.options)
-    move = replace(move, op=options["op"])
+    move = replace(move, kind="allreduce" if asked.kind == "allreduce" else "reducescatter", op=options["op"])
     before, after = factors(asked, size)
     if asked.tensors[0][0] == "float16" and move.op == "average":  # a sum may be too large where the average is not
-        move = replace(move, op="sum", prescale=before * after)
-    elif asked.tensors[0][0] in SCALED:
-        move = replace(move, prescale=before, postscale=float(options["postscale factor"]))
-    else:
-        operation.after = after
-        move = replace(move, op="sum" if move.op == "average" else move.op)
-        for buffer in operation.buffers:
-            _scale(binding, buffer, before)
-    if asked.kind == "reducescatter":
-        _start_each(binding, replace(move, kind="reducescatter"), operation)
-        return
-    for at, dtype in enumerate(dict.fromkeys(dtype for dtype, _ in asked.tensors)):
-        arrays = [
-            numbers_of(buffer, shape)
-            for buffer, (other, shape) in zip(operation.buffers, asked.tensors, strict=True)
-            if other == dtype
-        ]
-        operation.pending.append(binding.start(replace(move, name=f"{move.name}.{at}" if at else move.name), arrays))
+        return replace(move, op="sum", prescale=before * after)
+    if asked.tensors[0][0] in SCALED:
+        return replace(move, prescale=before, postscale=float(options["postscale factor"]))
+    operation.after = after
+    for buffer in operation.buffers:
+        _scale(binding, buffer, before)
+    return replace(move, op="sum" if move.op == "average" else move.op)
 
 
 def _scale(binding: Binding, buffer: Buffer, factor: float) -> None:
