@@ -265,7 +265,12 @@ def values() -> None:
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(summed), np.full((2, 3), size - 1.0))
         core = os.environ.get("HVDKIT_ENGINE") == "horovod"
         low = hvd.allreduce(np.array([1 / 3], np.float32), compression=hvd.Compression.fp16)
-        np.testing.assert_array_equal(low, np.float32(np.float16(1 / 3)))
+        np.testing.assert_allclose(low, 1 / 3, rtol=2e-3)
+        assert not np.array_equal(low, np.array([1 / 3], np.float32))
+        large = np.array([60000, -1e30, np.inf, 3], np.float64)
+        averaged = hvd.allreduce(large, compression=hvd.Compression.fp16)
+        assert averaged.dtype == np.float64
+        np.testing.assert_allclose(averaged, [60000, -65504, np.inf, 3], rtol=2e-3)
         gathered = hvd.allgather(np.full((rank + 1, 2), rank, "int32"))
         assert gathered[:, 0].tolist() == [one for one in range(size) for _ in range(one + 1)]
         assert hvd.broadcast(np.arange(3) * rank, root_rank=1).tolist() == [0, 1, 2]

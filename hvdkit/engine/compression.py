@@ -1,12 +1,16 @@
-"""What a user's `compression` means: one way for all gradients, or one for each by its name."""
+"""A user's `compression`: one wire dtype or coding for all gradients, or one for each by its name.
+
+The compressors are the same classes for all frameworks. An adapter registers a Casts for its own tensors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
+from hvdkit.engine.reduce_op import Average, ReduceOp, Sum
 from hvdkit.transport.buffer import Narrow
 from hvdkit.transport.coding.api import Coding
 from hvdkit.transport.coding.power_sgd import PowerSGD
@@ -20,17 +24,128 @@ Coded = Coding | Mapping[str, Any]
 
 CODINGS = (TopK, PowerSGD, Sign)
 
+Factors = tuple[float, float]
+_WIDE = ("float32", "float64")
+_LARGEST: dict[str, float] = {"float16": 65504.0, "bfloat16": float.fromhex("0x1.fep127")}
+_EPSILON: dict[str, float] = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # between 1 and the next number
 
-class Codings:
-    """What every adapter's `Compression` offers beside dtypes, for an optimizer's gradients.
 
-    `compression=hvd.Compression.TopK(0.01)` for all of them. By the parameters' names, of which the first
-    pattern that fits counts: `{"embedding.*": hvd.Compression.TopK(0.01), "*": hvd.Compression.fp16}`.
+class Casts(Protocol):
+    """What compressors need of a framework. dtypes are names, such as "float32"."""
+
+    def owns(self, tensor: Any) -> bool:
+        """Is it a tensor of this framework?"""
+
+    def dtype_of(self, tensor: Any) -> str:
+        """The name of the tensor's dtype."""
+
+    def clamp(self, tensor: Any, limit: float) -> Any:
+        """The tensor with finite values within -limit and limit; infinities and NaN stay."""
+
+    def cast(self, tensor: Any, dtype: str) -> Any:
+        """The tensor in another dtype."""
+
+
+_registered: list[Casts] = []
+
+
+def register_casts(casts: Casts) -> None:
+    """Let compressors work on a framework's tensors; called once by its adapter."""
+    _registered.append(casts)
+
+
+def _casts_for(tensor: Any) -> Casts:
+    for casts in _registered:
+        if casts.owns(tensor):
+            return casts
+    raise TypeError(f"{type(tensor).__name__} is no tensor of a framework whose hvdkit adapter is imported.")
+
+
+class Compressor:
+    """A wire dtype, with Horovod's compress() and decompress() for use by hand.
+
+    wire: the dtype that the engine sends between hosts in place of float32 and float64.
     """
 
+    wire: ClassVar[Narrow] = "none"
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        """The tensor as it is sent, and what `decompress` needs to undo it: the name of its dtype."""
+        casts = _casts_for(tensor)
+        dtype = casts.dtype_of(tensor)
+        if cls.wire == "none" or dtype not in _WIDE:
+            return tensor, dtype
+        return casts.cast(casts.clamp(tensor, _LARGEST[cls.wire]), cls.wire), dtype
+
+    @classmethod
+    def decompress(cls, tensor: Any, ctx: Any) -> Any:
+        """The tensor in its own dtype again."""
+        return _casts_for(tensor).cast(tensor, ctx)
+
+
+class NoneCompressor(Compressor):
+    """Send tensors as they are."""
+
+
+class FP16Compressor(Compressor):
+    """Send float16; finite values beyond 65504 become 65504. Sums are taken in float32."""
+
+    wire = "float16"
+
+
+class BF16Compressor(Compressor):
+    """Send bfloat16: the range of float32 with 8 bits of precision. Sums are taken in float32."""
+
+    wire = "bfloat16"
+
+
+class Compression:
+    """The compressors: `none`, `fp16`, and, beyond Horovod, `bf16` and codings for an optimizer's gradients.
+
+    Only what crosses between hosts is compressed: memory inside a host is faster than any cast.
+    `compression=hvd.Compression.TopK(0.01)` is for all gradients. By the parameters' names, of which the first pattern
+    that fits counts: `{"embedding.*": hvd.Compression.TopK(0.01), "*": hvd.Compression.fp16}`.
+    """
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor
     TopK = TopK
     PowerSGD = PowerSGD
     Sign = Sign
+
+
+def reduce_compressed(
+    compression: type[Compressor],
+    tensors: Sequence[Any],
+    op: ReduceOp,
+    factors: Factors,
+    set_size: int,
+    reduce: Callable[[Sequence[Any], ReduceOp, Factors], Sequence[Any]],
+) -> Sequence[Any]:
+    """Compress the tensors, reduce them, and decompress the results.
+
+    reduce: does the reduction of the compressed tensors, with the op and the factors that are left to do. An average is
+    sent as a sum: each rank divides first, and limits its values so that a sum of `set_size` of them, rounded twice, is
+    finite in the wire's dtype.
+    """
+    wire = wire_of(compression)
+    if wire == "none":
+        return reduce(tensors, op, factors)
+    kinds = [(casts := _casts_for(tensor), casts.dtype_of(tensor) in _WIDE) for tensor in tensors]
+    if not any(wide for _, wide in kinds):
+        return reduce(tensors, op, factors)
+    if op is Average:
+        limit = _LARGEST[wire] / set_size * (1 - _EPSILON[wire])
+        factor = factors[0] * factors[1] / set_size
+        scaled = [tensor * factor for tensor in tensors]
+        pairs = zip(scaled, kinds, strict=True)
+        tensors = [casts.clamp(tensor, limit) if wide else tensor for tensor, (casts, wide) in pairs]
+        op, factors = Sum, (1.0, 1.0)
+    compressed = [compression.compress(tensor) for tensor in tensors]
+    results = reduce([tensor for tensor, _ in compressed], op, factors)
+    return [compression.decompress(result, dtype) for result, (_, dtype) in zip(results, compressed, strict=True)]
 
 
 @dataclass(frozen=True)

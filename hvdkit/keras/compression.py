@@ -1,63 +1,43 @@
-"""What goes over the wire between hosts, under Horovod's names."""
+"""Horovod's module of compressors, and the casts of Keras's tensors that they use."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
+import numpy as np
 
-from hvdkit.engine.compression import Codings
-from hvdkit.transport.buffer import Narrow
+from hvdkit.engine.compression import (
+    BF16Compressor,
+    Compression,
+    Compressor,
+    FP16Compressor,
+    NoneCompressor,
+    register_casts,
+)
 
-
-class Compressor:
-    """One way to make a tensor smaller on the wire.
-
-    wire: the dtype that the engine sends. compress and decompress do the same to a tensor by hand, as in Horovod.
-    """
-
-    wire: ClassVar[Narrow] = "none"
-    largest: ClassVar[float] = 0.0
-
-    @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """The tensor as it is sent, and what `decompress` needs to undo it."""
-        dtype = keras.backend.standardize_dtype(tensor.dtype)
-        if cls.wire == "none" or dtype not in ("float32", "float64"):
-            return tensor, dtype
-        clamped = keras.ops.where(keras.ops.isinf(tensor), tensor, keras.ops.clip(tensor, -cls.largest, cls.largest))
-        return keras.ops.cast(clamped, cls.wire), dtype
-
-    @classmethod
-    def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        """The tensor in its own dtype again."""
-        return keras.ops.cast(tensor, ctx)
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class NoneCompressor(Compressor):
-    """Send tensors as they are."""
+class _KerasCasts:
+    """See Casts: for the backend's tensors and for numpy's arrays."""
+
+    def owns(self, tensor: Any) -> bool:
+        return _is_numpy(tensor) or isinstance(tensor, keras.Variable) or bool(keras.ops.is_tensor(tensor))
+
+    def dtype_of(self, tensor: Any) -> str:
+        return str(tensor.dtype if _is_numpy(tensor) else keras.backend.standardize_dtype(tensor.dtype))
+
+    def clamp(self, tensor: Any, limit: float) -> Any:
+        ops: Any = np if _is_numpy(tensor) else keras.ops
+        return ops.where(ops.isinf(tensor), tensor, ops.clip(tensor, -limit, limit))
+
+    def cast(self, tensor: Any, dtype: str) -> Any:
+        return tensor.astype(dtype) if _is_numpy(tensor) else keras.ops.cast(tensor, dtype)
 
 
-class FP16Compressor(Compressor):
-    """Send float16; finite values beyond 65504 become 65504. Sums are taken in float32."""
-
-    wire = "float16"
-    largest = 65504.0
+def _is_numpy(tensor: Any) -> bool:
+    return isinstance(tensor, (np.ndarray, np.generic))
 
 
-class BF16Compressor(Compressor):
-    """Send bfloat16: the range of float32 with 8 bits of precision. Sums are taken in float32."""
-
-    wire = "bfloat16"
-    largest = float.fromhex("0x1.fep127")
-
-
-class Compression(Codings):
-    """The compressors: `none`, `fp16`, and what Horovod does not have: `bf16`, and codings (see there).
-
-    Only what crosses between hosts is compressed: memory inside a host is faster than any cast.
-    """
-
-    none = NoneCompressor
-    fp16 = FP16Compressor
-    bf16 = BF16Compressor
+register_casts(_KerasCasts())

@@ -15,15 +15,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdkit.engine import runtime as engine
-from hvdkit.engine.compression import wire_of
+from hvdkit.engine.compression import Compression, Compressor, Factors, reduce_compressed
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.named.operation import Operation
 from hvdkit.engine.named.submit import Options, do, find_group, reduce_options, root_options
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.keras.backends import settle
-from hvdkit.keras.compression import Compression, Compressor
-from hvdkit.transport.buffer import FLOAT8, STORAGE, Array, Buffer, make_buffer
+from hvdkit.transport.buffer import FLOAT8, STORAGE, Array, Buffer
 
 
 def allreduce(
@@ -41,17 +39,16 @@ def allreduce(
     value: of the same shape and dtype on all ranks. op: Average (the default), Sum, Min, Max, Product or Adasum.
     average: the older way to say Average or Sum. compression: what is sent instead of float32 and float64.
     """
-    chosen = choose_op(average, op)
-    array, buffer = _contiguous(value)
-    options = reduce_options([buffer.dtype], chosen, prescale_factor, postscale_factor, "allreduce()")
-    sent, wire = buffer, wire_of(compression)
-    if wire != "none" and buffer.dtype in ("float32", "float64"):
-        sent = make_buffer(buffer.count, wire)
-        engine.runtime("allreduce()").transport.arithmetic.cast(sent, buffer)
-    _run("allreduce", name, [(sent.dtype, array.shape)], [sent], options, process_set)
-    if sent is not buffer:
-        engine.runtime("allreduce()").transport.arithmetic.cast(buffer, sent)
-    return _like(value, array)
+    chosen, factors = choose_op(average, op), (prescale_factor, postscale_factor)
+
+    def reduce(arrays: Sequence[Array], op: ReduceOp, factors: Factors) -> list[Array]:
+        array, buffer = _contiguous(arrays[0])
+        options = reduce_options([buffer.dtype], op, *factors, "allreduce()")
+        _run("allreduce", name, [(buffer.dtype, array.shape)], [buffer], options, process_set)
+        return [array]
+
+    size = find_group(process_set, "allreduce()").transport.size
+    return _like(value, reduce_compressed(compression, [_numpy_of(value)], chosen, factors, size, reduce)[0])
 
 
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -113,7 +110,7 @@ def _run(
 
 def _contiguous(value: Any) -> tuple[Array, Buffer]:
     """A copy of the value in memory of its own, and the same as a Buffer."""
-    array = np.array(_numpy_of(value) if keras.ops.is_tensor(value) else value, order="C", copy=True)
+    array = np.array(_numpy_of(value), order="C", copy=True)
     name = array.dtype.name
     if name not in STORAGE:
         raise TypeError(f"{array.dtype} cannot be sent between ranks; hvdkit sends {', '.join(STORAGE)}")
@@ -126,11 +123,14 @@ def _float8_of_torch(tensor: Any) -> str:
     return name if keras.backend.backend() == "torch" and name in FLOAT8 else ""
 
 
-def _numpy_of(tensor: Any) -> Array:
-    float8 = _float8_of_torch(tensor)
+def _numpy_of(value: Any) -> Array:
+    """The value as an array, which may share its memory."""
+    if not keras.ops.is_tensor(value):
+        return np.asarray(value)
+    float8 = _float8_of_torch(value)
     if not float8:
-        return keras.ops.convert_to_numpy(tensor)  # type: ignore[no-any-return]
-    bits: Array = tensor.detach().cpu().view(importlib.import_module("torch").uint8).numpy()
+        return keras.ops.convert_to_numpy(value)  # type: ignore[no-any-return]
+    bits: Array = value.detach().cpu().view(importlib.import_module("torch").uint8).numpy()
     return bits.view(np.dtype(float8))  # Keras has loaded ml_dtypes, which names it
 
 

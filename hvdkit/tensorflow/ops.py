@@ -24,21 +24,19 @@ import tensorflow as tf
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.basics import join_ranks
-from hvdkit.engine.compression import wire_of
+from hvdkit.engine.compression import Factors, reduce_compressed
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.named.submit import find_group
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.tensorflow import collectives
 from hvdkit.tensorflow import differentiable as autograd
-from hvdkit.tensorflow.compression import Compression, Compressor, clamp
+from hvdkit.tensorflow.compression import Compression, Compressor
 from hvdkit.tensorflow.naming import operation_name
 from hvdkit.tensorflow.run import run
 from hvdkit.tensorflow.tracing import in_python, in_session
 from hvdkit.transport.buffer import Array
 
 Narrow = type[Compressor]
-_WIDE = (tf.float32, tf.float64)
-_STEP = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # between 1 and the next number
 
 
 @in_python
@@ -126,26 +124,11 @@ def _reduce(
 ) -> list[Any]:
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     size = find_group(process_set, call).transport.size
-    small, contexts, op, factors = _narrowed(given, compression, op, factors, size)
-    reduced = autograd.allreduce(small, name, op, factors, process_set, call)
-    return [compression.decompress(one, context) for one, context in zip(reduced, contexts, strict=True)]
 
+    def reduce(tensors: Sequence[Any], op: ReduceOp, factors: Factors) -> Sequence[Any]:
+        return autograd.allreduce(tensors, name, op, factors, process_set, call)
 
-def _narrowed(
-    tensors: list[Any], compression: Narrow, op: ReduceOp, factors: tuple[float, float], set_size: int
-) -> tuple[list[Any], list[Any], ReduceOp, tuple[float, float]]:
-    """Tensors as they are sent, what undoes that, and what is left to do: all factors come before a narrow sum."""
-    wire = wire_of(compression)
-    if wire == "none" or not any(tensor.dtype in _WIDE for tensor in tensors):
-        return tensors, [tensor.dtype for tensor in tensors], op, factors
-    if op is Average:  # each rank sends its part of the average, and the parts together fit the wire
-        # The sum of so many terms, rounded twice, is finite.
-        limit = float(tf.as_dtype(wire).max) / set_size * (1 - _STEP[wire])
-        factor = factors[0] * factors[1] / set_size
-        tensors = [clamp(one * factor, limit) if one.dtype in _WIDE else one * factor for one in tensors]
-        op, factors = Sum, (1.0, 1.0)
-    pairs = [compression.compress(tensor) for tensor in tensors]
-    return [small for small, _ in pairs], [context for _, context in pairs], op, factors
+    return list(reduce_compressed(compression, given, op, factors, size, reduce))
 
 
 def _gather_slices(
@@ -313,9 +296,11 @@ def _scatter(
 ) -> list[Any]:
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     size = find_group(process_set, call).transport.size
-    small, contexts, op, factors = _narrowed(given, compression, op, factors, size)
-    made = autograd.reducescatter(small, name, op, factors, process_set, call)
-    return [compression.decompress(one, context) for one, context in zip(made, contexts, strict=True)]
+
+    def reduce(tensors: Sequence[Any], op: ReduceOp, factors: Factors) -> Sequence[Any]:
+        return autograd.reducescatter(tensors, name, op, factors, process_set, call)
+
+    return list(reduce_compressed(compression, given, op, factors, size, reduce))
 
 
 @in_python

@@ -12,39 +12,15 @@ from typing import Any
 import torch
 
 from hvdkit.engine.basics import join_ranks
-from hvdkit.engine.compression import wire_of
+from hvdkit.engine.compression import Factors, reduce_compressed
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.named.submit import find_group
-from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
+from hvdkit.engine.reduce_op import Average, ReduceOp, choose_op
 from hvdkit.torch import differentiable as autograd
 from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.submit import check_group, do, do_barrier, run_allreduce, run_broadcast
 
 Narrow = type[Compressor]
-
-
-def _narrowed(
-    tensors: Sequence[torch.Tensor], compression: Narrow, op: ReduceOp, factors: tuple[float, float], set_size: int
-) -> tuple[list[torch.Tensor], list[Any], ReduceOp, tuple[float, float]]:
-    """Tensors as they are sent, what undoes that, and what is left to do: all factors come before a narrow sum."""
-    wire = wire_of(compression)
-    if wire == "none" or not any(tensor.dtype in (torch.float32, torch.float64) for tensor in tensors):
-        return list(tensors), [tensor.dtype for tensor in tensors], op, factors
-    if op is Average:  # each rank sends its part of the average, and the parts together fit the wire
-        factor = factors[0] * factors[1] / set_size
-        tensors = [_clamp(tensor * factor, compression, set_size) for tensor in tensors]
-        op, factors = Sum, (1.0, 1.0)
-    pairs = [compression.compress(tensor) for tensor in tensors]
-    return [small for small, _ in pairs], [context for _, context in pairs], op, factors
-
-
-def _clamp(tensor: torch.Tensor, compression: Narrow, terms: int) -> torch.Tensor:
-    """The tensor with finite values so small that the sum of as many `terms`, rounded twice, is finite on the wire."""
-    if tensor.dtype not in (torch.float32, torch.float64):
-        return tensor
-    wire = torch.finfo(getattr(torch, compression.wire))
-    limit = wire.max / terms * (1 - wire.eps)
-    return torch.where(torch.isinf(tensor), tensor, tensor.clamp(-limit, limit))
 
 
 def allreduce(
@@ -76,10 +52,13 @@ def allreduce(
     """
     chosen = choose_op(average, op)
     size = find_group(process_set, "allreduce()").transport.size
+
+    def reduce(tensors: Sequence[torch.Tensor], op: ReduceOp, factors: Factors) -> Sequence[torch.Tensor]:
+        return [autograd.allreduce(tensors[0], name, op, factors, process_set)]
+
     factors = (prescale_factor, postscale_factor)
-    small, contexts, chosen, factors = _narrowed([tensor], compression, chosen, factors, size)
-    reduced = autograd.allreduce(small[0], name, chosen, factors, process_set)
-    return compression.decompress(reduced, contexts[0])
+    reduced: torch.Tensor = reduce_compressed(compression, [tensor], chosen, factors, size, reduce)[0]
+    return reduced
 
 
 def allreduce_(
@@ -132,10 +111,13 @@ def grouped_allreduce(
     """
     chosen = choose_op(average, op)
     size = find_group(process_set, "grouped_allreduce()").transport.size
+
+    def reduce(tensors: Sequence[torch.Tensor], op: ReduceOp, factors: Factors) -> Sequence[torch.Tensor]:
+        reduced: tuple[torch.Tensor, ...] = autograd.GroupedAllreduce.apply(name, op, factors, process_set, *tensors)
+        return reduced
+
     factors = (prescale_factor, postscale_factor)
-    small, contexts, chosen, factors = _narrowed(list(tensors), compression, chosen, factors, size)
-    reduced = autograd.GroupedAllreduce.apply(name, chosen, factors, process_set, *small)
-    return [compression.decompress(one, context) for one, context in zip(reduced, contexts, strict=True)]
+    return list(reduce_compressed(compression, list(tensors), chosen, factors, size, reduce))
 
 
 def grouped_allreduce_(
@@ -265,10 +247,13 @@ def grouped_reducescatter(
     reducescatter(); ValueError also for an empty list.
     """
     size = find_group(process_set, "reducescatter()").transport.size
+
+    def reduce(tensors: Sequence[torch.Tensor], op: ReduceOp, factors: Factors) -> Sequence[torch.Tensor]:
+        rows: tuple[torch.Tensor, ...] = autograd.GroupedReducescatter.apply(name, op, factors, process_set, *tensors)
+        return rows
+
     factors = (prescale_factor, postscale_factor)
-    small, contexts, chosen, factors = _narrowed(list(tensors), compression, op, factors, size)
-    made = autograd.GroupedReducescatter.apply(name, chosen, factors, process_set, *small)
-    return [compression.decompress(one, context) for one, context in zip(made, contexts, strict=True)]
+    return list(reduce_compressed(compression, list(tensors), op, factors, size, reduce))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
