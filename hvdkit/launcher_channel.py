@@ -1,4 +1,4 @@
-"""What a rank and hvdrun let each other know, through the agent that started the rank: words, one a line."""
+"""The launcher channel: messages between a rank and hvdrun, one a line, through the agent that started the rank."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _MOST_IN_A_PART = 4 * 3000  # a bit for each rank, in a word that is read at onc
 START_MPI = "every other process of the job must start MPI (`from mpi4py import MPI` does)"
 
 
-class _Hearing:
-    """descriptor: that is listened to; -1 for none. handlers: by what a word begins with."""
+class _Listener:
+    """descriptor: that is listened to; -1 for none. handlers: by what a message begins with."""
 
     def __init__(self) -> None:
         self.descriptor = -1
@@ -56,7 +56,7 @@ class _Hearing:
                 handle(word[len(kind) :])
 
 
-_hearing = _Hearing()
+_listener = _Listener()
 
 
 class Coming(NamedTuple):
@@ -85,8 +85,8 @@ def parse_coming(word: str) -> Coming | None:
     return Coming(float(found[1]), float(found[2]), frozenset(at for at in range(bits.bit_length()) if bits >> at & 1))
 
 
-def tell_hvdrun(word: str, place: str) -> None:
-    """Say it; returns at once. place: the socket to the agent, as "descriptor:inode"; "" for none.
+def notify_launcher(word: str, place: str) -> None:
+    """Send a message to hvdrun; returns at once. place: the socket to the agent, as "descriptor:inode"; "" for none.
 
     The inode tells it from what a process has open there that has inherited no more than the variable.
     """
@@ -99,18 +99,18 @@ def tell_hvdrun(word: str, place: str) -> None:
         logger.warning("hvdrun cannot be told %r of this rank: %s", word, error.strerror)
 
 
-def on_news(kind: str, handle: Callable[[str], None]) -> None:
-    """Have what hvdrun says after `kind` handed to `handle` from now on, in a thread of its own."""
-    _hearing.handlers[kind] = handle
+def on_message(kind: str, handle: Callable[[str], None]) -> None:
+    """Call `handle` with what follows `kind` in each message of hvdrun's from now on, in a thread of its own."""
+    _listener.handlers[kind] = handle
 
 
-def listen_to_hvdrun(place: str) -> None:
-    """Begin to hear what hvdrun says, if this process does not yet; returns at once. place: see tell_hvdrun."""
+def listen_to_launcher(place: str) -> None:
+    """Begin to receive hvdrun's messages, if this process does not yet; returns at once. place: see notify_launcher."""
     descriptor = _find(place)
-    if descriptor < 0 or _hearing.descriptor >= 0:
+    if descriptor < 0 or _listener.descriptor >= 0:
         return
-    _hearing.descriptor = descriptor
-    threading.Thread(target=_hearing.run, name="hvdkit-news", daemon=True).start()
+    _listener.descriptor = descriptor
+    threading.Thread(target=_listener.run, name="hvdkit-launcher-channel", daemon=True).start()
 
 
 def _find(place: str) -> int:

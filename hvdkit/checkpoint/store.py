@@ -17,7 +17,7 @@ from hvdkit.checkpoint.writer import Writer
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.job_objects import allgather_object, broadcast_object
 from hvdkit.errors import CheckpointError
-from hvdkit.launcher_channel import KEPT, tell_hvdrun
+from hvdkit.launcher_channel import KEPT, notify_launcher
 from hvdkit.log import logger
 
 _VALUES = "values.json"
@@ -69,7 +69,7 @@ class Store:
                 write()
                 (folder / _VALUES).write_text(text)
                 number = self._shelf.commit(folder, about)
-            tell_hvdrun(KEPT, news)
+            notify_launcher(KEPT, news)
             took_s = time.perf_counter() - began_s
             logger.info("%s: copied in %.2f s, on the disk after %.2f s", self._shelf.folder(number), copied_s, took_s)
 

@@ -22,7 +22,7 @@ from hvdkit.errors import (
     TooFewRanksError,
     TransportError,
 )
-from hvdkit.launcher_channel import CHANGES, FAILED, OVER, PAST, READY, on_news, tell_hvdrun
+from hvdkit.launcher_channel import CHANGES, FAILED, OVER, PAST, READY, notify_launcher, on_message
 from hvdkit.log import logger
 from hvdkit.transport.backend import Membership, Newcomers
 
@@ -54,7 +54,7 @@ class Resizing:
         self._newcomers: Newcomers | None = None
         self._attempts = 0
         self._failed: set[int] = set()
-        on_news(FAILED, self._note_failed)
+        on_message(FAILED, self._note_failed)
         world = engine.runtime("elastic.run").world
         self._several_hosts = world.cross_size != 1
         self._state: State | None = None
@@ -100,7 +100,7 @@ class Resizing:
 
     def restart(self, *, lost: HorovodInternalError | None) -> None:
         """See Changes. Ranks that die meanwhile are outlived as well."""
-        tell_hvdrun(CHANGES, self._news)
+        notify_launcher(CHANGES, self._news)
         while True:
             try:
                 if lost is None:
@@ -122,7 +122,7 @@ class Resizing:
             engine.restart(functools.partial(self._shrink, lost), idle=False)
         size, first = self._members.size(), self._members.rank() == 0
         if first:  # whoever was the first one before has taken what it knew with it
-            tell_hvdrun(f"{PAST}{self._another.get('number', 0)}", self._news)
+            notify_launcher(f"{PAST}{self._another.get('number', 0)}", self._news)
         if size < self._min:
             self._stop(size, lost)
         if first:
@@ -218,14 +218,14 @@ class Resizing:
         self._give_up()
         first = self._members.rank() == 0
         if first:
-            tell_hvdrun(f"{PAST}{self._another['number']}", self._news)
+            notify_launcher(f"{PAST}{self._another['number']}", self._news)
         if self._attempts >= _ATTEMPTS and first:
             logger.warning(
                 "%d times in a row no rank came in place of one that was lost; going on with %d. What those that were "
                 "started have said tells why.",
                 *(self._attempts, self._members.size()),
             )
-        tell_hvdrun(READY, self._news)
+        notify_launcher(READY, self._news)
 
     def end(self, state: State, *, well: bool) -> None:
         """See Changes."""
@@ -235,4 +235,4 @@ class Resizing:
         if self._saver is not None:
             self._saver.close(well=well)
         if well:
-            tell_hvdrun(OVER, self._news)  # which ends those that have not been taken in yet
+            notify_launcher(OVER, self._news)  # which ends those that have not been taken in yet

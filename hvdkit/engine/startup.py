@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hvdkit.config import Config
 from hvdkit.hook import install_exception_hook
-from hvdkit.launcher_channel import LOST, READY, START_MPI, listen_to_hvdrun, on_news, say_coming, tell_hvdrun
+from hvdkit.launcher_channel import LOST, READY, START_MPI, listen_to_launcher, notify_launcher, on_message, say_coming
 from hvdkit.log import configure_logging, logger
 from hvdkit.transport.api import Transport
 from hvdkit.transport.backend import Abort
@@ -38,8 +38,8 @@ def open_world(
     connection = connect(config, part)
     install_exception_hook(connection.world.label, connection.world.host, connection.abort)
     if config.elastic and connection.base is not None:
-        on_news(LOST, connection.report_loss)
-        listen_to_hvdrun(config.news)
+        on_message(LOST, connection.report_loss)
+        listen_to_launcher(config.news)
     world, transport = opener(config, connection)
     return world, transport, connection.abort
 
@@ -54,9 +54,9 @@ def arriving(
     and with it the job, after stall_shutdown_s.
     """
     if config.news:
-        tell_hvdrun(say_coming(config.stall_check_s, config.stall_shutdown_s, part), config.news)
+        notify_launcher(say_coming(config.stall_check_s, config.stall_shutdown_s, part), config.news)
         yield
-        tell_hvdrun(READY, config.news)
+        notify_launcher(READY, config.news)
         return
     times = [each for each in (config.stall_check_s, config.stall_shutdown_s) if each > 0]
     if world.size == 1 or not times:

@@ -91,7 +91,7 @@ def _let_mpi4py_end(wish: bool | None) -> bool:
     """Is mpi4py to end MPI at exit? wish: the script's, None for none.
 
     A script that says rc.initialize = False leaves starting to us, and mpi4py would then not end it either. In a world
-    that may change mpi_world.leave_mpi() does.
+    that may change ulfm.leave_mpi() does.
     """
     ours = wish is not False and read_environment().get("HVDKIT_ELASTIC") == "1"
     _ending.process = os.getpid() if ours else 0
