@@ -56,8 +56,6 @@ COMMON_TRANSPORT = (
 ).split()
 # Files that still import more. It gets shorter only.
 ONE_TRANSPORT: dict[str, set[str]] = {
-    "engine.named.fast_lane": {"shared.lane"},
-    "engine.named.shortcut": {"shared.lane"},
     "engine.horovod.start": {"mpi.library", "mpi.backend"},  # Horovod is started by MPI, or not
 }
 
