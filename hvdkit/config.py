@@ -127,7 +127,7 @@ class Config:
     tuned: str = setting("", str, "file of --autotune-save whose settings are taken", flag="--tuned")
     algorithm: str = setting(
         "auto",
-        choice("auto", "library", "pieces", "ring", "doubling", "halving", "tree"),
+        choice("auto", "library", "pieces", "doubling", "halving"),
         "how gradients are summed between hosts; auto takes what is fastest there, by size, from what is measured",
         flag="--algorithm",
     )

@@ -76,6 +76,11 @@ def test_a_value_out_of_range_is_an_error(wrong: dict[str, float]) -> None:
         Config(**wrong)  # type: ignore[arg-type]
 
 
+def test_an_algorithm_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"HVDKIT_ALGORITHM.*auto, library, pieces, doubling, halving"):
+        read_config({"HVDKIT_ALGORITHM": "ring"})
+
+
 def test_settings_cannot_be_changed_once_read() -> None:
     with pytest.raises(FrozenInstanceError):
         Config().transport = "mpi"  # type: ignore[misc]

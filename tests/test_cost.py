@@ -34,7 +34,7 @@ def test_the_cheapest_is_the_minimum(link: Link, hosts: int, nbytes: int) -> Non
 
 @given(measurements, sizes)
 def test_the_fastest_is_the_minimum_of_what_may_be_taken(measured: Measured, nbytes: int) -> None:
-    for among in (ABLE, ("library", "pieces"), ("ring",)):
+    for among in (ABLE, ("library", "pieces"), ("halving",)):
         chosen = measured.fastest(nbytes, among)
         assert measured.seconds(chosen, nbytes) == min(measured.seconds(name, nbytes) for name in among)
 
@@ -51,10 +51,9 @@ def test_more_bytes_never_cost_less(link: Link, hosts: int, nbytes: int) -> None
 
 
 @given(links, st.integers(3, 200))
-def test_much_to_send_goes_around_rather_than_whole(link: Link, hosts: int) -> None:
+def test_much_to_send_goes_in_pieces_rather_than_whole(link: Link, hosts: int) -> None:
     much = 1000 * hosts * (link.latency_s + link.message_s) / link.byte_s
-    for whole in ("doubling", "tree"):
-        assert ALGORITHMS["ring"](link, hosts, much) <= ALGORITHMS[whole](link, hosts, much)
+    assert ALGORITHMS["pieces"](link, hosts, much) <= ALGORITHMS["doubling"](link, hosts, much)
 
 
 def test_a_choice_that_can_be_read() -> None:
@@ -101,13 +100,13 @@ def test_what_is_taken_fits_the_dtype(name: str, hosts: int, nbytes: int, dtype:
 
 def test_a_wish_that_would_round_partial_sums_is_refused() -> None:
     narrow = [BucketSpec("float32", 9, wire="float16")]
-    with pytest.raises(TransportError, match=r"ring.*float16.*4 hosts.*pieces"):
-        between("ring", 4).check(narrow)
+    with pytest.raises(TransportError, match=r"halving.*float16.*4 hosts.*pieces"):
+        between("halving", 4).check(narrow)
     with pytest.raises(TransportError, match="doubling"):
         between("doubling", 3).check([BucketSpec("bfloat16", 9)])
     for name, hosts in (("doubling", 2), ("pieces", 4), ("library", 4), ("auto", 4)):
         between(name, hosts).check(narrow)
-    between("ring", 4).check([BucketSpec("float32", 9)])
+    between("halving", 4).check([BucketSpec("float32", 9)])
 
 
 def test_integers_do_not_travel_narrow() -> None:
@@ -116,11 +115,11 @@ def test_integers_do_not_travel_narrow() -> None:
 
 
 def test_a_wish_that_gloo_cannot_meet_is_refused() -> None:
-    with pytest.raises(TransportError, match=r"HVDKIT_ALGORITHM=ring.*Gloo.*library, pieces"):
-        between("ring", 4, ("library", "pieces")).check([])
+    with pytest.raises(TransportError, match=r"HVDKIT_ALGORITHM=halving.*Gloo.*library, pieces"):
+        between("halving", 4, ("library", "pieces")).check([])
     between("pieces", 4, ("library", "pieces")).check([])
 
 
 def test_it_says_what_it_takes() -> None:
     assert between("auto", 4).describe() == "958 Mbit/s and 50 us between hosts, doubling, pieces from 8 KiB on"
-    assert between("ring", 4).describe() == "958 Mbit/s and 50 us between hosts, ring"
+    assert between("halving", 4).describe() == "958 Mbit/s and 50 us between hosts, halving"

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdkit.profiling.prediction import Cluster, Work, fit_overlap, predict_scaling, predict_step, reduce_s, slowest_of
+from hvdkit.profiling.prediction import (
+    MODELS,
+    Cluster,
+    Work,
+    fit_overlap,
+    predict_scaling,
+    predict_step,
+    reduce_s,
+    slowest_of,
+)
 from hvdkit.transport.between.cost import ALGORITHMS, Link
 
 LINK = Link(latency_s=50e-6, byte_s=8e-9, message_s=5e-6)
@@ -23,7 +32,7 @@ works = st.builds(
 )
 links = st.builds(Link, st.floats(1e-6, 1e-2), st.floats(1e-11, 1e-7), st.floats(0, 1e-4))
 clusters = st.builds(
-    Cluster, links, st.integers(1, 8), st.floats(0, 1e-9), st.floats(0, 1), st.sampled_from(["", *ALGORITHMS])
+    Cluster, links, st.integers(1, 8), st.floats(0, 1e-9), st.floats(0, 1), st.sampled_from(["", *MODELS])
 )
 
 

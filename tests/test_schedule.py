@@ -76,9 +76,7 @@ def test_how_many_bytes_and_rounds_each_algorithm_takes() -> None:
         return max(map(len, plans)), max(sent)
 
     assert {name: cost(name) for name in SCHEDULES} == {
-        "ring": (14, 1400),
         "doubling": (3, 2400),
         "halving": (6, 1400),
         "pieces": (2, 1400),
-        "tree": (5, 2400),
     }

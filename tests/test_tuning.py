@@ -102,7 +102,7 @@ def test_what_cannot_be_used_is_not_chosen() -> None:
 
 
 def test_an_axis_without_order_is_tried_whole() -> None:
-    times = {"ring": 0.12, "tree": 0.13, "auto": 0.1, "halving": 0.11, "pieces": 0.08}
+    times = {"library": 0.12, "doubling": 0.13, "auto": 0.1, "halving": 0.11, "pieces": 0.08}
     search = Search(replace(FIRST, progress="auto"), {"progress": sorted(times)}, unordered=["progress"], most=20)
     while search.point is not None:
         search.tell([times[search.point.progress]] * 8)

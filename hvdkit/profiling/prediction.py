@@ -10,6 +10,16 @@ from statistics import NormalDist
 from hvdkit.transport.between.cost import ALGORITHMS, Link, cheapest
 
 
+def ring_s(link: Link, hosts: int, nbytes: float) -> float:
+    """Seconds of a ring allreduce: Horovod's, with which a prediction is compared; hvdkit has none."""
+    rounds = 2 * (hosts - 1)
+    return rounds * (link.latency_s + link.message_s + link.byte_s * nbytes / hosts)
+
+
+#: What a Cluster's algorithm may be.
+MODELS = {**ALGORITHMS, "ring": ring_s}
+
+
 @dataclass(frozen=True)
 class Work:
     """A training step of one rank; the same on every rank, and on any number of hosts.
@@ -31,8 +41,8 @@ class Cluster:
 
     link: between any two hosts, shared by a host's ranks. local_byte_s: seconds for each byte that the ranks of a host
     reduce among themselves. overlap: how much of the communication that could hide behind backward does, 0 to 1.
-    algorithm: of cost.ALGORITHMS, between hosts; "" for the cheapest at each size. start_s: of every allreduce between
-    hosts, however many there are.
+    algorithm: one of MODELS, between hosts; "" for the cheapest of hvdkit's at each size. start_s: of every allreduce
+    between hosts, however many there are.
     """
 
     link: Link
@@ -73,7 +83,7 @@ def reduce_s(cluster: Cluster, hosts: int, nbytes: float) -> float:
     if hosts == 1:
         return local
     name = cluster.algorithm or cheapest(cluster.link, hosts, nbytes)
-    return local + cluster.start_s + ALGORITHMS[name](cluster.link, hosts, nbytes)
+    return local + cluster.start_s + MODELS[name](cluster.link, hosts, nbytes)
 
 
 def predict_step(work: Work, cluster: Cluster, hosts: int) -> Prediction:

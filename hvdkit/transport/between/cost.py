@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil, log2
+from math import log2
 
 #: What is cut into messages of these sizes: the smallest goes without a handshake in every MPI that is known to us.
 MESSAGE_BYTES = (60_000, 240_000, 960_000, 3_840_000)
@@ -37,12 +37,6 @@ class Link:
         return next((size for size in MESSAGE_BYTES if size * self.byte_s >= worth), MESSAGE_BYTES[-1])
 
 
-def ring_s(link: Link, hosts: int, nbytes: float) -> float:
-    """Seconds: pieces go around twice."""
-    rounds = 2 * (hosts - 1)
-    return rounds * (link.latency_s + link.message_s + link.byte_s * nbytes / hosts)
-
-
 def doubling_s(link: Link, hosts: int, nbytes: float) -> float:
     """Seconds: all of it to a partner twice as far each time; hosts beyond a power of two give and take at the ends.
 
@@ -68,18 +62,10 @@ def pieces_s(link: Link, hosts: int, nbytes: float) -> float:
     return 2 * (link.latency_s + others * link.message_s + link.byte_s * nbytes * others / hosts)
 
 
-def tree_s(link: Link, hosts: int, nbytes: float) -> float:
-    """Seconds: up a binary tree and down again; segments go down while others still go up."""
-    levels = ceil(log2(hosts))
-    return 2 * levels * (link.latency_s + link.message_s) + levels * link.byte_s * nbytes
-
-
 ALGORITHMS: dict[str, Callable[[Link, int, float], float]] = {
-    "ring": ring_s,
     "doubling": doubling_s,
     "halving": halving_s,
     "pieces": pieces_s,
-    "tree": tree_s,
 }
 
 

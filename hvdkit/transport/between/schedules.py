@@ -42,19 +42,6 @@ def _ranges(count: int, parts: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise([0, *itertools.accumulate(split_evenly(count, parts))]))
 
 
-def _ring(rank: int, size: int, count: int) -> list[Round]:
-    """Sums of pieces go around once, and once more when they are whole."""
-    pieces, right, left = _ranges(count, size), (rank + 1) % size, (rank - 1) % size
-    rounds = []
-    for turn in range(size - 1):
-        target = pieces[(rank - turn - 1) % size]
-        rounds.append(Round((Move(right, *pieces[(rank - turn) % size]),), (Move(left, *target),), target))
-    for turn in range(size - 1):
-        sent, received = pieces[(rank - turn + 1) % size], pieces[(rank - turn) % size]
-        rounds.append(Round((Move(right, *sent),), (Move(left, *received),)))
-    return rounds
-
-
 def _pieces(rank: int, size: int, count: int) -> list[Round]:
     """A piece straight to everyone, and its sum straight back."""
     pieces = _ranges(count, size)
@@ -100,27 +87,10 @@ def _halving(rank: int, size: int, count: int) -> list[Round]:
     return there + back[::-1]
 
 
-def _tree(rank: int, size: int, count: int) -> list[Round]:
-    """Up a binomial tree to rank 0, and down again."""
-    every, bit = (0, count), 0
-    rounds, children = [], []
-    while 1 << bit < size and not rank >> bit & 1:
-        if rank + (1 << bit) < size:
-            children.append(Move(rank + (1 << bit), *every))
-            rounds.append(Round((), (children[-1],), every))
-        bit += 1
-    if rank:
-        parent = Move(rank - (1 << bit), *every)
-        rounds += [Round((parent,), ()), Round((), (parent,))]
-    return [*rounds, Round(tuple(reversed(children)), ())]
-
-
 SCHEDULES: dict[str, Callable[[int, int, int], list[Round]]] = {
-    "ring": _ring,
     "doubling": lambda rank, size, count: _folded(rank, size, count, _doubling),
     "halving": lambda rank, size, count: _folded(rank, size, count, _halving),
     "pieces": _pieces,
-    "tree": _tree,
 }
 
 
@@ -138,4 +108,4 @@ def plan_rounds(algorithm: str, rank: int, size: int, count: int) -> tuple[Round
 def largest_part(algorithm: str, size: int) -> int:
     """Into how many parts the largest message of an algorithm divides what it reduces."""
     whole = size & (size - 1) == 0  # else some ranks give all they have to others first
-    return {"ring": size, "pieces": size, "halving": 1 + whole}.get(algorithm, 1)
+    return {"pieces": size, "halving": 1 + whole}.get(algorithm, 1)
