@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import re
@@ -70,8 +69,8 @@ def collect(environ: Mapping[str, str]) -> Facts:
             accelerators=accelerators.result(),
             settings=settings,
             settings_error=settings_error,
-            engines=("native", *(("horovod",) if _has("engine.horovod") else ())),
-            transports=tuple(name for name in _TRANSPORTS if _has(f"transport.{name}")),
+            engines=("native", "horovod"),
+            transports=_TRANSPORTS,
             machine=replace(machine.result(), trial=trial.result(), srun=srun.result()),
             environ={name: value for name, value in environ.items() if _SHOWN.fullmatch(name)},
         )
@@ -96,7 +95,3 @@ def _read_settings(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
         return {setting.name: str(setting.shown) for setting in read_settings(environ)}, ""
     except ConfigError as error:
         return {}, str(error)
-
-
-def _has(module: str) -> bool:
-    return importlib.util.find_spec(f"hvdkit.{module}") is not None
