@@ -168,13 +168,13 @@ def _join(
         seen, cores = [look_at_cores("")] * world.size, count_cores() / (world.local_size or 1)
 
     def open_engine(group: Transport, ranks: Sequence[int]) -> Engine:
-        options: dict[str, Any] = {"hosts": [seen[rank].host for rank in ranks], "ranks": ranks, "timeline": timeline}
-        options["job_ranks"] = [world.job_ranks[rank] for rank in ranks] if world.job_ranks else None
+        hosts = [seen[rank].host for rank in ranks]
+        job_ranks = [world.job_ranks[rank] for rank in ranks] if world.job_ranks else None
         if horovod is not None:
             from hvdkit.engine.horovod.engine import HorovodEngine
 
-            return HorovodEngine(group, horovod, **options)
-        return NamedEngine(group, config, **options)
+            return HorovodEngine(group, horovod, hosts=hosts, ranks=ranks, job_ranks=job_ranks)
+        return NamedEngine(group, config, hosts=hosts, ranks=ranks, timeline=timeline, job_ranks=job_ranks)
 
     sets = Groups(transport, open_engine, world.job_ranks, eager=horovod is not None)
     _runtime = Runtime(world, config, transport, sets, timeline, cores, horovod)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hvdkit.engine.horovod.binding import Binding
@@ -11,23 +11,21 @@ from hvdkit.engine.horovod.operations import Running, check_dtypes, collect, sta
 from hvdkit.engine.horovod.transport import HorovodTransport
 from hvdkit.engine.named.joining import Joining
 from hvdkit.engine.named.operation import Action, Announcement, Operation
+from hvdkit.engine.naming import Naming
 from hvdkit.engine.observe.stragglers import Window
-from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.errors import DuplicateNameError, HorovodInternalError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.polling import Backoff
 from hvdkit.transport.small_collectives import gather_bytes
 
 
-class HorovodEngine:
+class HorovodEngine(Naming):
     """Named operations among the ranks of a process set of Horovod's; opened and closed by all of them together.
 
-    transport: of that set. hosts: of each rank, "" where that is not known, and ranks: its number in the world, for
-    messages. timeline: not written to; Horovod writes its own. job_ranks: see World.
+    transport: of that set. hosts, ranks, job_ranks: see Naming. Horovod itself reports what stalls.
     """
 
-    #: Horovod itself reports what stalls.
-    watched = False
+    notice_s = float("inf")
 
     def __init__(
         self,
@@ -36,38 +34,18 @@ class HorovodEngine:
         *,
         hosts: Sequence[str],
         ranks: Sequence[int],
-        timeline: Timeline,
         job_ranks: Sequence[int] | None = None,
     ) -> None:
+        super().__init__(hosts, ranks, job_ranks)
         assert isinstance(transport, HorovodTransport)
-        self.transport, self.binding = transport, binding
-        self.timeline, self.joining = timeline, Joining()
+        self.transport, self.binding, self.joining = transport, binding, Joining()
         self.takes_tensors = binding.framework == "torch"
-        self.notice_s = float("inf")
-        self.report_window: Callable[[Window], None] = lambda _: (
-            None
-        )  # there is no way to the first rank but collectives
-        self._hosts, self.ranks, self._job_ranks = hosts, list(ranks), job_ranks
         self._running: dict[str, Running] = {}
-        self._counters: dict[str, int] = {}
         self._lock = threading.RLock()
         self._closed = False
 
-    def who(self, rank: int) -> str:
-        """Name a rank of this engine for a message."""
-        places = [f"job rank {self._job_ranks[rank]}"] if self._job_ranks else []
-        places += [f"host {self._hosts[rank]}"] if self._hosts[rank] else []
-        return f"rank {self.ranks[rank]}" + (f" ({', '.join(places)})" if places else "")
-
-    def make_name(self, kind: str) -> str:
-        """A name for an operation without one: the n-th of its kind here and so on every rank."""
-        return f"{kind}.noname.{self.count(kind)}"
-
-    def count(self, kind: str) -> int:
-        """How many of a kind there have been with this one, from 1; the same on every rank where the order is."""
-        with self._lock:
-            number = self._counters[kind] = self._counters.get(kind, 0) + 1
-        return number
+    def report_window(self, window: Window) -> None:
+        """See Engine. Nothing but collectives reaches the first rank, so it is not told."""
 
     def submit(self, name: str, asked: Announcement, buffers: Sequence[Any]) -> Operation:
         """Begin an operation; it is done some time after every rank has begun it.

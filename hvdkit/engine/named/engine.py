@@ -37,6 +37,7 @@ from hvdkit.engine.named.operation import (
 )
 from hvdkit.engine.named.step_runner import StepRunner
 from hvdkit.engine.named.tree import FANOUT
+from hvdkit.engine.naming import Naming
 from hvdkit.engine.observe.stall import Stalls
 from hvdkit.engine.observe.stragglers import Stragglers, Window
 from hvdkit.engine.observe.timeline import Timeline
@@ -52,7 +53,7 @@ _PAUSE_S = 0.001  # for more announcements to come, as they do many at a time
 _MOST_PAUSES = 10
 
 
-class NamedEngine:
+class NamedEngine(Naming):
     """Named operations among the ranks of a transport; opened and closed by all of them together.
 
     transport: this engine's alone. hosts: of each rank, and ranks: its number in the world, for messages. timeline: of
@@ -71,8 +72,8 @@ class NamedEngine:
         timeline: Timeline,
         job_ranks: Sequence[int] | None = None,
     ) -> None:
-        self.transport = transport
-        self._hosts, self.ranks, self._job_ranks, self.timeline = hosts, ranks, job_ranks, timeline
+        super().__init__(hosts, ranks, job_ranks)
+        self.transport, self.timeline = transport, timeline
         #: After so many seconds a wait that is no operation, and the execution of one, is told to the others.
         self.notice_s = min([1.0, *(each / 4 for each in (config.stall_check_s, config.stall_shutdown_s) if each > 0)])
         self._negotiator = Negotiator(
@@ -106,7 +107,6 @@ class NamedEngine:
         self._awake = threading.Event()
         self._closing = False
         self._next_look_s = 0.0
-        self._counters: dict[str, int] = {}
         self._process = os.getpid()
         self._thread: threading.Thread | None = None
         if transport.size > 1:
@@ -117,21 +117,6 @@ class NamedEngine:
     def report_window(self) -> Callable[[Window], None]:
         """See Engine."""
         return self._negotiator.add_window
-
-    def who(self, rank: int) -> str:
-        """Name a rank of this engine for a message."""
-        job = f"job rank {self._job_ranks[rank]}, " if self._job_ranks else ""
-        return f"rank {self.ranks[rank]} ({job}host {self._hosts[rank]})"
-
-    def make_name(self, kind: str) -> str:
-        """A name for an operation without one: the n-th of its kind here and so on every rank."""
-        return f"{kind}.noname.{self.count(kind)}"
-
-    def count(self, kind: str) -> int:
-        """How many of a kind there have been with this one, from 1; the same on every rank where the order is."""
-        with self._registering:
-            number = self._counters[kind] = self._counters.get(kind, 0) + 1
-        return number
 
     def submit(self, name: str, asked: Announcement, buffers: Sequence[Buffer]) -> Operation:
         """Begin an operation; it is done some time after every rank has begun it.
