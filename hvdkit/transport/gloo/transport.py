@@ -25,7 +25,7 @@ from hvdkit.transport.gloo.nonblocking import GlooWire
 from hvdkit.transport.gloo.peers import Mesh
 from hvdkit.transport.gloo.rendezvous import Meeting, collect, meet
 from hvdkit.transport.gloo.rendezvous_store import Board, BoardPlace, HttpBoard, StoreBoard
-from hvdkit.transport.polling import Backoff
+from hvdkit.transport.polling import Backoff, calls
 
 _START_S = 120.0
 _NEWS_S = 2.0  # for word of the rank whose end made a collective fail
@@ -121,6 +121,7 @@ class GlooTransport:
 
     def _assemble(self, key: str) -> None:
         """Return when all these ranks are here. Gloo itself would wait for a dead one without a look at it."""
+        calls().begun += 1  # a rank whose operation has failed before does not come
         mailbox = MeshMailbox(self._mesh, self.ranks, _channel(key))
         for rank in range(self.size):
             mailbox.send(rank, b"")
