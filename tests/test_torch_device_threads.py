@@ -72,42 +72,32 @@ def callbacks(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     return queued
 
 
-class _Counted:
-    """What wants to know of the end of a pass, and counts what it is told."""
-
-    def __init__(self, number: int) -> None:
-        self.number, self.flushes = number, 0
-
-    def backward_ended(self, task: int) -> bool:
-        """See autograd.Reducer."""
-        return True
-
-    def flush(self) -> None:
-        """See autograd.Reducer."""
-        self.flushes += 1
-
-
 def test_two_optimizers_are_told_once_of_a_pass_that_both_begin(
     callbacks: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(autograd, "_concerned", _Dict())
-    reducers = [_Counted(0), _Counted(1)]
-    _in_two_threads(*(lambda one=one: autograd.when_backward_ends(one, PASS) for one in reducers))
+    monkeypatch.setattr(autograd, "_callbacks", _Dict())
+    told: list[int] = []
+    _in_two_threads(
+        *(
+            lambda number=number: autograd.when_backward_ends(PASS, number, lambda: told.append(number))
+            for number in (1, 0)
+        )
+    )
     for ended in callbacks:
         ended()
-    assert [one.flushes for one in reducers] == [1, 1] and len(callbacks) == 1
+    assert told == [0, 1] and len(callbacks) == 1
 
 
 def test_a_pass_over_two_devices_is_one_pass_of_the_optimizer(
     callbacks: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flushes = []
-    reducer = GradientSync.__new__(GradientSync)
-    for name, value in {"_tasks": _Set(), "_reduced": set(), "_touched": set(), "_place": {}, "number": 0}.items():
-        setattr(reducer, name, value)
-    reducer._done_passes, reducer._passes = 0, 1
-    monkeypatch.setattr(reducer, "flush", lambda: flushes.append(1))
-    _in_two_threads(lambda: reducer._on_gradient(0), lambda: reducer._on_gradient(1))
+    reductions = []
+    sync = GradientSync.__new__(GradientSync)
+    for name, value in {"_tasks": _Set(), "_summed": set(), "_written": set(), "_position": {}, "number": 0}.items():
+        setattr(sync, name, value)
+    sync._done_passes, sync._passes = 0, 1
+    monkeypatch.setattr(sync, "_reduce_window", lambda: reductions.append(1))
+    _in_two_threads(lambda: sync._on_gradient(0), lambda: sync._on_gradient(1))
     for ended in callbacks:
         ended()
-    assert reducer._touched == {0, 1} and flushes == [1]
+    assert sync._written == {0, 1} and reductions == [1]

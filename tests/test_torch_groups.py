@@ -100,8 +100,8 @@ def _sent_when_last_gradient_comes(groups: bool) -> list[bool]:
 
 
 def _reduced(optimizer: Any) -> bool:
-    plan = optimizer._hvdkit._plan
-    return plan is not None and plan.started(5)
+    reducer = optimizer._hvdkit.strategy._reducer
+    return reducer is not None and reducer.started(5)
 
 
 @pytest.mark.native("Horovod fuses what is ready")

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from hvdkit.engine import runtime as engine
 from hvdkit.engine.named.collective_step import collective_step
-from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.reduce_op import Average
+from hvdkit.engine.strategy import Parameters
 from hvdkit.keras.settings import Settings, name_variables
-from hvdkit.torch.plans import Plan, open_plan
+from hvdkit.torch.direct_gradients import TorchAllReduce
+from hvdkit.torch.source import TorchSource, TorchValues
+from hvdkit.torch.sparse import SparseGradients
 from hvdkit.torch.sync import GradientSync
 from hvdkit.transport.api import Transport
 
@@ -38,13 +39,12 @@ class TorchReducer:
         parameters = [variable.value for variable in variables]
         if any(parameter.device.type == "meta" for parameter in parameters):
             return
+        options = self._settings.options
         self._hooked = GradientSync(
             list(zip(name_variables(variables), parameters, strict=True)),
             self._settings.process_set,
-            options=self._settings.options,
-            passes=1,
-            sparse_as_dense=self._settings.sparse_as_dense,
-            groups={},
+            TorchAllReduce(options),
+            sparse=None if self._settings.sparse_as_dense else SparseGradients(average=options.average),
         )
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -54,7 +54,7 @@ class TorchReducer:
         if self._hooked is None or not own:
             return self._reduce_given(gradients, variables, parameters)
         self._hooked.synchronize()
-        self._hooked.stepped()
+        self._hooked.end_step()
         return [parameter.grad for parameter in parameters]
 
     def reduce_window(self, gradients: Sequence[Any], variables: Sequence[Any], due: Callable[[], Any]) -> list[Any]:
@@ -92,38 +92,33 @@ class _GivenGradients:
     """A plan for gradients that are not the parameters' own."""
 
     def __init__(self, settings: Settings, names: list[str], parameters: list[torch.nn.Parameter]) -> None:
-        self._parameters = parameters
-        self._touched: set[int] = set()
+        self._source = source = TorchSource(list(zip(names, parameters, strict=True)), {})
+        self._strategy = TorchAllReduce(settings.options)
         group = settings.group
         name = f"given.{group.engine.count('given')}"
+        values = TorchValues(parameters)
 
-        def plan(_: Transport, __: Sequence[int]) -> Plan:
-            return open_plan(
-                engine.runtime("a reduction of gradients"),
-                group,
-                name,
-                list(zip(names, parameters, strict=True)),
-                options=settings.options,
-                touched=self._touched,
-                groups={},
-                statistics=Statistics(),
-            )
+        def attach(_: Transport, __: Sequence[int]) -> None:
+            described = Parameters(name, source.tensors, source, values, torch.get_num_threads())
+            self._strategy.attach(described, group)
 
-        self._plan: Plan = collective_step(group.engine, "plan", plan, name=name)
+        collective_step(group.engine, "plan", attach, name=name)
 
     def reduce(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Reduce gradients, which stay as they are; returns new ones."""
-        kept = [parameter.grad for parameter in self._parameters]
-        self._touched |= {index for index, one in enumerate(gradients) if one is not None}
+        source, parameters = self._source, self._source.parameters
+        kept = [parameter.grad for parameter in parameters]
+        source.written.update(index for index, gradient in enumerate(gradients) if gradient is not None)
         try:
-            for parameter, one in zip(self._parameters, gradients, strict=True):
-                parameter.grad = None if one is None else one.detach().to(parameter.dtype, copy=True)
-            self._plan.finish()
-            return [parameter.grad for parameter in self._parameters]
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = None if gradient is None else gradient.detach().to(parameter.dtype, copy=True)
+            self._strategy.before_step()
+            source.restore_sparse()
+            return [parameter.grad for parameter in parameters]
         finally:
-            self._touched.clear()
-            for parameter, gradient in zip(self._parameters, kept, strict=True):
+            source.written.clear()
+            for parameter, gradient in zip(parameters, kept, strict=True):
                 parameter.grad = gradient
 
     def close(self) -> None:
-        self._plan.close()
+        self._strategy.detach()

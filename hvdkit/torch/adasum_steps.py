@@ -1,78 +1,68 @@
-"""DistributedOptimizer with op=Adasum: each rank takes its own step, and the steps are combined, not the gradients."""
+"""The strategy of op=Adasum: each rank takes its own step, and the steps are combined, not the gradients."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import torch
 
-from hvdkit.engine.groups import ProcessSet
+from hvdkit.engine.groups import Group, ProcessSet
 from hvdkit.engine.reduce_op import Adasum
+from hvdkit.engine.request import check_gradient
+from hvdkit.engine.strategy import Parameters, Strategy, on_horovod
 from hvdkit.torch.asynchronous import grouped_allreduce_async_
 from hvdkit.torch.compression import Compressor
 from hvdkit.torch.handles import synchronize
-from hvdkit.torch.plain_copies import PlainCopies
-
-_numbers = itertools.count()
+from hvdkit.torch.source import TorchSource
 
 
-class AdasumSteps(PlainCopies):
-    """What a wrapped optimizer has beside its own class; mixed in before it.
+class AdasumSteps(Strategy):
+    """Every rank steps by its own gradients; all go on from where the Adasum of the ranks' steps leads.
 
-    Every rank steps by its own gradients; what that changes in each parameter is combined by Adasum (S. Maleki et al.,
-    "Scaling Distributed Training with Adaptive Summation", 2020) over all ranks, and all go on from there.
+    Source: S. Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020.
+
+    compression: of what is sent. process_set: the ranks whose steps are combined.
     """
 
-    _hvdkit_set: ProcessSet | None = None  # of an instance that a script makes of the class: it is a plain optimizer
-    _hvdkit_compression: type[Compressor]
-    _hvdkit_name: str
+    overlaps_backward = False
 
-    def synchronize(self) -> None:
-        """Nothing: gradients stay the rank's own, and step() combines what they lead to."""
+    def __init__(self, compression: type[Compressor], process_set: ProcessSet) -> None:
+        self._compression, self._process_set = compression, process_set
+        self._name = ""
+        self._parameters: list[torch.nn.Parameter] = []
+        self._before: list[torch.Tensor] = []  # the parameters' values, while the inner optimizer steps
 
-    @contextlib.contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """Refused with AssertionError, as in Horovod: without the combination ranks would drift apart."""
-        raise AssertionError("skip_synchronize() cannot be used with op=hvd.Adasum: step() combines the ranks' steps.")
-        yield
+    def check(self, what: str, dtype: str) -> None:
+        """See Strategy.check."""
+        check_gradient(what, dtype, horovod=on_horovod(), adasum=True)
+
+    def attach(self, parameters: Parameters, group: Group) -> None:
+        """See Strategy.attach. Takes the tensors themselves, so that nothing of a GPU is copied to the host here."""
+        assert isinstance(parameters.gradients, TorchSource)
+        self._name, self._parameters = f"adasum.{parameters.name}", parameters.gradients.parameters
+
+    def before_step(self) -> None:
+        """See Strategy.before_step."""
+        self._before = [parameter.detach().clone() for parameter in self._parameters]
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        """The optimizer's own step on the rank's own gradients, and the Adasum of all ranks' steps."""
-        if self._hvdkit_set is None:
-            return super().step(closure, *args, **kwargs)  # type: ignore[misc]
-        groups = self.param_groups  # type: ignore[attr-defined]
-        trained = [one for group in groups for one in group["params"] if one.requires_grad]
-        before = [one.detach().clone() for one in trained]
-        result = super().step(closure, *args, **kwargs)  # type: ignore[misc]
-        changes = [one.detach() - start for one, start in zip(trained, before, strict=True)]
-        for one, start, change in zip(trained, before, self._combine(changes, self._hvdkit_set), strict=True):
-            one.copy_(start.add_(change))
-        return result
+    def after_step(self) -> None:
+        """See Strategy.after_step."""
+        before, self._before = self._before, []
+        changes = [parameter.detach() - start for parameter, start in zip(self._parameters, before, strict=True)]
+        combined = self._combine(changes)
+        for parameter, start, change in zip(self._parameters, before, combined, strict=True):
+            parameter.copy_(start.add_(change))
 
-    def _combine(self, changes: list[torch.Tensor], process_set: ProcessSet) -> list[torch.Tensor]:
-        pairs = [self._hvdkit_compression.compress(one) for one in changes]
+    def _combine(self, changes: list[torch.Tensor]) -> list[torch.Tensor]:
+        pairs = [self._compression.compress(change) for change in changes]
         handles = []
         for dtype in dict.fromkeys(small.dtype for small, _ in pairs):
-            name = f"{self._hvdkit_name}.{dtype}"
-            some = [small for small, _ in pairs if small.dtype == dtype]
-            handles.append(grouped_allreduce_async_(some, name=name, op=Adasum, process_set=process_set))
+            group = [small for small, _ in pairs if small.dtype == dtype]
+            name = f"{self._name}.{dtype}"
+            handles.append(grouped_allreduce_async_(group, name=name, op=Adasum, process_set=self._process_set))
         for handle in handles:
             synchronize(handle)
-        return [self._hvdkit_compression.decompress(small, context) for small, context in pairs]
+        return [self._compression.decompress(small, context) for small, context in pairs]
 
-
-# torch puts its step hooks around step() of each class that it does not find this mark on; the wrapped class has them.
-AdasumSteps.step.hooked = True  # type: ignore[attr-defined]
-
-
-def adasum_attributes(compression: Any, process_set: ProcessSet) -> dict[str, Any]:
-    """The attributes that AdasumSteps needs."""
-    return {
-        "_hvdkit_set": process_set,
-        "_hvdkit_compression": compression,
-        "_hvdkit_name": f"adasum.{next(_numbers)}",  # the same on all ranks, as they wrap in the same order
-    }
+    def detach(self) -> None:
+        """See Strategy.detach."""
+        self._parameters = []

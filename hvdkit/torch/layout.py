@@ -1,10 +1,13 @@
-"""How the elements of a parameter, and of its gradient on its way, follow each other in memory."""
+"""What the ranks agree on of each parameter: name, dtype, device, and how its elements follow each other in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+
+from hvdkit.engine.planned.plan import TensorSpec
+from hvdkit.torch.tensors import dtype_name
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 
@@ -30,3 +33,20 @@ def strides_of(parameter: torch.Tensor) -> tuple[int, ...]:
     if parameter.is_contiguous() or layout_of(parameter):
         return parameter.stride()
     return torch.empty(parameter.shape, device="meta").stride()
+
+
+def describe_parameters(named: Named, groups: Mapping[int, int]) -> list[TensorSpec]:
+    """The parameters as the engine plans them. groups: see number_groups. TypeError for a dtype that is not sent."""
+    devices = list(dict.fromkeys(parameter.device for _, parameter in named))
+    return [
+        TensorSpec(
+            name,
+            parameter.numel(),
+            dtype_name(parameter),
+            devices.index(parameter.device),
+            layout_of(parameter),
+            groups.get(id(parameter)),
+            shape_of(parameter),
+        )
+        for name, parameter in named
+    ]

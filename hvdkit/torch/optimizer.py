@@ -12,18 +12,22 @@ from typing import Any
 import torch
 
 from hvdkit.engine import runtime as engine
+from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.compression import Coded, wire_of
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.engine.request import gradient_options
-from hvdkit.torch.adasum_steps import AdasumSteps, adasum_attributes
+from hvdkit.engine.strategy import Strategy
+from hvdkit.torch.adasum_steps import AdasumSteps
 from hvdkit.torch.compression import Compression, Compressor
+from hvdkit.torch.direct_gradients import TorchAllReduce
 from hvdkit.torch.groups import number_groups
 from hvdkit.torch.plain_copies import PlainCopies, change_class, is_wrapped
-from hvdkit.torch.sync import GradientSync, check_parameters
+from hvdkit.torch.sparse import SparseGradients
+from hvdkit.torch.sync import GradientSync
 
-Parameters = Iterable[tuple[str, torch.nn.Parameter]]
+NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
 
 
 class _Distributed(PlainCopies):
@@ -35,14 +39,27 @@ class _Distributed(PlainCopies):
     _hvdkit_synchronized = False
 
     def synchronize(self) -> None:
-        """Reduce gradients that have not been reduced yet. backward() has done so, unless a window was cut short."""
-        if self._hvdkit is not None:
-            self._hvdkit.synchronize()
-        self._hvdkit_synchronized = True
+        """Reduce gradients that have not been reduced yet. backward() has done so, unless a window was cut short.
+
+        Does nothing with op=Adasum or another strategy that works in step().
+        """
+        sync = self._hvdkit
+        if sync is not None:
+            sync.synchronize()
+        self._hvdkit_synchronized = sync is None or sync.strategy.overlaps_backward
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Let step() take the gradients as they are; for after synchronize(), which also makes it needless."""
+        """Let step() take the gradients as they are; for after synchronize(), which also makes it needless.
+
+        Refused with AssertionError, as in Horovod, with op=Adasum or another strategy that works in step(): without it
+        the ranks would drift apart.
+        """
+        if self._hvdkit is not None and not self._hvdkit.strategy.overlaps_backward:
+            raise AssertionError(
+                f"skip_synchronize() cannot be used with op=hvd.Adasum, nor with any strategy that works in step(), as "
+                f"{type(self._hvdkit.strategy).__name__} does. Leave it out."
+            )
         self._hvdkit_skip = True
         try:
             yield
@@ -50,8 +67,8 @@ class _Distributed(PlainCopies):
             self._hvdkit_skip = False
 
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        """The optimizer's own step, on gradients of all ranks."""
-        reducer, synchronized = self._hvdkit, self._hvdkit_synchronized
+        """The optimizer's own step, between the two halves of its strategy's."""
+        sync, synchronized = self._hvdkit, self._hvdkit_synchronized
         self._hvdkit_synchronized = False
         if synchronized and not self._hvdkit_skip and closure is None:
             warnings.warn(
@@ -59,14 +76,11 @@ class _Distributed(PlainCopies):
                 "would reduce the gradients twice; hvdkit does not, and needs neither call.",
                 stacklevel=2,
             )
-        if reducer is None:
+        if sync is None:
             return super().step(closure, *args, **kwargs)  # type: ignore[misc]
-        if closure is not None:
-            closure = _synchronized(closure, reducer)
-        elif not self._hvdkit_skip:
-            reducer.synchronize()
+        closure = sync.begin_step(closure, skip=self._hvdkit_skip)
         result = super().step(closure, *args, **kwargs)  # type: ignore[misc]
-        reducer.stepped()
+        sync.end_step()
         return result
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
@@ -95,19 +109,10 @@ class _Distributed(PlainCopies):
 
     def reduction_statistics(self) -> Statistics:
         """How much was reduced, how long that took, and how much of it training had to wait for."""
-        return Statistics() if self._hvdkit is None else self._hvdkit.statistics
+        return Statistics() if self._hvdkit is None else self._hvdkit.strategy.statistics
 
 
-def _synchronized(closure: Callable[[], Any], reducer: GradientSync) -> Callable[[], Any]:
-    def evaluate() -> Any:
-        loss = closure()
-        reducer.synchronize()
-        return loss
-
-    return evaluate
-
-
-def name_parameters(optimizer: torch.optim.Optimizer, named_parameters: Parameters | None) -> list[Any]:
+def name_parameters(optimizer: torch.optim.Optimizer, named_parameters: NamedParameters | None) -> list[Any]:
     """(name, parameter) for each parameter of the optimizer, in the order of the model where that is known.
 
     Raises ValueError if named_parameters is no sequence of pairs, repeats a name, or misses a parameter.
@@ -145,7 +150,7 @@ def name_parameters(optimizer: torch.optim.Optimizer, named_parameters: Paramete
 
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
-    named_parameters: Parameters | None = None,
+    named_parameters: NamedParameters | None = None,
     compression: type[Compressor] | Coded = Compression.none,
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,
@@ -154,6 +159,7 @@ def DistributedOptimizer(
     groups: Any = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    strategy: Strategy | None = None,
 ) -> Any:
     """Make an optimizer step on the gradients of all ranks.
 
@@ -174,6 +180,9 @@ def DistributedOptimizer(
     them (those in no list are sent as without groups), or how many groups to make of them all, in their order. Seldom
     of use, since buckets are full without. num_groups: the same number under its older name.
     process_set: ranks that train together; on others the optimizer is left to itself.
+    strategy: what is done instead of `op`, on the wire and beside the optimizer's step: an object of a subclass of
+    hvdkit.engine.strategy.Strategy, on each rank one for each optimizer; not together with op, compression or
+    gradient_predivide_factor. Sparse gradients come to it as dense ones. Its state is saved with its own state_dict().
 
     Right without further ado, unlike Horovod: clipping and GradScaler see reduced gradients as soon as backward() has
     returned, so synchronize() and skip_synchronize() work and are not needed. A parameter that no rank used keeps
@@ -191,44 +200,66 @@ def DistributedOptimizer(
     made = engine.runtime("DistributedOptimizer()")
     if is_wrapped(optimizer):
         raise ValueError("This optimizer is a DistributedOptimizer already; wrap it once.")
-    if op is not Adasum or gradient_predivide_factor != 1.0:
-        options = gradient_options(op, gradient_predivide_factor, compression)
-        options.check_names([name for name, _ in named])
+    if strategy is None:
+        strategy = _choose_strategy(op, gradient_predivide_factor, compression, process_set)
+        # A process set of one rank stays so, but for elastic jobs; its optimizer is left to itself.
+        alone = process_set.included() and process_set.size() == 1
+        alone = alone and (op is Adasum or (made.horovod is None and not made.config.elastic))
+    else:
+        _check_strategy(strategy, op, gradient_predivide_factor, compression)
+        alone = False
+    if isinstance(strategy, AllReduce):
+        strategy.options.check_names([name for name, _ in named])
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}; it must be 1 or more.")
     numbers = number_groups(named, groups, num_groups)
-    names = {parameter: name for name, parameter in named}
-    if op is Adasum and process_set.included() and process_set.size() > 1:
-        wire_of(compression)
-        check_parameters(named, adasum=True)
-        _wrap(optimizer, AdasumSteps, names, adasum_attributes(compression, process_set))
-        return optimizer
-    reducer = None
-    alone = process_set.included() and process_set.size() == 1  # and will stay so
-    alone = alone and made.horovod is None and not made.config.elastic
-    if op is not Adasum and process_set.included() and not alone:
-        reducer = GradientSync(
-            named,
-            process_set,
-            options=options,
-            passes=backward_passes_per_step,
-            sparse_as_dense=sparse_as_dense,
-            groups=numbers,
+    sync = None
+    if process_set.included() and not alone:
+        sparse = None
+        if isinstance(strategy, AllReduce) and not sparse_as_dense:
+            sparse = SparseGradients(average=strategy.options.average)
+        sync = GradientSync(
+            named, process_set, strategy, passes=backward_passes_per_step, groups=numbers, sparse=sparse
         )
-        _reducers.add(reducer)
-    state = {"_hvdkit": reducer, "_hvdkit_skip": False, "_hvdkit_synchronized": False}
-    _wrap(optimizer, _Distributed, names, state)
+        _syncs.add(sync)
+    state = {"_hvdkit": sync, "_hvdkit_skip": False, "_hvdkit_synchronized": False}
+    _wrap(optimizer, {parameter: name for name, parameter in named}, state)
     return optimizer
+
+
+def _choose_strategy(op: ReduceOp, predivide: float, compression: Any, process_set: ProcessSet) -> Strategy:
+    if op is Adasum and predivide == 1.0:
+        wire_of(compression)
+        return AdasumSteps(compression, process_set)
+    return TorchAllReduce(gradient_options(op, predivide, compression))
+
+
+def _check_strategy(strategy: Strategy, op: ReduceOp, predivide: float, compression: Any) -> None:
+    """Raise TypeError or ValueError for a strategy that cannot be used, or not with the other arguments."""
+    if not isinstance(strategy, Strategy):
+        raise TypeError(f"strategy is {strategy!r}; it must be an object of a subclass of Strategy.")
+    others = {
+        "op": op is not Average,
+        "gradient_predivide_factor": predivide != 1.0,
+        "compression": compression is not Compression.none,
+    }
+    given = [name for name, is_given in others.items() if is_given]
+    if given:
+        raise ValueError(
+            f"strategy={type(strategy).__name__} says itself what is done with gradients; {', '.join(given)} cannot be "
+            f"given with it. Leave one of them out."
+        )
+    if any(sync.strategy is strategy for sync in _syncs):
+        raise ValueError(f"This {type(strategy).__name__} serves another optimizer; make one for each.")
 
 
 def _wrap(
     optimizer: torch.optim.Optimizer,
-    mixin: type[PlainCopies],
     names: Mapping[torch.nn.Parameter, str],
     attributes: Mapping[str, Any],
 ) -> None:
     patched = optimizer.__dict__.pop("step", None)
-    change_class(optimizer, mixin, names, attributes)
+    change_class(optimizer, _Distributed, names, attributes)
     if hasattr(patched, "_wrapped_by_lr_sched"):
         optimizer.step = _seen_by_scheduler(optimizer)  # type: ignore[method-assign]
 
@@ -250,20 +281,20 @@ def _seen_by_scheduler(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
 # torch puts its step hooks around step() of each class that it does not find this mark on; the wrapped class has them.
 _Distributed.step.hooked = True  # type: ignore[attr-defined]
 
-_reducers: weakref.WeakSet[GradientSync] = weakref.WeakSet()
+_syncs: weakref.WeakSet[GradientSync] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    for reducer in sorted(_reducers, key=lambda one: one.number):
-        reducer.close()
+    for sync in sorted(_syncs, key=lambda sync: sync.number):
+        sync.close()
 
 
 def _enter_all() -> None:
     # One that only waits to be collected would be counted on some ranks and not on others, which wait for it then.
-    if _reducers:
+    if _syncs:
         gc.collect()
-    for reducer in sorted(_reducers, key=lambda one: one.number):
-        reducer.enter()
+    for sync in sorted(_syncs, key=lambda sync: sync.number):
+        sync.enter()
 
 
 engine.on_shutdown(_close_all)

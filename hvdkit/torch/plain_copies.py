@@ -32,7 +32,7 @@ class PlainCopies:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A plain optimizer over copies of the parameters: those of a model that is copied in the same call."""
-        if any(vars(self).get(name) is not None for name in ("_hvdkit", "_hvdkit_set")):  # else it is plain as it is
+        if vars(self).get("_hvdkit") is not None:  # else it is plain as it is
             own = own_class(self).__name__
             warnings.warn(
                 f"copy.deepcopy() of a DistributedOptimizer makes a plain {own}, whose step() uses this rank's "

@@ -1,22 +1,17 @@
-"""The gradients of a list of parameters, on their way into the engine's buckets and back."""
+"""The gradients of a list of parameters, and their values, on their way into the engine's buckets and back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from hvdkit.engine.groups import Group
-from hvdkit.engine.planned.opening import open_reducer
-from hvdkit.engine.planned.plan import Plan, Slot, TensorSpec, cut_slots
-from hvdkit.engine.planned.reducer import Statistics
+from hvdkit.engine.planned.plan import Plan, Slot, cut_slots
 from hvdkit.engine.planned.source import Filled
-from hvdkit.engine.request import ReduceOptions
-from hvdkit.engine.runtime import Runtime
 from hvdkit.torch import staging
-from hvdkit.torch.layout import Named, layout_of, shape_of, strides_of
-from hvdkit.torch.tensors import as_buffer, as_tensor, dtype_name
+from hvdkit.torch.layout import Named, describe_parameters, strides_of
+from hvdkit.torch.tensors import as_buffer, as_tensor
 from hvdkit.transport.buckets import InPlaceSegment
 from hvdkit.transport.buffer import Buffer
 
@@ -66,99 +61,46 @@ def _is_whole(slot: Slot, parameters: Sequence[torch.nn.Parameter]) -> bool:
 
 
 class TorchSource:
-    """Dense gradients in buckets: copied out when a bucket starts, back into `parameter.grad` when it is reduced.
+    """The gradients of a list of parameters: copied out when a bucket starts, back to `parameter.grad` when reduced.
 
     What this rank itself adds up (see Buckets.owned) is not copied, if it is large: it is reduced where it is.
+    Sparse gradients are made dense; restore_sparse() undoes that.
 
-    group, name: the ranks that train together, and what they know the plan by. named: (name, parameter), in the order
-    in which all ranks have them. touched: indices of the parameters whose gradient autograd has written since the last
-    reduction; kept by the owner. groups: see number_groups.
-    Opened by all ranks together; raises PlanMismatchError where their parameters differ.
+    named: (name, parameter), in the order in which all ranks have them. groups: see number_groups.
     """
 
-    def __init__(
-        self,
-        made: Runtime,
-        group: Group,
-        name: str,
-        named: Named,
-        *,
-        options: ReduceOptions,
-        touched: Set[int],
-        groups: Mapping[int, int],
-        statistics: Statistics,
-    ) -> None:
-        self._parameters = [parameter for _, parameter in named]
-        self._strides = [strides_of(parameter) for parameter in self._parameters]
-        self._touched = touched
+    def __init__(self, named: Named, groups: Mapping[int, int]) -> None:
+        self.parameters = [parameter for _, parameter in named]
+        self.tensors = describe_parameters(named, groups)
+        #: Indices of the parameters whose gradient was written since the last reduction; kept by the owner.
+        self.written: set[int] = set()
+        self._plan = Plan((), ())
+        self._strides = [strides_of(parameter) for parameter in self.parameters]
         self._seen: dict[int, _Seen] = {}
         #: bucket -> first element -> (address of the gradient, the part of it that was sent)
         self._in_place: dict[int, dict[int, tuple[int, torch.Tensor]]] = {}
         self._sparse: set[int] = set()  # parameters whose gradient was made dense for this round
         self._pinned = staging.PinnedMemory()
-        devices = list(dict.fromkeys(parameter.device for parameter in self._parameters))
-        self._moving = open_reducer(
-            made,
-            group,
-            name,
-            [
-                TensorSpec(
-                    word,
-                    one.numel(),
-                    dtype_name(one),
-                    devices.index(one.device),
-                    layout_of(one),
-                    groups.get(id(one)),
-                    shape_of(one),
-                )
-                for word, one in named
-            ],
-            self,
-            options=options,
-            compute_threads=torch.get_num_threads(),
-            statistics=statistics,
-        )
 
-    def arrived(self, index: int) -> None:
-        """The gradient of this parameter is complete."""
-        self._moving.arrived(index)
+    def dense_gradient(self, index: int) -> torch.Tensor | None:
+        """The parameter's gradient; made dense in `parameter.grad` if it is sparse."""
+        parameter = self.parameters[index]
+        gradient = parameter.grad
+        if gradient is not None and gradient.is_sparse:
+            parameter.grad = gradient = gradient.to_dense()
+            self._sparse.add(index)
+        return gradient
 
-    def started(self, index: int) -> bool:
-        """Has this parameter's gradient been sent? It must not be written to before it is back."""
-        return self._moving.started(index)
-
-    @property
-    def under_way(self) -> bool:
-        """Has anything of the present reduction been sent?"""
-        return self._moving.under_way
-
-    def finish(self) -> None:
-        """Wait until every gradient is reduced; one that another rank had and this one had not appears here as well."""
-        self._moving.finish()
-        for index in self._sparse:  # an optimizer for sparse gradients takes no others
-            gradient = self._parameters[index].grad
-            self._parameters[index].grad = gradient.to_sparse(1) if gradient is not None else None
+    def restore_sparse(self) -> None:
+        """Make sparse again the gradients that were made dense: an optimizer for sparse gradients takes no others."""
+        for index in self._sparse:
+            gradient = self.parameters[index].grad
+            self.parameters[index].grad = gradient.to_sparse(1) if gradient is not None else None
         self._sparse.clear()
-
-    def drain_and_close(self) -> None:
-        """Close the plan while some ranks have joined; collective."""
-        self._close(self._moving.drain_and_close)
-
-    def close(self) -> None:
-        """Free the buckets; collective."""
-        self._close(self._moving.close)
-
-    def _close(self, close: Callable[[], None]) -> None:
-        self._forget()
-        close()
-        self._parameters = []  # the plan knows the engine's part and is known by it: both are long in going
 
     def on_plan(self, plan: Plan) -> None:
         """See GradientSource.on_plan."""
         self._plan = plan
-        self._forget()
-
-    def _forget(self) -> None:
         self._seen.clear()
         self._in_place.clear()
         self._pinned.close()
@@ -181,15 +123,15 @@ class TorchSource:
         unused, segments = set(), []
         in_place = self._in_place[bucket] = {}
         parts, sources, targets = seen.others, None, seen.views
-        if seen.tensors <= self._touched:
+        if seen.tensors <= self.written:
             sources = seen.gradients()
         if sources is None:
             parts, sources, targets = seen.parts, [], []
         elif parts:
             targets = targets.copy()
         for one in parts:
-            slot, parameter = one.slot, self._parameters[one.slot.tensor]
-            there = slot.tensor in self._touched
+            slot, parameter = one.slot, self.parameters[one.slot.tensor]
+            there = slot.tensor in self.written
             if not there:
                 unused.add(slot.tensor)
             if parameter.grad is None:
@@ -225,7 +167,7 @@ class TorchSource:
         elif parts:
             sources = sources.copy()
         for one in parts:
-            slot, parameter = one.slot, self._parameters[one.slot.tensor]
+            slot, parameter = one.slot, self.parameters[one.slot.tensor]
             if slot.tensor in globally_unused:
                 continue
             source = one.view
@@ -241,7 +183,7 @@ class TorchSource:
         _copy(targets, sources)
 
     def _device(self, bucket: int) -> torch.device:
-        return self._parameters[self._plan.buckets[bucket].slots[0].tensor].device
+        return self.parameters[self._plan.buckets[bucket].slots[0].tensor].device
 
     def _see(self, bucket: int, flat: torch.Tensor, owned: tuple[int, int]) -> _Seen:
         """The bucket's slots in `flat`, cut where `owned` begins and ends.
@@ -249,17 +191,17 @@ class TorchSource:
         Views have the parameter's shape, or are flat for a part of one.
         """
         parts = cut_slots(self._plan.buckets[bucket].slots, owned, flat.element_size())
-        return _Seen([_Part(part, self._view(flat, part.start, part), mine) for part, mine in parts], self._parameters)
+        return _Seen([_Part(part, self._view(flat, part.start, part), mine) for part, mine in parts], self.parameters)
 
     def _view(self, flat: torch.Tensor, start: int, slot: Slot) -> torch.Tensor:
-        if _is_whole(slot, self._parameters):
-            parameter = self._parameters[slot.tensor]
+        if _is_whole(slot, self.parameters):
+            parameter = self.parameters[slot.tensor]
             return flat.as_strided(parameter.shape, self._strides[slot.tensor], flat.storage_offset() + start)
         return flat[start : start + slot.stop - slot.start]
 
     def _flat(self, gradient: torch.Tensor, slot: Slot) -> torch.Tensor | None:
         """The part of a gradient as (n,), sharing memory, or None where its elements do not follow each other."""
-        if not _is_whole(slot, self._parameters):
+        if not _is_whole(slot, self.parameters):
             return gradient
         if gradient.stride() != self._strides[slot.tensor]:
             return None
@@ -267,14 +209,11 @@ class TorchSource:
 
     def _part(self, parameter: torch.nn.Parameter, slot: Slot) -> torch.Tensor:
         """The slot's elements of the parameter's gradient, sharing memory."""
-        gradient = parameter.grad
+        gradient = self.dense_gradient(slot.tensor)
         assert gradient is not None
-        if gradient.is_sparse:
-            parameter.grad = gradient = gradient.to_dense()
-            self._sparse.add(slot.tensor)
         if gradient.is_conj():  # its memory holds the conjugate
             parameter.grad = gradient = gradient.resolve_conj()
-        if _is_whole(slot, self._parameters):
+        if _is_whole(slot, self.parameters):
             return gradient
         strides = self._strides[slot.tensor]
         if gradient.stride() != strides:
@@ -282,6 +221,54 @@ class TorchSource:
             parameter.grad = gradient = like.copy_(gradient)
         count = slot.stop - slot.start
         return gradient.as_strided((count,), (1,), gradient.storage_offset() + slot.offset)
+
+
+class TorchValues:
+    """The GradientSource of the parameters themselves, which every rank uses; for strategies that change them.
+
+    parameters: in the order in which all ranks have them.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._parameters, self._plan = parameters, Plan((), ())
+
+    def on_plan(self, plan: Plan) -> None:
+        """See GradientSource.on_plan."""
+        self._plan = plan
+
+    @torch.no_grad()
+    def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
+        """See GradientSource.fill."""
+        host = as_tensor(memory)
+        for slot in self._plan.buckets[bucket].slots:
+            values = self._dense(self._parameters[slot.tensor])
+            host[slot.start : slot.stop].copy_(_flat_part(values, slot))
+        return Filled(frozenset())
+
+    @torch.no_grad()
+    def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
+        """See GradientSource.drain."""
+        host = as_tensor(memory)
+        for slot in self._plan.buckets[bucket].slots:
+            if slot.tensor not in globally_unused:
+                parameter = self._parameters[slot.tensor]
+                values = self._dense(parameter)
+                _flat_part(values, slot).copy_(host[slot.start : slot.stop])
+                if values.data_ptr() != parameter.data_ptr():
+                    parameter.copy_(values)
+
+    def _dense(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """The parameter, or a copy of it whose elements follow each other where the parameter's do not."""
+        strides = strides_of(parameter)
+        if parameter.stride() == strides:
+            return parameter.detach()
+        like = torch.empty_strided(parameter.shape, strides, dtype=parameter.dtype, device=parameter.device)
+        return like.copy_(parameter)
+
+
+def _flat_part(tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
+    """The slot's elements of a dense tensor, (n,), sharing memory."""
+    return tensor.as_strided((slot.stop - slot.start,), (1,), tensor.storage_offset() + slot.offset)
 
 
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

@@ -2,11 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
+from hvdkit.engine.objects import allgather_object
+from hvdkit.torch.layout import Named
 from hvdkit.torch.tensors import as_buffer, as_tensor
 from hvdkit.transport.api import Transport
 from hvdkit.transport.small_collectives import gather_ints
+
+
+class SparseGradients:
+    """The parameters of one optimizer whose gradients are sparse on some rank; the same on all ranks.
+
+    average: divide sums by the number of ranks. indices: of the parameters, in rising order.
+    """
+
+    def __init__(self, *, average: bool) -> None:
+        self._average = average
+        self.indices: list[int] = []
+
+    def agree(self, transport: Transport, named: Named) -> None:
+        """Find out which gradients are sparse on any rank, beside those that were so before; collective."""
+        gradients = [parameter.grad for _, parameter in named]
+        here = [index for index, gradient in enumerate(gradients) if gradient is not None and gradient.is_sparse]
+        self.indices = sorted(set().union(*allgather_object(transport, here)) | set(self.indices))
+
+    def reduce(self, transport: Transport, named: Named, written: Collection[int]) -> None:
+        """Add them up; collective. written: indices of the parameters whose gradients this rank has to give."""
+        for index in self.indices:
+            parameter = named[index][1]
+            gradient = parameter.grad if index in written else None
+            reduced = reduce_sparse(transport, gradient, parameter, average=self._average)
+            if reduced is not None:
+                parameter.grad = reduced
+
+    def contribute_nothing(self, transport: Transport, named: Named) -> None:
+        """The part in reduce() of a rank that has joined; it keeps its gradients. Collective."""
+        for index in self.indices:
+            reduce_sparse(transport, None, named[index][1], average=self._average)
 
 
 def reduce_sparse(

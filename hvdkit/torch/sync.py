@@ -1,4 +1,4 @@
-"""When the gradients of one optimizer are reduced: hooks, windows of backward passes, and what was missed."""
+"""When the strategy of one optimizer is called: hooks, accumulation windows, and gradients that hooks do not see."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -14,17 +15,15 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.groups import ProcessSet
 from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.engine.named.operation import Action
-from hvdkit.engine.objects import allgather_object
-from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.replicate import ReplicaCheck
-from hvdkit.engine.request import ReduceOptions, check_gradient
-from hvdkit.errors import BackwardInterruptedError, HorovodInternalError
+from hvdkit.engine.strategy import Parameters, Strategy
+from hvdkit.errors import HorovodInternalError
 from hvdkit.torch import autograd
 from hvdkit.torch.compiled import CompiledNotice
 from hvdkit.torch.layout import Named
-from hvdkit.torch.plans import Plan, open_plan
 from hvdkit.torch.replicas import checksums
-from hvdkit.torch.sparse import reduce_sparse
+from hvdkit.torch.source import TorchSource, TorchValues
+from hvdkit.torch.sparse import SparseGradients
 from hvdkit.torch.tensors import dtype_name
 from hvdkit.transport.api import Transport
 
@@ -32,73 +31,83 @@ _numbers = itertools.count()
 
 
 class GradientSync:
-    """Keeps the gradients of one optimizer's parameters equal on all ranks.
+    """Drives the strategy of one optimizer.
 
-    A window is `passes` backward passes. While the last one runs its gradients are reduced bucket by bucket, and they
-    are whole when `backward()` returns, so that clipping, unscaling and step() all see the reduced ones. What that
-    cannot see (a window cut short, a pass without any of the parameters, gradients set by hand) `synchronize` reduces.
+    An accumulation window is `passes` backward passes. While the last one runs the strategy is told which gradients are
+    complete, and its before_step() has returned when `backward()` does, so that clipping, unscaling and step() all see
+    the result. What hooks cannot see (a window cut short, a pass without any of the parameters, gradients set by hand)
+    synchronize() hands to the strategy. One that does not overlap backward is called by begin_step() instead.
+
+    groups: see number_groups. sparse: reduces sparse gradients, which the strategy then does not get; None to give them
+    to the strategy as dense ones.
     """
 
     def __init__(
         self,
         named: Named,
         process_set: ProcessSet,
+        strategy: Strategy,
         *,
-        options: ReduceOptions,
-        passes: int,
-        sparse_as_dense: bool,
-        groups: Mapping[int, int],
+        passes: int = 1,
+        groups: Mapping[int, int] | None = None,
+        sparse: SparseGradients | None = None,
     ) -> None:
         self.number = next(_numbers)  # the same on all ranks, as optimizers are wrapped in the same order
-        self.statistics = Statistics()
-        self._process_set = process_set
+        self.strategy = strategy
+        self._process_set, self._passes, self._sparse = process_set, passes, sparse
+        self._groups = groups if groups is not None else {}
         self.enter()
-        self._options, self._passes, self._sparse_as_dense = options, passes, sparse_as_dense
-        self._groups = groups
         self._named: list[tuple[str, torch.nn.Parameter]] = []
-        self._unhooked: list[int] = []  # parameters that were not trained when last looked at
+        self._frozen: list[int] = []  # parameters that were not trained when last looked at
         self._hooks: list[RemovableHandle] = []
         weakref.finalize(self, _remove, self._hooks).atexit = False
-        self._plan: Plan | None = None
-        self._place: dict[int, int] = {}  # parameter -> its index in the plan
-        self._sparse: list[int] = []  # parameters whose gradients are sparse on some rank
-        self._touched: set[int] = set()  # parameters that autograd has written to since the last reduction
-        self._touched_places: set[int] = set()  # the same as indices in the plan
-        self._arrived: set[int] = set()  # of those, the ones announced to the plan
-        self._reduced: set[int] = set()  # since the last step; a sum must not be taken twice
+        self._attached = False
+        self._source = TorchSource((), {})  # of the parameters that the strategy is attached to
+        self._position: dict[int, int] = {}  # parameter -> its index there
+        self._written: set[int] = set()  # parameters whose gradient was written since the last reduction
+        self._summed: set[int] = set()  # reduced since the last step, where the strategy is not repeatable
         self._tasks: set[int] = set()  # backward passes under way
         self._done_passes = 0
-        self._flushed = False  # since the last step
+        self._reduced = False  # a window since the last step
         self._notice = CompiledNotice()
         self.add(named)
 
     def enter(self) -> None:
-        """Take up the work among the ranks of the process set as it is now, after init()."""
+        """Join the ranks that the process set has now, after init()."""
         self._group = group = self._process_set.group("DistributedOptimizer()")
-        self._size = group.transport.size
-        self.name = f"optimizer.{group.engine.count('optimizer')}"  # on these ranks, and alike on all of them
+        self.name = f"optimizer.{group.engine.count('optimizer')}"  # among these ranks, and the same on all of them
         every = engine.runtime("DistributedOptimizer()").config.check_replicas
-        self._replicas = ReplicaCheck(group.engine, self.name, every)
-        for kind, method in (("plan", GradientSync._agree), ("sparse_gradients", GradientSync._look_on)):
+        self._replicas = ReplicaCheck(group.engine, self.name, every if self.strategy.equal_replicas else 0)
+        for kind, method in (("plan", GradientSync._attach), ("sparse_gradients", GradientSync._look_on)):
             group.engine.joining.contributions[f"{kind}.{self.name}"] = _weakly(weakref.ref(self), method)
 
-    def add(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
-        """Take in more parameters; the next reduction makes a new plan, on all ranks alike.
+    def add(self, named: Named) -> None:
+        """Take in more parameters; the strategy is attached to them before the next step, on all ranks alike.
 
-        Raises TypeError for one to be trained that no gradients can be summed of.
+        Raises TypeError for one to be trained that the strategy cannot train.
         """
-        check_parameters(named)
-        self._unhooked.extend(range(len(self._named), len(self._named) + len(named)))
+        self._check(named)
+        self._frozen.extend(range(len(self._named), len(self._named) + len(named)))
         self._named.extend(named)
         self._changed = True
         self._hook()
 
+    def _check(self, named: Named) -> None:
+        for name, parameter in named:
+            if parameter.requires_grad:
+                self.strategy.check(f"the parameter {name}", dtype_name(parameter))
+
+    def _unfrozen(self) -> list[int]:
+        """Parameters that are trained and have no hook yet."""
+        return [index for index in self._frozen if self._named[index][1].requires_grad]
+
     def _hook(self) -> list[int]:
         """Hook the parameters that are trained and have no hook yet; returns which."""
-        new = [index for index in self._unhooked if self._named[index][1].requires_grad]
-        for index in new:
-            self._hooks.append(self._named[index][1].register_post_accumulate_grad_hook(self._make_hook(index)))
-        self._unhooked = sorted({*self._unhooked}.difference(new))
+        new = self._unfrozen()
+        if self.strategy.overlaps_backward:
+            for index in new:
+                self._hooks.append(self._named[index][1].register_post_accumulate_grad_hook(self._make_hook(index)))
+        self._frozen = sorted({*self._frozen}.difference(new))
         return new
 
     def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
@@ -106,9 +115,9 @@ class GradientSync:
         held = weakref.ref(self)
 
         def on_gradient(parameter: torch.Tensor) -> None:
-            reducer = held()
-            if reducer is not None:
-                reducer._on_gradient(index)
+            sync = held()
+            if sync is not None:
+                sync._on_gradient(index)
 
         return on_gradient
 
@@ -116,156 +125,148 @@ class GradientSync:
         task = autograd.current_task()
         if task not in self._tasks:
             self._begin_task(task)
-        if index in self._reduced:
+        if index in self._summed:
             raise HorovodInternalError(
                 f"The gradient of {self._named[index][0]} was computed more than backward_passes_per_step="
                 f"{self._passes} times before step(); with op=Sum the first part would be counted "
-                f"{self._size} times. Raise backward_passes_per_step, or call step()."
+                f"{self._group.transport.size} times. Raise backward_passes_per_step, or call step()."
             )
-        self._touched.add(index)
-        place = self._place.get(index)
-        if place is not None:
-            self._touched_places.add(place)
+        self._written.add(index)
+        position = self._position.get(index)
+        if position is not None:
+            self._source.written.add(position)
             if self._done_passes + 1 >= self._passes:
-                self._announce(index, place)
+                self.strategy.arrived(position)
 
     def _begin_task(self, task: int) -> None:
         """Take note of a backward pass, once, although hooks of several devices may come here at the same time."""
         with autograd.first_of_pass:
             if task not in self._tasks:
                 self._tasks.add(task)
-                autograd.when_backward_ends(self, task)
+                autograd.when_backward_ends(task, self.number, functools.partial(self._backward_ended, task))
 
-    def _announce(self, index: int, place: int) -> None:
-        assert self._plan is not None
-        if index not in self._arrived:
-            self._arrived.add(index)
-            self._plan.arrived(place)
-        elif self._plan.started(place):
-            raise HorovodInternalError(
-                f"The gradient of {self._named[index][0]} was written again while it was being sent. If an earlier "
-                f"backward() failed and the exception was caught, let it end the job; if the parameter is used inside "
-                f"and outside of a re-entrant checkpoint, use torch.utils.checkpoint(..., use_reentrant=False)."
-            )
-
-    def backward_ended(self, task: int) -> bool:
-        """See autograd.Reducer."""
+    def _backward_ended(self, task: int) -> None:
         self._tasks.discard(task)
         if self._tasks:  # this was a checkpoint's pass inside the real one
-            return False
+            return
         self._done_passes += 1
-        return self._done_passes >= self._passes
+        if self._done_passes >= self._passes:
+            self._reduce_window()
 
     def set_passes(self, passes: int) -> None:
         """Windows are of so many backward passes from now on."""
         self._passes = passes
 
     def synchronize(self) -> None:
-        """Reduce what has not been reduced since the last step; collective unless nothing is left to do."""
+        """Reduce what has not been reduced since the last step; collective unless nothing is left to do.
+
+        Does nothing for a strategy that does not overlap backward.
+        """
+        if not self.strategy.overlaps_backward:
+            return
         self._check_interrupted()
-        unseen = not self._touched and not self._done_passes
-        if unseen and self._flushed:
+        unseen = not self._written and not self._done_passes
+        if unseen and self._reduced:
             return
         if unseen:  # set by hand, or nothing here while other ranks have gradients
-            for index, (_, parameter) in enumerate(self._named):
-                if parameter.grad is not None:
-                    self._touch(index)
-        self.flush()
+            self._find_gradients()
+        self._reduce_window()
 
-    def _touch(self, index: int) -> None:
-        self._touched.add(index)
-        if index in self._place:
-            self._touched_places.add(self._place[index])
+    def _find_gradients(self) -> None:
+        """All gradients that are there count as written."""
+        self._written = {index for index, (_, parameter) in enumerate(self._named) if parameter.grad is not None}
+        self._source.written = {self._position[index] for index in self._written if index in self._position}
 
-    def flush(self) -> None:
-        """See autograd.Reducer."""
-        unfrozen = [self._named[index] for index in self._unhooked if self._named[index][1].requires_grad]
-        check_parameters(unfrozen)
-        self._changed = self._changed or bool(unfrozen)
-        if self._changed:
-            self._make_plan()
-        if self._plan is not None:
-            self._plan.finish()
-        made = engine.runtime("a reduction of gradients")
-        if self._sparse:
-            collective_step(self._group.engine, "sparse_gradients", self._gather_sparse, name=self.name)
-        if not self._options.average:
-            self._reduced |= self._touched
-        self._notice.after_reduction(self.statistics, self._named, made.world.rank)
-        self._reset()
-        self._flushed = True
+    def _reduce_window(self) -> None:
+        """Have the strategy work on the gradients of the window; collective."""
+        self._attach_if_changed()
+        self._before_step()
+        if self._sparse is not None and self._sparse.indices:
+            collective_step(self._group.engine, "sparse_gradients", self._reduce_sparse, name=self.name)
+        if not self.strategy.repeatable:
+            self._summed |= self._written
+        rank = engine.runtime("a reduction of gradients").world.rank
+        self._notice.after_reduction(self.strategy.statistics, self._named, rank)
+        self._begin_window()
+        self._reduced = True
 
-    def _gather_sparse(self, transport: Transport, _: Sequence[int]) -> None:
-        for index in self._sparse:
-            parameter = self._named[index][1]
-            gradient = parameter.grad if index in self._touched else None
-            reduced = reduce_sparse(transport, gradient, parameter, average=self._options.average)
-            if reduced is not None:
-                parameter.grad = reduced
+    def _before_step(self) -> None:
+        self.strategy.before_step()
+        self._source.restore_sparse()
 
-    def _look_on(self, transport: Transport, _: Sequence[int]) -> None:
-        """This rank's part in gathering sparse gradients when it has joined: none."""
-        for index in self._sparse:
-            reduce_sparse(transport, None, self._named[index][1], average=self._options.average)
-
-    def _reset(self) -> None:
-        self._touched.clear()
-        self._touched_places.clear()
-        self._arrived.clear()
+    def _begin_window(self) -> None:
+        self._written.clear()
+        self._source.written.clear()
         self._done_passes = 0
 
-    def _make_plan(self) -> None:
-        """Agree with the other ranks on what is sparse and on the buckets; collective."""
-        if self._plan is not None:
-            self._plan.finish()  # part of it may be under way on some ranks, so all of them do it
-            self._touched = {index for index in self._touched if index not in self._place}
-        collective_step(self._group.engine, "plan", self._agree, name=self.name)
+    def _attach_if_changed(self) -> None:
+        """Attach the strategy where parameters were added or unfrozen, on all ranks alike; collective."""
+        unfrozen = self._unfrozen()
+        self._check([self._named[index] for index in unfrozen])
+        if not (self._changed or unfrozen):
+            return
+        if self._attached and self.strategy.overlaps_backward:
+            self._before_step()  # buckets may be under way on some ranks, so all of them finish
+            self._written.difference_update(self._position)
+        collective_step(self._group.engine, "plan", self._attach, name=self.name)
 
-    def _agree(self, transport: Transport, joined: Sequence[int]) -> None:
-        """Make the plan, also where this rank has joined, and is in zero rounds of the old one; collective."""
-        made = engine.runtime("a reduction of gradients")
-        old, self._plan = self._plan, None
-        if old is not None:
-            old.drain_and_close() if joined else old.close()
+    def _attach(self, transport: Transport, _: Sequence[int]) -> None:
+        """Agree on what is sparse and attach the strategy to the rest, also where this rank has joined; collective."""
         # What was unfrozen since the last reduction had no hook in this pass.
-        self._touched |= {index for index in self._hook() if self._named[index][1].grad is not None}
-        sparse = [index for index, (_, parameter) in enumerate(self._named) if self._is_sparse(parameter)]
-        self._sparse = sorted(set().union(*allgather_object(transport, sparse)) | set(self._sparse))
-        dense = [
-            index
-            for index, (_, parameter) in enumerate(self._named)
-            if parameter.requires_grad and index not in self._sparse
-        ]
-        self._place = {index: place for place, index in enumerate(dense)}
-        self._touched_places.clear()
-        self._touched_places |= {self._place[index] for index in self._touched if index in self._place}
-        if dense:
-            self._plan = open_plan(
-                made,
-                self._group,
-                self.name,
-                [self._named[index] for index in dense],
-                options=self._options,
-                touched=self._touched_places,
-                groups=self._groups,
-                statistics=self.statistics,
-            )
-        self._changed = False
+        self._written |= {index for index in self._hook() if self._named[index][1].grad is not None}
+        trained = [index for index, (_, parameter) in enumerate(self._named) if parameter.requires_grad]
+        if self._sparse is not None:
+            self._sparse.agree(transport, self._named)
+            trained = [index for index in trained if index not in self._sparse.indices]
+        self._position = {index: position for position, index in enumerate(trained)}
+        self._source = source = TorchSource([self._named[index] for index in trained], self._groups)
+        source.written |= {self._position[index] for index in self._written if index in self._position}
+        values = TorchValues(source.parameters)
+        parameters = Parameters(self.name, source.tensors, source, values, torch.get_num_threads())
+        self.strategy.attach(parameters, self._group)
+        self._attached, self._changed = True, False
 
-    def _is_sparse(self, parameter: torch.nn.Parameter) -> bool:
-        return not self._sparse_as_dense and parameter.grad is not None and parameter.grad.is_sparse
+    def _reduce_sparse(self, transport: Transport, _: Sequence[int]) -> None:
+        assert self._sparse is not None
+        self._sparse.reduce(transport, self._named, self._written)
+
+    def _look_on(self, transport: Transport, _: Sequence[int]) -> None:
+        """This rank's part in reducing sparse gradients when it has joined: none."""
+        assert self._sparse is not None
+        self._sparse.contribute_nothing(transport, self._named)
 
     def zeroed(self) -> None:
         """The user has thrown the gradients away, and with them what was accumulated and not yet reduced."""
         self._check_interrupted()
-        self._reset()
-        self._reduced.clear()
-        self._flushed = False
+        self._begin_window()
+        self._summed.clear()
+        self._reduced = False
 
-    def stepped(self) -> None:
-        """The optimizer has used the gradients."""
-        self._reduced.clear()
-        self._flushed = False
+    def begin_step(self, closure: Callable[[], Any] | None, *, skip: bool) -> Callable[[], Any] | None:
+        """The optimizer is about to step; collective. Returns what it is to call in place of its closure.
+
+        skip: take the gradients as they are.
+        """
+        if not self.strategy.overlaps_backward:
+            self._attach_if_changed()
+            self._find_gradients()
+            self._before_step()
+        elif closure is not None:
+            return functools.partial(self._evaluate, closure)
+        elif not skip:
+            self.synchronize()
+        return closure
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        loss = closure()
+        self.synchronize()
+        return loss
+
+    def end_step(self) -> None:
+        """The optimizer has stepped; collective where the strategy or a comparison of the replicas is."""
+        self._summed.clear()
+        self._reduced = False
+        self.strategy.after_step()
         self._replicas.stepped(lambda: checksums(self._named))
 
     def _check_interrupted(self) -> None:
@@ -274,39 +275,25 @@ class GradientSync:
         for task in self._tasks:
             autograd.forget(task)
         self._tasks.clear()
-        if self._plan is not None and self._plan.under_way:
-            raise BackwardInterruptedError(
-                "A backward pass ended with an exception on this rank after part of its gradients had been sent, and "
-                "the other ranks wait for the rest. Let the exception end the job, or find out before backward() (from "
-                "the loss, say) and on all ranks that a batch is to be skipped."
-            )
-        self._arrived.clear()
+        self.strategy.cancel()
 
     def close(self) -> None:
-        """Free the buckets; collective."""
-        if self._plan is not None:
-            self._plan.close()
-            self._plan = None
-            self._place.clear()
+        """Free what the strategy has allocated; collective."""
+        if self._attached:
+            self.strategy.detach()
+            self._attached = False
+            self._position.clear()
         self._changed = True
-
-
-def check_parameters(named: Sequence[tuple[str, torch.nn.Parameter]], *, adasum: bool = False) -> None:
-    """Raise TypeError for a parameter to be trained that no gradients, or with Adasum steps, can be summed of."""
-    horovod = engine.runtime("DistributedOptimizer()").horovod is not None
-    for name, parameter in named:
-        if parameter.requires_grad:
-            check_gradient(f"the parameter {name}", dtype_name(parameter), horovod=horovod, adasum=adasum)
 
 
 def _weakly(
     held: weakref.ref[GradientSync], method: Callable[[GradientSync, Transport, Sequence[int]], None]
 ) -> Callable[[], Action | None]:
-    """Gives the method of the reducer, as long as that is there."""
+    """Finds the method of an object, as long as that is there."""
 
     def find() -> Action | None:
-        reducer = held()
-        return None if reducer is None else functools.partial(method, reducer)
+        sync = held()
+        return None if sync is None else functools.partial(method, sync)
 
     return find
 

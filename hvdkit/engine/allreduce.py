@@ -1,0 +1,119 @@
+"""The strategy of data parallel training: gradients are reduced over all ranks before the optimizer uses them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from hvdkit.engine import runtime
+from hvdkit.engine.groups import Group
+from hvdkit.engine.planned.opening import open_reducer
+from hvdkit.engine.planned.plan import Plan
+from hvdkit.engine.planned.reducer import Statistics
+from hvdkit.engine.request import ReduceOptions
+from hvdkit.engine.strategy import Parameters, Strategy
+from hvdkit.errors import BackwardInterruptedError, HorovodInternalError
+
+
+class GradientReducer(Protocol):
+    """What reduces one list of gradients round after round; see BucketReducer."""
+
+    @property
+    def under_way(self) -> bool: ...  # noqa: D102
+    def arrived(self, tensor: int, /) -> None: ...  # noqa: D102
+    def started(self, tensor: int, /) -> bool: ...  # noqa: D102
+    def forget_arrivals(self) -> None: ...  # noqa: D102
+    def finish(self) -> None: ...  # noqa: D102
+    def drain_and_close(self) -> None: ...  # noqa: D102
+    def close(self) -> None: ...  # noqa: D102
+
+
+class AllReduce(Strategy):
+    """Gradients are averaged or summed, in buckets, while backward computes those of the layers before.
+
+    options: average or sum, and the dtype or coding between hosts. A parameter that no rank has a gradient of keeps
+    what it has; one that only other ranks have a gradient of gets theirs.
+    """
+
+    def __init__(self, options: ReduceOptions | None = None) -> None:
+        self.options = options if options is not None else ReduceOptions()
+        self.repeatable = self.options.average
+        self._statistics = Statistics()
+        self._parameters: Parameters | None = None
+        self._reducer: GradientReducer | None = None  # None also where there is no parameter
+        self._arrived: set[int] = set()  # since the last before_step()
+
+    @property
+    def statistics(self) -> Statistics:
+        """See Strategy.statistics."""
+        return self._statistics
+
+    def attach(self, parameters: Parameters, group: Group) -> None:
+        """See Strategy.attach."""
+        if self._reducer is not None:
+            self._release_memory()
+            self._reducer.drain_and_close()  # ranks that have joined may have begun a zero round
+            self._reducer = None
+        self._arrived.clear()
+        self._parameters = parameters
+        if parameters.tensors:
+            self._reducer = self._open(parameters, group)
+
+    def _open(self, parameters: Parameters, group: Group) -> GradientReducer:
+        """What reduces the gradients of these parameters, at least one; collective."""
+        return open_reducer(
+            runtime.runtime("a reduction of gradients"),
+            group,
+            parameters.name,
+            parameters.tensors,
+            parameters.gradients,
+            options=self.options,
+            compute_threads=parameters.compute_threads,
+            statistics=self._statistics,
+        )
+
+    def arrived(self, index: int) -> None:
+        """See Strategy.arrived; starts the buckets that are complete."""
+        reducer = self._reducer
+        assert reducer is not None
+        if index not in self._arrived:
+            self._arrived.add(index)
+            reducer.arrived(index)
+        elif reducer.started(index):
+            assert self._parameters is not None
+            raise HorovodInternalError(
+                f"The gradient of {self._parameters.tensors[index].name} was written again while it was being sent. If "
+                f"an earlier backward() failed and the exception was caught, let it end the job; if the parameter is "
+                f"used inside and outside of a re-entrant checkpoint, use torch.utils.checkpoint(..., "
+                f"use_reentrant=False)."
+            )
+
+    def cancel(self) -> None:
+        """See Strategy.cancel."""
+        if self._reducer is not None:
+            if self._reducer.under_way:
+                raise BackwardInterruptedError(
+                    "A backward pass ended with an exception on this rank after part of its gradients had been sent, "
+                    "and the other ranks wait for the rest. Let the exception end the job, or find out before "
+                    "backward() (from the loss, say) and on all ranks that a batch is to be skipped."
+                )
+            self._reducer.forget_arrivals()
+        self._arrived.clear()
+
+    def before_step(self) -> None:
+        """See Strategy.before_step. Raises RankLostError, with the parameters concerned, if a rank has ended."""
+        self._arrived.clear()
+        if self._reducer is not None:
+            self._reducer.finish()
+
+    def detach(self) -> None:
+        """See Strategy.detach."""
+        self._arrived.clear()
+        if self._reducer is not None:
+            self._release_memory()
+            self._reducer.close()
+            self._reducer = None
+
+    def _release_memory(self) -> None:
+        """Have the source let go of its views of the buckets: the memory stays mapped as long as there are any."""
+        if self._parameters is not None:
+            self._parameters.gradients.on_plan(Plan((), ()))

@@ -1,0 +1,161 @@
+"""The interface between a wrapped optimizer and what keeps its ranks together: averaged gradients, averaged steps, ...
+
+An adapter (GradientSync of each framework) drives one strategy. One step of the training is, on every rank,
+
+    attach                     before the first step, and again when parameters, ranks or the world change
+    arrived, arrived, ...      in the last backward pass of an accumulation window, as gradients become complete
+    before_step                all gradients of the window are there
+      the user clips or unscales gradients, then the inner optimizer steps
+    after_step
+
+Every rank makes the calls that are marked collective in the same order. Parameters are known by their index in
+`Parameters.tensors`; their numbers are read and written through a GradientSource, so a strategy that uses nothing else
+works with every framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdkit.engine import runtime
+from hvdkit.engine.groups import Group
+from hvdkit.engine.planned.plan import Bucket, Plan, Slot, TensorSpec
+from hvdkit.engine.planned.reducer import Statistics
+from hvdkit.engine.planned.source import GradientSource
+from hvdkit.engine.request import check_gradient
+from hvdkit.transport.buffer import make_buffer
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters that one optimizer trains, as a strategy sees them.
+
+    name: of the optimizer, the same on all ranks. tensors: name, number of elements, dtype, device, memory layout and
+    shape of each parameter, in one order on all ranks. gradients: copies their gradients into buckets and back.
+    values: the same for the parameters themselves. compute_threads: that this rank computes with; 0 for as many as it
+    has cores. A source has one plan at a time.
+    """
+
+    name: str
+    tensors: Sequence[TensorSpec]
+    gradients: GradientSource
+    values: GradientSource
+    compute_threads: int = 0
+
+
+class Strategy:
+    """What is done with the gradients and parameters of one optimizer, besides the optimizer's own step.
+
+    A subclass overrides the calls that it needs; here they do nothing. An object serves one optimizer.
+    """
+
+    #: Does it work on gradients while backward runs? Then arrived() is called, and before_step() at the end of a
+    #: window's last backward pass, so that clipping sees its result. Otherwise step() calls before_step(), immediately
+    #: before the inner optimizer steps, and the user's clipping sees the rank's own gradients.
+    overlaps_backward: bool = True
+    #: May before_step() come again, before a step, for gradients that it has worked on already? An average of
+    #: averages is the average; a sum of sums is not. Where False a second window before step() is an error.
+    repeatable: bool = True
+    #: Are the parameters of all ranks equal after each after_step()? Then HVDKIT_CHECK_REPLICAS compares them.
+    equal_replicas: bool = True
+
+    @property
+    def statistics(self) -> Statistics:
+        """How much was reduced, and how long that took."""
+        return Statistics()
+
+    def check(self, what: str, dtype: str) -> None:
+        """Raise TypeError for a parameter of this dtype, described by `what`, that the strategy cannot train.
+
+        Called when an optimizer is wrapped, and when parameters are added or unfrozen; not collective.
+        """
+        check_gradient(what, dtype, horovod=on_horovod())
+
+    def attach(self, parameters: Parameters, group: Group) -> None:
+        """Agree with the other ranks on the parameters and allocate what the strategy needs; collective.
+
+        Called before the first before_step(); between windows when parameters were added or unfrozen, with the old and
+        the new ones in `parameters`; and after shutdown() and init(), with the ranks that there are then. State that
+        belongs to a parameter is found again by its name. It runs as one operation of the engine, also on ranks that
+        have joined: it may use the collectives of group.transport, and must not wait for operations of group.engine.
+        Raises PlanMismatchError where the ranks' parameters differ.
+        """
+
+    def arrived(self, index: int) -> None:
+        """The gradient of this parameter is complete on this rank. Not collective.
+
+        Called inside backward, from the thread of the parameter's device, in any order, and only in the last pass of a
+        window; not for parameters without a gradient, nor for gradients that were set by hand or belong to a window
+        that step() has cut short. A second call says that the gradient was written again (a re-entrant checkpoint
+        inside of the pass): the strategy takes the new numbers or, if it has sent the old ones, raises
+        HorovodInternalError.
+        """
+
+    def cancel(self) -> None:
+        """A backward pass ended with an exception: the arrivals since the last before_step() are void. Not collective.
+
+        Raises BackwardInterruptedError if a part of the gradients has been sent, since the others wait for the rest.
+        """
+
+    def before_step(self) -> None:
+        """Make the gradients what the inner optimizer is to use; collective.
+
+        Comes once a window, also on a rank on which nothing has arrived, and more often only as `repeatable` says.
+        Where parameters were added it comes for the old ones, then attach(), then again for the new ones. Of gradients
+        that were not written since the last call GradientSource.fill says that this rank does not use them.
+        A rank that has joined does not call it: planned reductions and named operations go on without it.
+        """
+
+    def after_step(self) -> None:
+        """The inner optimizer has stepped; collective. Parameters may be changed here."""
+
+    def detach(self) -> None:
+        """Free what attach() has allocated; collective. attach() may follow. Other state is kept."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank must keep to go on from here after a restart: numbers, strings, arrays. Not collective.
+
+        The user saves it beside the optimizer's own state, on each rank.
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what state_dict() returned on this rank; before or after attach(). Not collective.
+
+        Raises ValueError for what another kind of strategy has written.
+        """
+        if state:
+            raise ValueError(f"{type(self).__name__} has no state, and was given {', '.join(map(str, state))}.")
+
+
+def on_horovod() -> bool:
+    """Is Horovod's core the engine? Raises NotInitializedError before init()."""
+    return runtime.runtime("DistributedOptimizer()").horovod is not None
+
+
+class HostCopies:
+    """All tensors of a source, each in host memory of its own, for strategies that compute with numpy.
+
+    buffers: one a tensor, (count,), in the order of `tensors`. Gives the source a plan of its own.
+    """
+
+    def __init__(self, tensors: Sequence[TensorSpec], source: GradientSource) -> None:
+        self._source = source
+        self.buffers = [make_buffer(tensor.count, tensor.dtype) for tensor in tensors]
+        buckets = [
+            Bucket(tensor.dtype, (Slot(index, 0, tensor.count),), tensor.count, frozenset({index}))
+            for index, tensor in enumerate(tensors)
+        ]
+        source.on_plan(Plan(tuple(tensors), tuple(buckets)))
+
+    def read(self) -> frozenset[int]:
+        """Copy all tensors into the buffers. Returns the indices of those that this rank does not use."""
+        unused = [self._source.fill(index, buffer, (0, 0)).locally_unused for index, buffer in enumerate(self.buffers)]
+        return frozenset().union(*unused)
+
+    def write(self, unused: Collection[int] = ()) -> None:
+        """Copy the buffers back, after read(). unused: indices of tensors that no rank uses; they are left alone."""
+        for index, buffer in enumerate(self.buffers):
+            self._source.drain(index, buffer, {index} & set(unused))
