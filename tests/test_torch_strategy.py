@@ -1,0 +1,297 @@
+"""DistributedOptimizer(strategy=...): strategies of a user train as they should, and are called as it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ranks import run_ranks
+from torch_world import Case, Weights, assert_alike, joined, train, train_here, weights
+
+import hvdkit.torch as hvd
+from hvdkit.engine.allreduce import AllReduce
+from hvdkit.engine.groups import Group
+from hvdkit.engine.named.submit import do, reduce_options
+from hvdkit.engine.strategy import HostCopies, Parameters, Strategy
+from hvdkit.transport.buffer import Buffer
+
+pytestmark = pytest.mark.ranks
+
+
+def _average(group: Group, name: str, buffer: Buffer) -> None:
+    options = reduce_options([buffer.dtype], hvd.Average, 1.0, 1.0, "a strategy")
+    do(group, "allreduce", name, [(buffer.dtype, (buffer.count,))], [buffer], options)
+
+
+class NamedAverage(Strategy):
+    """Gradients are averaged by a named operation each, when all of them are there."""
+
+    def attach(self, parameters: Parameters, group: Group) -> None:
+        """See Strategy.attach."""
+        self._parameters, self._group = parameters, group
+        self._copies = HostCopies(parameters.tensors, parameters.gradients)
+
+    def before_step(self) -> None:
+        """See Strategy.before_step."""
+        self._copies.read()
+        for tensor, buffer in zip(self._parameters.tensors, self._copies.buffers, strict=True):
+            _average(self._group, f"{self._parameters.name}.{tensor.name}", buffer)
+        self._copies.write()
+
+
+class LateAverage(NamedAverage):
+    """The same inside step()."""
+
+    overlaps_backward = False
+
+
+class PeriodicAverage(Strategy):
+    """Every rank steps by its own gradients; after every `every` steps the parameters are averaged (local SGD)."""
+
+    overlaps_backward = False
+    equal_replicas = False
+
+    def __init__(self, every: int) -> None:
+        self._every, self._steps = every, 0
+
+    def attach(self, parameters: Parameters, group: Group) -> None:
+        """See Strategy.attach."""
+        self._parameters, self._group = parameters, group
+        self._copies = HostCopies(parameters.tensors, parameters.values)
+
+    def after_step(self) -> None:
+        """See Strategy.after_step."""
+        self._steps += 1
+        if self._steps % self._every == 0:
+            self._copies.read()
+            for tensor, buffer in zip(self._parameters.tensors, self._copies.buffers, strict=True):
+                _average(self._group, f"{self._parameters.name}.{tensor.name}", buffer)
+            self._copies.write()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See Strategy.state_dict."""
+        return {"steps": self._steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See Strategy.load_state_dict."""
+        self._steps = state["steps"]
+
+
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    "named average": NamedAverage,
+    "in step()": LateAverage,
+    "AllReduce": AllReduce,
+}
+CASES = {
+    "SGD": Case("SGD"),
+    "AdamW, large": Case("AdamW", {"lr": 0.01}, hidden=9_001, steps=3),
+    "two passes": Case("SGD", steps=5, passes=2),
+    "two passes, set_to_none=False": Case("SGD", steps=5, passes=2, set_to_none=False),
+}
+
+
+def _train(case: Case, strategy: str) -> Weights:
+    with joined():
+        model, optimizer = case.make()
+        hvd.DistributedOptimizer(
+            optimizer,
+            model.named_parameters(),
+            backward_passes_per_step=case.passes,
+            strategy=STRATEGIES[strategy](),
+        )
+        return train(case, model, optimizer, rank=hvd.rank(), of=hvd.size(), size=hvd.size())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_strategy_of_ones_own_trains_as_one_process(strategy: str, size: int) -> None:
+    assert_alike(run_ranks(size, _train, CASES["SGD"], strategy), train_here(CASES["SGD"], size), 1e-10)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("case", [name for name in CASES if name != "SGD"])
+def test_large_gradients_and_windows(case: str, strategy: str) -> None:
+    assert_alike(run_ranks(2, _train, CASES[case], strategy), train_here(CASES[case], 2), 1e-10)
+
+
+LOCAL = Case("SGD", {"lr": 0.05}, steps=1)
+EVERY, STEPS = 3, 8
+
+
+def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: int) -> None:
+    inputs, targets = LOCAL.batch(step, 0, 2)
+    mine = slice(rank * LOCAL.rows, (rank + 1) * LOCAL.rows)
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(inputs[mine]), targets[mine]).backward()
+    optimizer.step()
+
+
+def _make(strategy: Strategy) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model, optimizer = LOCAL.make()
+    # Elements that do not follow each other row by row, and some that lie in a larger tensor.
+    first = model.get_parameter("0.weight")
+    first.data = first.data.t().contiguous().t()
+    last = model.get_parameter("2.bias")
+    last.data = torch.stack([last.data, last.data], dim=1)[:, 0]
+    hvd.DistributedOptimizer(optimizer, model.named_parameters(), strategy=strategy)
+    return model, optimizer
+
+
+def _train_locally(restart_after: int) -> Weights:
+    """One rank of local SGD; after some steps all goes on in a new optimizer with the saved state."""
+    with joined(check_replicas=2):
+        strategy = PeriodicAverage(EVERY)
+        model, optimizer = _make(strategy)
+        for step in range(STEPS):
+            if step == restart_after:
+                saved = model.state_dict(), strategy.state_dict()
+                strategy = PeriodicAverage(EVERY)
+                model, optimizer = _make(strategy)
+                model.load_state_dict(saved[0])
+                strategy.load_state_dict(saved[1])
+            _step(model, optimizer, step, hvd.rank())
+        return weights(model)
+
+
+def _simulate() -> list[Weights]:
+    pairs = [LOCAL.make() for _ in range(2)]
+    for step in range(STEPS):
+        for rank, (model, optimizer) in enumerate(pairs):
+            _step(model, optimizer, step, rank)
+        if (step + 1) % EVERY == 0:
+            with torch.no_grad():
+                for first, second in zip(pairs[0][0].parameters(), pairs[1][0].parameters(), strict=True):
+                    mean = (first + second) / 2
+                    first.copy_(mean)
+                    second.copy_(mean)
+    return [weights(model) for model, _ in pairs]
+
+
+@pytest.mark.parametrize("restart_after", [-1, 4])
+def test_parameters_averaged_now_and_then_also_after_a_restart(restart_after: int) -> None:
+    results, expected = run_ranks(2, _train_locally, restart_after), _simulate()
+    for rank in range(2):
+        for one, two in zip(results[rank], expected[rank], strict=True):
+            np.testing.assert_allclose(one, two, rtol=0, atol=1e-12)
+    assert any((one != two).any() for one, two in zip(*results, strict=True))  # two steps after the last average
+
+
+class Recorder(NamedAverage):
+    """Writes down how it is called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def attach(self, parameters: Parameters, group: Group) -> None:
+        """See Strategy.attach."""
+        self.calls.append("attach " + " ".join(tensor.name for tensor in parameters.tensors))
+        super().attach(parameters, group)
+
+    def arrived(self, index: int) -> None:
+        """See Strategy.arrived."""
+        self.calls.append(f"arrived {index}")
+
+    def before_step(self) -> None:
+        """See Strategy.before_step."""
+        self.calls.append("before")
+        super().before_step()
+
+    def after_step(self) -> None:
+        """See Strategy.after_step."""
+        self.calls.append("after")
+
+    def cancel(self) -> None:
+        """See Strategy.cancel."""
+        self.calls.append("cancel")
+
+    def detach(self) -> None:
+        """See Strategy.detach."""
+        self.calls.append("detach")
+
+
+def _record() -> list[list[str]]:
+    strategy, seen = Recorder(), []
+
+    def take() -> None:
+        seen.append(strategy.calls[:])
+        strategy.calls.clear()
+
+    model = torch.nn.Linear(2, 1)
+    with joined():
+        model.bias.requires_grad_(False)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), strategy=strategy
+        )
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            strategy.calls.append("backward has ended")
+            optimizer.step()
+            take()
+        model.bias.requires_grad_(True)
+        model(torch.ones(1, 2)).sum().backward()
+        take()
+        optimizer.step()
+        take()
+        optimizer.zero_grad()
+        inputs = 1 * torch.ones(1, 2, requires_grad=True)
+        inputs.register_hook(_fail)  # when the parameters' gradients are there
+        with pytest.raises(ArithmeticError):
+            model(inputs).sum().backward()
+        optimizer.zero_grad()
+        take()
+    take()
+    with joined():
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        take()
+    return seen
+
+
+def _fail(gradient: torch.Tensor) -> None:
+    raise ArithmeticError("as a user's hook does")
+
+
+def test_calls_come_in_the_order_of_the_interface() -> None:
+    results = run_ranks(2, _record)
+    assert results[0] == results[1]
+    first, second, unfrozen, step, interrupted, shutdown, anew = results[0]
+    assert first == ["attach weight", "before", "backward has ended", "after"]
+    assert second == ["arrived 0", "before", "backward has ended", "after"]
+    assert unfrozen == ["arrived 0", "before", "attach weight bias", "before"]
+    assert step == ["after"]
+    assert sorted(interrupted) == ["arrived 0", "arrived 1", "cancel"] and interrupted[-1] == "cancel"
+    assert shutdown == ["detach"]
+    assert anew == ["attach weight bias", "before", "after"]
+
+
+def _refused() -> None:
+    def wrap(**arguments: Any) -> Any:
+        return hvd.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], 0.1), **arguments)
+
+    with joined():
+        with pytest.raises(ValueError, match="op cannot be given with it"):
+            wrap(strategy=NamedAverage(), op=hvd.Adasum)
+        with pytest.raises(ValueError, match="gradient_predivide_factor, compression cannot"):
+            wrap(strategy=NamedAverage(), gradient_predivide_factor=2.0, compression=hvd.Compression.fp16)
+        with pytest.raises(TypeError, match="subclass of Strategy"):
+            wrap(strategy=NamedAverage)
+        strategy = NamedAverage()
+        optimizer = wrap(strategy=strategy)
+        with pytest.raises(ValueError, match="serves another optimizer"):
+            wrap(strategy=strategy)
+        with optimizer.skip_synchronize():
+            pass
+        late = wrap(strategy=LateAverage())
+        with pytest.raises(AssertionError, match="LateAverage"), late.skip_synchronize():
+            pass
+        with pytest.raises(ValueError, match="has no state"):
+            strategy.load_state_dict({"steps": 3})
+        strategy.load_state_dict(strategy.state_dict())
+
+
+def test_what_contradicts_a_strategy_is_refused() -> None:
+    run_ranks(1, _refused)
