@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from ranks import run_ranks
 from torch_world import joined
 
 import hvdkit.torch as hvd
+from hvdkit.errors import ReplicasDifferError
 
 pytestmark = pytest.mark.ranks
 
@@ -146,3 +148,57 @@ def _on_a_set() -> list[float]:
 def test_ranks_outside_of_the_set_step_alone() -> None:
     first, second, third = _on(3, _on_a_set)
     assert first == third != second
+
+
+def _with_more_parameters(simulated: bool) -> list[float]:
+    """A frozen layer is unfrozen, a group of parameters is added, and the world is made anew between the steps."""
+    torch.manual_seed(0)
+    models = [torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)).double()]
+    models.append(copy.deepcopy(models[0]))
+    optimizers = []
+    for model in models:
+        model[1].requires_grad_(False)
+        optimizers.append(torch.optim.SGD([*model[0].parameters(), *model[1].parameters()], 0.1))
+    mine = range(2) if simulated else [hvd.rank()]
+    if not simulated:
+        hvd.DistributedOptimizer(optimizers[hvd.rank()], op=hvd.Adasum)
+    for step in range(6):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            if step == 2:
+                model[1].requires_grad_(True)
+            if step == 4:
+                optimizer.add_param_group({"params": list(model[2].parameters())})
+        if step == 3 and not simulated:
+            hvd.shutdown()
+            hvd.init(check_replicas=2)
+        start = [parameter.detach().clone() for parameter in models[0].parameters()]
+        for rank in mine:
+            _own_step(models[rank], optimizers[rank], rank, step)
+        if simulated:
+            with torch.no_grad():
+                for first, second, before in zip(*(model.parameters() for model in models), start, strict=True):
+                    first.copy_(before + _adasum(first - before, second - before))
+                    second.copy_(first)
+    return [value for one in models[mine[0]].parameters() for value in one.detach().flatten().tolist()]
+
+
+def test_parameters_may_be_added_and_unfrozen_and_the_world_made_anew() -> None:
+    results, expected = _on(2, _with_more_parameters, False), _with_more_parameters(True)
+    assert results[0] == results[1]
+    np.testing.assert_allclose(results[0], expected, rtol=1e-10, atol=1e-12)
+
+
+def _differ() -> None:
+    hvd.shutdown()
+    hvd.init(check_replicas=2)
+    model = _make()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), op=hvd.Adasum)
+    _own_step(model, optimizer, hvd.rank(), 0)
+    with torch.no_grad():
+        next(model.parameters()).add_(hvd.rank())
+    with pytest.raises(ReplicasDifferError, match=r"group\.0\.0"):
+        _own_step(model, optimizer, hvd.rank(), 1)
+
+
+def test_replicas_are_compared() -> None:
+    _on(2, _differ)

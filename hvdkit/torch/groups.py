@@ -30,14 +30,16 @@ def number_groups(named: Sequence[tuple[str, torch.nn.Parameter]], groups: Any, 
         return {id(parameter): number for parameter, number in zip(trained, numbers, strict=False)}
     if not isinstance(groups, list) or not all(isinstance(group, (list, tuple)) for group in groups):
         raise ValueError(f"groups is {groups!r}; it must be a non-negative integer or a list of lists of parameters.")
-    found: dict[int, int] = {}
+    group_of: dict[int, int] = {}
     names = {id(parameter): name for name, parameter in named}
     for number, group in enumerate(groups):
         for parameter in group:
             if not isinstance(parameter, torch.Tensor):
                 raise ValueError(f"groups must hold parameters; group {number} holds {type(parameter).__name__}.")
-            if id(parameter) in found:
+            if id(parameter) in group_of:
                 name = names.get(id(parameter), f"a tensor of shape {list(parameter.shape)}")
-                raise ValueError(f"{name} is in group {found[id(parameter)]} and in group {number}; put it into one.")
-            found[id(parameter)] = number
-    return found
+                raise ValueError(
+                    f"{name} is in group {group_of[id(parameter)]} and in group {number}; put it into one."
+                )
+            group_of[id(parameter)] = number
+    return group_of

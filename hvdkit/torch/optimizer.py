@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +24,7 @@ from hvdkit.torch.adasum_steps import AdasumSteps
 from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.direct_gradients import TorchAllReduce
 from hvdkit.torch.groups import number_groups
+from hvdkit.torch.layout import Named
 from hvdkit.torch.plain_copies import PlainCopies, change_class, is_wrapped
 from hvdkit.torch.sparse import SparseGradients
 from hvdkit.torch.sync import GradientSync
@@ -93,9 +95,7 @@ class _Distributed(PlainCopies):
         """The optimizer's own; all ranks add the same parameters, before the same step."""
         super().add_param_group(param_group)  # type: ignore[misc]
         if self._hvdkit is not None:
-            groups = self.param_groups  # type: ignore[attr-defined]
-            at = len(groups) - 1
-            self._hvdkit.add([(f"group.{at}.{i}", one) for i, one in enumerate(groups[at]["params"])])
+            self._hvdkit.add(_number_parameters(self.param_groups)[-1])  # type: ignore[attr-defined]
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Reduce after so many backward passes from the next window on, as Horovod's; every rank says the same.
@@ -112,40 +112,43 @@ class _Distributed(PlainCopies):
         return Statistics() if self._hvdkit is None else self._hvdkit.strategy.statistics
 
 
-def name_parameters(optimizer: torch.optim.Optimizer, named_parameters: NamedParameters | None) -> list[Any]:
+def name_parameters(optimizer: torch.optim.Optimizer, named_parameters: NamedParameters | None) -> Named:
     """(name, parameter) for each parameter of the optimizer, in the order of the model where that is known.
 
     Raises ValueError if named_parameters is no sequence of pairs, repeats a name, or misses a parameter.
     """
-    owned = [
-        (f"group.{at}.{i}", one)
-        for at, group in enumerate(optimizer.param_groups)
-        for i, one in enumerate(group["params"])
-    ]
-    given = list(named_parameters) if named_parameters is not None else []
-    if not given:
-        return owned
-    if any(not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str) for pair in given):
+    numbered = [pair for group in _number_parameters(optimizer.param_groups) for pair in group]
+    pairs = list(named_parameters) if named_parameters is not None else []
+    if not pairs:
+        return numbered
+    if any(not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str) for pair in pairs):
         raise ValueError(
             f"named_parameters must be (name, parameter) pairs as model.named_parameters() gives them; "
-            f"it holds {type(given[0]).__name__}."
+            f"it holds {type(pairs[0]).__name__}."
         )
-    names = [name for name, _ in given]
-    repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    repeated = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
     if repeated:
         raise ValueError(
             f"named_parameters repeats {', '.join(repeated)}. Give the parameters of several models distinct names, "
             f"e.g. (f'encoder.{{name}}', parameter)."
         )
-    known = {id(parameter) for _, parameter in given}
-    missing = [name for name, parameter in owned if id(parameter) not in known]
+    ids = {id(parameter) for _, parameter in pairs}
+    missing = [name for name, parameter in numbered if id(parameter) not in ids]
     if missing:
         raise ValueError(
-            f"named_parameters leaves out {len(missing)} of the optimizer's {len(owned)} parameters ({missing[0]} is "
-            f"the first). Pass the named_parameters() of every model that the optimizer trains, or leave it out."
+            f"named_parameters leaves out {len(missing)} of the optimizer's {len(numbered)} parameters ({missing[0]} "
+            f"is the first). Pass the named_parameters() of every model that the optimizer trains, or leave it out."
         )
-    mine = {id(parameter) for _, parameter in owned}
-    return [(name, parameter) for name, parameter in given if id(parameter) in mine]
+    trained = {id(parameter) for _, parameter in numbered}
+    return [(name, parameter) for name, parameter in pairs if id(parameter) in trained]
+
+
+def _number_parameters(param_groups: Sequence[Mapping[str, Any]]) -> list[list[tuple[str, torch.nn.Parameter]]]:
+    """(name, parameter) for each parameter of each group; the name says where it is."""
+    return [
+        [(f"group.{at}.{index}", parameter) for index, parameter in enumerate(group["params"])]
+        for at, group in enumerate(param_groups)
+    ]
 
 
 def DistributedOptimizer(
@@ -197,14 +200,14 @@ def DistributedOptimizer(
     step() raise PlanMismatchError if the ranks hold different parameters, RankLostError if a rank has died.
     """
     named = name_parameters(optimizer, named_parameters)
-    made = engine.runtime("DistributedOptimizer()")
+    runtime = engine.runtime("DistributedOptimizer()")
     if is_wrapped(optimizer):
         raise ValueError("This optimizer is a DistributedOptimizer already; wrap it once.")
     if strategy is None:
         strategy = _choose_strategy(op, gradient_predivide_factor, compression, process_set)
         # A process set of one rank stays so, but for elastic jobs; its optimizer is left to itself.
         alone = process_set.included() and process_set.size() == 1
-        alone = alone and (op is Adasum or (made.horovod is None and not made.config.elastic))
+        alone = alone and (op is Adasum or (runtime.horovod is None and not runtime.config.elastic))
     else:
         _check_strategy(strategy, op, gradient_predivide_factor, compression)
         alone = False
@@ -212,14 +215,14 @@ def DistributedOptimizer(
         strategy.options.check_names([name for name, _ in named])
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}; it must be 1 or more.")
-    numbers = number_groups(named, groups, num_groups)
+    group_numbers = number_groups(named, groups, num_groups)
     sync = None
     if process_set.included() and not alone:
         sparse = None
         if isinstance(strategy, AllReduce) and not sparse_as_dense:
             sparse = SparseGradients(average=strategy.options.average)
         sync = GradientSync(
-            named, process_set, strategy, passes=backward_passes_per_step, groups=numbers, sparse=sparse
+            named, process_set, strategy, passes=backward_passes_per_step, groups=group_numbers, sparse=sparse
         )
         _syncs.add(sync)
     state = {"_hvdkit": sync, "_hvdkit_skip": False, "_hvdkit_synchronized": False}
@@ -258,21 +261,21 @@ def _wrap(
     names: Mapping[torch.nn.Parameter, str],
     attributes: Mapping[str, Any],
 ) -> None:
-    patched = optimizer.__dict__.pop("step", None)
+    step = optimizer.__dict__.pop("step", None)
     change_class(optimizer, _Distributed, names, attributes)
-    if hasattr(patched, "_wrapped_by_lr_sched"):
-        optimizer.step = _seen_by_scheduler(optimizer)  # type: ignore[method-assign]
+    if hasattr(step, "_wrapped_by_lr_sched"):
+        optimizer.step = _make_step_for_scheduler(optimizer)  # type: ignore[method-assign]
 
 
-def _seen_by_scheduler(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+def _make_step_for_scheduler(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
     # A scheduler made before the wrapping had put its own step() over the class's, to know whether step() was called.
     held = weakref.ref(optimizer)
 
     def step(*args: Any, **kwargs: Any) -> Any:
-        one = held()
-        assert one is not None
-        one._opt_called = True  # type: ignore[attr-defined]
-        return type(one).step(one, *args, **kwargs)
+        wrapped = held()
+        assert wrapped is not None
+        wrapped._opt_called = True  # type: ignore[attr-defined]
+        return type(wrapped).step(wrapped, *args, **kwargs)
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     return step
