@@ -15,7 +15,8 @@ import hvdkit.torch as hvd
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.groups import Group
 from hvdkit.engine.named.submit import do, reduce_options
-from hvdkit.engine.strategy import HostCopies, Parameters, Strategy
+from hvdkit.engine.planned.source import HostCopies
+from hvdkit.engine.strategy import Parameters, Strategy
 from hvdkit.transport.buffer import Buffer
 
 pytestmark = pytest.mark.ranks

@@ -15,17 +15,16 @@ works with every framework.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hvdkit.engine import runtime
 from hvdkit.engine.groups import Group
-from hvdkit.engine.planned.plan import Bucket, Plan, Slot, TensorSpec
+from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.planned.source import GradientSource
 from hvdkit.engine.request import check_gradient
-from hvdkit.transport.buffer import make_buffer
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,8 @@ class Strategy:
 
     #: Does it work on gradients while backward runs? Then arrived() is called, and before_step() at the end of a
     #: window's last backward pass, so that clipping sees its result. Otherwise step() calls before_step(), immediately
-    #: before the inner optimizer steps, and the user's clipping sees the rank's own gradients.
+    #: before the inner optimizer steps; clipping sees the rank's own gradients then, and GradScaler, which may skip the
+    #: step of one rank, does not go with the strategy.
     overlaps_backward: bool = True
     #: May before_step() come again, before a step, for gradients that it has worked on already? An average of
     #: averages is the average; a sum of sums is not. Where False a second window before step() is an error.
@@ -133,29 +133,3 @@ class Strategy:
 def on_horovod() -> bool:
     """Is Horovod's core the engine? Raises NotInitializedError before init()."""
     return runtime.runtime("DistributedOptimizer()").horovod is not None
-
-
-class HostCopies:
-    """All tensors of a source, each in host memory of its own, for strategies that compute with numpy.
-
-    buffers: one a tensor, (count,), in the order of `tensors`. Gives the source a plan of its own.
-    """
-
-    def __init__(self, tensors: Sequence[TensorSpec], source: GradientSource) -> None:
-        self._source = source
-        self.buffers = [make_buffer(tensor.count, tensor.dtype) for tensor in tensors]
-        buckets = [
-            Bucket(tensor.dtype, (Slot(index, 0, tensor.count),), tensor.count, frozenset({index}))
-            for index, tensor in enumerate(tensors)
-        ]
-        source.on_plan(Plan(tuple(tensors), tuple(buckets)))
-
-    def read(self) -> frozenset[int]:
-        """Copy all tensors into the buffers. Returns the indices of those that this rank does not use."""
-        unused = [self._source.fill(index, buffer, (0, 0)).locally_unused for index, buffer in enumerate(self.buffers)]
-        return frozenset().union(*unused)
-
-    def write(self, unused: Collection[int] = ()) -> None:
-        """Copy the buffers back, after read(). unused: indices of tensors that no rank uses; they are left alone."""
-        for index, buffer in enumerate(self.buffers):
-            self._source.drain(index, buffer, {index} & set(unused))

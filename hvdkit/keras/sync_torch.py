@@ -9,11 +9,10 @@ import torch
 
 from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.engine.reduce_op import Average
-from hvdkit.engine.strategy import Parameters
 from hvdkit.keras.settings import Settings, name_variables
-from hvdkit.torch.direct_gradients import TorchAllReduce
-from hvdkit.torch.source import TorchSource, TorchValues
+from hvdkit.torch.source import TorchSource
 from hvdkit.torch.sparse import SparseGradients
+from hvdkit.torch.strategies import TorchAllReduce
 from hvdkit.torch.sync import GradientSync
 from hvdkit.transport.api import Transport
 
@@ -96,11 +95,9 @@ class _GivenGradients:
         self._strategy = TorchAllReduce(settings.options)
         group = settings.group
         name = f"given.{group.engine.count('given')}"
-        values = TorchValues(parameters)
 
         def attach(_: Transport, __: Sequence[int]) -> None:
-            described = Parameters(name, source.tensors, source, values, torch.get_num_threads())
-            self._strategy.attach(described, group)
+            self._strategy.attach(source.describe(name), group)
 
         collective_step(group.engine, "plan", attach, name=name)
 

@@ -1,4 +1,4 @@
-"""The allreduce of torch's gradients. Horovod's core reduces them one by one where they are, with NCCL also on a GPU.
+"""Gradients that Horovod's core reduces one by one where they are, on the CPU or (with NCCL) on a GPU.
 
 Horovod fuses them itself, so there are no buckets here; what a step costs beyond Horovod's own is one more small
 tensor, which tells who had which gradient.
@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hvdkit.engine import runtime
-from hvdkit.engine.allreduce import AllReduce, GradientReducer
 from hvdkit.engine.groups import Group
 from hvdkit.engine.horovod.binding import Binding, Pending
 from hvdkit.engine.horovod.gradients import agree_on, gradient_move, narrow_wire
@@ -39,21 +37,8 @@ class _Sent:
     pending: Pending
 
 
-class TorchAllReduce(AllReduce):
-    """AllReduce of torch's gradients: Horovod's core, where it is the engine of torch, takes them without buckets.
-
-    Where that was opened for another framework its allreduces take buckets in the host's memory.
-    """
-
-    def _open(self, parameters: Parameters, group: Group) -> GradientReducer:
-        binding = runtime.runtime("a reduction of gradients").horovod
-        if binding is None or binding.framework != "torch":
-            return super()._open(parameters, group)
-        return DirectGradients(binding, group, parameters, self.options, self.statistics)
-
-
 class DirectGradients:
-    """The reducer of gradients on Horovod's core; see BucketReducer for the calls.
+    """The GradientReducer of Horovod's core; see BucketReducer for the calls.
 
     Opened by all ranks together; raises PlanMismatchError where their parameters differ, TypeError for a dtype that
     Horovod's core does not add.

@@ -14,19 +14,17 @@ import torch
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.allreduce import AllReduce
-from hvdkit.engine.compression import Coded, wire_of
+from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
-from hvdkit.engine.request import gradient_options
 from hvdkit.engine.strategy import Strategy
-from hvdkit.torch.adasum_steps import AdasumSteps
 from hvdkit.torch.compression import Compression, Compressor
-from hvdkit.torch.direct_gradients import TorchAllReduce
 from hvdkit.torch.groups import number_groups
 from hvdkit.torch.layout import Named
 from hvdkit.torch.plain_copies import PlainCopies, change_class, is_wrapped
 from hvdkit.torch.sparse import SparseGradients
+from hvdkit.torch.strategies import choose_strategy, refuse_contradictions
 from hvdkit.torch.sync import GradientSync
 
 NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
@@ -204,12 +202,14 @@ def DistributedOptimizer(
     if is_wrapped(optimizer):
         raise ValueError("This optimizer is a DistributedOptimizer already; wrap it once.")
     if strategy is None:
-        strategy = _choose_strategy(op, gradient_predivide_factor, compression, process_set)
+        strategy = choose_strategy(op, gradient_predivide_factor, compression, process_set)
         # A process set of one rank stays so, but for elastic jobs; its optimizer is left to itself.
         alone = process_set.included() and process_set.size() == 1
         alone = alone and (op is Adasum or (runtime.horovod is None and not runtime.config.elastic))
     else:
-        _check_strategy(strategy, op, gradient_predivide_factor, compression)
+        refuse_contradictions(strategy, op, gradient_predivide_factor, compression)
+        if any(sync.strategy is strategy for sync in _syncs):
+            raise ValueError(f"This {type(strategy).__name__} serves another optimizer; make one for each.")
         alone = False
     if isinstance(strategy, AllReduce):
         strategy.options.check_names([name for name, _ in named])
@@ -228,32 +228,6 @@ def DistributedOptimizer(
     state = {"_hvdkit": sync, "_hvdkit_skip": False, "_hvdkit_synchronized": False}
     _wrap(optimizer, {parameter: name for name, parameter in named}, state)
     return optimizer
-
-
-def _choose_strategy(op: ReduceOp, predivide: float, compression: Any, process_set: ProcessSet) -> Strategy:
-    if op is Adasum and predivide == 1.0:
-        wire_of(compression)
-        return AdasumSteps(compression, process_set)
-    return TorchAllReduce(gradient_options(op, predivide, compression))
-
-
-def _check_strategy(strategy: Strategy, op: ReduceOp, predivide: float, compression: Any) -> None:
-    """Raise TypeError or ValueError for a strategy that cannot be used, or not with the other arguments."""
-    if not isinstance(strategy, Strategy):
-        raise TypeError(f"strategy is {strategy!r}; it must be an object of a subclass of Strategy.")
-    others = {
-        "op": op is not Average,
-        "gradient_predivide_factor": predivide != 1.0,
-        "compression": compression is not Compression.none,
-    }
-    given = [name for name, is_given in others.items() if is_given]
-    if given:
-        raise ValueError(
-            f"strategy={type(strategy).__name__} says itself what is done with gradients; {', '.join(given)} cannot be "
-            f"given with it. Leave one of them out."
-        )
-    if any(sync.strategy is strategy for sync in _syncs):
-        raise ValueError(f"This {type(strategy).__name__} serves another optimizer; make one for each.")
 
 
 def _wrap(

@@ -9,6 +9,7 @@ import torch
 
 from hvdkit.engine.planned.plan import Plan, Slot, cut_slots
 from hvdkit.engine.planned.source import Filled
+from hvdkit.engine.strategy import Parameters
 from hvdkit.torch import staging
 from hvdkit.torch.layout import Named, describe_parameters, strides_of
 from hvdkit.torch.tensors import as_buffer, as_tensor
@@ -97,6 +98,10 @@ class TorchSource:
             gradient = self.parameters[index].grad
             self.parameters[index].grad = gradient.to_sparse(1) if gradient is not None else None
         self._sparse.clear()
+
+    def describe(self, name: str) -> Parameters:
+        """The parameters as a strategy sees them. name: of their optimizer, the same on all ranks."""
+        return Parameters(name, self.tensors, self, TorchValues(self.parameters), torch.get_num_threads())
 
     def on_plan(self, plan: Plan) -> None:
         """See GradientSource.on_plan."""

@@ -16,13 +16,13 @@ from hvdkit.engine.groups import ProcessSet
 from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.engine.named.operation import Action
 from hvdkit.engine.replicate import ReplicaCheck
-from hvdkit.engine.strategy import Parameters, Strategy
+from hvdkit.engine.strategy import Strategy
 from hvdkit.errors import HorovodInternalError
 from hvdkit.torch import autograd
 from hvdkit.torch.compiled import CompiledNotice
 from hvdkit.torch.layout import Named
 from hvdkit.torch.replicas import checksums
-from hvdkit.torch.source import TorchSource, TorchValues
+from hvdkit.torch.source import TorchSource
 from hvdkit.torch.sparse import SparseGradients
 from hvdkit.torch.tensors import dtype_name
 from hvdkit.transport.api import Transport
@@ -221,9 +221,7 @@ class GradientSync:
         self._position = {index: position for position, index in enumerate(trained)}
         self._source = source = TorchSource([self._named[index] for index in trained], self._groups)
         source.written |= {self._position[index] for index in self._written if index in self._position}
-        values = TorchValues(source.parameters)
-        parameters = Parameters(self.name, source.tensors, source, values, torch.get_num_threads())
-        self.strategy.attach(parameters, self._group)
+        self.strategy.attach(source.describe(self.name), self._group)
         self._attached, self._changed = True, False
 
     def _reduce_sparse(self, transport: Transport, _: Sequence[int]) -> None:

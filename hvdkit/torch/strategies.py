@@ -1,21 +1,41 @@
-"""The strategy of op=Adasum: each rank takes its own step, and the steps are combined, not the gradients."""
+"""What DistributedOptimizer does with gradients or steps, as its arguments say: strategies of torch's tensors."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from hvdkit.engine import runtime
+from hvdkit.engine.allreduce import AllReduce, GradientReducer
+from hvdkit.engine.compression import wire_of
 from hvdkit.engine.groups import Group, ProcessSet
-from hvdkit.engine.reduce_op import Adasum
-from hvdkit.engine.request import check_gradient
+from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
+from hvdkit.engine.request import check_gradient, gradient_options
 from hvdkit.engine.strategy import Parameters, Strategy, on_horovod
 from hvdkit.torch.asynchronous import grouped_allreduce_async_
-from hvdkit.torch.compression import Compressor
+from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.handles import synchronize
 from hvdkit.torch.source import TorchSource
 
 
+class TorchAllReduce(AllReduce):
+    """AllReduce of torch's gradients: where Horovod's core is the engine of torch, it takes them without buckets.
+
+    Where that was opened for another framework, its allreduces take buckets in the host's memory.
+    """
+
+    def _open(self, parameters: Parameters, group: Group) -> GradientReducer:
+        binding = runtime.runtime("a reduction of gradients").horovod
+        if binding is None or binding.framework != "torch":
+            return super()._open(parameters, group)
+        from hvdkit.torch.direct_gradients import DirectGradients
+
+        return DirectGradients(binding, group, parameters, self.options, self.statistics)
+
+
 class AdasumSteps(Strategy):
-    """Every rank steps by its own gradients; all go on from where the Adasum of the ranks' steps leads.
+    """op=Adasum: every rank steps by its own gradients; all go on from where the Adasum of the ranks' steps leads.
 
     Source: S. Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020.
 
@@ -66,3 +86,28 @@ class AdasumSteps(Strategy):
     def detach(self) -> None:
         """See Strategy.detach."""
         self._parameters = []
+
+
+def choose_strategy(op: ReduceOp, predivide: float, compression: Any, process_set: ProcessSet) -> Strategy:
+    """What the arguments of DistributedOptimizer ask for. Raises ValueError or TypeError as gradient_options does."""
+    if op is Adasum and predivide == 1.0:
+        wire_of(compression)
+        return AdasumSteps(compression, process_set)
+    return TorchAllReduce(gradient_options(op, predivide, compression))
+
+
+def refuse_contradictions(strategy: Strategy, op: ReduceOp, predivide: float, compression: Any) -> None:
+    """Raise TypeError or ValueError for a strategy that cannot be used, or not with the other arguments."""
+    if not isinstance(strategy, Strategy):
+        raise TypeError(f"strategy is {strategy!r}; it must be an object of a subclass of Strategy.")
+    others = {
+        "op": op is not Average,
+        "gradient_predivide_factor": predivide != 1.0,
+        "compression": compression is not Compression.none,
+    }
+    given = [name for name, is_given in others.items() if is_given]
+    if given:
+        raise ValueError(
+            f"strategy={type(strategy).__name__} says itself what is done with gradients; {', '.join(given)} cannot be "
+            f"given with it. Leave one of them out."
+        )
