@@ -544,6 +544,37 @@ def test_a_backward_pass_that_fails_before_anything_was_sent_can_be_caught() -> 
     assert _on(2, _interrupted, False) == ["went on"] * 2
 
 
+def _fails_within_a_bucket() -> None:
+    model = _model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.0), model.named_parameters())
+
+    def run(seed: int, hook: Callable[[torch.Tensor], None] | None = None) -> None:
+        hidden = model[0](_inputs(seed))
+        if hook is not None:
+            hidden.register_hook(hook)
+        model[2](model[1](hidden)).square().mean().backward()
+
+    run(hvd.rank())
+    optimizer.step()
+    optimizer.zero_grad()
+    with pytest.raises(RuntimeError, match="planted"):
+        run(hvd.rank(), _raise)  # gradients of the last two layers have arrived
+    optimizer.zero_grad()
+    run(hvd.rank())
+    reduced = _gradients(model)
+    model.zero_grad()
+    plain = copy.deepcopy(model)
+    for rank in range(hvd.size()):
+        (plain[2](plain[1](plain[0](_inputs(rank)))).square().mean() / hvd.size()).backward()
+    for found, expected in zip(reduced, _gradients(plain), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.native("Horovod's core sends each gradient as it arrives")
+def test_what_arrived_in_a_backward_pass_that_failed_does_not_count_in_the_next() -> None:
+    _on(2, _fails_within_a_bucket, fusion_bytes=2**20)
+
+
 def test_a_backward_pass_that_fails_half_way_is_told() -> None:
     assert run_ranks(2, _joined_no_shutdown, _interrupted, True, fresh=True) == ["told"] * 2
 

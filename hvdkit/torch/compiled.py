@@ -1,4 +1,4 @@
-"""A word, said once, about what torch.compile costs in overlap."""
+"""A notice, given once, of what torch.compile costs in overlap."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.log import logger
 from hvdkit.torch.layout import Named
 
-_AFTER = 5  # reductions, so that there is something to say
+_AFTER = 5  # reductions, for a mean of their exposed time
 
 
 class CompiledNotice:
-    """Says once, on rank 0, that gradients of a compiled module all arrive at the end of its backward."""
+    """Logs once, on rank 0, that gradients of a compiled module all arrive at the end of its backward."""
 
     def __init__(self) -> None:
-        self._said = False
+        self._logged = False
 
     def after_reduction(self, statistics: Statistics, named: Named, rank: int) -> None:
-        """Look whether there is reason to say it. named: the parameters, by name."""
-        if self._said or statistics.generations < _AFTER:
+        """Log it if the module is compiled. named: the parameters, by name."""
+        if self._logged or statistics.generations < _AFTER:
             return
-        self._said = True
+        self._logged = True
         if rank == 0 and (any("_orig_mod." in name for name, _ in named) or _backward_compiled()):
             logger.warning(
                 "torch.compile: a compiled module hands over all its gradients at the end of its backward, so their "
