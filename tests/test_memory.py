@@ -37,8 +37,14 @@ def _held() -> dict[str, int]:
         "open files": len(os.listdir("/proc/self/fd")),
         "mappings of shared memory": sum("/hvdkit-" in line for line in maps),
         "files of shared memory": sum(f"hvdkit-{os.getpid()}-" in name for name in os.listdir("/dev/shm")),
-        "threads": len(os.listdir("/proc/self/task")),
+        "threads": min(map(_count_threads, range(20))),
     }
+
+
+def _count_threads(_: int) -> int:
+    """How many the system has; one that has been joined is there for a moment longer."""
+    time.sleep(0.005)
+    return len(os.listdir("/proc/self/task"))
 
 
 def _layers(count: int, width: int) -> nn.Sequential:
