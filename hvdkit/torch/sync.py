@@ -218,10 +218,12 @@ class GradientSync:
         if self._sparse is not None:
             self._sparse.agree(transport, self._named)
             trained = [index for index in trained if index not in self._sparse.indices]
-        self._position = {index: position for position, index in enumerate(trained)}
-        self._source = source = TorchSource([self._named[index] for index in trained], self._groups)
-        source.written |= {self._position[index] for index in self._written if index in self._position}
+        positions = {index: position for position, index in enumerate(trained)}
+        source = TorchSource([self._named[index] for index in trained], self._groups)
+        source.written |= {positions[index] for index in self._written if index in positions}
+        self._position.clear()  # if attach() raises, later gradients are announced to nobody
         self.strategy.attach(source.describe(self.name), self._group)
+        self._position, self._source = positions, source
         self._attached, self._changed = True, False
 
     def _reduce_sparse(self, transport: Transport, _: Sequence[int]) -> None:
