@@ -107,6 +107,13 @@ class Config:
         "bytes of a bucket that are summed and handed out at a time in shared memory; few stay in a core's own cache",
         flag="--chunk-bytes",
     )
+    malloc_keep_bytes: int = setting(
+        1024 * MIB,
+        parse_bytes,
+        "freed bytes that glibc's malloc keeps for the next step, where it would give them back to the kernel; 0 "
+        "leaves malloc alone, as MALLOC_..._ and GLIBC_TUNABLES do",
+        flag="--malloc-keep-bytes",
+    )
     autotune: bool = setting(
         False,
         parse_bool,
@@ -263,6 +270,8 @@ class Config:
             problems.append(f"buckets_in_flight is {self.buckets_in_flight}; it must be 1 or more")
         if self.chunk_bytes < 4096:
             problems.append(f"chunk_bytes is {self.chunk_bytes}; it must be 4096 or more")
+        if self.malloc_keep_bytes < 0:
+            problems.append(f"malloc_keep_bytes is {self.malloc_keep_bytes}; it must be 0 or more")
         if self.autotune_steps < 10:
             problems.append(f"autotune_steps is {self.autotune_steps}; a trial takes 10")
         if self.straggler_percent < 0:
