@@ -54,6 +54,22 @@ def wait_for_a_bucket(transport: SharedMemoryTransport, end: Callable[[], None])
     buckets.wait(0)
 
 
+def wait_for_a_reduce_scatter(transport: SharedMemoryTransport, end: Callable[[], None]) -> None:
+    buckets = transport.open_buckets([BucketSpec("float32", 1000)])
+    end()
+    buckets.reduce_scatter(0)
+    buckets.wait(0)
+
+
+def wait_for_an_all_gather(transport: SharedMemoryTransport, end: Callable[[], None]) -> None:
+    buckets = transport.open_buckets([BucketSpec("float32", 1000)])
+    buckets.reduce_scatter(0)
+    buckets.wait(0)
+    end()
+    buckets.all_gather(0)
+    buckets.wait(0)
+
+
 def wait_in_allreduce(transport: SharedMemoryTransport, end: Callable[[], None]) -> None:
     array = np.zeros(3_000_000, np.float32)
     transport.allreduce(as_buffer(array))
@@ -88,6 +104,8 @@ def wait_for_gradients_in_a_thread(transport: SharedMemoryTransport, end: Callab
 Wait = Callable[[SharedMemoryTransport, Callable[[], None]], None]
 WAITS: list[Wait] = [
     wait_for_a_bucket,
+    wait_for_a_reduce_scatter,
+    wait_for_an_all_gather,
     wait_in_allreduce,
     wait_for_gradients,
     wait_for_gradients_in_a_thread,

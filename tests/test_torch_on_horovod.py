@@ -16,9 +16,12 @@ from torch import nn
 import hvdkit.torch as hvd
 from hvdkit.config import Config
 from hvdkit.engine.choice import choose_engine
+from hvdkit.engine.horovod.buckets import HorovodBuckets
 from hvdkit.engine.horovod.installed import choose_binding
 from hvdkit.engine.horovod.start import variables_for
-from hvdkit.errors import ConfigError, HorovodInternalError, MissingDependencyError
+from hvdkit.errors import ConfigError, HorovodInternalError, MissingDependencyError, TransportError
+from hvdkit.transport.arithmetic import NumpyArithmetic
+from hvdkit.transport.buckets import BucketSpec
 
 DTYPES = [torch.float16, torch.float32, torch.float64, torch.int32, torch.int64]
 REFUSED = [torch.uint8, torch.int8, torch.int16, torch.uint16, torch.bool, torch.bfloat16, torch.complex64]
@@ -53,6 +56,14 @@ def _reduce(dtype: torch.dtype) -> None:
     grouped = hvd.grouped_allreduce([mine, mine[:, :1].contiguous()], op=hvd.Sum, prescale_factor=2.0)
     torch.testing.assert_close(grouped[1].double(), 2 * everyone.sum(0)[:, :1])
     assert hvd.alltoall(mine.repeat(size, 1)).shape == (2 * size, 3)
+
+
+def test_a_single_phase_of_a_bucket_is_refused() -> None:
+    buckets = HorovodBuckets([BucketSpec("float32", 3)], None, lambda *_: pytest.fail("begun"), NumpyArithmetic())
+    for phase in (buckets.reduce_scatter, buckets.all_gather):
+        with pytest.raises(TransportError, match="Horovod's core reduces whole buckets"):
+            phase(0)
+    assert not buckets.busy
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from hvdkit.transport.arithmetic import Arithmetic
-from hvdkit.transport.buckets import Buckets, BucketSpec
+from hvdkit.transport.buckets import ALLREDUCE, Buckets, BucketSpec, Phases
 from hvdkit.transport.buffer import Buffer, Op
 from hvdkit.transport.division import Groups
 
@@ -114,15 +114,21 @@ class Crossing(Protocol):
         numbers: Buffer,
         spec: BucketSpec,
         *,
+        phases: Phases = ALLREDUCE,
         coder: Coder | None = None,
         before: Reached = nothing,
         after: Reached = nothing,
     ) -> Iterator[bool]:
         """Reduce `numbers` (n,) in place, prescaled already, and postscale them; steps as in SteppedBuckets.
 
+        phases: a reduce-scatter makes the sum of shard(n), an all-gather fills in the other ranks' shards.
         coder: of spec.wire, for these numbers, where they are coded. before: called with growing counts, the last of
-        them n: the first so many elements are needed now. after: the same, once the first so many are reduced.
+        them n: the first so many elements are needed now; not by an all-gather. after: the same, once the first so many
+        have their results; not by a reduce-scatter.
         """
+
+    def shard(self, count: int) -> tuple[int, int]:
+        """The elements, as (start, stop), that a reduce-scatter of `count` leaves to this rank."""
 
     def close(self, *, idle: bool = True) -> None:
         """Give it back; collective. idle: False if a reduction was cut short."""

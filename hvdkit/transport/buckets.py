@@ -9,7 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,15 +77,38 @@ class InPlaceSegment:
     target: Buffer
 
 
+class Phases(NamedTuple):
+    """What an operation on a bucket does: sum it into shards, hand all shards out to all ranks, or both."""
+
+    reduce_scatter: bool
+    all_gather: bool
+
+
+ALLREDUCE = Phases(reduce_scatter=True, all_gather=True)
+REDUCE_SCATTER = Phases(reduce_scatter=True, all_gather=False)
+ALL_GATHER = Phases(reduce_scatter=False, all_gather=True)
+
+
 class Buckets(Protocol):
     """The buckets of one plan in memory of the transport's choice, reduced in place, again and again.
 
     A round of bucket i: the user fills memory[i]; start(i); memory[i] is left alone until finished(i) or wait(i); then
-    it holds the result, and is the user's. Buckets start in index order. Buckets i and i + depth share memory, so no
-    more than `depth` of them are in use at a time.
+    it holds the result, and is the user's. All ranks begin the operations in one order, a plan's buckets by their
+    index. Buckets i and i + depth share memory, so no more than `depth` of them are in use at a time.
 
-    owned: of each bucket this rank's shard, as (start, stop): no other rank reads these elements of memory[i], so they
-    need not be filled where start() gets an in-place segment for them. An empty range if this rank has no shard.
+    The two phases of start(i), each an operation of its own that ends with finished(i) or wait(i): reduce_scatter(i)
+    sums every rank's memory[i] into shards; all_gather(i) gives every rank all shards. What the user writes to the
+    rank's shard in between reaches all ranks. The one may be called without the other, and start() beside them.
+    The results of both phases in sequence are those of start(i), to the bit, except between hosts where the allreduce
+    adds in another order than that of the ranks (algorithms "halving", "library", and "doubling" on more than two
+    hosts), or rounds the sum to a narrower wire dtype: all_gather(i) moves numbers as they are. A coding sends as much
+    for reduce_scatter(i) as for start(i).
+
+    owned: of each bucket the elements, as (start, stop), that no other rank reads in this rank's memory[i]: they need
+    not be filled where start() gets an in-place segment for them. May be empty.
+    shard: of each bucket the elements, as (start, stop), that this rank holds the sum of after reduce_scatter(i); the
+    other elements are undefined then. The shards of all ranks cover the bucket once; some are empty where a bucket is
+    short, or a host has more ranks than another one. Equal to owned on one host.
     sent_bytes: how many bytes this rank gives to the network when all buckets are reduced once.
     """
 
@@ -93,6 +116,7 @@ class Buckets(Protocol):
     sent_bytes: int
     memory: Sequence[Buffer]
     owned: Sequence[tuple[int, int]]
+    shard: Sequence[tuple[int, int]]
 
     def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """Reduce the bucket as soon as all ranks have started it.
@@ -100,18 +124,24 @@ class Buckets(Protocol):
         in_place: segments that replace the values in memory; in rising order, within owned[index].
         """
 
+    def reduce_scatter(self, index: int) -> None:
+        """Reduce this rank's shard of the bucket as soon as all ranks have called it."""
+
+    def all_gather(self, index: int) -> None:
+        """Give this rank's shard of the bucket to all ranks as soon as they have called it."""
+
     def advance(self) -> bool:
         """Do what can be done without waiting; True if anything moved. Never blocks."""
 
     def finished(self, index: int) -> bool:
-        """Is the bucket reduced? Only asks."""
+        """Is the operation on the bucket done? Only asks."""
 
     @property
     def busy(self) -> bool:
-        """Is any bucket started and not yet reduced?"""
+        """Is any operation begun and not yet done?"""
 
     def wait(self, index: int, watch: Callable[[], None] | None = None) -> None:
-        """Return when the bucket is reduced. Raises RankLostError if a rank it waits for has ended.
+        """Return when the operation on the bucket is done. Raises RankLostError if a rank it waits for has ended.
 
         watch: called now and then meanwhile, where that takes long; may raise.
         """
@@ -144,9 +174,9 @@ def plan_memory(specs: Sequence[BucketSpec], depth: int | None) -> list[int]:
 class SteppedBuckets(ABC):
     """The common part of all Buckets: which reductions are under way, and stepping them.
 
-    A transport writes `steps(index, in_place)`, a generator that does one bucket's reduction and yields wherever it
-    would have to wait: False while later buckets must not overtake it (collectives are posted in the same order on all
-    ranks), True once they may. Any thread may call; a lock keeps steps apart.
+    A transport writes `steps(index, in_place, phases)`, which returns a generator that does one operation and yields
+    wherever it would have to wait: False while later buckets must not overtake it (collectives are posted in the same
+    order on all ranks), True once they may. Any thread may call; a lock keeps steps apart.
 
     check: called now and then while waiting; raises RankLostError if a peer has ended.
     """
@@ -155,6 +185,7 @@ class SteppedBuckets(ABC):
     sent_bytes: int = 0
     memory: Sequence[Buffer]
     owned: Sequence[tuple[int, int]]
+    shard: Sequence[tuple[int, int]]
 
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
@@ -163,14 +194,28 @@ class SteppedBuckets(ABC):
         self._failure: BaseException | None = None
 
     @abstractmethod
-    def steps(self, index: int, in_place: Sequence[InPlaceSegment]) -> Iterator[bool]:
-        """Reduce memory[index] in place, but for the in-place segments."""
+    def steps(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> Iterator[bool]:
+        """Do `phases` with memory[index] in place, but for the in-place segments; there are none in a single phase."""
 
     def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """See Buckets.start."""
+        self._start_phases(index, in_place, ALLREDUCE)
+
+    def reduce_scatter(self, index: int) -> None:
+        """See Buckets.reduce_scatter."""
+        self._start_phases(index, (), REDUCE_SCATTER)
+
+    def all_gather(self, index: int) -> None:
+        """See Buckets.all_gather."""
+        self._start_phases(index, (), ALL_GATHER)
+
+    def _start_phases(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
+        if index in self._running:
+            raise RuntimeError(f"bucket {index} is still being reduced or gathered; call wait({index}) first")
         calls().begun += 1
+        steps = self.steps(index, in_place, phases)
         with self._lock:
-            self._running[index] = self.steps(index, in_place)
+            self._running[index] = steps
             self.advance()
 
     def advance(self) -> bool:

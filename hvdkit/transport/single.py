@@ -114,6 +114,7 @@ class SingleBuckets:
         self.depth = len(specs)
         self.memory: Sequence[Buffer] = [make_buffer(spec.count, spec.dtype) for spec in specs]
         self.owned: Sequence[tuple[int, int]] = [(0, spec.count) for spec in specs]
+        self.shard: Sequence[tuple[int, int]] = self.owned
 
     def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """See Buckets.start."""
@@ -121,6 +122,13 @@ class SingleBuckets:
         for one in cover(self.memory[index], self.owned[index], in_place):
             if scale != 1.0 or one.target is not one.source:
                 self._transport.arithmetic.combine(one.target, [one.source], scale=scale)
+
+    def reduce_scatter(self, index: int) -> None:
+        """See Buckets.reduce_scatter."""
+        self.start(index)
+
+    def all_gather(self, index: int) -> None:
+        """See Buckets.all_gather."""
 
     def advance(self) -> bool:
         """See Buckets.advance."""
@@ -135,4 +143,4 @@ class SingleBuckets:
 
     def close(self) -> None:
         """See Buckets.close."""
-        self.memory, self.owned = [], []
+        self.memory, self.owned, self.shard = [], [], []

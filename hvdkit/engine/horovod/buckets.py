@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from hvdkit.engine.horovod.binding import Pending
+from hvdkit.errors import TransportError
 from hvdkit.transport.arithmetic import Arithmetic
-from hvdkit.transport.buckets import BucketSpec, InPlaceSegment, SteppedBuckets, plan_memory, see_as
+from hvdkit.transport.buckets import ALLREDUCE, BucketSpec, InPlaceSegment, Phases, SteppedBuckets, plan_memory, see_as
 from hvdkit.transport.buffer import Buffer, make_buffer
 
 
 class HorovodBuckets(SteppedBuckets):
-    """See Buckets. Horovod's own report says who is missing, so nothing looks after the peers here.
+    """See Buckets; start() only. Horovod's own report says who is missing, so nothing looks after the peers here.
 
     begin: begins the allreduce of a bucket, given its index, its numbers and what is to be done with them. arithmetic:
     casts to a 16-bit wire dtype, in which Horovod then adds; so the factors of an average all come before.
@@ -32,14 +33,23 @@ class HorovodBuckets(SteppedBuckets):
         self.depth = len(pieces)
         self.memory: Sequence[Buffer] = [see_as(pieces[at % self.depth], spec) for at, spec in enumerate(specs)]
         self.owned: Sequence[tuple[int, int]] = [(0, 0)] * len(specs)
+        self.shard = self.owned
         self.sent_bytes = sum(memory.nbytes for memory in self.memory)
         self._specs, self._begin, self._arithmetic = specs, begin, arithmetic
         self._narrow = {
             at: make_buffer(spec.count, spec.narrow) for at, spec in enumerate(specs) if spec.narrow != "none"
         }
 
-    def steps(self, index: int, in_place: Sequence[InPlaceSegment]) -> Iterator[bool]:
-        """See SteppedBuckets."""
+    def steps(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> Iterator[bool]:
+        """See SteppedBuckets. Raises TransportError for a single phase."""
+        if phases != ALLREDUCE:
+            raise TransportError(
+                "Horovod's core reduces whole buckets: reduce_scatter() and all_gather() of a bucket are hvdkit's own. "
+                "Leave HVDKIT_ENGINE=horovod out, or reduce whole buckets with start()."
+            )
+        return self._allreduce(index)
+
+    def _allreduce(self, index: int) -> Iterator[bool]:
         spec, buffer, narrow = self._specs[index], self.memory[index], self._narrow.get(index)
         if narrow is not None:
             self._arithmetic.cast(narrow, buffer, spec.prescale * spec.postscale)

@@ -8,11 +8,11 @@ import numpy as np
 
 from hvdkit.transport.api import Reached, nothing
 from hvdkit.transport.arithmetic import Arithmetic
-from hvdkit.transport.between.collectives import reduce_steps
+from hvdkit.transport.between.collectives import all_gather_steps, own_piece, reduce_scatter_steps, reduce_steps
 from hvdkit.transport.between.pipeline import Exchange
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.between.wire import Wire
-from hvdkit.transport.buckets import BucketSpec, InPlaceSegment, SteppedBuckets, plan_memory, see_as
+from hvdkit.transport.buckets import ALLREDUCE, BucketSpec, InPlaceSegment, Phases, SteppedBuckets, plan_memory, see_as
 from hvdkit.transport.buffer import STORAGE, Buffer
 from hvdkit.transport.coding.api import Coder
 from hvdkit.transport.coding.coders import open_coder, sent_bytes
@@ -36,12 +36,17 @@ class WireCrossing:
         spec: BucketSpec,
         prescale: float = 1.0,
         *,
+        phases: Phases = ALLREDUCE,
         coder: Coder | None = None,
         before: Reached = nothing,
         after: Reached = nothing,
     ) -> Iterator[bool]:
         """See Crossing. prescale: spec.prescale, where it has not been applied yet."""
-        if coder is None:
+        if not phases.reduce_scatter:
+            yield from all_gather_steps(self._wire, numbers)
+            after(numbers.count)
+            return
+        if coder is None and phases.all_gather:
             between, sent = self.between, numbers.count * STORAGE[spec.travels_as].itemsize
             algorithm = between.pick(spec.travels_as, sent, spec.algorithm)
             if algorithm != "library" and self._exchange is not None:
@@ -50,7 +55,9 @@ class WireCrossing:
                 )
                 return
         before(numbers.count)
-        if coder is None:
+        if coder is None and not phases.all_gather:
+            yield from reduce_scatter_steps(self._wire, numbers, spec, self._arithmetic, prescale)
+        elif coder is None:
             at_once, arithmetic = algorithm == "library", self._arithmetic
             yield from reduce_steps(
                 self._wire, numbers, numbers, spec, arithmetic=arithmetic, prescale=prescale, at_once=at_once
@@ -61,7 +68,12 @@ class WireCrossing:
             yield from coder.steps(self._wire, numbers, numbers)
             if spec.postscale != 1.0:
                 self._arithmetic.combine(numbers, [numbers], scale=spec.postscale)
-        after(numbers.count)
+        if phases.all_gather:
+            after(numbers.count)
+
+    def shard(self, count: int) -> tuple[int, int]:
+        """See Crossing.shard."""
+        return own_piece(self._wire, count)
 
     def close(self, *, idle: bool = True) -> None:
         """Close the wire; collective. idle: False if a reduction has failed half-way."""
@@ -85,17 +97,18 @@ class WireBuckets(SteppedBuckets):
         self.depth = len(pieces)
         self.memory = [see_as(pieces[at % self.depth], spec) for at, spec in enumerate(specs)]
         self.owned = [(0, 0)] * len(specs)
+        self.shard = [crossing.shard(spec.count) for spec in specs]
         self._coders = [open_coder(spec, (0, spec.count)) for spec in specs]
         self.sent_bytes = sum(map(sent_bytes, specs, self._coders, self.memory))
 
-    def steps(self, index: int, in_place: Sequence[InPlaceSegment]) -> Iterator[bool]:
+    def steps(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> Iterator[bool]:
         """See SteppedBuckets."""
         spec, memory = self._specs[index], self.memory[index]
-        return self._crossing(memory, spec, spec.prescale, coder=self._coders[index])
+        return self._crossing(memory, spec, spec.prescale, phases=phases, coder=self._coders[index])
 
     def close(self) -> None:
         """See Buckets.close."""
         idle = not self.busy
         super().close()
         self._crossing.close(idle=idle)
-        self.memory, self.owned = [], []
+        self.memory, self.owned, self.shard = [], [], []

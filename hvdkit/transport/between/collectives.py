@@ -11,7 +11,8 @@ numbers, adds them in float32 and gives the sum back. What a wire cannot add at 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Generator, Iterator, Sequence
 
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
 from hvdkit.transport.between.schedules import split_evenly
@@ -89,24 +90,50 @@ def _through_pieces(
     arithmetic: Arithmetic,
     prescale: float,
 ) -> Iterator[bool]:
-    rank, size = wire.rank, wire.size
-    counts = split_evenly(out.count, size)
-    sent = source
-    if dtype != source.dtype:
-        sent = make_buffer(out.count, dtype)
-        arithmetic.cast(sent, source, prescale)
-    elif prescale != 1.0:
-        sent = make_buffer(out.count, dtype)
-        arithmetic.combine(sent, [source], scale=prescale)
-    mine = counts[rank]
-    received = make_buffer(mine * size, dtype)
-    yield from until_done(wire.alltoall(sent, counts, received, [mine] * size), free=False)
+    sent, received = yield from _exchange_pieces(wire, source, dtype, arithmetic, prescale, free=False)
     gathered = out if dtype == out.dtype else sent
-    start = sum(counts[:rank])
-    combine_pieces(gathered.slice(start, start + mine), received, spec, arithmetic)
-    yield from until_done(wire.allgather(gathered, counts), free=True)
+    combine_pieces(gathered.slice(*own_piece(wire, out.count)), received, spec, arithmetic)
+    yield from all_gather_steps(wire, gathered)
     if gathered is not out:
         arithmetic.cast(out, gathered)
+
+
+def reduce_scatter_steps(
+    wire: Wire, numbers: Buffer, spec: BucketSpec, arithmetic: Arithmetic, prescale: float
+) -> Iterator[bool]:
+    """Reduce own_piece() of `numbers` (n,) over the ranks of `wire`, in place, in one collective; see reduce_steps."""
+    dtype = spec.travels_as
+    _, received = yield from _exchange_pieces(wire, numbers, dtype, arithmetic, prescale, free=True)
+    combine_pieces(numbers.slice(*own_piece(wire, numbers.count)), received, spec, arithmetic)
+
+
+def all_gather_steps(wire: Wire, numbers: Buffer) -> Iterator[bool]:
+    """Fill `numbers` (n,) with the own_piece() of every rank of `wire`, in one collective; see reduce_steps."""
+    yield from until_done(wire.allgather(numbers, split_evenly(numbers.count, wire.size)), free=True)
+
+
+def own_piece(wire: Wire, count: int) -> tuple[int, int]:
+    """The elements of `count`, as (start, stop), that this rank adds up: about as many as each other rank."""
+    edges = [0, *itertools.accumulate(split_evenly(count, wire.size))]
+    return edges[wire.rank], edges[wire.rank + 1]
+
+
+def _exchange_pieces(
+    wire: Wire, source: Buffer, dtype: str, arithmetic: Arithmetic, prescale: float, *, free: bool
+) -> Generator[bool, None, tuple[Buffer, Buffer]]:
+    """Send each rank its piece of `source` (n,); returns what was sent, (n,), and what this rank got, in rank order."""
+    counts = split_evenly(source.count, wire.size)
+    sent = source
+    if dtype != source.dtype:
+        sent = make_buffer(source.count, dtype)
+        arithmetic.cast(sent, source, prescale)
+    elif prescale != 1.0:
+        sent = make_buffer(source.count, dtype)
+        arithmetic.combine(sent, [source], scale=prescale)
+    mine = counts[wire.rank]
+    received = make_buffer(mine * wire.size, dtype)
+    yield from until_done(wire.alltoall(sent, counts, received, [mine] * wire.size), free=free)
+    return sent, received
 
 
 def combine_pieces(out: Buffer, received: Buffer, spec: BucketSpec, arithmetic: Arithmetic) -> None:

@@ -1,6 +1,6 @@
 """Buckets in memory that the ranks of a host share: each rank adds up its own shard of all of them, in place.
 
-One round of one bucket, two ranks, time downwards ("|" is the training that goes on meanwhile):
+One allreduce of one bucket, two ranks, time downwards ("|" is the training that goes on meanwhile):
 
     rank 0                                       rank 1
     fill memory                                  |
@@ -13,6 +13,9 @@ One round of one bucket, two ranks, time downwards ("|" is the training that goe
 Shard i of every memory is rank i's alone from ready to reduced. So the sum takes the place of what it is made of, two
 flags are enough, and a rank that has seen all shards reduced may do with its memory what it likes. Nobody else reads
 shard i of rank i's memory, so the numbers themselves can take its place, and are copied neither in nor out.
+
+A reduce-scatter leaves out the copies to the peers, and an all-gather the sums; the flags stay, so that after each of
+the two a rank may do with all of its memory what it likes, too.
 
 A cache line that a core has read is that core's from then on, and cheap for it to write. But it is dear to take from a
 core that has read it and not written it since: 2 GB/s where the cores are far apart, against 20. Here whoever reads a
@@ -31,7 +34,15 @@ from numpy.typing import NDArray
 
 from hvdkit.transport.api import Crossing, Transport
 from hvdkit.transport.arithmetic import Arithmetic
-from hvdkit.transport.buckets import BucketSpec, InPlaceSegment, SteppedBuckets, cover, plan_memory, see_as
+from hvdkit.transport.buckets import (
+    BucketSpec,
+    InPlaceSegment,
+    Phases,
+    SteppedBuckets,
+    cover,
+    plan_memory,
+    see_as,
+)
 from hvdkit.transport.buffer import STORAGE, Buffer, make_buffer
 from hvdkit.transport.coding.api import Coder
 from hvdkit.transport.coding.coders import open_coder, sent_bytes
@@ -70,17 +81,23 @@ class _Chunk:
 class _Layout:
     """What a bucket holds.
 
-    views: of every rank's memory. owned: this rank's shard. partial: the host's sum of it, where that still has to
+    views: of every rank's memory. owned: what this rank sums on its host. shard: the part of `owned` that is this
+    rank's after a reduce-scatter: all of it on one host. partial: the host's sum of `owned`, where that still has to
     cross to other hosts. coder: what takes it there, where it is coded. around: by the first element and the number of
-    them, those of the ranks below and above.
+    elements, those of the ranks below and above.
     """
 
     spec: BucketSpec
     views: tuple[Buffer, ...]
     owned: tuple[int, int]
+    shard: tuple[int, int]
     partial: Buffer | None
     coder: Coder | None
     around: dict[tuple[int, int], tuple[tuple[Buffer, ...], tuple[Buffer, ...]]] = field(default_factory=dict)
+
+    def shard_of(self, partial: Buffer) -> Buffer:
+        """The elements of `partial` that belong to `shard`."""
+        return partial.slice(self.shard[0] - self.owned[0], self.shard[1] - self.owned[0])
 
 
 class SharedBuckets(SteppedBuckets):
@@ -138,7 +155,11 @@ class SharedBuckets(SteppedBuckets):
         views = tuple(see_as(raw, spec) for raw in self._raw[index % self.depth])
         partial = make_buffer(owned[1] - owned[0], spec.dtype) if self._crossing and owned[1] > owned[0] else None
         coder = None if partial is None else open_coder(spec, owned)
-        return _Layout(spec, views, owned, partial, coder)
+        shard = owned
+        if self._crossing is not None:
+            start, stop = self._crossing.shard(owned[1] - owned[0])
+            shard = owned[0] + start, owned[0] + stop
+        return _Layout(spec, views, owned, shard, partial, coder)
 
     def _cut(self, layout: _Layout, in_place: Sequence[InPlaceSegment]) -> Iterator[_Chunk]:
         """This rank's shard in chunks."""
@@ -162,6 +183,7 @@ class SharedBuckets(SteppedBuckets):
     def _show_layouts(self) -> None:
         self.memory = [layout.views[self._rank] for layout in self._layouts]
         self.owned = [layout.owned for layout in self._layouts]
+        self.shard = [layout.shard for layout in self._layouts]
 
     def change(self, index: int, spec: BucketSpec) -> None:
         """Let an idle bucket hold something else that fits; on all ranks alike. The staging area is used so."""
@@ -170,15 +192,15 @@ class SharedBuckets(SteppedBuckets):
         self._layouts[index] = self._lay_out(index, spec)
         self._show_layouts()
 
-    def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        """See Buckets.start."""
-        self._generation[index] += 1
-        self._ready.show(index, self._generation[index])
-        super().start(index, in_place)
+    def steps(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> Iterator[bool]:
+        """See SteppedBuckets. Shows this rank ready at once."""
+        self._generation[index] = generation = self._generation[index] + 1
+        self._ready.show(index, generation)
+        return self._steps(index, generation, in_place, phases)
 
-    def steps(self, index: int, in_place: Sequence[InPlaceSegment]) -> Iterator[bool]:
-        """Reduce this rank's shard once all peers are ready, then wait for the other shards."""
-        layout, generation = self._layouts[index], self._generation[index]
+    def _steps(self, index: int, generation: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> Iterator[bool]:
+        """Sum or hand out this rank's shard once all peers are ready, then wait for the other shards."""
+        layout = self._layouts[index]
         spec = layout.spec
         free = self._crossing is None  # the order of buckets matters to collectives between hosts only
         while not self._ready.everyone(index, generation):
@@ -186,11 +208,19 @@ class SharedBuckets(SteppedBuckets):
         chunks = list(self._cut(layout, in_place))
         if layout.partial is None or self._crossing is None:
             for chunk in chunks:
-                self._arithmetic.combine(chunk.own, chunk.sources, spec.op, spec.prescale * spec.postscale)
-                _hand_out(chunk, self._arithmetic)
+                if phases.reduce_scatter:
+                    self._arithmetic.combine(chunk.own, chunk.sources, spec.op, spec.prescale * spec.postscale)
+                if phases.all_gather:
+                    _hand_out(chunk, self._arithmetic)
         else:
-            train = _Train(chunks, layout.partial, spec, self._arithmetic)
-            yield from self._crossing(layout.partial, spec, coder=layout.coder, before=train.fill, after=train.empty)
+            partial, train = layout.partial, _Train(chunks, layout.partial, spec, self._arithmetic)
+            if not phases.reduce_scatter:
+                self._arithmetic.copy(layout.shard_of(partial), self.memory[index].slice(*layout.shard))
+            yield from self._crossing(
+                partial, spec, phases=phases, coder=layout.coder, before=train.fill, after=train.empty
+            )
+            if not phases.all_gather:
+                self._arithmetic.copy(self.memory[index].slice(*layout.shard), layout.shard_of(partial))
         self._reduced.show(index, generation)
         while not self._reduced.everyone(index, generation):
             yield True
@@ -204,7 +234,7 @@ class SharedBuckets(SteppedBuckets):
         self._ready.close()
         self._reduced.close()
         self._segment.close()
-        self._raw, self._layouts, self.memory, self.owned = [], [], [], []
+        self._raw, self._layouts, self.memory, self.owned, self.shard = [], [], [], [], []
 
 
 class _Train:
