@@ -11,7 +11,7 @@ _HARMLESS = ("is_initialized", "gpu_available", "_built", "_enabled")
 
 def functions_of(hvd: ModuleType) -> list[str]:
     """The names of an adapter's public functions."""
-    return sorted(name for name in hvd.__all__ if inspect.isfunction(getattr(hvd, name)))
+    return sorted(name for name in hvd.__all__ if inspect.isroutine(getattr(hvd, name)))
 
 
 def check_docstring(hvd: ModuleType, name: str) -> None:

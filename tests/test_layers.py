@@ -173,14 +173,15 @@ def test_modules_that_are_named_in_texts_are_below_too(path: Path) -> None:
 def test_the_names_of_modules_are_seen() -> None:
     code = (
         "import_module('hvdkit.launch.function')\nTABLE = {'a': 'hvdkit.keras'}\n'hvdkit.wrap' in sys.modules\n"
-        "importlib.import_module(f'hvdkit.{name}.built')\n'hvdkit.no_such_file'"
+        "importlib.import_module(f'hvdkit.{name}.basics')\n'hvdkit.no_such_file'"
     )
     assert sorted(modules_named(ast.parse(code))) == [
         (1, "launch.function"),
         (2, "keras"),
-        (4, "engine.built"),
-        (4, "tensorflow.built"),
-        (4, "torch.built"),
+        (4, "engine.basics"),
+        (4, "keras.basics"),
+        (4, "tensorflow.basics"),
+        (4, "torch.basics"),
     ]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hvdkit.engine import runtime as engine
@@ -16,31 +18,83 @@ from hvdkit.transport.polling import Backoff
 from hvdkit.world import World, read_world
 
 
-def join_world(
-    comm: Any,
-    process_sets: Sequence[ProcessSet | Sequence[int] | Any] | str | None,
-    arithmetic: Arithmetic | None,
-    framework: str = "",
-    **settings: Any,
-) -> None:
-    """What init() does; see the adapters'. arithmetic, framework: see engine.init.
+@dataclass(frozen=True)
+class Framework:
+    """What an adapter says of its framework, and the adapter's calls that follow from it.
 
-    comm: ranks, a communicator of mpi4py's, or a list of these: the first is the world, the others are process sets.
+    name: whose Horovod's core is to be loaded, "" for none in particular. label: for describe(), with its version.
+    arithmetic: makes what adds and casts 16-bit numbers fastest, None for numpy. count_threads: that compute in a rank.
+    cuda, rocm: what the framework was built for.
     """
-    groups = () if process_sets is None or isinstance(process_sets, str) else tuple(process_sets)
-    if isinstance(comm, Sequence) and any(is_communicator(one) for one in comm):
-        if not all(is_communicator(one) for one in comm):
-            raise ConfigError(
-                f"comm={comm!r} has communicators of mpi4py's in it, and other things. Pass one communicator, a list "
-                f"of ranks, or a list of communicators: the world, and after it process sets."
-            )
-        comm, groups = comm[0], (*comm[1:], *groups)
-    part = read_part(comm, read_world())
-    sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in groups]
-    first = not engine.is_initialized()
-    engine.init(sets, arithmetic=arithmetic, framework=framework, part=part, **settings)
-    if first:
-        global_process_set.mpi_comm = comm if is_communicator(comm) else None
+
+    name: str
+    label: str
+    arithmetic: Callable[[], Arithmetic | None]
+    count_threads: Callable[[], int]
+    cuda: bool
+    rocm: bool
+
+    def init(
+        self,
+        comm: Sequence[Any] | Any | None = None,
+        process_sets: Sequence[ProcessSet | Sequence[int] | Any] | str | None = None,
+        **settings: Any,
+    ) -> None:
+        """Join the world that the launcher made. Every rank calls it, before any other call of hvdkit.
+
+        comm: the processes that make the world, by default all of the job: a communicator of mpi4py's, or a list of
+        ranks in MPI_COMM_WORLD, whose order is that of the ranks here. Only these processes call init(); the others
+        start MPI. A list of communicators is the world and, after it, process sets.
+        process_sets: sets, lists of ranks or communicators, to be known from the beginning, each once;
+        "dynamic", which Horovod wants for later ones, is not needed.
+        settings: fields of hvdkit.Config, e.g. transport="mpi"; they beat the environment.
+        Raises WorldError if launcher and MPI disagree about the number of ranks, ConfigError for a bad setting or
+        a comm that cannot be a world, ValueError for process sets that cannot be made.
+        """
+        sets = () if process_sets is None or isinstance(process_sets, str) else tuple(process_sets)
+        if isinstance(comm, Sequence) and any(is_communicator(ranks) for ranks in comm):
+            if not all(is_communicator(ranks) for ranks in comm):
+                raise ConfigError(
+                    f"comm={comm!r} has communicators of mpi4py's in it, and other things. Pass one communicator, a "
+                    f"list of ranks, or a list of communicators: the world, and after it process sets."
+                )
+            comm, sets = comm[0], (*comm[1:], *sets)
+        part = read_part(comm, read_world())
+        known = [ranks if isinstance(ranks, ProcessSet) else ProcessSet(ranks) for ranks in sets]
+        first = not engine.is_initialized()
+        engine.init(known, arithmetic=self.arithmetic(), framework=self.name, part=part, **settings)
+        if first:
+            global_process_set.mpi_comm = comm if is_communicator(comm) else None
+
+    def describe(self) -> str:
+        """Say in a line what runs where: ranks, hosts, transport and threads; collective, the same on every rank.
+
+        Example: "4 ranks on 2 hosts (node1: 2, node2: 2), hierarchical transport, torch 2.13.0, 1 thread a rank".
+        Raises NotInitializedError before init().
+        """
+        runtime = engine.runtime("describe()")
+        world, transport = runtime.world, runtime.transport
+        part = f" (of the job's ranks {', '.join(map(str, world.job_ranks))})" if world.job_ranks else ""
+        hosts = Counter(allgather_object(world.host or socket.gethostname()))
+        where = ", ".join(f"{host}: {ranks}" for host, ranks in hosts.items())
+        between = transport.between if len(hosts) > 1 else None
+        speed = f", {between.describe()}" if between is not None else ""
+        threads = self.count_threads()
+        return (
+            f"{world.size} rank{'s' * (world.size > 1)}{part} on {len(hosts)} host{'s' * (len(hosts) > 1)} ({where}), "
+            f"{transport.name} transport{speed}, {self.label}, {threads} thread{'s' * (threads > 1)} a rank"
+        )
+
+    def cuda_built(self) -> bool:
+        """Was the framework built for CUDA? Then hvdkit reduces its GPU tensors, through the host's memory for now.
+
+        False for Keras on JAX, which tells its devices only.
+        """
+        return self.cuda
+
+    def rocm_built(self) -> bool:
+        """Was the framework built for ROCm? As cuda_built(); to torch its GPU tensors are cuda tensors."""
+        return self.rocm
 
 
 def shutdown() -> None:
@@ -93,23 +147,6 @@ def cross_size() -> int:
 def _known(value: int | None) -> int:
     assert value is not None, "init() completes the world"
     return value
-
-
-def describe_world(framework: str, threads: int) -> str:
-    """Say in a line what runs where; see the adapters' describe(). framework: with its version; threads: of a rank."""
-    made = engine.runtime("describe()")
-    part = f" (of the job's ranks {', '.join(map(str, made.world.job_ranks))})" if made.world.job_ranks else ""
-    hosts: dict[str, int] = {}
-    for host in allgather_object(made.world.host or socket.gethostname()):
-        hosts[host] = hosts.get(host, 0) + 1
-    count = made.world.size
-    where = ", ".join(f"{host}: {ranks}" for host, ranks in hosts.items())
-    between = made.transport.between if len(hosts) > 1 else None
-    speed = f", {between.describe()}" if between is not None else ""
-    return (
-        f"{count} rank{'s' * (count > 1)}{part} on {len(hosts)} host{'s' * (len(hosts) > 1)} ({where}), "
-        f"{made.transport.name} transport{speed}, {framework}, {threads} thread{'s' * (threads > 1)} a rank"
-    )
 
 
 def join_ranks() -> int:

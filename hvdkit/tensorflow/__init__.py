@@ -28,26 +28,23 @@ from hvdkit.engine.basics import (
     start_timeline,
     stop_timeline,
 )
-from hvdkit.engine.groups import ProcessSet, global_process_set
-from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
-from hvdkit.errors import HorovodInternalError
-from hvdkit.profiling.session import profile
-from hvdkit.tensorflow import mpi_ops
-from hvdkit.tensorflow.basics import describe, init
-from hvdkit.tensorflow.built import (
+from hvdkit.engine.built import (
     ccl_built,
-    cuda_built,
     ddl_built,
     gloo_built,
     gloo_enabled,
-    gpu_available,
     is_homogeneous,
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
     nccl_built,
-    rocm_built,
 )
+from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
+from hvdkit.errors import HorovodInternalError
+from hvdkit.profiling.session import profile
+from hvdkit.tensorflow import mpi_ops
+from hvdkit.tensorflow.basics import cuda_built, describe, gpu_available, init, rocm_built
 from hvdkit.tensorflow.compression import Compression
 from hvdkit.tensorflow.ops import (
     allgather,

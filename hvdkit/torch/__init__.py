@@ -22,6 +22,17 @@ from hvdkit.engine.basics import (
     start_timeline,
     stop_timeline,
 )
+from hvdkit.engine.built import (
+    ccl_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    is_homogeneous,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+)
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.job_objects import allgather_object, broadcast_object
 from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
@@ -42,20 +53,7 @@ from hvdkit.torch.asynchronous import (
     reducescatter_async,
     sparse_allreduce_async,
 )
-from hvdkit.torch.basics import describe, init, local_device
-from hvdkit.torch.built import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    is_homogeneous,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
+from hvdkit.torch.basics import cuda_built, describe, init, local_device, rocm_built
 from hvdkit.torch.compression import Compression
 from hvdkit.torch.handles import poll, synchronize
 from hvdkit.torch.ops import (
