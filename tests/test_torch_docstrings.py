@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import inspect
+import pickle
+import re
+import typing
+
 import pytest
 from docstrings import check_docstring, functions_of
 
@@ -9,3 +14,28 @@ import hvdkit.torch as hvd
 @pytest.mark.parametrize("name", functions_of(hvd))
 def test_a_public_function_says_what_it_takes_and_raises(name: str) -> None:
     check_docstring(hvd, name)
+
+
+def _forms() -> list[tuple[str, str]]:
+    """Calls that are forms of another one, which their docstrings name."""
+    pairs = []
+    for name in functions_of(hvd):
+        found = re.fullmatch(r"([a-z_]+?)(?:_async_|_async|_)", name)
+        if found and found[1] in hvd.__all__ and name != "sparse_allreduce_async":
+            pairs.append((name, found[1]))
+    return pairs
+
+
+def test_every_form_of_a_call_is_known_here() -> None:
+    assert len(_forms()) == 14
+
+
+@pytest.mark.parametrize("name, call", _forms())
+def test_a_form_of_a_call_takes_what_the_call_takes_and_points_to_it(name: str, call: str) -> None:
+    form, parameters = getattr(hvd, name), dict(inspect.signature(getattr(hvd, call)).parameters)
+    parameters.pop("compression", None)  # as in Horovod
+    assert dict(inspect.signature(form).parameters) == parameters
+    assert f"as {call}()" in form.__doc__
+    assert form.__name__ == name and pickle.loads(pickle.dumps(form)) is form
+    returns = typing.get_type_hints(form)["return"]
+    assert returns is int if "_async" in name else returns == typing.get_type_hints(getattr(hvd, call))["return"]

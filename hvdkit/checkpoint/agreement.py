@@ -9,7 +9,7 @@ import numpy as np
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.groups import global_process_set
-from hvdkit.engine.named.submit import do, find_group, reduce_options
+from hvdkit.engine.named.submit import do, reduce_options
 from hvdkit.engine.reduce_op import Max
 from hvdkit.transport.buffer import Buffer
 
@@ -51,7 +51,7 @@ class Agreement:
 
     def ask(self, signal: int, save: bool) -> Agreed:
         """Agree; collective. signal: that came to this rank. save: is it time to, as far as rank 0 knows?"""
-        group = find_group(global_process_set, "Checkpoints.step()")
+        group = global_process_set.group("Checkpoints.step()")
         rank, size = group.transport.rank, group.transport.size
         now = time.monotonic()
         told = np.zeros(3, np.int64)

@@ -167,14 +167,22 @@ class ProcessSet:
         return self._known().included
 
     def group(self, call: str) -> Group:
-        """What its ranks share. call: the user's, for the ValueError on a rank outside of the set."""
-        group = self._known()
-        if not group.included:
-            raise ValueError(
-                f"{call} was called on rank {group.this_rank}, which is not in {self!r}. Only the ranks of a process "
-                f"set take part in its operations: ask process_set.included() before."
-            )
+        """What its ranks share. call: the user's, for messages.
+
+        Raises NotInitializedError before init(), ValueError for a set that is not known or without this process.
+        """
+        group = self._group
+        if group is None or not group.included:
+            raise self._refuse(call)
         return group
+
+    def _refuse(self, call: str) -> ValueError:
+        if global_process_set._group is None:
+            return NotInitializedError(call)
+        return ValueError(
+            f"{call} was called on rank {self._known().this_rank}, which is not in {self!r}. Only the ranks of a "
+            f"process set take part in its operations: ask process_set.included() before."
+        )
 
 
 class Groups:

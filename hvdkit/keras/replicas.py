@@ -8,7 +8,6 @@ import keras
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.groups import global_process_set
-from hvdkit.engine.named.submit import find_group
 from hvdkit.engine.replicate import ReplicaCheck
 from hvdkit.keras.backends import settle
 from hvdkit.keras.distributed import Distributed, reduction_of
@@ -23,7 +22,7 @@ class FitCheck:
         reduction = find_reduction(model)
         ranks = global_process_set if reduction is None else reduction.process_set
         every = engine.runtime("fit()").config.check_replicas if ranks.included() else 0
-        known = find_group(ranks if every else global_process_set, "fit()").engine
+        known = (ranks if every else global_process_set).group("fit()").engine
         self._check = ReplicaCheck(known, f"fit.{known.count('fit')}", every)
 
     def stepped(self, callback: keras.callbacks.Callback, steps: int) -> None:

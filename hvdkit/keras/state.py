@@ -11,7 +11,6 @@ import numpy as np
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.groups import global_process_set
 from hvdkit.engine.named.collective_step import collective_step
-from hvdkit.engine.named.submit import find_group
 from hvdkit.engine.objects import allgather_object as gather
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras.backends import settle
@@ -48,7 +47,7 @@ def _spread(variables: Iterable[Any], root_rank: int, owner: str) -> None:
                 variable.assign(array)
         return ""
 
-    group = find_group(global_process_set, "broadcast_variables()")
+    group = global_process_set.group("broadcast_variables()")
     options = [("root rank", str(root_rank))]
     problem = collective_step(group.engine, "broadcast_variables", spread, options=options)
     if problem:

@@ -18,7 +18,7 @@ import numpy as np
 from hvdkit.engine.compression import Compression, Compressor, Factors, reduce_compressed
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.named.operation import Operation
-from hvdkit.engine.named.submit import Options, do, find_group, reduce_options, root_options
+from hvdkit.engine.named.submit import Options, do, reduce_options, root_options
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.keras.backends import settle
 from hvdkit.transport.buffer import FLOAT8, STORAGE, Array, Buffer
@@ -47,7 +47,7 @@ def allreduce(
         _run("allreduce", name, [(buffer.dtype, array.shape)], [buffer], options, process_set)
         return [array]
 
-    size = find_group(process_set, "allreduce()").transport.size
+    size = process_set.group("allreduce()").transport.size
     return _like(value, reduce_compressed(compression, [_numpy_of(value)], chosen, factors, size, reduce)[0])
 
 
@@ -65,7 +65,7 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
 
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Give every rank a copy of root's value. ValueError for a root that is not there."""
-    find_group(process_set, "broadcast()")
+    process_set.group("broadcast()")
     options = root_options(process_set, root_rank)
     array, buffer = _contiguous(value)
     _run("broadcast", name, [(buffer.dtype, array.shape)], [buffer], options, process_set)
@@ -103,7 +103,7 @@ def _run(
     options: Options,
     process_set: ProcessSet,
 ) -> Operation:
-    group = find_group(process_set, f"{kind}()")
+    group = process_set.group(f"{kind}()")
     settle()
     return do(group, kind, name, tensors, buffers, options)
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from hvdkit.engine.groups import ProcessSet
 from hvdkit.engine.named.execution import split_rows
-from hvdkit.engine.named.submit import check_splits, find_group, reduce_options, root_options
+from hvdkit.engine.named.submit import check_splits, reduce_options, root_options
 from hvdkit.engine.reduce_op import ReduceOp
 from hvdkit.tensorflow.naming import operation_name
 from hvdkit.tensorflow.run import do, run
@@ -50,11 +50,11 @@ def allreduce(
     """Reduce tensors as one operation."""
     dtypes = [dtype_name(tensor.dtype) for tensor in tensors]
     options = reduce_options(dtypes, op, *factors, call)
-    find_group(process_set, call)
+    process_set.group(call)
 
     def doing(*arrays: Array) -> list[Array]:
         made = [copy_of(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
-        do(find_group(process_set, call), "allreduce", name, made, dtypes, options)
+        do(process_set.group(call), "allreduce", name, made, dtypes, options)
         return made
 
     return run(doing, tensors, _known(tensors), call)
@@ -63,12 +63,12 @@ def allreduce(
 def broadcast(tensors: Tensors, root_rank: int, name: str | None, process_set: ProcessSet, call: str) -> list[Any]:
     """Copy root's tensors to all, as one operation."""
     dtypes = [dtype_name(tensor.dtype) for tensor in tensors]
-    find_group(process_set, call)
+    process_set.group(call)
     options = root_options(process_set, root_rank)
 
     def doing(*arrays: Array) -> list[Array]:
         made = [copy_of(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
-        do(find_group(process_set, call), "broadcast", name, made, dtypes, options)
+        do(process_set.group(call), "broadcast", name, made, dtypes, options)
         return made
 
     return run(doing, tensors, _known(tensors), call)
@@ -77,11 +77,11 @@ def broadcast(tensors: Tensors, root_rank: int, name: str | None, process_set: P
 def allgather(tensors: Tensors, name: str | None, process_set: ProcessSet, call: str) -> tuple[list[Any], list[Any]]:
     """Concatenate tensors each, as one operation; with each result the rows that came from each rank, int32 (size,)."""
     dtypes = [dtype_name(tensor.dtype) for tensor in tensors]
-    size = find_group(process_set, call).transport.size
+    size = process_set.group(call).transport.size
 
     def doing(*arrays: Array) -> list[Array]:
         arrays_ = _rows(arrays)
-        operation = do(find_group(process_set, call), "allgather", name, arrays_, dtypes)
+        operation = do(process_set.group(call), "allgather", name, arrays_, dtypes)
         rows = [[each[at] for each in operation.rows] for at in range(len(arrays_))]
         made = [
             shaped(result, (sum(counts), *array.shape[1:]))
@@ -96,7 +96,7 @@ def allgather(tensors: Tensors, name: str | None, process_set: ProcessSet, call:
 def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, call: str) -> tuple[Any, Any]:
     """Send each rank its rows; the received rows, and how many came from each rank, int32 (size,)."""
     dtype = dtype_name(tensor.dtype)
-    size = find_group(process_set, call).transport.size
+    size = process_set.group(call).transport.size
     given = [] if splits is None else [tf.convert_to_tensor(splits)]
     for one in given:
         if not one.dtype.is_integer or one.shape.rank not in (None, 1):
@@ -105,7 +105,7 @@ def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet
             )
 
     def doing(array: Array, *counts: Array) -> list[Array]:
-        group = find_group(process_set, call)
+        group = process_set.group(call)
         (array,) = _rows([array])
         listed = counts[0].tolist() if counts and counts[0].size else None
         checked = check_splits(array.shape[0], listed, group.transport.size, call)
@@ -124,14 +124,14 @@ def reducescatter(
     """Reduce tensors as one operation; this rank's rows of each."""
     dtypes = [dtype_name(tensor.dtype) for tensor in tensors]
     options = reduce_options(dtypes, op, *factors, call)
-    find_group(process_set, call)
+    process_set.group(call)
     for tensor in tensors:
         if tensor.shape.rank == 0:
             raise ValueError(f"{call}: a scalar has no rows to scatter; give a tensor of at least one dimension.")
 
     def doing(*arrays: Array) -> list[Array]:
         made = [copy_of(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
-        group = find_group(process_set, call)
+        group = process_set.group(call)
         transport = group.transport
         operation = do(group, "reducescatter", name, made, dtypes, options)
         results = []
@@ -146,12 +146,12 @@ def reducescatter(
 
 def barrier(process_set: ProcessSet) -> None:
     """Wait for all ranks; at once where a graph for sessions is made, of which nothing would run it."""
-    find_group(process_set, "barrier()")
+    process_set.group("barrier()")
     at_once = tf.executing_eagerly() or in_session()
     name = None if at_once else operation_name("barrier", None, process_set)
 
     def doing() -> list[Array]:
-        do(find_group(process_set, "barrier()"), "barrier", name, [], [])
+        do(process_set.group("barrier()"), "barrier", name, [], [])
         return []
 
     if at_once:

@@ -26,7 +26,6 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.basics import join_ranks
 from hvdkit.engine.compression import Factors, reduce_compressed
 from hvdkit.engine.groups import ProcessSet, global_process_set
-from hvdkit.engine.named.submit import find_group
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.tensorflow import collectives
 from hvdkit.tensorflow import differentiable as autograd
@@ -123,7 +122,7 @@ def _reduce(
     call: str,
 ) -> list[Any]:
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    size = find_group(process_set, call).transport.size
+    size = process_set.group(call).transport.size
 
     def reduce(tensors: Sequence[Any], op: ReduceOp, factors: Factors) -> Sequence[Any]:
         return autograd.allreduce(tensors, name, op, factors, process_set, call)
@@ -295,7 +294,7 @@ def _scatter(
     call: str,
 ) -> list[Any]:
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    size = find_group(process_set, call).transport.size
+    size = process_set.group(call).transport.size
 
     def reduce(tensors: Sequence[Any], op: ReduceOp, factors: Factors) -> Sequence[Any]:
         return autograd.reducescatter(tensors, name, op, factors, process_set, call)

@@ -39,37 +39,35 @@ from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
 from hvdkit.profiling.session import profile
 from hvdkit.torch import checkpoint, data, elastic, learning_rate, metrics, mpi_ops
-from hvdkit.torch.asynchronous import (
-    allgather_async,
-    allreduce_async,
-    allreduce_async_,
-    alltoall_async,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather_async,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter_async,
-    reducescatter_async,
-    sparse_allreduce_async,
-)
 from hvdkit.torch.basics import cuda_built, describe, init, local_device, rocm_built
 from hvdkit.torch.compression import Compression
 from hvdkit.torch.handles import poll, synchronize
 from hvdkit.torch.ops import (
     allgather,
+    allgather_async,
     allreduce,
     allreduce_,
+    allreduce_async,
+    allreduce_async_,
     alltoall,
+    alltoall_async,
     barrier,
     broadcast,
     broadcast_,
+    broadcast_async,
+    broadcast_async_,
     grouped_allgather,
+    grouped_allgather_async,
     grouped_allreduce,
     grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
     grouped_reducescatter,
+    grouped_reducescatter_async,
     join,
     reducescatter,
+    reducescatter_async,
+    sparse_allreduce_async,
 )
 from hvdkit.torch.optimizer import DistributedOptimizer
 from hvdkit.torch.state import broadcast_optimizer_state, broadcast_parameters

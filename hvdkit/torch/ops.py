@@ -1,26 +1,76 @@
-"""Collectives that wait for their result, and are differentiable. Horovod's names, arguments and meanings.
+"""Collectives. Horovod's names, arguments and meanings.
 
-What is said in asynchronous.py about tensors, names, process sets and errors holds here too; each call is one of those
-and synchronize(). Every rank of the set makes the same call.
+All of them: tensors are of a dtype that allreduce() takes, or float8 where nothing is reduced, on any device,
+contiguous or not. A call whose name ends in an underscore overwrites them. One with _async returns a handle for poll()
+and synchronize(), and the tensors must be left alone until synchronize(). name: the operation's, the same on all ranks;
+without one calls of a kind are matched in their order. process_set: the ranks that take part; each of them makes the
+same call. Raised at once: NotInitializedError before init(), ValueError on a rank outside of the set, for arguments
+that cannot be used and for a name that is under way, TypeError for a dtype that cannot be sent. Raised when the ranks
+have been asked: HorovodInternalError on each where they disagree about dtype, shape, op, factors or root.
+
+A call is written once, as a function that returns a Collective, and its forms follow from that (forms.py). Where the
+call that waits takes a compression, or returns something else, that function stands for the other forms alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
 
 from hvdkit.engine.basics import join_ranks
-from hvdkit.engine.compression import Factors, reduce_compressed
+from hvdkit.engine.compression import reduce_compressed
 from hvdkit.engine.groups import ProcessSet, global_process_set
-from hvdkit.engine.named.submit import find_group
-from hvdkit.engine.reduce_op import Average, ReduceOp, choose_op
-from hvdkit.torch import differentiable as autograd
+from hvdkit.engine.named import submit as named
+from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
+from hvdkit.torch import collectives
+from hvdkit.torch.collective import Collective
 from hvdkit.torch.compression import Compression, Compressor
-from hvdkit.torch.submit import check_group, do, do_barrier, run_allreduce, run_broadcast
+from hvdkit.torch.forms import asynchronous, collective, in_place
+from hvdkit.torch.handles import synchronize
 
 Narrow = type[Compressor]
+
+_first: Callable[[Any], torch.Tensor] = itemgetter(0)
+
+
+@collective
+def _allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Collective[torch.Tensor]:
+    factors = float(prescale_factor), float(postscale_factor)
+    return collectives.allreduce([tensor], average, name, op, factors, process_set, "allreduce()", _first)
+
+
+@collective
+def _grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Collective[list[torch.Tensor]]:
+    call, factors = "grouped_allreduce()", (float(prescale_factor), float(postscale_factor))
+    group = collectives.check_group(tensors, call)
+    return collectives.allreduce(group, average, name, op, factors, process_set, call, list)
+
+
+allreduce_ = in_place(_allreduce)
+allreduce_async = asynchronous(_allreduce)
+allreduce_async_ = asynchronous(_allreduce, in_place=True)
+grouped_allreduce_ = in_place(_grouped_allreduce)
+grouped_allreduce_async = asynchronous(_grouped_allreduce)
+grouped_allreduce_async_ = asynchronous(_grouped_allreduce, in_place=True)
 
 
 def allreduce(
@@ -50,48 +100,11 @@ def allreduce(
     for both `average` and `op`; TypeError for a dtype that cannot be sent or reduced so; HorovodInternalError on every
     rank where shapes, dtypes, ops or factors disagree, or a rank has left.
     """
-    chosen = choose_op(average, op)
-    size = find_group(process_set, "allreduce()").transport.size
-
-    def reduce(tensors: Sequence[torch.Tensor], op: ReduceOp, factors: Factors) -> Sequence[torch.Tensor]:
-        return [autograd.allreduce(tensors[0], name, op, factors, process_set)]
-
-    factors = (prescale_factor, postscale_factor)
-    reduced: torch.Tensor = reduce_compressed(compression, [tensor], chosen, factors, size, reduce)[0]
-    return reduced
-
-
-def allreduce_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """Reduce a tensor over all ranks in place, and return it.
-
-    tensor: overwritten on every rank; a slice or a view with gaps will do. Not differentiable. Shapes, dtypes,
-    arguments and what it raises: as allreduce().
-    """
-    return _reduce_in_place(
-        [tensor], choose_op(average, op), name, (prescale_factor, postscale_factor), process_set, "allreduce_()"
-    )[0]
-
-
-def _reduce_in_place(
-    tensors: list[torch.Tensor],
-    op: ReduceOp,
-    name: str | None,
-    factors: tuple[float, float],
-    process_set: ProcessSet,
-    call: str,
-) -> list[torch.Tensor]:
-    reduced: list[torch.Tensor] = run_allreduce(
-        do, tensors, name, op, factors, process_set, in_place=True, call=call, single=False
-    )
-    return reduced
+    if compression is Compression.none:
+        return _allreduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+    return grouped_allreduce([tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set)[
+        0
+    ]
 
 
 def grouped_allreduce(
@@ -109,37 +122,22 @@ def grouped_allreduce(
     tensors: at least one, of any shapes and dtypes, the same list on all ranks. All else, and what it raises: as
     allreduce(); ValueError also for an empty list.
     """
-    chosen = choose_op(average, op)
-    size = find_group(process_set, "grouped_allreduce()").transport.size
-
-    def reduce(tensors: Sequence[torch.Tensor], op: ReduceOp, factors: Factors) -> Sequence[torch.Tensor]:
-        reduced: tuple[torch.Tensor, ...] = autograd.GroupedAllreduce.apply(name, op, factors, process_set, *tensors)
-        return reduced
-
-    factors = (prescale_factor, postscale_factor)
-    return list(reduce_compressed(compression, list(tensors), chosen, factors, size, reduce))
-
-
-def grouped_allreduce_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> list[torch.Tensor]:
-    """Reduce several tensors in place as one operation, and return them.
-
-    tensors: overwritten. Shapes, dtypes, arguments and what it raises: as grouped_allreduce(). Not differentiable.
-    """
-    call, factors = "grouped_allreduce_()", (prescale_factor, postscale_factor)
-    return _reduce_in_place(check_group(tensors, call), choose_op(average, op), name, factors, process_set, call)
+    return list(
+        reduce_compressed(
+            compression,
+            list(tensors),
+            choose_op(average, op),
+            (prescale_factor, postscale_factor),
+            process_set.group("grouped_allreduce()").size,
+            lambda tensors, op, factors: _grouped_allreduce(tensors, None, name, op, *factors, process_set),
+        )
+    )
 
 
+@collective
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> torch.Tensor:
+) -> Collective[torch.Tensor]:
     """Concatenate all ranks' tensors along the first dimension, in rank order, into a new tensor.
 
     tensor: (n, ...), n may differ between ranks and be 0, the other dimensions and the dtype may not; a scalar counts
@@ -150,23 +148,29 @@ def allgather(
     TypeError for a dtype that cannot be sent, HorovodInternalError on every rank where dtypes or dimensions beyond the
     first disagree, or a rank has left or joined.
     """
-    gathered: torch.Tensor = autograd.Allgather.apply(tensor, name, process_set)
-    return gathered
+    return collectives.allgather([tensor], name, process_set, "allgather()", _first)
 
 
+@collective
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[torch.Tensor]:
+) -> Collective[list[torch.Tensor]]:
     """Concatenate several tensors each, as one operation; returns the list of new tensors.
 
     tensors: at least one. Shapes, dtypes and what it raises: as allgather(); ValueError also for an empty list.
     """
-    return list(autograd.GroupedAllgather.apply(name, process_set, *tensors))
+    call = "grouped_allgather()"
+    return collectives.allgather(collectives.check_group(tensors, call), name, process_set, call, list)
 
 
+allgather_async = asynchronous(allgather)
+grouped_allgather_async = asynchronous(grouped_allgather)
+
+
+@collective
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> torch.Tensor:
+) -> Collective[torch.Tensor]:
     """Give every rank a copy of root's tensor, in a new tensor.
 
     tensor: any shape and any dtype that allreduce() takes, both the same on all ranks. root_rank: its number in the
@@ -176,19 +180,22 @@ def broadcast(
     and for a name that is under way, TypeError for a dtype that cannot be sent, HorovodInternalError on every rank
     where shapes, dtypes or roots disagree, or a rank has left or joined.
     """
-    copied: torch.Tensor = autograd.Broadcast.apply(tensor, root_rank, name, process_set)
-    return copied
+    return collectives.broadcast(tensor, root_rank, name, process_set)
 
 
-def broadcast_(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> torch.Tensor:
-    """Overwrite a tensor with root's, and return it.
+broadcast_ = in_place(broadcast)
+broadcast_async = asynchronous(broadcast)
+broadcast_async_ = asynchronous(broadcast, in_place=True)
 
-    Shapes, dtypes, arguments and what it raises: as broadcast(). Not differentiable.
-    """
-    copied: torch.Tensor = run_broadcast(do, tensor, root_rank, name, process_set, in_place=True, call="broadcast_()")
-    return copied
+
+@collective
+def _alltoall(
+    tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Collective[tuple[torch.Tensor, torch.Tensor]]:
+    return collectives.alltoall(tensor, splits, name, process_set)
+
+
+alltoall_async = asynchronous(_alltoall)
 
 
 def alltoall(
@@ -199,15 +206,46 @@ def alltoall(
     tensor: (n, ...), the other dimensions and the dtype alike on all ranks. splits: rows for each rank, as a list or a
     tensor of integers; equal parts if None, and then n divides by the number of ranks (else ValueError).
     Returns the received rows, in a new tensor; with `splits` given a tuple of them and of how many came from each rank,
-    an int32 tensor (int64 where that is too narrow). Differentiable: gradients go back to where the rows came from.
+    an int32 tensor (int64 where that is too narrow); alltoall_async() gives the tuple always.
+    Differentiable: gradients go back to where the rows came from.
 
     Raises NotInitializedError before init(), ValueError on a rank outside of the set, for a name that is under way and
     for splits that are no whole numbers or sum up to more than n, TypeError for a dtype that cannot be sent (it may be
     any that allgather() takes), HorovodInternalError on every rank where dtypes or dimensions beyond the first
     disagree, or a rank has left or joined.
     """
-    received, counts = autograd.Alltoall.apply(tensor, splits, name, process_set)
-    return received if splits is None else (received, counts)
+    rows, counts = _alltoall(tensor, splits, name, process_set)
+    return rows if splits is None else (rows, counts)
+
+
+@collective
+def _reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Collective[torch.Tensor]:
+    factors = float(prescale_factor), float(postscale_factor)
+    return collectives.reducescatter([tensor], name, op, factors, process_set, "reducescatter()", _first)
+
+
+@collective
+def _grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Collective[list[torch.Tensor]]:
+    call, factors = "grouped_reducescatter()", (float(prescale_factor), float(postscale_factor))
+    return collectives.reducescatter(collectives.check_group(tensors, call), name, op, factors, process_set, call, list)
+
+
+reducescatter_async = asynchronous(_reducescatter)
+grouped_reducescatter_async = asynchronous(_grouped_reducescatter)
 
 
 def reducescatter(
@@ -246,14 +284,40 @@ def grouped_reducescatter(
     tensors: at least one, the same list on all ranks. Shapes, dtypes, arguments and what it raises: as
     reducescatter(); ValueError also for an empty list.
     """
-    size = find_group(process_set, "reducescatter()").transport.size
+    return list(
+        reduce_compressed(
+            compression,
+            list(tensors),
+            op,
+            (prescale_factor, postscale_factor),
+            process_set.group("grouped_reducescatter()").size,
+            lambda tensors, op, factors: _grouped_reducescatter(tensors, name, op, process_set, *factors),
+        )
+    )
 
-    def reduce(tensors: Sequence[torch.Tensor], op: ReduceOp, factors: Factors) -> Sequence[torch.Tensor]:
-        rows: tuple[torch.Tensor, ...] = autograd.GroupedReducescatter.apply(name, op, factors, process_set, *tensors)
-        return rows
 
-    factors = (prescale_factor, postscale_factor)
-    return list(reduce_compressed(compression, list(tensors), op, factors, size, reduce))
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str, op: ReduceOp, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """Begin to add up sparse tensors of all ranks; calling what is returned waits, and gives the sum, coalesced.
+
+    tensor: COO, of the same shape and dtype on all ranks, any number of entries. op: Average or Sum, else ValueError.
+    What it and what is returned raise: as allgather(), which it is made of.
+    """
+    if op not in (Average, Sum):
+        raise ValueError(f"op is {op!r}; sparse tensors are reduced with hvd.Average or hvd.Sum.")
+    local = tensor.coalesce() if not tensor.is_coalesced() else tensor
+    indices = allgather_async(local.indices().t().contiguous(), f"{name}.indices", process_set)
+    values = allgather_async(local.values(), f"{name}.values", process_set)
+    size = process_set.size()
+
+    def wait() -> torch.Tensor:
+        all_values, all_indices = synchronize(values), synchronize(indices)
+        if op is Average:
+            all_values = all_values / size
+        return torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape, check_invariants=False).coalesce()
+
+    return wait
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -262,7 +326,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     Raises NotInitializedError before init(), ValueError on a rank outside of the set, HorovodInternalError if a rank
     has left.
     """
-    do_barrier(process_set)
+    named.do(process_set.group("barrier()"), "barrier", None, (), ())
 
 
 def join(device: int = -1) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hvdkit.torch.submit import own_memory
+from hvdkit.torch.collective import own_memory
 
 _WORDS = 1 << 20  # of 4 bytes, that are worked on at a time on a device
 _MIX = 0x9E3779B97F4A7C1  # odd, and its bits are all over the place

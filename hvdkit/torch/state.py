@@ -11,9 +11,8 @@ from hvdkit.engine import objects
 from hvdkit.engine.groups import global_process_set
 from hvdkit.engine.job_objects import broadcast_object
 from hvdkit.engine.named.collective_step import collective_step
-from hvdkit.engine.named.submit import find_group
 from hvdkit.errors import HorovodInternalError
-from hvdkit.torch.submit import own_memory
+from hvdkit.torch.collective import own_memory
 from hvdkit.torch.tensors import as_buffer
 from hvdkit.transport.api import Transport
 from hvdkit.transport.small_collectives import broadcast_bytes
@@ -28,7 +27,7 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
     Raises ValueError for a root that does not exist, NotInitializedError before init(), HorovodInternalError also if a
     rank calls something else in its place, has joined or has left.
     """
-    group = find_group(global_process_set, "broadcast_parameters()")
+    group = global_process_set.group("broadcast_parameters()")
     tensors = [(name, value) for name, value in _entries(params) if isinstance(value, torch.Tensor)]
     _check_root(root_rank, group.transport.size)
     mine = [f"{name} {value.dtype} {list(value.shape)}" for name, value in tensors]
@@ -85,7 +84,7 @@ def broadcast_optimizer_state(
     Raises ValueError for a root that does not exist, NotInitializedError before init(), HorovodInternalError also if a
     rank calls something else in its place, has joined or has left.
     """
-    group = find_group(global_process_set, "broadcast_optimizer_state()")
+    group = global_process_set.group("broadcast_optimizer_state()")
     _check_root(root_rank, group.transport.size)
     is_root = group.transport.rank == root_rank
     sizes = [len(one["params"]) for one in optimizer.param_groups]

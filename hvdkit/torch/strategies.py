@@ -13,9 +13,9 @@ from hvdkit.engine.groups import Group, ProcessSet
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.engine.request import check_gradient, gradient_options
 from hvdkit.engine.strategy import Parameters, Strategy, on_horovod
-from hvdkit.torch.asynchronous import grouped_allreduce_async_
 from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.handles import synchronize
+from hvdkit.torch.ops import grouped_allreduce_async_
 from hvdkit.torch.source import TorchSource
 
 

@@ -22,19 +22,22 @@ _DTYPES = {name: dtype for dtype, name in NAMES.items()}
 _BITS = {"bfloat16": torch.uint16, **dict.fromkeys(FLOAT8, torch.uint8)}
 
 
+def name_of_dtype(dtype: torch.dtype) -> str:
+    """The name of a dtype among those that travel; TypeError for another one."""
+    try:
+        return NAMES[dtype]
+    except KeyError:
+        raise TypeError(f"{dtype} cannot be sent between ranks; hvdkit sends {', '.join(NAMES.values())}") from None
+
+
 def dtype_name(tensor: torch.Tensor) -> str:
     """The name of the tensor's dtype among those that travel; TypeError for another one."""
-    try:
-        return NAMES[tensor.dtype]
-    except KeyError:
-        raise TypeError(
-            f"{tensor.dtype} cannot be sent between ranks; hvdkit sends {', '.join(NAMES.values())}"
-        ) from None
+    return name_of_dtype(tensor.dtype)
 
 
 def as_buffer(tensor: torch.Tensor) -> Buffer:
     """See a contiguous CPU tensor of any shape as a Buffer (n,), sharing memory."""
-    name = dtype_name(tensor)
+    name = name_of_dtype(tensor.dtype)
     flat = tensor.detach() if tensor.requires_grad else tensor
     if flat.dim() != 1:
         flat = flat.view(-1)

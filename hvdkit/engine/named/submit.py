@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hvdkit.engine import runtime as engine
 from hvdkit.engine.api import Engine
 from hvdkit.engine.groups import Group, ProcessSet
 from hvdkit.engine.named.operation import Announcement, Operation
@@ -15,15 +14,6 @@ from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.transport.buffer import FLOATS, Buffer, check_reduction
 
 Options = tuple[tuple[str, str], ...]
-
-
-def find_group(process_set: ProcessSet, call: str) -> Group:
-    """The ranks that take part. Raises NotInitializedError before init(), ValueError on a rank outside of the set."""
-    try:
-        return process_set.group(call)
-    except ValueError:
-        engine.runtime(call.replace("_async", ""))
-        raise
 
 
 def begin(
