@@ -12,9 +12,9 @@ import os
 from collections.abc import Mapping
 
 # Of glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
-#: The largest M_MMAP_THRESHOLD that glibc before 2.35 accepts on 64 bits, and the size of a thread's heap segment.
-_OLD_MMAP_LIMIT, _HEAP_SEGMENT = 32 << 20, 64 << 20
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+#: M_MMAP_THRESHOLD as it is at first, and the largest that glibc accepts on 64 bits before 2.35.
+_FIRST_MMAP_THRESHOLD, _OLD_MMAP_LIMIT = 128 << 10, 32 << 20
 _INT_MAX = 2**31 - 1
 
 
@@ -26,17 +26,19 @@ def is_malloc_configured(environ: Mapping[str, str]) -> bool:
 
 
 def keep_freed_memory(limit: int, environ: Mapping[str, str] | None = None) -> bool:
-    """Have malloc keep up to `limit` bytes (of each heap) that were freed, and serve blocks up to that size from heaps.
+    """Have malloc keep up to `limit` bytes of freed memory at the top of the heap.
 
-    Returns whether glibc's thresholds were set: not for 0, not if the user's variables set them, and not in a C library
+    Blocks of up to an eighth of that come from the heap; larger ones are mapped by themselves, and unmapped when freed,
+    since a free block below one in use stays whatever the limit. A thread's heap is made of segments of 64 MiB, of
+    which glibc unmaps those that are free.
+
+    Returns whether the thresholds were set: not for 0, not if the user's variables set them, and not in a C library
     without mallopt(). Another malloc that was preloaded takes no notice. Forked processes inherit the thresholds.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or limit <= 0 or is_malloc_configured(os.environ if environ is None else environ):
         return False
-    limit = min(limit, _INT_MAX)
-    if not (mallopt(_M_MMAP_THRESHOLD, limit) or mallopt(_M_MMAP_THRESHOLD, min(limit, _OLD_MMAP_LIMIT))):
-        return False  # the other thresholds would end glibc's own adaptation of this one
-    # A thread's heap is made of segments; an empty one is unmapped unless top_pad is as large.
-    mallopt(_M_TOP_PAD, min(limit, _HEAP_SEGMENT))
-    return bool(mallopt(_M_TRIM_THRESHOLD, limit))
+    block = min(max(limit // 8, _FIRST_MMAP_THRESHOLD), _INT_MAX)
+    if not (mallopt(_M_MMAP_THRESHOLD, block) or mallopt(_M_MMAP_THRESHOLD, min(block, _OLD_MMAP_LIMIT))):
+        return False  # M_TRIM_THRESHOLD alone would end glibc's adaptation of M_MMAP_THRESHOLD, at the first value
+    return bool(mallopt(_M_TRIM_THRESHOLD, min(limit, _INT_MAX)))
