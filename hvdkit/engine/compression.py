@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Protocol
 
-from hvdkit.engine.reduce_op import Average, ReduceOp, Sum
+from hvdkit.engine.reduce_op import Average, ReduceOp
 from hvdkit.transport.buffer import Narrow
 from hvdkit.transport.coding.api import Coding
 from hvdkit.transport.coding.power_sgd import PowerSGD
@@ -27,7 +27,6 @@ CODINGS = (TopK, PowerSGD, Sign)
 Factors = tuple[float, float]
 _WIDE = ("float32", "float64")
 _LARGEST: dict[str, float] = {"float16": 65504.0, "bfloat16": float.fromhex("0x1.fep127")}
-_EPSILON: dict[str, float] = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # between 1 and the next number
 
 
 class Casts(Protocol):
@@ -89,7 +88,10 @@ class NoneCompressor(Compressor):
 
 
 class FP16Compressor(Compressor):
-    """Send float16; finite values beyond 65504 become 65504. Sums are taken in float32."""
+    """Send float16: 6e-8 to 65504; finite values beyond become 65504, values below 3e-8 become 0.
+
+    Sums are taken in float32, and averages divided after the sum; on Horovod's core both happen in float16.
+    """
 
     wire = "float16"
 
@@ -126,23 +128,24 @@ def reduce_compressed(
 ) -> Sequence[Any]:
     """Compress the tensors, reduce them, and decompress the results.
 
-    reduce: does the reduction of the compressed tensors, with the op and the factors that are left to do. An average is
-    sent as a sum: each rank divides first, and limits its values so that a sum of `set_size` of them, rounded twice, is
-    finite in the wire's dtype.
+    reduce: reduces the compressed tensors with the op and the factors that it is given. set_size: number of ranks.
+    An average is divided after the sum, which is taken in float32: values that the wire's dtype holds are not lost, and
+    it is finite where its result is. So an average's factors are applied before tensors are narrowed, and bfloat16,
+    whose sum may exceed float32, is sent divided by the next power of two of `set_size`, which is exact. Groups of
+    tensors of which some are not compressed leave both to `reduce`.
     """
     wire = wire_of(compression)
     if wire == "none":
         return reduce(tensors, op, factors)
     kinds = [(casts := _casts_for(tensor), casts.dtype_of(tensor) in _WIDE) for tensor in tensors]
-    if not any(wide for _, wide in kinds):
-        return reduce(tensors, op, factors)
-    if op is Average:
-        limit = _LARGEST[wire] / set_size * (1 - _EPSILON[wire])
-        factor = factors[0] * factors[1] / set_size
-        scaled = [tensor * factor for tensor in tensors]
-        pairs = zip(scaled, kinds, strict=True)
-        tensors = [casts.clamp(tensor, limit) if wide else tensor for tensor, (casts, wide) in pairs]
-        op, factors = Sum, (1.0, 1.0)
+    if op is Average and all(wide for _, wide in kinds):
+        before, shift = factors[0] * factors[1], 1.0
+        if wire == "bfloat16":
+            shift = 0.5 ** (set_size - 1).bit_length()
+        if before != 1.0 or shift != 1.0:
+            pairs = zip(tensors, kinds, strict=True)
+            tensors = [casts.clamp(tensor * before, _LARGEST[wire]) * shift for tensor, (casts, _) in pairs]
+        factors = (1.0, 1 / shift)
     compressed = [compression.compress(tensor) for tensor in tensors]
     results = reduce([tensor for tensor, _ in compressed], op, factors)
     return [compression.decompress(result, dtype) for result, (_, dtype) in zip(results, compressed, strict=True)]

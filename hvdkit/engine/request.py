@@ -28,11 +28,12 @@ class ReduceOptions:
     def factors(self, size: int, local_ranks: int) -> tuple[float, float]:
         """Prescale and postscale for `size` ranks; their product is 1/size for an average and 1 for a sum.
 
-        local_ranks: how many ranks' sum crosses between hosts as one.
+        local_ranks: how many ranks' sum crosses between hosts as one; see Transport.
         """
         if not self.average:
             return 1.0, 1.0
-        # By default what crosses is the mean of a host: as large as a gradient, so it neither overflows nor vanishes.
+        # By default what crosses is the mean of a host: it does not overflow where the gradients do not, and vanishes
+        # only where the average would, which crosses as well.
         before = self.predivide or float(local_ranks)
         return 1.0 / before, before / size
 

@@ -27,8 +27,8 @@ class Transport(Protocol):
     that agree. Raises TransportError (RankLostError where the dead rank is known) when the others cannot be reached.
 
     backend: what moves bytes where ranks share no memory: "mpi", "gloo", or "none" for one rank.
-    local_ranks: how many ranks are summed inside a host before the sum crosses to others (1 where nothing is), the
-    same number on all ranks.
+    local_ranks: how many ranks at most are summed inside a host before the sum crosses to others (1 where nothing is),
+    the same number on all ranks.
     """
 
     name: str

@@ -115,7 +115,8 @@ def _plan_reduction(binding: Binding, move: Move, size: int, operation: Running)
     move = replace(move, kind="allreduce" if asked.kind == "allreduce" else "reducescatter", op=options["op"])
     before, after = factors(asked, size)
     if asked.tensors[0][0] == "float16" and move.op == "average":  # a sum may be too large where the average is not
-        return replace(move, op="sum", prescale=before * after)
+        exact = 0.5 ** (size - 1).bit_length()
+        return replace(move, op="sum", prescale=before * exact, postscale=after / exact)
     if asked.tensors[0][0] in SCALED:
         return replace(move, prescale=before, postscale=float(options["postscale factor"]))
     operation.after = after

@@ -17,7 +17,7 @@ from hvdkit.engine.named.integers import finish_average, multiply, widen
 from hvdkit.engine.named.operation import Announcement, Operation, Ready, label_of
 from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.transport.api import Transport
-from hvdkit.transport.buffer import SCALED, STORAGE, Array, Buffer, make_buffer
+from hvdkit.transport.buffer import HALF, SCALED, STORAGE, Array, Buffer, make_buffer
 
 #: Operations that are done together, of those that became ready together: (index of the operation, of its tensor).
 Group = tuple[tuple[int, int], ...]
@@ -216,9 +216,12 @@ def _reducescatter(transport: Transport, operation: Operation) -> None:
         if buffer.dtype in SCALED:
             if before != 1.0:
                 transport.arithmetic.combine(buffer, [buffer], scale=before)
-            result = transport.reducescatter(buffer, counts, "sum")
-            if after != 1.0:
-                transport.arithmetic.combine(result, [result], scale=after)
+            if buffer.dtype in HALF and after != 1.0:
+                result = _reducescatter_half(transport, buffer, counts, after)
+            else:
+                result = transport.reducescatter(buffer, counts, "sum")
+                if after != 1.0:
+                    transport.arithmetic.combine(result, [result], scale=after)
         elif operation.asked.op == "average":
             total = widen(buffer, transport.size, before)
             each = total.count // buffer.count if buffer.count else 1
@@ -231,6 +234,17 @@ def _reducescatter(transport: Transport, operation: Operation) -> None:
             multiply(result, after)
         results.append(result)
     operation.results = results
+
+
+def _reducescatter_half(transport: Transport, buffer: Buffer, counts: Sequence[int], scale: float) -> Buffer:
+    """Scale the float32 sum before it is rounded to 16 bits, which may not hold it."""
+    count = counts[transport.rank]
+    result = make_buffer(count, buffer.dtype)
+    received = transport.alltoall(buffer, counts, [count] * transport.size)
+    if count:
+        pieces = [received.slice(at, at + count) for at in range(0, received.count, count)]
+        transport.arithmetic.combine(result, pieces, "sum", scale)
+    return result
 
 
 def _announced(transport: Transport, operation: Operation) -> None:

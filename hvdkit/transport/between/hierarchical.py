@@ -47,6 +47,7 @@ class HierarchicalTransport(SharedMemoryTransport):
             **options,
         )
         self.between: BetweenHosts = between
+        self.local_ranks = max(len(ranks) for ranks in hosts)
         self._takes_part = local.rank < shards
         if not self._is_part:
             self.measure()

@@ -12,7 +12,7 @@ from hvdkit.transport.arguments import check_root
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.buckets import BucketSpec, InPlaceSegment
-from hvdkit.transport.buffer import Buffer, Op
+from hvdkit.transport.buffer import HALF, Buffer, Op
 from hvdkit.transport.division import Groups, find_group
 from hvdkit.transport.mailbox import Mailbox, OpeningMailbox
 from hvdkit.transport.shared.buckets import SharedBuckets
@@ -97,14 +97,16 @@ class SharedMemoryTransport:
             return
         if self._staging is None:
             self._staging = self.open_buckets([BucketSpec("uint8", _STAGE_BYTES)] * _STAGES)
-        stages, arithmetic = self._staging, self.arithmetic
+        stages, arithmetic, before = self._staging, self.arithmetic, 1.0
+        if self.between is not None and buffer.dtype in HALF and op == "sum" and 0.0 < scale < 1.0:
+            before = max(scale, 1 / self.local_ranks)  # a host's sum may be too large for 16 bits, its mean is not
         step = _STAGE_BYTES // buffer.array.itemsize
         pieces = [buffer.slice(at, min(at + step, buffer.count)) for at in range(0, buffer.count, step)]
         for turn, piece in enumerate(pieces):
             stage = turn % _STAGES
             if turn >= _STAGES:
                 self._collect(stages, stage, pieces[turn - _STAGES])
-            stages.change(stage, BucketSpec(buffer.dtype, piece.count, op, postscale=scale))
+            stages.change(stage, BucketSpec(buffer.dtype, piece.count, op, before, scale / before))
             start, stop = stages.owned[stage]
             for first, last in ((0, start), (stop, piece.count)):
                 arithmetic.copy(stages.memory[stage].slice(first, last), piece.slice(first, last))
