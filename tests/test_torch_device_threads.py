@@ -79,7 +79,7 @@ def test_two_optimizers_are_told_once_of_a_pass_that_both_begin(
     told: list[int] = []
     _in_two_threads(
         *(
-            lambda number=number: autograd.when_backward_ends(PASS, number, lambda: told.append(number))
+            lambda number=number: autograd.when_backward_ends(PASS, number, lambda _: told.append(number))
             for number in (1, 0)
         )
     )

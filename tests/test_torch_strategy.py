@@ -17,6 +17,7 @@ from hvdkit.engine.groups import Group
 from hvdkit.engine.named.submit import do, reduce_options
 from hvdkit.engine.planned.source import HostCopies
 from hvdkit.engine.strategy import Parameters, Strategy
+from hvdkit.errors import BackwardInterruptedError
 from hvdkit.transport.buffer import Buffer
 
 pytestmark = pytest.mark.ranks
@@ -250,6 +251,55 @@ def _record() -> list[list[str]]:
         optimizer.step()
         take()
     return seen
+
+
+class FailsOnce(NamedAverage):
+    """The first before_step() raises ArithmeticError on all ranks."""
+
+    failed = False
+
+    def before_step(self) -> None:
+        """See Strategy.before_step."""
+        if not self.failed:
+            self.failed = True
+            raise ArithmeticError
+        super().before_step()
+
+
+def _reduction_of_the_first_fails(zero: bool) -> list[float]:
+    """Gradients of the second optimizer after its step, and in the next backward pass."""
+    with joined():
+        first, second = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3))
+        failing = hvd.DistributedOptimizer(torch.optim.SGD([first], 1.0), strategy=FailsOnce())
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([second], 1.0))
+        seen = []
+        for factor in (1.0, 3.0):
+            loss = ((first + second) * (factor + hvd.rank())).sum()
+            if factor == 1.0:
+                with pytest.raises(ArithmeticError):
+                    loss.backward()
+            else:
+                loss.backward()
+                seen.append(second.grad.mean().item())  # reduced when backward has ended
+            if zero:
+                with pytest.raises(BackwardInterruptedError):
+                    optimizer.zero_grad()
+                return seen
+            optimizer.step()
+            seen.append(-second.detach().mean().item())
+            optimizer.zero_grad()
+            failing.zero_grad()
+        return seen
+
+
+@pytest.mark.native("Horovod's core sends each gradient as it arrives")
+def test_an_optimizer_goes_on_where_the_reduction_of_one_before_has_failed() -> None:
+    assert run_ranks(2, _reduction_of_the_first_fails, False) == [[1.5, 3.5, 5.0]] * 2
+
+
+@pytest.mark.native("Horovod's core sends each gradient as it arrives")
+def test_gradients_that_were_sent_and_not_reduced_are_not_thrown_away() -> None:
+    assert run_ranks(2, _reduction_of_the_first_fails, True, fresh=True) == [[]] * 2
 
 
 def _fail(gradient: torch.Tensor) -> None:

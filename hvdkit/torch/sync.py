@@ -68,6 +68,7 @@ class GradientSync:
         self._summed: set[int] = set()  # reduced since the last step, where the strategy is not repeatable
         self._tasks: set[int] = set()  # backward passes under way
         self._done_passes = 0
+        self._postponed = False  # a complete window waits for synchronize()
         self._reduced = False  # a window since the last step
         self._notice = CompiledNotice()
         self.add(named)
@@ -145,13 +146,16 @@ class GradientSync:
                 self._tasks.add(task)
                 autograd.when_backward_ends(task, self.number, functools.partial(self._backward_ended, task))
 
-    def _backward_ended(self, task: int) -> None:
+    def _backward_ended(self, task: int, reduce: bool) -> None:
         self._tasks.discard(task)
         if self._tasks:  # this was a checkpoint's pass inside the real one
             return
         self._done_passes += 1
         if self._done_passes >= self._passes:
-            self._reduce_window()
+            if reduce:
+                self._reduce_window()
+            else:  # another optimizer's reduction has failed: the window is complete, and left to step()
+                self._postponed = True
 
     def set_passes(self, passes: int) -> None:
         """Windows are of so many backward passes from now on."""
@@ -198,6 +202,7 @@ class GradientSync:
         self._written.clear()
         self._source.written.clear()
         self._done_passes = 0
+        self._postponed = False
 
     def _attach_if_changed(self) -> None:
         """Attach the strategy where parameters were added or unfrozen, on all ranks alike; collective."""
@@ -238,6 +243,8 @@ class GradientSync:
     def zeroed(self) -> None:
         """The user has thrown the gradients away, and with them what was accumulated and not yet reduced."""
         self._check_interrupted()
+        if self._postponed:
+            self.strategy.cancel()
         self._begin_window()
         self._summed.clear()
         self._reduced = False
