@@ -292,6 +292,8 @@ def values() -> None:
         assert keras.backend.standardize_dtype(hvd.broadcast(tiny, 0).dtype) == "float8_e4m3fn"
         scattered = hvd.reducescatter(np.ones((size, 2), "float32") * np.arange(size)[:, None], op=hvd.Sum)
         np.testing.assert_array_equal(scattered, np.full((1, 2), rank * size))
+        with raises(NotImplementedError, "op is hvd.Max"):
+            hvd.reducescatter(np.ones(size, "float32"), op=hvd.Max)
         assert hvd.broadcast_object({"rank": rank}, 1) == {"rank": 1}
         assert hvd.allgather_object(rank) == list(range(size))
         variables = [

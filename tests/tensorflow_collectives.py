@@ -132,6 +132,8 @@ def every_other_collective(mode: str) -> None:
         equal(in_mode(mode, lambda x: hvd.alltoall(x))(tf.zeros([size, 0])), np.zeros((size, 0)))
 
         mine = tf.reshape(tf.range(2 * size + 1, dtype=tf.float32), [-1, 1]) * tf.ones([1, 2])
+        with pytest.raises(NotImplementedError, match=r"op is hvd\.Max"):
+            in_mode(mode, lambda x: hvd.reducescatter(x, op=hvd.Max))(mine)
         scattered = in_mode(mode, lambda x: hvd.reducescatter(x, op=hvd.Sum))(mine)
         first, count = rank * 2 + min(rank, 1), 2 + (rank < 1)
         equal(scattered, size * mine.numpy()[first : first + count])

@@ -212,6 +212,8 @@ def refuse_what_makes_no_sense() -> None:
                 hvd.allreduce(torch.zeros(3, dtype=dtype), op=op)
         with pytest.raises(TypeError, match=r"reducescatter.*op sum of float8_e5m2"):
             hvd.reducescatter(torch.zeros(6, dtype=torch.float8_e5m2), op=hvd.Sum)
+        with pytest.raises(NotImplementedError, match=r"op is hvd\.Max"):
+            hvd.reducescatter(torch.zeros(6), op=hvd.Max)
         for call in (hvd.allreduce, hvd.allreduce_):
             with pytest.raises(TypeError, match=r"bools .*hvd\.Max"):
                 call(torch.ones(3, dtype=torch.bool))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from hvdkit.engine import runtime
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.opening import open_reducer
 from hvdkit.engine.planned.plan import Plan
@@ -60,16 +59,7 @@ class AllReduce(Strategy):
 
     def _open(self, parameters: Parameters, group: Group) -> GradientReducer:
         """What reduces the gradients of these parameters, at least one; collective."""
-        return open_reducer(
-            runtime.runtime("a reduction of gradients"),
-            group,
-            parameters.name,
-            parameters.tensors,
-            parameters.gradients,
-            options=self.options,
-            compute_threads=parameters.compute_threads,
-            statistics=self._statistics,
-        )
+        return open_reducer(group, parameters, options=self.options, statistics=self._statistics)
 
     def arrived(self, index: int) -> None:
         """See Strategy.arrived; starts the buckets that are complete."""

@@ -18,8 +18,8 @@ import numpy as np
 from hvdkit.engine.compression import Compression, Compressor, Factors, reduce_compressed
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.named.operation import Operation
-from hvdkit.engine.named.submit import Options, do, reduce_options, root_options
-from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
+from hvdkit.engine.named.submit import Options, do, reduce_options, root_options, scatter_options
+from hvdkit.engine.reduce_op import Average, ReduceOp, choose_op
 from hvdkit.keras.backends import settle
 from hvdkit.transport.buffer import FLOAT8, STORAGE, Array, Buffer
 
@@ -78,14 +78,12 @@ def reducescatter(
     """Reduce a value over all ranks, and give each rank its rows of the result.
 
     value: (n, ...), the same on all ranks; rank i gets n // size rows, and one more if i < n % size.
-    op: Average or Sum.
+    op: Average or Sum; NotImplementedError for another one.
     """
     array, buffer = _contiguous(value)
     if not array.ndim:
         raise ValueError("reducescatter(): a scalar has no rows to scatter; give a value of at least one dimension.")
-    if op not in (Average, Sum):
-        raise ValueError(f"reducescatter(): op is {op!r}; it is hvd.Average or hvd.Sum.")
-    options = reduce_options([buffer.dtype], op, 1.0, 1.0, "reducescatter()")
+    options = scatter_options([buffer.dtype], op, 1.0, 1.0, "reducescatter()")
     operation = _run("reducescatter", name, [(buffer.dtype, array.shape)], [buffer], options, process_set)
     return _like(value, operation.results[0].array.view(array.dtype).reshape(-1, *array.shape[1:]))
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from hvdkit.engine.groups import ProcessSet
 from hvdkit.engine.named.execution import split_rows
-from hvdkit.engine.named.submit import check_splits, reduce_options, root_options
+from hvdkit.engine.named.submit import check_splits, reduce_options, root_options, scatter_options
 from hvdkit.engine.reduce_op import ReduceOp
 from hvdkit.tensorflow.naming import operation_name
 from hvdkit.tensorflow.run import do, run
@@ -123,7 +123,7 @@ def reducescatter(
 ) -> list[Any]:
     """Reduce tensors as one operation; this rank's rows of each."""
     dtypes = [dtype_name(tensor.dtype) for tensor in tensors]
-    options = reduce_options(dtypes, op, *factors, call)
+    options = scatter_options(dtypes, op, *factors, call)
     process_set.group(call)
     for tensor in tensors:
         if tensor.shape.rank == 0:

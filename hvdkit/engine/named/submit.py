@@ -10,7 +10,7 @@ import numpy as np
 from hvdkit.engine.api import Engine
 from hvdkit.engine.groups import Group, ProcessSet
 from hvdkit.engine.named.operation import Announcement, Operation
-from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
+from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp, Sum
 from hvdkit.transport.buffer import FLOATS, Buffer, check_reduction
 
 Options = tuple[tuple[str, str], ...]
@@ -78,6 +78,13 @@ def reduce_options(dtypes: Sequence[str], op: ReduceOp, prescale: float, postsca
         if op is Adasum and dtype not in FLOATS:
             raise TypeError(f"{call}: Adasum is for floating-point tensors, this one is {dtype}.")
     return _write_options(op.kind, float(prescale), float(postscale))
+
+
+def scatter_options(dtypes: Sequence[str], op: ReduceOp, prescale: float, postscale: float, call: str) -> Options:
+    """As reduce_options, for a reducescatter; NotImplementedError, as in Horovod, unless `op` is Average or Sum."""
+    if op not in (Average, Sum):
+        raise NotImplementedError(f"{call}: op is {op!r}; a reducescatter does hvd.Average and hvd.Sum.")
+    return reduce_options(dtypes, op, prescale, postscale, call)
 
 
 @functools.lru_cache(maxsize=64)

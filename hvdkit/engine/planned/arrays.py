@@ -8,7 +8,6 @@ from typing import Protocol
 
 import numpy as np
 
-from hvdkit.engine import runtime as engine
 from hvdkit.engine.groups import Group
 from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.engine.planned.opening import open_reducer
@@ -16,6 +15,7 @@ from hvdkit.engine.planned.plan import Bucket, Plan, TensorSpec, cut_slots
 from hvdkit.engine.planned.reducer import BucketReducer, Statistics
 from hvdkit.engine.planned.source import Filled
 from hvdkit.engine.request import ReduceOptions
+from hvdkit.engine.strategy import Parameters
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buckets import InPlaceSegment
 from hvdkit.transport.buffer import Array, Buffer
@@ -68,20 +68,11 @@ class ArraySource:
         self._unused: set[int] = set()
         self._pieces: dict[int, list[_Piece]] = {}  # of each bucket
         self._in_place: dict[int, set[int]] = {}  # bucket -> first elements of the segments that were reduced in place
-        made = engine.runtime("a reduction of gradients")
         name = f"arrays.{group.engine.count('arrays')}"
 
         def plan(_: Transport, __: Sequence[int]) -> BucketReducer:
-            return open_reducer(
-                made,
-                group,
-                name,
-                tensors,
-                self,
-                options=options,
-                compute_threads=compute_threads,
-                statistics=statistics,
-            )
+            parameters = Parameters(name, tensors, self, self, compute_threads)
+            return open_reducer(group, parameters, options=options, statistics=statistics)
 
         self._reducer: BucketReducer = collective_step(group.engine, "plan", plan, name=name)
 
