@@ -32,6 +32,7 @@ HVDRUN = """\
 trap 'echo got USR1 >>seen; sleep 0.3; exit "${AFTER_USR1:-0}"' USR1
 trap 'echo got TERM >>seen; sleep 0.3; exit 143' TERM
 echo started >>seen
+[ -z "$END_AT_ONCE" ] || kill -TERM "$PPID"
 for ((i = 0; i < ${FOR:-200}; i++)); do sleep 0.05; done
 exit "${STATUS:-0}"
 """
@@ -50,8 +51,8 @@ def make(place: Path, name: str, text: str) -> None:
     (place / "bin" / name).chmod(0o755)
 
 
-def start(place: Path, scheduler: str, job: BatchJob, **variables: str) -> subprocess.Popen[bytes]:
-    (place / "job.sh").write_text(SCHEDULERS[scheduler].write(job))
+def start(place: Path, scheduler: str, job: BatchJob, text: str = "", **variables: str) -> subprocess.Popen[bytes]:
+    (place / "job.sh").write_text(text or SCHEDULERS[scheduler].write(job))
     environ = {"PATH": f"{place}/bin:/usr/bin:/bin", "PBS_O_WORKDIR": str(place), "PBS_JOBID": "7.x", "LSB_JOBID": "7"}
     environ |= {"SLURM_JOB_ID": "7", **variables}
     return subprocess.Popen(["bash", "job.sh"], cwd=place, env=environ, stdin=subprocess.DEVNULL)
@@ -97,6 +98,14 @@ def test_the_end_is_passed_on_and_waited_for(scheduler: str, place: Path) -> Non
     assert seen(place, "started")
     process.terminate()
     assert process.wait(20) == 143
+    assert "got TERM" in (place / "seen").read_text()
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf"])
+def test_an_end_that_comes_while_hvdrun_is_being_started_is_passed_on(scheduler: str, place: Path) -> None:
+    text = SCHEDULERS[scheduler].write(JOB).replace("\njob=$!\n", "\nsleep 0.5\njob=$!\n")  # a busy node
+    assert "sleep 0.5" in text
+    assert start(place, scheduler, JOB, text, END_AT_ONCE="yes").wait(20) == 143
     assert "got TERM" in (place / "seen").read_text()
 
 

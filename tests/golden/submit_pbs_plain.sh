@@ -25,10 +25,10 @@ command -v hvdrun >/dev/null || {
 }
 
 # bash runs a trap only between commands or during wait: so hvdrun runs beside the script, which waits.
-job='' told=''
+job='' told='' early=''
 pass_on() {
     told=yes
-    if [ -n "$job" ]; then kill -s "$1" "$job" 2>/dev/null; elif [ "$1" = TERM ]; then exit 143; fi
+    if [ -n "$job" ]; then kill -s "$1" "$job" 2>/dev/null; elif [ "$1" = TERM ]; then early=yes; fi
 }
 # The end is near (cancelled, preempted, requeued, out of time): hvdrun ends all ranks, on every node; those
 # that have a handler for it save first.
@@ -37,6 +37,7 @@ trap 'pass_on TERM' TERM
 # Where and how many ranks, hvdrun reads from the allocation.
 hvdrun python train.py &
 job=$!
+[ -z "$early" ] || kill "$job" # the end came before its number was known
 while
     told=''
     wait "$job"
