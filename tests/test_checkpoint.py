@@ -19,9 +19,9 @@ import pytest
 
 from hvdkit.checkpoint.agreement import steps_between
 from hvdkit.checkpoint.arrays import read_arrays, write_arrays
+from hvdkit.checkpoint.directory import CheckpointDirectory
 from hvdkit.checkpoint.manifest import find_flaw
-from hvdkit.checkpoint.shelf import Shelf
-from hvdkit.checkpoint.signals import Signals
+from hvdkit.checkpoint.preemption import Signals
 from hvdkit.checkpoint.store import _as_json
 from hvdkit.checkpoint.writer import Writer
 from hvdkit.errors import CheckpointError
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 FILES = ("a", "b")
 
 
-def put(shelf: Shelf, text: str = "abc", size: int = 0) -> int:
+def put(shelf: CheckpointDirectory, text: str = "abc", size: int = 0) -> int:
     """Write a checkpoint of two files, the second of so many MiB."""
     folder = shelf.begin()
     with shelf.removing(folder):
@@ -43,21 +43,21 @@ def put(shelf: Shelf, text: str = "abc", size: int = 0) -> int:
         return shelf.commit(folder, {"by": "a test"})
 
 
-def newest(shelf: Shelf) -> tuple[int | None, list[str]]:
+def newest(shelf: CheckpointDirectory) -> tuple[int | None, list[str]]:
     """The newest whole checkpoint, and why others were passed over."""
     skipped: list[str] = []
     return shelf.newest_whole(FILES, lambda folder, why: skipped.append(f"{folder.name}: {why}")), skipped
 
 
 def test_the_newest_is_found_and_the_last_few_are_kept(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "made" / "when needed", keep=2)
+    shelf = CheckpointDirectory(tmp_path / "made" / "when needed", keep=2)
     assert newest(shelf) == (None, [])
     assert [put(shelf) for _ in range(4)] == [1, 2, 3, 4]
     assert newest(shelf) == (4, [])
     assert sorted(os.listdir(shelf.path)) == ["checkpoint-000003", "checkpoint-000004"]
     assert sorted(os.listdir(shelf.folder(4))) == ["a", "b", "manifest.json"]
     with pytest.raises(ValueError, match="at least 1 checkpoint"):
-        Shelf(tmp_path, keep=0)
+        CheckpointDirectory(tmp_path, keep=0)
 
 
 def cut(folder: Path) -> None:
@@ -91,7 +91,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("why", sorted(DAMAGE))
 def test_a_damaged_checkpoint_is_passed_over_and_named(why: str, tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = CheckpointDirectory(tmp_path)
     put(shelf)
     put(shelf)
     DAMAGE[why](shelf.folder(2))  # type: ignore[operator]
@@ -102,7 +102,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(why: str, tmp_path: Path)
 
 
 def test_whole_ones_are_not_removed_for_the_sake_of_damaged_ones(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, keep=2)
+    shelf = CheckpointDirectory(tmp_path, keep=2)
     put(shelf)
     for damaged in (2, 3):
         put(shelf)
@@ -125,14 +125,14 @@ def test_what_dead_jobs_have_left_is_removed_and_what_others_write_is_not(tmp_pa
         (folder / "a").touch()
     for path in (old, old / "a"):
         os.utime(path, (0, 0))
-    put(Shelf(tmp_path))
+    put(CheckpointDirectory(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-000001", *(path.name for path in kept)}
 
 
 SAVE_FOR_EVER = """
 import sys
-from test_checkpoint import Shelf, put
-shelf = Shelf(sys.argv[1], keep=2)
+from test_checkpoint import CheckpointDirectory, put
+shelf = CheckpointDirectory(sys.argv[1], keep=2)
 while True:
     put(shelf, "killed", size=8)
     print("saved", flush=True)
@@ -155,7 +155,7 @@ def test_who_is_killed_at_any_moment_leaves_whole_checkpoints_and_no_rest(tmp_pa
         time.sleep(moments.random() * 0.1)
         process.kill()
         process.communicate()
-        shelf = Shelf(tmp_path, keep=2)
+        shelf = CheckpointDirectory(tmp_path, keep=2)
         assert all(not find_flaw(shelf.folder(number)) for number in shelf.numbers())
         assert shelf.numbers()
         interrupted += sum(name.startswith(".") for name in os.listdir(tmp_path))
@@ -181,7 +181,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_an_error_and_leaves_what_was_there(small_disk: Path) -> None:
-    shelf = Shelf(small_disk, keep=1)
+    shelf = CheckpointDirectory(small_disk, keep=1)
     put(shelf, size=1)
     with pytest.raises(OSError, match=r"No space left|File too large"):
         put(shelf, size=5)
@@ -243,9 +243,9 @@ def test_ranks_ask_each_other_seldom_but_not_too_seldom() -> None:
 def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
-        newest(Shelf(tmp_path / "file"))
+        newest(CheckpointDirectory(tmp_path / "file"))
     shutil.rmtree(tmp_path)
-    assert newest(Shelf(tmp_path)) == (None, [])
+    assert newest(CheckpointDirectory(tmp_path)) == (None, [])
 
 
 def test_arrays_that_do_not_fit_or_would_execute_something_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch_world import joined
 
 import hvdkit.torch as hvd
-from hvdkit.checkpoint.shelf import Shelf
+from hvdkit.checkpoint.directory import CheckpointDirectory
 from hvdkit.elastic.saver import Saver
 from hvdkit.errors import Preempted
 
@@ -45,7 +45,7 @@ def test_commits_are_saved_no_more_often_than_asked_and_the_newest_is_taken_up(t
         state.step = 0
         state.load_from(str(tmp_path / "often"))
         assert state.step == 40 and torch.equal(state.model.weight, weights)
-        assert len(Shelf(tmp_path / "often").numbers()) >= 2
+        assert len(CheckpointDirectory(tmp_path / "often").numbers()) >= 2
     with saved(tmp_path / "seldom", every_s=1e6) as (state, _):
         commit(state, 100)
     assert not (tmp_path / "seldom").exists()

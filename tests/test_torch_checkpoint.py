@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch_world import joined
 
 import hvdkit.torch as hvd
-from hvdkit.checkpoint.shelf import Shelf
+from hvdkit.checkpoint.directory import CheckpointDirectory
 from hvdkit.errors import CheckpointError
 from hvdkit.torch.checkpoint import TorchKept
 
@@ -200,7 +200,7 @@ def load_evil(directory: Path) -> str:
         model = nn.Linear(2, 2)
         if hvd.rank() == 0:
             for number in range(2):
-                shelf = Shelf(directory / str(number))
+                shelf = CheckpointDirectory(directory / str(number))
                 folder = shelf.begin()
                 torch.save({"model": Evil()}, folder / "state.pt")
                 if number == 1:  # torch's older form is a pickle as it is
@@ -270,4 +270,4 @@ def test_a_disk_that_takes_nothing_ends_the_training_unless_others_would_go_on_a
         checkpoints._agreement._due = 1
         checkpoints.step()
         checkpoints.close()
-        assert Shelf(directory).numbers() == [1]
+        assert CheckpointDirectory(directory).numbers() == [1]

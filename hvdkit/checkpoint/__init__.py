@@ -1,1 +1,1 @@
-"""Checkpoints on disk: whole or not there, kept in turn, written beside the training; no framework here."""
+"""Checkpoints on disk: written in a thread beside training, whole or absent, the newest kept; no framework here."""

@@ -1,4 +1,4 @@
-"""All ranks agree, between two steps, on whether it is time to save or to end; seldom enough to cost nothing."""
+"""Agreement of all ranks, between two steps, on whether to save a checkpoint or to end the job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _MOST_STEPS = 32  # steps may become slower all at once
 
 @dataclass(frozen=True)
 class Agreed:
-    """signal: that came to `rank`; 0 for none. save: it is time to."""
+    """What all ranks do after this step.
+
+    signal: number of the signal that `rank` received; 0 for none. save: is a checkpoint due?
+    """
 
     signal: int
     rank: int
@@ -27,9 +30,10 @@ class Agreed:
 
 
 class Agreement:
-    """Counts steps up to the next one at which the ranks ask each other; the same one on every rank.
+    """Counts steps up to the next allreduce of what the ranks know; the same step on every rank.
 
-    Rank 0 says which that is, by the time that steps take, with each answer. With other ranks it begins anew.
+    Rank 0 chooses that step in each allreduce, by the time that steps take, so that one comes about every 0.5 s. After
+    a new init() the count begins anew.
     """
 
     def __init__(self) -> None:
@@ -38,10 +42,10 @@ class Agreement:
 
     def _begin(self) -> None:
         self._taken, self._due = 0, 1
-        self._since_s: float | None = None  # how long a step takes is not known before the second one
+        self._since_s: float | None = None  # the duration of a step is not known before the second one
 
     def is_due(self) -> bool:
-        """Count a step; is this one at which all ranks ask()?"""
+        """Count a step; do all ranks call ask() after it?"""
         world = engine.runtime("Checkpoints.step()")
         if world is not self._world:
             self._world = world
@@ -50,21 +54,21 @@ class Agreement:
         return self._taken >= self._due
 
     def ask(self, signal: int, save: bool) -> Agreed:
-        """Agree; collective. signal: that came to this rank. save: is it time to, as far as rank 0 knows?"""
+        """Agree; collective. signal: that this rank received. save: is a checkpoint due? Only that of rank 0 counts."""
         group = global_process_set.group("Checkpoints.step()")
         rank, size = group.transport.rank, group.transport.size
         now = time.monotonic()
-        told = np.zeros(3, np.int64)
-        told[0] = signal * size + rank if signal else 0
+        message = np.zeros(3, np.int64)
+        message[0] = signal * size + rank if signal else 0
         if rank == 0:
-            told[1:] = save, 1 if self._since_s is None else steps_between((now - self._since_s) / self._taken)
+            message[1:] = save, 1 if self._since_s is None else steps_between((now - self._since_s) / self._taken)
         options = reduce_options(["int64"], Max, 1.0, 1.0, "Checkpoints.step()")
-        do(group, "allreduce", "checkpoints", [("int64", (3,))], [Buffer(told, "int64")], options)
-        self._taken, self._due, self._since_s = 0, int(told[2]), now
-        number, from_rank = divmod(int(told[0]), size)
-        return Agreed(number, from_rank, bool(told[1]))
+        do(group, "allreduce", "checkpoints", [("int64", (3,))], [Buffer(message, "int64")], options)
+        self._taken, self._due, self._since_s = 0, int(message[2]), now
+        number, from_rank = divmod(int(message[0]), size)
+        return Agreed(number, from_rank, bool(message[1]))
 
 
 def steps_between(step_s: float) -> int:
-    """How many steps, of so many seconds, until the ranks ask each other again."""
+    """How many steps of `step_s` seconds come before the next agreement."""
     return max(1, min(_MOST_STEPS, int(_EVERY_S / max(step_s, 1e-6))))

@@ -1,4 +1,4 @@
-"""Variables that a framework shows as arrays, in a file: read without executing anything, and only where they fit."""
+"""Variables as arrays in an .npz file: read without executing code, and only where names, dtypes and shapes fit."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _FILE = "arrays.npz"
 
 
 class Variables(Protocol):
-    """Variables, always the same ones, with a copy of them in memory."""
+    """A fixed list of variables, with a copy of their values in memory."""
 
     def save(self) -> None:
-        """Copy them."""
+        """Copy the values."""
 
     def sync(self) -> None:
-        """Give all ranks what rank 0 has; collective."""
+        """Broadcast the values of rank 0; collective."""
 
     def arrays(self) -> Sequence[Array]:
-        """What was copied last."""
+        """The copy."""
 
     def assign(self, arrays: Sequence[Array]) -> None:
-        """Overwrite them."""
+        """Overwrite the variables."""
 
 
-class ArraysKept:
-    """Lists of variables, under names; see Kept. framework: with its version."""
+class CheckpointableArrays:
+    """Named lists of variables; see Checkpointable. framework: its name and version."""
 
     files: Sequence[str] = (_FILE,)
 
@@ -40,79 +40,79 @@ class ArraysKept:
         self.framework, self._things = framework, dict(things)
 
     def _arrays(self) -> dict[str, Sequence[Array]]:
-        for one in self._things.values():
-            one.save()
-        return {name: one.arrays() for name, one in self._things.items()}
+        for variables in self._things.values():
+            variables.save()
+        return {name: variables.arrays() for name, variables in self._things.items()}
 
     def copy(self, folder: Path, *, during_epoch: bool) -> Callable[[], None]:
-        """See Kept.copy."""
-        arrays = {name: [one.copy() for one in some] for name, some in self._arrays().items()}
+        """See Checkpointable.copy."""
+        arrays = {name: [array.copy() for array in values] for name, values in self._arrays().items()}
         return lambda: write_arrays(folder / _FILE, arrays)
 
     def read(self, folder: Path) -> None:
-        """See Kept.read."""
-        found = read_arrays(folder / _FILE, self._arrays())
-        for name, one in self._things.items():
-            one.assign(found[name])
+        """See Checkpointable.read."""
+        arrays = read_arrays(folder / _FILE, self._arrays())
+        for name, variables in self._things.items():
+            variables.assign(arrays[name])
 
     def share(self) -> None:
-        """See Kept.share."""
-        for one in self._things.values():
-            one.sync()
+        """See Checkpointable.share."""
+        for variables in self._things.values():
+            variables.sync()
 
     def digests(self) -> dict[str, str]:
-        """See Kept.digests."""
-        return {name: digest_of(some) for name, some in self._arrays().items()}
+        """See Checkpointable.digests."""
+        return {name: digest_of(values) for name, values in self._arrays().items()}
 
     def record(self, samples: int | None) -> None:
-        """See Kept.record; there is no sampler."""
+        """See Checkpointable.record; there is no sampler."""
 
     def read_random(self) -> dict[str, Any]:
-        """See Kept.read_random; there is nothing that would be known here."""
+        """See Checkpointable.read_random; this framework's generators are not saved."""
         return {}
 
     def set_random(self, state: dict[str, Any]) -> None:
-        """See Kept.set_random."""
+        """See Checkpointable.set_random."""
 
     def settle(self) -> None:
-        """See Kept.settle; steps have ended here when they return."""
+        """See Checkpointable.settle; steps have ended here when they return."""
 
 
 def digest_of(arrays: Sequence[Array]) -> str:
     """A hash of arrays, with their dtypes and shapes."""
     sha = hashlib.sha256()
-    for one in arrays:
-        sha.update(f"{one.dtype} {one.shape}".encode() + one.tobytes())
+    for array in arrays:
+        sha.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
     return sha.hexdigest()
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Sequence[Array]]) -> None:
-    """Make a file (.npz) of lists of arrays."""
-    flat = {f"{name}.{at}": _plain(one) for name, some in arrays.items() for at, one in enumerate(some)}
+    """Write named lists of arrays to a new .npz file."""
+    flat = {f"{name}.{at}": _plain(array) for name, values in arrays.items() for at, array in enumerate(values)}
     with path.open("xb") as file:
         np.savez(file, **flat)  # type: ignore[arg-type]
 
 
 def read_arrays(path: Path, like: Mapping[str, Sequence[Array]]) -> dict[str, list[Array]]:
-    """What write_arrays() has written. like: names, and arrays of the dtypes and shapes that there have to be.
+    """Read what write_arrays() has written. like: the names, dtypes and shapes that the file must have.
 
-    Raises ValueError for a file that holds others, or is none.
+    Raises ValueError for a file that has others, or is no .npz file.
     """
-    wanted = {f"{name}.{at}" for name, some in like.items() for at in range(len(some))}
+    expected = {f"{name}.{at}" for name, values in like.items() for at in range(len(values))}
     try:
-        with np.load(path, allow_pickle=False) as found:
-            if different := sorted(wanted ^ set(found.files)):
+        with np.load(path, allow_pickle=False) as file:
+            if different := sorted(expected ^ set(file.files)):
                 raise ValueError(f"{', '.join(different[:3])} is in one only of {path.name} and what is to be kept")
             return {
-                name: [_fit(found[f"{name}.{at}"], one, f"{name}.{at}") for at, one in enumerate(some)]
-                for name, some in like.items()
+                name: [_fit(file[f"{name}.{at}"], array, f"{name}.{at}") for at, array in enumerate(values)]
+                for name, values in like.items()
             }
     except zipfile.BadZipFile as error:
         raise ValueError(f"{path.name} cannot be read: {error}") from error
 
 
 def _plain(array: Array) -> Array:
-    """With a dtype that numpy has by itself."""
+    """The same bits in a dtype of numpy's own."""
     return array if array.dtype.kind in "biufc" else array.view(f"u{array.dtype.itemsize}")
 
 

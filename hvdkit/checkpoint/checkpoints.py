@@ -1,4 +1,4 @@
-"""Checkpoints of a training that goes on: saved when it is time, and when the job has to end."""
+"""Checkpoints during training: saved at intervals, and when the job is asked to end."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hvdkit.checkpoint.agreement import Agreement
-from hvdkit.checkpoint.ending import end_saved
-from hvdkit.checkpoint.kept import Kept
-from hvdkit.checkpoint.signals import Signals
+from hvdkit.checkpoint.checkpointable import Checkpointable
+from hvdkit.checkpoint.preemption import Signals, end_saved
 from hvdkit.checkpoint.store import Store
 from hvdkit.engine import runtime as engine
 from hvdkit.errors import CheckpointError
@@ -19,36 +18,36 @@ from hvdkit.log import logger
 
 
 class TrainingCheckpoints(Store):
-    """What an adapter's Checkpoints are made of. every_s: seconds between checkpoints, at least."""
+    """The base class of the adapters' Checkpoints. every_s: least number of seconds between checkpoints."""
 
     def __init__(
         self,
         directory: str | os.PathLike[str],
-        kept: Kept,
+        state: Checkpointable,
         values: Mapping[str, Any],
         *,
         every_s: float,
         keep: int,
     ) -> None:
-        super().__init__(directory, kept, values, keep=keep)
+        super().__init__(directory, state, values, keep=keep)
         self._every_s = every_s
         self._signals = Signals()
         self._agreement = Agreement()
         self._saved_s = time.monotonic()
 
     def step(self, samples: int | None = None) -> None:
-        """A step is done: save if it is time; every rank calls it equally often, after the optimizer's step.
+        """Save if a checkpoint is due; every rank calls this after each step of the optimizer.
 
-        samples: that this rank has trained on in it; to be said where a sampler is kept.
-        If SIGTERM, SIGUSR1 or SIGUSR2 has come to any rank, all ranks save after the same step, and this raises
+        samples: that this rank has trained on in the step; needed where a sampler is saved.
+        If any rank has received SIGTERM, SIGUSR1 or SIGUSR2, all ranks save after the same step, and this raises
         Preempted, a SystemExit with code 75: "saved, not finished; start me again".
-        Raises CheckpointError, on rank 0, if an earlier checkpoint could not be written; in an elastic job that is told
-        and training goes on, as others would go on without rank 0 and run into the same.
+        Raises CheckpointError, on rank 0, if an earlier checkpoint could not be written. An elastic job logs the error
+        and goes on: without rank 0 the others would meet the same error.
         """
-        self._kept.record(samples)
+        self._state.record(samples)
         if not self._agreement.is_due():
             return
-        self._kept.settle()
+        self._state.settle()
         agreed = self._agreement.ask(self._signals.number, time.monotonic() - self._saved_s >= self._every_s)
         if agreed.signal:
             end_saved(agreed, self._save_whole)
@@ -59,7 +58,7 @@ class TrainingCheckpoints(Store):
 
     def _try_to_save(self) -> None:
         with contextlib.suppress(CheckpointError):
-            self.wait()  # for the one before, which has told its error
+            self.wait()  # for the one before, which has logged its error
         try:
             self._save(during_epoch=True)
         except CheckpointError as error:  # on rank 0
@@ -74,7 +73,7 @@ class TrainingCheckpoints(Store):
         self.wait()
 
     def close(self) -> None:
-        """At the end of the training: return when all is on the disk; signals are no longer heard then.
+        """End: return when the last checkpoint is on the disk, and restore the signal handlers.
 
         Raises CheckpointError, on rank 0, if the last checkpoint could not be written.
         """

@@ -1,4 +1,4 @@
-"""What makes a checkpoint whole: a list of its files with their sizes and hashes, written last."""
+"""The manifest of a checkpoint: its files with sizes and hashes, written last; a checkpoint is whole if they match."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _BLOCK = 1 << 22
 
 
 def write_manifest(folder: Path, about: Mapping[str, Any]) -> None:
-    """Hash all files of a folder, list them, and have all of it on the disk when this returns.
+    """Hash and list all files of a folder; all of it is on the disk when this returns.
 
-    about: what a person may want to know, JSON.
+    about: further entries, as JSON; for people.
     """
     files = {}
     for path in sorted(folder.iterdir()):
@@ -33,9 +33,9 @@ def write_manifest(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 def find_flaw(folder: Path, names: Iterable[str] = (), *, hashed: bool = True) -> str:
-    """Say in words what is wrong with a checkpoint; "" if it is whole.
+    """Describe what is wrong with a checkpoint; "" if it is whole.
 
-    names: files that have to be there. hashed: read all of it, and not only the sizes.
+    names: files that it must have. hashed: compare hashes too, which reads all files.
     """
     try:
         listed = _read_manifest(folder / NAME)
@@ -52,16 +52,16 @@ def _compare(path: Path, size: int, digest: str) -> str:
     """How a file differs from what was written; "" if it does not. digest: "" for any."""
     try:
         with path.open("rb") as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != size:
-                return f"{path.name} has {found} bytes, and {size} were written"
+            present = os.fstat(file.fileno()).st_size
+            if present != size:
+                return f"{path.name} has {present} bytes, and {size} were written"
             return f"{path.name} is not what was written: its hash differs" if digest and _hash(file) != digest else ""
     except OSError as error:
         return f"{path.name} cannot be read: {error.strerror}"
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
+    """Write the entries of a folder to the disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -70,12 +70,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def _read_manifest(path: Path) -> dict[str, tuple[int, str]]:
-    """Size and hash of each file. Names that lead out of the folder are a ValueError, as is all that is no manifest."""
+    """Size and hash of each file. Raises ValueError for what is no manifest, and for names outside of the folder."""
     with path.open("rb") as file:
-        told = json.loads(file.read(_LARGEST))
-    if told["format"] != _FORMAT:
-        raise ValueError(f"it is of format {told['format']!r}, and this hvdkit knows {_FORMAT}")
-    files = {str(name): (int(one["bytes"]), str(one["sha256"])) for name, one in told["files"].items()}
+        manifest = json.loads(file.read(_LARGEST))
+    if manifest["format"] != _FORMAT:
+        raise ValueError(f"it is of format {manifest['format']!r}, and this hvdkit knows {_FORMAT}")
+    files = {str(name): (int(file["bytes"]), str(file["sha256"])) for name, file in manifest["files"].items()}
     for name in files:
         if Path(name).name != name:
             raise ValueError(f"{name!r} is no name of a file")

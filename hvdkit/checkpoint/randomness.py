@@ -1,4 +1,4 @@
-"""The random numbers of Python and numpy, as JSON: they are different on every rank."""
+"""The state of Python's and numpy's random generators, as JSON; each rank has its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def read_random() -> dict[str, Any]:
-    """Where the generators of this process are."""
+    """The state of this process's generators."""
     version, words, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
@@ -20,7 +20,7 @@ def read_random() -> dict[str, Any]:
 
 
 def set_random(state: dict[str, Any]) -> None:
-    """Go on from where read_random() was."""
+    """Set the generators to a state of read_random()."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(decode(words, np.uint32).tolist()), gauss))
     keys, position, has_gauss, cached = state["numpy"]
@@ -28,10 +28,10 @@ def set_random(state: dict[str, Any]) -> None:
 
 
 def encode(array: np.ndarray[Any, Any]) -> str:
-    """Numbers as text."""
+    """The array's bytes as text (base64)."""
     return base64.b64encode(array.tobytes()).decode()
 
 
 def decode(text: str, dtype: Any) -> np.ndarray[Any, Any]:
-    """The numbers, (n,), of this dtype."""
+    """The array (n,) of this dtype whose bytes encode() has written."""
     return np.frombuffer(base64.b64decode(text), dtype).copy()

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable
 
 from hvdkit.checkpoint.agreement import Agreement
-from hvdkit.checkpoint.ending import end_saved
-from hvdkit.checkpoint.signals import Signals
+from hvdkit.checkpoint.preemption import Signals, end_saved
 from hvdkit.elastic.state import State
 from hvdkit.errors import CheckpointError
 from hvdkit.log import logger

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdkit.checkpoint.arrays import ArraysKept, digest_of
+from hvdkit.checkpoint.arrays import CheckpointableArrays, digest_of
 from hvdkit.checkpoint.checkpoints import TrainingCheckpoints
 from hvdkit.checkpoint.store import Store
 from hvdkit.errors import Preempted
@@ -127,7 +127,7 @@ def _sort(things: Mapping[str, Any]) -> tuple[KerasKept, dict[str, Any]]:
 
 
 class KerasKept:
-    """A model, with its optimizer; see Kept. Its file is what model.save_weights() writes, which holds both.
+    """A model, with its optimizer; see Checkpointable. Its file is what model.save_weights() writes, which holds both.
 
     others: more variables, under names; they go into a second file.
     """
@@ -136,17 +136,17 @@ class KerasKept:
 
     def __init__(self, model: keras.Model, others: Mapping[str, KeptVariables] | None = None) -> None:
         self._model = model
-        self._others = ArraysKept(self.framework, others) if others else None
+        self._others = CheckpointableArrays(self.framework, others) if others else None
         self.files: Sequence[str] = (_FILE, *(self._others.files if self._others else ()))
 
     def copy(self, folder: Path, *, during_epoch: bool) -> Callable[[], None]:
-        """See Kept.copy. Keras writes from the model itself: the copy is the file, and its way to the disk is left."""
+        """See Checkpointable.copy. Keras writes from the model itself: the copy is the file."""
         sync_state(self._model)
         self._model.save_weights(folder / _FILE)
         return self._others.copy(folder, during_epoch=during_epoch) if self._others else lambda: None
 
     def read(self, folder: Path) -> None:
-        """See Kept.read. ValueError for a model that has not been built."""
+        """See Checkpointable.read. ValueError for a model that has not been built."""
         if not self._model.built:
             raise ValueError("the model has no weights yet: build it before, with keras.Input or model.build().")
         self._build_optimizer()
@@ -155,7 +155,7 @@ class KerasKept:
             self._others.read(folder)
 
     def share(self) -> None:
-        """See Kept.share."""
+        """See Checkpointable.share."""
         self._build_optimizer()
         broadcast_model(self._model)
         if self._others:
@@ -167,20 +167,20 @@ class KerasKept:
             optimizer.build(self._model.trainable_variables)
 
     def digests(self) -> dict[str, str]:
-        """See Kept.digests."""
+        """See Checkpointable.digests."""
         digests = {"model": _digest(self._model.weights), "optimizer": _digest(optimizer_variables(self._model))}
         return {**digests, **(self._others.digests() if self._others else {})}
 
     def record(self, samples: int | None) -> None:
-        """See Kept.record; there is no sampler."""
+        """See Checkpointable.record; there is no sampler."""
 
     def read_random(self) -> dict[str, Any]:
-        """See Kept.read_random: the seeds of dropout and the like, which are variables of the model."""
+        """See Checkpointable.read_random: the seeds of dropout and the like, which are variables of the model."""
         sync_state(self._model)
         return {"seeds": [keras.ops.convert_to_numpy(one).tolist() for one in self._seeds()]}
 
     def set_random(self, state: dict[str, Any]) -> None:
-        """See Kept.set_random."""
+        """See Checkpointable.set_random."""
         for variable, value in zip(self._seeds(), state["seeds"], strict=True):
             variable.assign(np.array(value, variable.dtype))
 
@@ -189,7 +189,7 @@ class KerasKept:
         return [one for one in self._model.variables if id(one) not in known and "seed" in one.name]
 
     def settle(self) -> None:
-        """See Kept.settle."""
+        """See Checkpointable.settle."""
         settle()
 
 

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from hvdkit.checkpoint.shelf import Shelf
+from hvdkit.checkpoint.directory import CheckpointDirectory
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.launch.available import Available, Hosts
 from hvdkit.launch.hosts import format_hosts
@@ -164,7 +164,9 @@ class Lives:
 
     @property
     def _has_checkpoint(self) -> bool:
-        return any(life.kept for life in self._lives) or bool(self.folder and Shelf(self.folder).numbers())
+        return any(life.kept for life in self._lives) or bool(
+            self.folder and CheckpointDirectory(self.folder).numbers()
+        )
 
     @contextlib.contextmanager
     def _stoppable(self) -> Iterator[None]:

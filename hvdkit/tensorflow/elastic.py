@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import numpy as np
 import tensorflow as tf
 
-from hvdkit.checkpoint.arrays import ArraysKept
+from hvdkit.checkpoint.arrays import CheckpointableArrays
 from hvdkit.checkpoint.store import Store
 from hvdkit.elastic.run import run as run_elastic
 from hvdkit.elastic.run import run_fn
@@ -80,7 +80,7 @@ class TensorFlowState(ObjectState):
 
     def _store(self, directory: str) -> Store:
         variables = {name: one for name, one in self._handlers.items() if isinstance(one, _Variables)}
-        kept = ArraysKept(f"tensorflow {tf.__version__}", variables)
+        kept = CheckpointableArrays(f"tensorflow {tf.__version__}", variables)
         return Store(directory, kept, self._plain(), keep=3)
 
 

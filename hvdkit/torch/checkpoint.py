@@ -84,7 +84,7 @@ def _has_state(thing: Any) -> bool:
 
 
 class TorchKept:
-    """What has state_dict() and load_state_dict(), by name; see Kept."""
+    """What has state_dict() and load_state_dict(), by name; see Checkpointable."""
 
     files: Sequence[str] = (_FILE,)
     framework = f"torch {torch.__version__}"
@@ -93,7 +93,7 @@ class TorchKept:
         self._things = dict(things)
 
     def copy(self, folder: Path, *, during_epoch: bool) -> Callable[[], None]:
-        """See Kept.copy. Raises ValueError for a state that could not be loaded again without executing something."""
+        """See Checkpointable.copy. Raises ValueError for a state that cannot be loaded without executing code."""
         states = {name: _state_of(one, during_epoch) for name, one in self._things.items()}
         for name, state in states.items():
             _check_plain(name, state)
@@ -106,7 +106,7 @@ class TorchKept:
         return write
 
     def read(self, folder: Path) -> None:
-        """See Kept.read."""
+        """See Checkpointable.read."""
         states = torch.load(folder / _FILE, map_location="cpu", weights_only=True)
         if different := sorted(states.keys() ^ self._things.keys()):
             raise ValueError(
@@ -117,16 +117,16 @@ class TorchKept:
             one.load_state_dict(states[name])
 
     def share(self) -> None:
-        """See Kept.share."""
+        """See Checkpointable.share."""
         for one in self._things.values():
             share_state(one)
 
     def digests(self) -> dict[str, str]:
-        """See Kept.digests."""
+        """See Checkpointable.digests."""
         return {name: _digest(one.state_dict()) for name, one in self._things.items()}
 
     def record(self, samples: int | None) -> None:
-        """See Kept.record."""
+        """See Checkpointable.record."""
         for name, one in self._things.items():
             if not hasattr(one, "record_batch"):
                 continue
@@ -138,18 +138,18 @@ class TorchKept:
             one.record_batch(0, samples)
 
     def read_random(self) -> dict[str, Any]:
-        """See Kept.read_random."""
+        """See Checkpointable.read_random."""
         devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         return {"torch": encode(torch.get_rng_state().numpy()), "cuda": [encode(one.numpy()) for one in devices]}
 
     def set_random(self, state: dict[str, Any]) -> None:
-        """See Kept.set_random."""
+        """See Checkpointable.set_random."""
         torch.set_rng_state(torch.from_numpy(decode(state["torch"], np.uint8)))
         if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all([torch.from_numpy(decode(one, np.uint8)) for one in state["cuda"]])
 
     def settle(self) -> None:
-        """See Kept.settle; steps have ended here when they return."""
+        """See Checkpointable.settle; steps have ended here when they return."""
 
 
 def _state_of(thing: Any, during_epoch: bool) -> Any:

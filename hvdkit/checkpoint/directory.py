@@ -1,4 +1,4 @@
-"""The folder that checkpoints are in: each a folder with a number, there as a whole or not at all."""
+"""The directory of checkpoints: each is a numbered folder, which appears as a whole by a rename."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import Any
 from hvdkit.checkpoint.manifest import find_flaw, sync_folder, write_manifest
 
 _NAME = re.compile(r"checkpoint-(\d{6,})")
-#: What is being written, or removed: host, process and a number.
-_UNDER_WAY = re.compile(r"\.hvdkit-(?P<host>.+)-(?P<process>\d+)-\d+")
-#: Nobody writes for so long; what a dead job has left on a host that cannot be asked is older one day.
+#: A folder that is being written or removed: host, process and a number.
+_TEMPORARY = re.compile(r"\.hvdkit-(?P<host>.+)-(?P<process>\d+)-\d+")
+#: Folders of other hosts, whose processes cannot be asked, are removed when nothing in them has changed for so long.
 _ABANDONED_S = 3600.0
 
 
-class Shelf:
-    """Checkpoints in the folder `path`, which one job at a time writes; made with the first of them.
+class CheckpointDirectory:
+    """Checkpoints in the folder `path`, to which one job at a time writes; created with the first of them.
 
-    keep: how many.
+    keep: number of whole checkpoints that are left when a new one is written.
     """
 
     def __init__(self, path: str | os.PathLike[str], keep: int = 3) -> None:
@@ -34,21 +34,21 @@ class Shelf:
         self._count = 0
 
     def numbers(self) -> list[int]:
-        """Of the checkpoints that are there, whole or not, the newest first."""
+        """Of all checkpoints, whole or not, the newest first."""
         try:
-            found = [_NAME.fullmatch(name) for name in os.listdir(self.path)]
+            matches = [_NAME.fullmatch(name) for name in os.listdir(self.path)]
         except FileNotFoundError:
             return []
-        return sorted((int(one[1]) for one in found if one), reverse=True)
+        return sorted((int(match[1]) for match in matches if match), reverse=True)
 
     def folder(self, number: int) -> Path:
-        """Where a checkpoint is."""
+        """The folder of a checkpoint."""
         return self.path / f"checkpoint-{number:06}"
 
     def newest_whole(self, names: Iterable[str], skipped: Callable[[Path, str], object]) -> int | None:
         """The newest checkpoint that is whole, with these files; None if there is none.
 
-        skipped: told of each one that is newer and not whole, and what is wrong with it.
+        skipped: called for each newer one that is not whole, with its folder and what is wrong with it.
         """
         for number in self.numbers():
             flaw = find_flaw(self.folder(number), names)
@@ -58,25 +58,25 @@ class Shelf:
         return None
 
     def begin(self) -> Path:
-        """A folder to write a checkpoint into, for commit(); what dead jobs have left is removed."""
+        """A new folder to write a checkpoint into, for commit(). Removes unfinished ones of jobs that have ended."""
         self.path.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers()
-        folder = self._under_way()
+        folder = self._temporary()
         folder.mkdir()
         return folder
 
     @contextmanager
     def removing(self, folder: Path) -> Iterator[None]:
-        """Remove the folder if what is done within raises."""
+        """Remove the folder if the body of the with statement raises."""
         with ExitStack() as undo:
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
             yield
             undo.pop_all()
 
     def commit(self, folder: Path, about: Mapping[str, Any]) -> int:
-        """Make what was written a checkpoint, remove those that are too many; returns its number.
+        """Rename the folder to a checkpoint and remove old ones; returns its number.
 
-        When this returns it is on the disk. about: see write_manifest.
+        When this returns the checkpoint is on the disk. about: see write_manifest.
         """
         write_manifest(folder, about)
         number = max(self.numbers(), default=0)
@@ -93,33 +93,33 @@ class Shelf:
         return number
 
     def _rotate(self) -> None:
-        """Remove what is older than the newest `keep` that seem whole."""
+        """Remove checkpoints older than the newest `keep` whose files have the right sizes."""
         whole = 0
         for number in self.numbers():
             if whole == self.keep:
-                gone = self._under_way()
-                self.folder(number).rename(gone)  # a half removed one would look like a damaged one
-                shutil.rmtree(gone)
+                removed = self._temporary()
+                self.folder(number).rename(removed)  # a half removed one would look like a damaged one
+                shutil.rmtree(removed)
             elif not find_flaw(self.folder(number), hashed=False):
                 whole += 1
 
-    def _under_way(self) -> Path:
+    def _temporary(self) -> Path:
         self._count += 1
         return self.path / f".hvdkit-{socket.gethostname()}-{os.getpid()}-{self._count}"
 
     def _remove_leftovers(self) -> None:
         for path in self.path.iterdir():
-            found = _UNDER_WAY.fullmatch(path.name)
-            if found and _is_left_over(path, found["host"], int(found["process"])):
+            match = _TEMPORARY.fullmatch(path.name)
+            if match and _is_left_over(path, match["host"], int(match["process"])):
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_left_over(path: Path, host: str, process: int) -> bool:
-    """Is nobody writing it any more?"""
+    """Has the process that writes it ended?"""
     if host == socket.gethostname():
         return process != os.getpid() and not _is_alive(process)
     try:
-        return time.time() - max(one.stat().st_mtime for one in (path, *path.iterdir())) > _ABANDONED_S
+        return time.time() - max(entry.stat().st_mtime for entry in (path, *path.iterdir())) > _ABANDONED_S
     except OSError:
         return False
 
