@@ -280,6 +280,7 @@ def _reduction_of_the_first_fails(zero: bool) -> list[float]:
                     loss.backward()
             else:
                 loss.backward()
+                assert second.grad is not None
                 seen.append(second.grad.mean().item())  # reduced when backward has ended
             if zero:
                 with pytest.raises(BackwardInterruptedError):
