@@ -254,53 +254,54 @@ def _record() -> list[list[str]]:
 
 
 class FailsOnce(NamedAverage):
-    """The first before_step() raises ArithmeticError on all ranks."""
+    """before_step() raises ArithmeticError in one step, on all ranks."""
 
-    failed = False
+    def __init__(self, step: int) -> None:
+        self._left = step
 
     def before_step(self) -> None:
         """See Strategy.before_step."""
-        if not self.failed:
-            self.failed = True
+        self._left -= 1
+        if self._left == 0:
             raise ArithmeticError
         super().before_step()
 
 
-def _reduction_of_the_first_fails(zero: bool) -> list[float]:
-    """Gradients of the second optimizer after its step, and in the next backward pass."""
+def _reduction_of_the_first_fails(step: int, zero: bool) -> list[float]:
+    """After each step the second optimizer's gradient, whose first reduction fails in one of them."""
     with joined():
         first, second = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3))
-        failing = hvd.DistributedOptimizer(torch.optim.SGD([first], 1.0), strategy=FailsOnce())
+        failing = hvd.DistributedOptimizer(torch.optim.SGD([first], 1.0), strategy=FailsOnce(step))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([second], 1.0))
-        seen = []
-        for factor in (1.0, 3.0):
-            loss = ((first + second) * (factor + hvd.rank())).sum()
-            if factor == 1.0:
+        gradients = []
+        for number in (1, 2, 3):
+            loss = ((first + second) * (number + hvd.rank())).sum()
+            if number != step:
+                loss.backward()
+            else:
                 with pytest.raises(ArithmeticError):
                     loss.backward()
-            else:
-                loss.backward()
-                assert second.grad is not None
-                seen.append(second.grad.mean().item())  # reduced when backward has ended
-            if zero:
-                with pytest.raises(BackwardInterruptedError):
-                    optimizer.zero_grad()
-                return seen
-            optimizer.step()
-            seen.append(-second.detach().mean().item())
+                if zero:
+                    with pytest.raises(BackwardInterruptedError):
+                        optimizer.zero_grad()
+                    return gradients
+                optimizer.step()
+            assert second.grad is not None
+            gradients.append(second.grad.mean().item())
             optimizer.zero_grad()
             failing.zero_grad()
-        return seen
+        return gradients
 
 
 @pytest.mark.native("Horovod's core sends each gradient as it arrives")
-def test_an_optimizer_goes_on_where_the_reduction_of_one_before_has_failed() -> None:
-    assert run_ranks(2, _reduction_of_the_first_fails, False) == [[1.5, 3.5, 5.0]] * 2
+@pytest.mark.parametrize("step", [1, 2])
+def test_an_optimizer_goes_on_where_the_reduction_of_one_before_has_failed(step: int) -> None:
+    assert run_ranks(2, _reduction_of_the_first_fails, step, False) == [[1.5, 2.5, 3.5]] * 2
 
 
 @pytest.mark.native("Horovod's core sends each gradient as it arrives")
 def test_gradients_that_were_sent_and_not_reduced_are_not_thrown_away() -> None:
-    assert run_ranks(2, _reduction_of_the_first_fails, True, fresh=True) == [[]] * 2
+    assert run_ranks(2, _reduction_of_the_first_fails, 2, True, fresh=True) == [[1.5]] * 2
 
 
 def _fail(gradient: torch.Tensor) -> None:
