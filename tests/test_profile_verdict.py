@@ -18,11 +18,11 @@ from hvdkit.profiling.network import parse_network
 from hvdkit.profiling.recordings import read_recordings, write_recordings
 from hvdkit.profiling.shares import split_steps
 from hvdkit.profiling.slow import find_change
-from hvdkit.profiling.spans import list_spans
 from hvdkit.profiling.steps import find_steps
+from hvdkit.profiling.text import describe, describe_slow
 from hvdkit.profiling.verdict import Verdict, analyse
-from hvdkit.profiling.words import tell, tell_slow
 from hvdkit.tools.profile.report import build_report
+from hvdkit.tools.profile.spans import list_spans
 from hvdkit.tools.profile.trace import build_trace
 
 FOUR_HOSTS = ("n1", "n1", "n2", "n2")
@@ -54,10 +54,10 @@ def test_a_slow_rank_is_named_with_by_how_much_and_since_when() -> None:
     assert found.slow.times == pytest.approx(1.6)
     assert found.ranks[2].parts.late_s == pytest.approx(0, abs=1e-9)
     assert found.advice[0].name == "slow-rank" and found.advice[0].saves_s == pytest.approx(6 * MS * 70 / 115, rel=0.02)
-    assert tell_slow(found).startswith(
+    assert describe_slow(found).startswith(
         "Rank 2 on n1 is late since step 50: the others wait 6 ms for it in each step of"
     )
-    assert tell_slow(found) in tell(found)
+    assert describe_slow(found) in describe(found)
 
 
 def test_a_rank_that_waits_for_its_data_is_told_from_one_that_computes() -> None:
@@ -84,7 +84,7 @@ def test_a_slow_host_is_named_if_none_of_its_ranks_is_it() -> None:
 
     found = verdict(Job(late=late, hosts=FOUR_HOSTS))
     assert found.slow is not None and found.slow.ranks == (2, 3) and found.slow.host == "n2"
-    assert "Every rank on n2 is late in all steps" in tell(found)
+    assert "Every rank on n2 is late in all steps" in describe(found)
 
 
 def test_ranks_that_take_turns_are_not_called_slow() -> None:
@@ -92,7 +92,7 @@ def test_ranks_that_take_turns_are_not_called_slow() -> None:
     found = verdict(Job(late=lambda rank, step: float(noise[rank, step])))
     assert found.slow is None and found.parts.late_s > 0.5 * MS
     assert [one.name for one in found.advice] == ["uneven-work"]
-    assert "they take turns" in tell(found)
+    assert "they take turns" in describe(found)
 
 
 @pytest.mark.parametrize(("loaders", "said"), [(0, "num_workers=1"), (4, "4 processes a rank"), (-1, "prefetch")])
@@ -104,7 +104,7 @@ def test_slow_data_has_its_cure(loaders: int, said: str) -> None:
 
 def test_a_job_that_computes_is_left_alone() -> None:
     found = verdict(Job(bucket_s=0.01 * MS))
-    assert found.advice == () and "Nothing to change first" in tell(found)
+    assert found.advice == () and "Nothing to change first" in describe(found)
 
 
 def test_a_slow_network_wants_fewer_bytes() -> None:
@@ -122,7 +122,7 @@ def test_small_buckets_on_a_network_of_long_ways_want_to_be_larger() -> None:
     job = Job(hosts=FOUR_HOSTS, buckets=40, nbytes=64 << 10, bucket_s=0.5 * MS)
     found = analyse(job.record(), parse_network("10gbit,500us")).verdict
     assert "small-buckets" in [one.name for one in found.advice]
-    assert "HVDKIT_FUSION_BYTES" in tell(found)
+    assert "HVDKIT_FUSION_BYTES" in describe(found)
 
 
 def test_more_hosts_cost_more_and_a_better_network_less() -> None:
@@ -154,7 +154,7 @@ def test_pauses_are_left_out_and_told() -> None:
     found = verdict(Job(late=lambda _, step: 500 * MS if step == 60 else 0.0))
     assert found.pauses == 1 and found.pauses_s == pytest.approx(500 * MS)
     assert found.parts.step_s == pytest.approx(11 * MS)
-    assert found.slow is None and "1 step took 500 ms more than usual" in tell(found)
+    assert found.slow is None and "1 step took 500 ms more than usual" in describe(found)
 
 
 def test_ranks_that_kept_different_steps_are_compared_in_those_of_all() -> None:
@@ -167,7 +167,7 @@ def test_ranks_that_kept_different_steps_are_compared_in_those_of_all() -> None:
 
 def test_a_rank_that_sent_nothing_is_named() -> None:
     found = analyse(Job().record()[:3]).verdict
-    assert found.missing == (3,) and "Nothing came from rank 3" in tell(found)
+    assert found.missing == (3,) and "Nothing came from rank 3" in describe(found)
 
 
 def test_nothing_to_judge_is_said() -> None:

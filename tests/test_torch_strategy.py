@@ -273,7 +273,7 @@ def _reduction_of_the_first_fails(step: int, zero: bool) -> list[float]:
         first, second = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3))
         failing = hvd.DistributedOptimizer(torch.optim.SGD([first], 1.0), strategy=FailsOnce(step))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([second], 1.0))
-        gradients = []
+        gradients: list[float] = []
         for number in (1, 2, 3):
             loss = ((first + second) * (number + hvd.rank())).sum()
             if number != step:

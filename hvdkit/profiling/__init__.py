@@ -1,1 +1,1 @@
-"""Where the time of a training step goes: from what its ranks recorded to a verdict in plain words."""
+"""Profiling: from the recordings of ranks to a verdict on where the time of a training step goes."""

@@ -1,4 +1,4 @@
-"""What to change, and what each change would save; the most first."""
+"""Advice: changes that would shorten a step, with the seconds that each saves at most; the largest first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SEVERAL = (2, 4, 8)
 
 @dataclass(frozen=True)
 class Advice:
-    """name: of the kind. saves_s: of a step, at most. text: what was seen and what to do."""
+    """One change. name: its kind. saves_s: seconds of a step, at most. text: what was measured and what to do."""
 
     name: str
     saves_s: float
@@ -24,17 +24,17 @@ class Advice:
 
 
 def advise(steps: Steps, shares: Shares, scaling: Scaling, slow: Slow | None) -> tuple[Advice, ...]:
-    """All that is worth it, the most worthwhile first."""
+    """All changes that save at least 3 % of a step, the largest first."""
     usual = shares.usual
     step_s = float(shares.step[:, usual].mean())
-    found = [
+    candidates = [
         *_about_late(steps, shares, slow),
         *_about_loading(steps, shares, slow),
         *_about_network(steps, scaling),
         *_about_exposed(steps, shares, scaling),
     ]
-    worth = [one for one in found if one.saves_s >= _WORTH * step_s]
-    return tuple(sorted(worth, key=lambda one: -one.saves_s))
+    worth = [advice for advice in candidates if advice.saves_s >= _WORTH * step_s]
+    return tuple(sorted(worth, key=lambda advice: -advice.saves_s))
 
 
 def _about_late(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[Advice]:
@@ -63,9 +63,9 @@ def _about_late(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[Adv
 
 
 def _about_loading(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[Advice]:
-    every = shares.loading[:, shares.usual].mean(axis=1)
-    loading_s = float(every.min())  # what all ranks would be without; the rest is one that is slow
-    loaders, cores = steps.loaders, min(one.cores for one in steps.ranks)
+    by_rank = shares.loading[:, shares.usual].mean(axis=1)
+    loading_s = float(by_rank.min())  # the rest is of slow ranks
+    loaders, cores = steps.loaders, min(rank.cores for rank in steps.ranks)
     if loaders > 0:
         cure = (
             f"{loaders} process{'es' * (loaders > 1)} a rank load it already: give the DataLoader more num_workers if "
@@ -96,7 +96,7 @@ def _about_network(steps: Steps, scaling: Scaling) -> Iterator[Advice]:
             f"{1e3 * halved:.3g} ms of each step.",
         )
     others = {times: now - scaling.step_s(hosts, scaling.merged(times)) for times in _SEVERAL}
-    times = max(others, key=lambda one: others[one])
+    times = max(others, key=others.__getitem__)
     bytes_now = steps.ranks[0].fusion_bytes
     yield Advice(
         "small-buckets",
@@ -105,7 +105,7 @@ def _about_network(steps: Steps, scaling: Scaling) -> Iterator[Advice]:
         f"{1e3 * others[times]:.3g} ms.",
     )
     others = {times: now - scaling.step_s(hosts, scaling.cut(times)) for times in _SEVERAL}
-    times = max(others, key=lambda one: others[one])
+    times = max(others, key=others.__getitem__)
     yield Advice(
         "large-buckets",
         others[times],

@@ -1,6 +1,6 @@
-"""While steps are recorded: how long training waits for data, in the methods of a framework that fetch it.
+"""Recording of the time that training waits for data, by wrapping the methods of a framework that fetch it.
 
-Adapters say which methods these are; see watch_loaders, watch_datasets and watch_fit.
+Adapters name these methods; see watch_loaders, watch_datasets and watch_fit.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from hvdkit.engine.observe.recording import RECORDER, clock
 
 
 def time_method(owner: Any, name: str, loaders: str = "") -> None:
-    """Have the time of a method count as waiting for data, on all objects of the class `owner`.
+    """Count the time of a method as waiting for data, on all objects of the class `owner`.
 
-    loaders: attribute of these objects: how many processes load for it; "" if that is not known.
+    loaders: name of these objects' attribute with the number of loading processes; "" if there is none.
     """
     method = getattr(owner, name)
 
@@ -32,7 +32,7 @@ def time_method(owner: Any, name: str, loaders: str = "") -> None:
 
 
 def time_items(owner: Any, name: str) -> None:
-    """As time_method, of the items of the iterator that the method returns."""
+    """As time_method, for each item of the iterator that the method returns."""
     method = getattr(owner, name)
 
     @functools.wraps(method)

@@ -1,4 +1,4 @@
-"""The network between hosts: as somebody says it is, as it was measured, or as nothing else is known."""
+"""The network between hosts: given by the user, measured by the transport, fitted to the steps, or assumed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([mg])bit(?:/s)?(?:,(\d+(?:\.\d+)?)\s*(us
 
 @dataclass(frozen=True)
 class Network:
-    """A link, and how it is known: "given", "measured", "as this job had it" or "assumed"."""
+    """A link and the source of its numbers: "given", "measured", "as this job had it" or "assumed"."""
 
     link: Link
     known: str
@@ -33,17 +33,17 @@ def parse_network(text: str) -> Network:
 
     Raises ProfileError for anything else.
     """
-    found = _FORM.fullmatch(text.strip())
-    if found is None or not float(found[1]):
+    match = _FORM.fullmatch(text.strip())
+    if match is None or not float(match[1]):
         raise ProfileError(f"{text!r} is no network; write it like 10gbit, 100gbit,5us or 500mbit,1ms.")
-    bits = float(found[1]) * {"m": 1e6, "g": 1e9}[found[2].lower()]
-    latency = float(found[3]) * {"us": 1e-6, "ms": 1e-3}[found[4].lower()] if found[3] else _LATENCY_S
+    bits = float(match[1]) * {"m": 1e6, "g": 1e9}[match[2].lower()]
+    latency = float(match[3]) * {"us": 1e-6, "ms": 1e-3}[match[4].lower()] if match[3] else _LATENCY_S
     return Network(Link(latency, 8 / bits), "given")
 
 
 def find_network(steps: Steps, hosts: int) -> Network:
-    """The network of a job, from what its transport measured, or from how long its buckets took on so many hosts."""
-    measured = next((one.link for one in steps.ranks if one.link is not None), None)
+    """The network of a job on `hosts` hosts: measured by its transport, or fitted to the time of its buckets."""
+    measured = next((rank.link for rank in steps.ranks if rank.link is not None), None)
     if measured is not None:
         return Network(Link(*measured), "measured")
     if hosts > 1:
@@ -52,18 +52,19 @@ def find_network(steps: Steps, hosts: int) -> Network:
 
 
 def _fit_byte_s(steps: Steps, hosts: int) -> float:
-    """Seconds of a byte with which all buckets of a step take as long as they did.
+    """Fit the seconds of a byte to the time of all buckets of a step.
 
-    A bucket's time begins when all ranks have it and the one before is done, and ends when the first rank sees its sum.
+    A bucket's time begins when all ranks have filled it and the one before is reduced, and ends when the first rank has
+    its sum.
     """
     ready, done = steps.ready.max(axis=0), steps.reduced.min(axis=0)
     before = np.concatenate([ready[:, :1], done[:, :-1]], axis=1)
-    took = float(np.median((done - np.maximum(ready, before)).clip(0), axis=0).sum())
+    measured_s = float(np.median((done - np.maximum(ready, before)).clip(0), axis=0).sum())
     low, high = 1e-13, 1e-6
     for _ in range(60):
         middle = (low * high) ** 0.5
         cluster = Cluster(Link(_LATENCY_S, middle))
-        if sum(reduce_s(cluster, hosts, nbytes) for nbytes in steps.plan.wire_bytes) < took:
+        if sum(reduce_s(cluster, hosts, nbytes) for nbytes in steps.plan.wire_bytes) < measured_s:
             low = middle
         else:
             high = middle

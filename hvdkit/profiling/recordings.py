@@ -1,4 +1,4 @@
-"""What the ranks of a job recorded, as numbers, and the file that holds it."""
+"""Recordings of the ranks of a job as arrays, and their file format."""
 
 from __future__ import annotations
 
@@ -20,55 +20,55 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RankRecording:
-    """Of one rank. plans: what it reduced, with a row for each round, (rounds, facts.row); see observe/recording.py."""
+    """The recording of one rank. plans: each with a row a round, (rounds, facts.row); see observe/recording.py."""
 
     facts: RankFacts
     plans: list[tuple[PlanFacts, Floats]] = field(default_factory=list)
 
 
 def as_rows(facts: PlanFacts, data: bytes) -> Floats:
-    """Rounds as they were sent."""
+    """Rounds as a recorder sends them, as rows (rounds, facts.row)."""
     return np.frombuffer(data, np.float64).reshape(-1, facts.row)
 
 
-def as_recording(facts: RankFacts, taken: Sequence[Rounds]) -> RankRecording:
-    """What a rank's recorder gave, as numbers."""
-    return RankRecording(facts, [(one.facts, as_rows(one.facts, b"".join(one.rows))) for one in taken])
+def as_recording(facts: RankFacts, plans: Sequence[Rounds]) -> RankRecording:
+    """The rounds of each plan that a rank's recorder has, as arrays."""
+    return RankRecording(facts, [(plan.facts, as_rows(plan.facts, b"".join(plan.rows))) for plan in plans])
 
 
 def parse_facts(facts: Mapping[str, Any]) -> RankFacts:
-    """RankFacts out of JSON."""
+    """RankFacts of a JSON object."""
     link = facts["link"]
     return RankFacts(**{**facts, "link": None if link is None else tuple(link)})
 
 
 def parse_plan(facts: Mapping[str, Any]) -> PlanFacts:
-    """PlanFacts out of JSON."""
-    made: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
-    return PlanFacts(**made)
+    """PlanFacts of a JSON object."""
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+    return PlanFacts(**fields)
 
 
 def write_recordings(recordings: Sequence[RankRecording], path: Path) -> None:
-    """Write them to a file of numpy's, .npz whatever its name."""
+    """Write recordings to a file of numpy's .npz format, whatever its name."""
     arrays: dict[str, Any] = {}
     about = []
-    for number, one in enumerate(recordings):
-        about.append({"facts": asdict(one.facts), "plans": [asdict(facts) for facts, _ in one.plans]})
-        arrays.update({f"{number}/{at}": rows for at, (_, rows) in enumerate(one.plans)})
+    for number, recording in enumerate(recordings):
+        about.append({"facts": asdict(recording.facts), "plans": [asdict(facts) for facts, _ in recording.plans]})
+        arrays.update({f"{number}/{at}": rows for at, (_, rows) in enumerate(recording.plans)})
     with path.open("wb") as file:
         np.savez_compressed(file, about=np.array(json.dumps(about)), **arrays)
 
 
 def read_recordings(path: Path) -> list[RankRecording]:
-    """Read what write_recordings() wrote. Raises ProfileError for any other file."""
+    """Read a file of write_recordings(). Raises ProfileError for any other file."""
     try:
         with np.load(path) as arrays:
             return [
                 RankRecording(
-                    parse_facts(one["facts"]),
-                    [(parse_plan(facts), arrays[f"{number}/{at}"]) for at, facts in enumerate(one["plans"])],
+                    parse_facts(rank["facts"]),
+                    [(parse_plan(facts), arrays[f"{number}/{at}"]) for at, facts in enumerate(rank["plans"])],
                 )
-                for number, one in enumerate(json.loads(str(arrays["about"])))
+                for number, rank in enumerate(json.loads(str(arrays["about"])))
             ]
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise ProfileError(f"{path} is no recording: {error}. `hvdkit profile --save FILE` writes one.") from None

@@ -1,4 +1,4 @@
-"""How long the step would take on more hosts, or with other buckets."""
+"""The step on more hosts or with other buckets: the model of prediction.py, fitted to the recorded steps."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ from hvdkit.profiling.steps import Steps
 
 TIMES = (1, 2, 4, 8)
 
-# How much of what could be hidden behind backward is, where only one host has been seen: with a thread for it, without.
+# Overlap that is assumed where only one host was recorded: with a progress thread, and without.
 _THREADED, _INLINE = 0.9, 0.5
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """A step, as it would be on more hosts: `model(hosts)`, with what the model leaves out added.
-
-    hosts: that it ran on.
-    """
+    """A fitted model of the step. hosts: number that the job ran on. rest_s: measured step less the model's."""
 
     hosts: int
     network: Network
@@ -32,41 +29,41 @@ class Scaling:
     rest_s: float
 
     def step_s(self, hosts: int, buckets: Sequence[float] = ()) -> float:
-        """Seconds of a step on so many hosts; with other buckets, bytes of each, if given."""
+        """Seconds of a step on `hosts` hosts. buckets: bytes of each; those of the job if left out."""
         work = replace(self.work, buckets=buckets) if buckets else self.work
         return predict_step(work, self.cluster, hosts).step_s + self.rest_s
 
     def merged(self, times: int) -> list[float]:
-        """Buckets so many times as large."""
-        all_of_them = self.work.buckets
-        return [sum(all_of_them[at : at + times]) for at in range(0, len(all_of_them), times)]
+        """The bytes of buckets that are `times` times as large."""
+        buckets = self.work.buckets
+        return [sum(buckets[at : at + times]) for at in range(0, len(buckets), times)]
 
     def cut(self, times: int) -> list[float]:
-        """Buckets so many times smaller."""
+        """The bytes of buckets that are `times` times smaller."""
         return [nbytes / times for nbytes in self.work.buckets for _ in range(times)]
 
 
-def model_scaling(steps: Steps, shares: Shares, network: Network | None, found: Network) -> Scaling:
-    """Fit the model to the steps. network: to predict for; `found` is that of the job, and taken if it is None.
+def model_scaling(steps: Steps, shares: Shares, network: Network | None, own: Network) -> Scaling:
+    """Fit the model to the steps. own: the job's network. network: to predict for; `own` if None.
 
-    On several hosts the overlap is the one seen. On one it is assumed, and what ranks of a host cost each other stays.
+    On several hosts the overlap is fitted; on one it is assumed, and communication inside a host counts as compute.
     """
-    hosts = len({one.host for one in steps.ranks})
+    hosts = len({rank.host for rank in steps.ranks})
     usual = shares.usual
     step_s = float(shares.step[:, usual].mean())
     exposed_s = float(shares.exposed[:, usual].mean()) if hosts > 1 else 0.0
     backward = (steps.ready[:, usual, -1] - steps.filling[:, usual, 0]).mean(axis=1)
-    stood = (steps.reduced - steps.waiting)[:, usual, :-1].sum(axis=2).mean(axis=1)
+    waited = (steps.reduced - steps.waiting)[:, usual, :-1].sum(axis=2).mean(axis=1)
     work = Work(
         compute_s=step_s - exposed_s,
-        backward_s=float(np.clip(backward - stood, 0, step_s - exposed_s).mean()),
+        backward_s=float(np.clip(backward - waited, 0, step_s - exposed_s).mean()),
         buckets=[float(nbytes) for nbytes in steps.plan.wire_bytes],
     )
-    cluster = Cluster(found.link, overlap=_THREADED if steps.plan.threaded else _INLINE)
+    cluster = Cluster(own.link, overlap=_THREADED if steps.plan.threaded else _INLINE)
     rest_s = 0.0
     if hosts > 1:
         cluster = replace(cluster, overlap=fit_overlap(work, cluster, hosts, step_s))
         rest_s = step_s - predict_step(work, cluster, hosts).step_s
     if network is not None:
         cluster = replace(cluster, link=network.link)
-    return Scaling(hosts, network or found, work, cluster, rest_s)
+    return Scaling(hosts, network or own, work, cluster, rest_s)

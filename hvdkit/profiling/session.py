@@ -1,4 +1,4 @@
-"""hvd.profile(): the verdict on some steps, from within the script."""
+"""hvd.profile(): records the steps of a block of the script and prints the verdict on them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hvdkit.engine.job_objects import allgather_object
 from hvdkit.engine.observe.recording import RECORDER
 from hvdkit.errors import ProfileError
 
-if TYPE_CHECKING:  # what judges is imported by those who ask: every script imports this file
+if TYPE_CHECKING:  # imported when it is needed: every script imports this file
     from hvdkit.profiling.network import Network
     from hvdkit.profiling.recordings import RankRecording
     from hvdkit.profiling.verdict import Verdict
 
-_GATHERED_BYTES = 64 << 20  # of all ranks' rounds; the last ones
+_GATHERED_BYTES = 64 << 20  # of the last rounds of all ranks
 
 
 @dataclass
 class Profile:
-    """What profile() found, once its block is over. On rank 0, else as it is before: nothing.
+    """The result of profile(): filled on rank 0 when the block has ended.
 
-    verdict: in numbers; None where nothing was reduced. text: in words.
+    verdict: in numbers; None where nothing was reduced. text: the same for people.
     """
 
     verdict: Verdict | None = None
@@ -36,49 +36,49 @@ class Profile:
 
 @contextmanager
 def profile(save: str | os.PathLike[str] | None = None, *, network: str = "") -> Iterator[Profile]:
-    """Record the steps of the block, and have rank 0 say on stderr where their time went; every rank has the block.
+    """Record the steps of the block; rank 0 prints to stderr where their time went. Every rank runs the block.
 
-    save: a file for what was recorded; `hvdkit profile --read FILE -o report.html` draws it. network: between hosts, to
-    predict for, like "10gbit" or "100gbit,5us"; what the job's hosts showed if left out.
-    The end of the block is collective, unless it is left by an exception. Inside of `hvdkit profile`, which sees all
-    steps, nothing is done. Raises NotInitializedError before init(), ProfileError for a network that cannot be read.
+    save: a file for the recording; `hvdkit profile --read FILE -o report.html` draws it. network: between hosts, to
+    predict for, like "10gbit" or "100gbit,5us"; that of the job if left out.
+    The end of the block is collective, unless it is left by an exception. Under `hvdkit profile`, which records all
+    steps, this does nothing. Raises NotInitializedError before init(), ProfileError for a network that cannot be read.
     """
     from hvdkit.profiling.network import parse_network
     from hvdkit.profiling.recordings import as_recording
 
-    made = engine.runtime("profile()")
-    given = parse_network(network) if network else None
-    found = Profile()
+    runtime = engine.runtime("profile()")
+    wanted = parse_network(network) if network else None
+    result = Profile()
     if RECORDER.on:
-        yield found
+        yield result
         return
     RECORDER.start()
     try:
-        yield found
+        yield result
     finally:
         RECORDER.stop()
-        taken = RECORDER.take()
-    for rounds in taken:
-        kept = max(10, _GATHERED_BYTES // made.world.size // (8 * rounds.facts.row))
-        while len(rounds.rows) > kept:
+        plans = RECORDER.take()
+    for rounds in plans:
+        most = max(10, _GATHERED_BYTES // runtime.world.size // (8 * rounds.facts.row))
+        while len(rounds.rows) > most:
             rounds.rows.popleft()
-    recordings = allgather_object(as_recording(made.facts(), taken), "profile")
-    if made.world.rank == 0:
-        _tell(found, recordings, given, save)
+    recordings = allgather_object(as_recording(runtime.facts(), plans), "profile")
+    if runtime.world.rank == 0:
+        _report(result, recordings, wanted, save)
 
 
-def _tell(
-    found: Profile, recordings: list[RankRecording], network: Network | None, save: str | os.PathLike[str] | None
+def _report(
+    result: Profile, recordings: list[RankRecording], network: Network | None, save: str | os.PathLike[str] | None
 ) -> None:
     from hvdkit.profiling.recordings import write_recordings
+    from hvdkit.profiling.text import describe
     from hvdkit.profiling.verdict import analyse
-    from hvdkit.profiling.words import tell
 
     if save is not None:
         write_recordings(recordings, Path(save))
     try:
-        found.verdict = analyse(recordings, network).verdict
-        found.text = tell(found.verdict)
+        result.verdict = analyse(recordings, network).verdict
+        result.text = describe(result.verdict)
     except ProfileError as error:
-        found.text = f"Nothing to say of these steps. {error}"
-    sys.stderr.write(f"\n{found.text}\n")
+        result.text = f"Nothing to say of these steps. {error}"
+    sys.stderr.write(f"\n{result.text}\n")

@@ -1,4 +1,4 @@
-"""What the time of a step goes to, on each rank."""
+"""Shares of a step's time on each rank: compute, loading, late ranks, exposed communication."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 from hvdkit.profiling.recordings import Floats
 from hvdkit.profiling.steps import Steps
 
-_FIRST = 5  # steps that are left out where there are plenty: memory is touched and code is warmed up in them
-_PAUSE = 3.0  # times the usual step: something else went on
+_FIRST = 5  # steps that are left out where there are more than 20: memory is first touched and code compiled in them
+_PAUSE = 3.0  # times the median step: evaluation or a checkpoint, say
 
 
 @dataclass(frozen=True)
 class Shares:
     """Seconds of each step on each rank, (R, n); they add up to `step`.
 
-    loading: waiting for data. late: waiting for ranks that were not there yet. exposed: communication that nothing hid,
-    copies to and from buckets among it. compute: all the rest. waited_for: how long the others waited for this rank, on
-    average. usual: which steps are no pauses, (n,).
+    loading: waiting for data. late: waiting for ranks that came later. exposed: communication that compute did not
+    hide, with copies to and from buckets. compute: the rest. waited_for: how long the other ranks waited for this one,
+    on average. usual: False for pauses, (n,).
     """
 
     step: Floats
@@ -32,11 +32,11 @@ class Shares:
 
 
 def split_steps(steps: Steps) -> Shares:
-    """Split all steps.
+    """Split the time of all steps.
 
-    The last rank of a step is the one whose last bucket is ready last. While it is at work the others wait for it,
-    however much of the network's time goes by meanwhile: the step could not have ended before. While it waits itself,
-    and after its last bucket was ready, they all wait for the network.
+    The last rank of a step is the one whose last bucket is ready last. While it computes the others wait for it, even
+    if the network is busy meanwhile: the step could not have ended before. While it waits itself, and after its last
+    bucket is ready, all ranks wait for the network.
     """
     whole = steps.reduced - steps.waiting
     last = steps.ready[:, :, -1].argmax(axis=0)
@@ -51,18 +51,18 @@ def split_steps(steps: Steps) -> Shares:
 
 
 def _overlap(steps: Steps, last: np.typing.NDArray[np.intp]) -> Floats:
-    """Of each wait, (R, n, B), the time in which the step's last rank, (n,), was at work."""
-    found = np.zeros_like(steps.waiting)
+    """Of each wait, (R, n, B), the time in which the step's last rank, (n,), computed."""
+    overlap = np.zeros_like(steps.waiting)
     for at, rank in enumerate(last):
         own = np.stack([steps.waiting[rank, at], steps.reduced[rank, at]], axis=1)  # (B, 2), in the order of time
         until = float(steps.ready[rank, at, -1])
-        found[:, at] = _work(steps.reduced[:, at], own, until) - _work(steps.waiting[:, at], own, until)
-        found[rank, at] = 0.0
-    return found
+        overlap[:, at] = _work(steps.reduced[:, at], own, until) - _work(steps.waiting[:, at], own, until)
+        overlap[rank, at] = 0.0
+    return overlap
 
 
 def _work(times: Floats, waits: Floats, until: float) -> Floats:
-    """How long a rank was at work before these times, less a constant: it waits in `waits`, and works no more after."""
+    """How long a rank computed before `times`, less a constant: not in `waits`, and not after `until`."""
     before = np.minimum(times, until)
     waited = np.concatenate([[0.0], np.cumsum(waits[:, 1] - waits[:, 0])])
     result: Floats = before - np.interp(before, waits.ravel(), np.stack([waited[:-1], waited[1:]], axis=1).ravel())
@@ -74,5 +74,5 @@ def _find_usual(step: Floats) -> np.typing.NDArray[np.bool_]:
     usual = each <= _PAUSE * np.median(each)
     if len(each) > 4 * _FIRST:
         usual[:_FIRST] = False
-    found: np.typing.NDArray[np.bool_] = usual
-    return found
+    result: np.typing.NDArray[np.bool_] = usual
+    return result

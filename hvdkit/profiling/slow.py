@@ -1,4 +1,4 @@
-"""Which rank, or which host, do the others wait for; since when, by how much, and what is it that takes it longer?"""
+"""Stragglers: the rank, or the host, that the others wait for; since which step, by how much, and for data or not."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from hvdkit.profiling.recordings import Floats
 from hvdkit.profiling.shares import Shares
 from hvdkit.profiling.steps import Steps
 
-_SHARE = 0.1  # of a step: less is not worth a word
+_SHARE = 0.1  # of a step: less is not reported
 _LEAST = 20  # steps
 _MOST = 0.75  # of all waiting for late ranks, and of the steps since it began
 
 
 @dataclass(frozen=True)
 class Slow:
-    """Ranks that are waited for. ranks: all of `host` if there are several, else one.
+    """Ranks that are waited for. ranks: one, or all of `host`.
 
-    since: number of the first step; None for from the beginning. part: of all steps. step_s: a step since then.
-    waited_s: in each of them, by the others, on average. times: its own time in a step, compute and data, over that of
-    the others. loading_s: data it waits for beyond them.
+    since: number of the first step; None for the first recorded one. part: of all steps. step_s: a step since then.
+    waited_s: by each other rank in a step, on average. times: the ranks' own time in a step, compute and data, over
+    that of the others. loading_s: by how much they wait longer for data than the others.
     """
 
     ranks: tuple[int, ...]
@@ -36,7 +36,7 @@ class Slow:
 
 
 def find_slow(steps: Steps, shares: Shares) -> Slow | None:
-    """Find the rank, or all ranks of a host, that most of the waiting is for, if it is one."""
+    """The rank, or all ranks of a host, that at least 75 % of the waiting is for; None if there is none."""
     usual = np.flatnonzero(shares.usual)
     total = shares.waited_for[:, usual].sum(axis=0)
     best: tuple[float, list[int], int] | None = None
@@ -74,7 +74,7 @@ def find_slow(steps: Steps, shares: Shares) -> Slow | None:
 
 
 def find_change(series: Sequence[float] | Floats) -> int:
-    """Where a series steps up for good; 0 if it does not. Few large numbers do not count as a step."""
+    """The index from which a series is at least twice as large; 0 if there is none. A few outliers do not count."""
     values = np.asarray(series, np.float64)
     if len(values) < 20:
         return 0
@@ -87,8 +87,8 @@ def find_change(series: Sequence[float] | Floats) -> int:
 
 def _candidates(steps: Steps) -> Iterator[list[int]]:
     yield from ([rank] for rank in range(len(steps.ranks)))
-    hosts = list(dict.fromkeys(one.host for one in steps.ranks))
+    hosts = list(dict.fromkeys(rank.host for rank in steps.ranks))
     for host in hosts if len(hosts) > 1 else ():
-        members = [at for at, one in enumerate(steps.ranks) if one.host == host]
+        members = [at for at, rank in enumerate(steps.ranks) if rank.host == host]
         if len(members) > 1:
             yield members

@@ -22,12 +22,12 @@ _STEADY = 51
 
 @dataclass(frozen=True)
 class Steps:
-    """Rounds of one plan, each with what went before it: a step ends when its results are in place.
+    """The rounds of one plan as steps: a step begins where the one before ends, and ends with its results in place.
 
-    ranks: R of them. numbers: of the n rounds. All else is (R, n), or (R, n, B) for B buckets; times are in seconds, on
-    the clock of the first rank's host.
-    loading: waited for data. extra: training stood still for other plans, in this step. loaders: processes that load,
-    -1 where that is not known.
+    ranks: R of them. numbers: of the n rounds. The other arrays are (R, n), or (R, n, B) for B buckets; times are in
+    seconds, on the clock of the first rank's host.
+    loading: seconds of waiting for data. extra: seconds in which training stood still for other plans. loaders: number
+    of processes that load data, -1 if that is not known.
     """
 
     ranks: tuple[RankFacts, ...]
@@ -49,20 +49,20 @@ class Steps:
 
     @property
     def seconds(self) -> Floats:
-        """How long each step took, (R, n)."""
+        """The duration of each step, (R, n)."""
         return self.ended - self.began
 
 
 def find_steps(recordings: Sequence[RankRecording]) -> Steps:
-    """The steps of the plan that was gone through most often (of the largest, if several were), by all its ranks.
+    """The steps of the plan with the most rounds, and among these the most ranks, that all its ranks recorded.
 
     Raises ProfileError if there are none.
     """
     if not recordings:
         raise ProfileError("No rank recorded anything.")
     plans: dict[_Key, int] = {}
-    for one in recordings:
-        for facts, rows in one.plans:
+    for recording in recordings:
+        for facts, rows in recording.plans:
             plans[_key(facts)] = max(plans.get(_key(facts), 0), len(rows))
     if not plans:
         raise ProfileError(
@@ -70,20 +70,20 @@ def find_steps(recordings: Sequence[RankRecording]) -> Steps:
             f"DistributedOptimizer or DistributedGradientTape, on 2 ranks or more, with hvdkit's own engine."
         )
     chosen = max(plans, key=lambda key: (plans[key], len(key[1])))
-    mine = [(one, facts, rows) for one in recordings for facts, rows in one.plans if _key(facts) == chosen]
+    mine = [(each, facts, rows) for each in recordings for facts, rows in each.plans if _key(facts) == chosen]
     facts = mine[0][1]
-    numbers = _common([rows[:, _ROUND] for _, _, rows in mine])[1:]  # where the first of them began is not known
+    numbers = _common([rows[:, _ROUND] for _, _, rows in mine])[1:]  # the beginning of the first one is not known
     if not len(numbers):
         raise ProfileError("The ranks recorded no two steps that all of them took. Let the script run longer.")
     tables = [rows[np.searchsorted(rows[:, _ROUND], numbers)] for _, _, rows in mine]
     heads = np.stack([rows[:, : len(HEAD)] for rows in tables])
     stamps = np.stack([rows[:, len(HEAD) :].reshape(len(rows), -1, len(STAMPS)) for rows in tables])
     before = np.stack([rows[np.searchsorted(rows[:, _ROUND], numbers) - 1][:, _ENDED] for _, _, rows in mine])
-    shift = _line_up([one.facts.node for one, _, _ in mine], stamps[:, :, -1, _REDUCED])
-    extra, loading = _others([one for one, _, _ in mine], facts, before, heads[:, :, _ENDED])
+    shift = _line_up([recording.facts.node for recording, _, _ in mine], stamps[:, :, -1, _REDUCED])
+    extra, loading = _others([recording for recording, _, _ in mine], facts, before, heads[:, :, _ENDED])
     each = {word: stamps[..., at] + shift[..., None] for at, word in enumerate(STAMPS)}
     return Steps(
-        ranks=tuple(one.facts for one, _, _ in mine),
+        ranks=tuple(recording.facts for recording, _, _ in mine),
         plan=facts,
         numbers=numbers,
         began=before + shift,
@@ -98,33 +98,33 @@ def find_steps(recordings: Sequence[RankRecording]) -> Steps:
 
 
 def _key(facts: PlanFacts) -> _Key:
-    """What tells a plan from others; one is made anew, under its name, for other parameters or tuned settings."""
+    """The identity of a plan: a plan of other parameters or tuned settings may have the same name."""
     return facts.name, facts.ranks, facts.nbytes
 
 
 def _common(numbers: Sequence[Floats]) -> Floats:
-    """Numbers that all have, rising, without what lies before a gap."""
-    found = numbers[0]
+    """The numbers that all arrays have, rising, after the last gap."""
+    common = numbers[0]
     for other in numbers[1:]:
-        found = np.intersect1d(found, other)
-    gaps = np.flatnonzero(np.diff(found) != 1)
-    return found[gaps[-1] + 1 :] if len(gaps) else found
+        common = np.intersect1d(common, other)
+    gaps = np.flatnonzero(np.diff(common) != 1)
+    return common[gaps[-1] + 1 :] if len(gaps) else common
 
 
 def _line_up(nodes: Sequence[str], done: Floats) -> Floats:
-    """What to add to the times of each rank, (R, n), so that they are those of the first one's host.
+    """The offset, (R, n), from each rank's clock to that of the first rank's host.
 
-    All ranks have the sum of the last bucket at the same moment, to within a message; the first of a host to see it
-    stands for all of it. done: when they saw it, (R, n). The distance is steady over some steps, and noise is not.
+    All ranks have the sum of the last bucket at the same time, to within a message; of each host the first rank counts.
+    done: the time of that on each rank's clock, (R, n). A running median removes noise.
     """
     shift = np.zeros_like(done)
-    seen = {
-        node: done[[at for at, one in enumerate(nodes) if one == node]].min(axis=0) for node in dict.fromkeys(nodes)
+    by_node = {
+        node: done[[rank for rank, own in enumerate(nodes) if own == node]].min(axis=0) for node in dict.fromkeys(nodes)
     }
-    first = seen[nodes[0]]
+    first = by_node[nodes[0]]
     for at, node in enumerate(nodes):
         if node != nodes[0]:
-            shift[at] = _smooth(first - seen[node])
+            shift[at] = _smooth(first - by_node[node])
     return shift
 
 
@@ -139,18 +139,18 @@ def _smooth(values: Floats) -> Floats:
 def _others(
     recordings: Sequence[RankRecording], plan: PlanFacts, began: Floats, ended: Floats
 ) -> tuple[Floats, Floats]:
-    """What other plans took of these steps, and the data that was waited for before their rounds, each (R, n)."""
+    """Seconds of these steps in other plans, and of waiting for data before their rounds, each (R, n)."""
     extra, loading = np.zeros_like(ended), np.zeros_like(ended)
-    for rank, one in enumerate(recordings):
-        for facts, rows in one.plans:
+    for rank, recording in enumerate(recordings):
+        for facts, rows in recording.plans:
             if _key(facts) == _key(plan):
                 continue
             at = np.searchsorted(ended[rank], rows[:, _ENDED])
             inside = (at < len(ended[rank])) & (rows[:, _ENDED] > began[rank, 0])
             stamps = rows[:, len(HEAD) :].reshape(len(rows), -1, len(STAMPS))
-            stood = (stamps[..., _HANDED] - stamps[..., _FILLING] + stamps[..., _TAKEN] - stamps[..., _WAITING]).sum(
+            seconds = (stamps[..., _HANDED] - stamps[..., _FILLING] + stamps[..., _TAKEN] - stamps[..., _WAITING]).sum(
                 axis=1
             )
-            np.add.at(extra[rank], at[inside], stood[inside])
+            np.add.at(extra[rank], at[inside], seconds[inside])
             np.add.at(loading[rank], at[inside], rows[inside, _LOADING])
     return extra, loading

@@ -1,4 +1,4 @@
-"""The verdict: where the time of a step goes, what more hosts would do, and what to change first; in numbers."""
+"""The verdict on a recording, in numbers: shares of a step, stragglers, prediction for more hosts, advice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdkit.profiling.steps import Steps, find_steps
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds of a step, on average; they add up to it. See Shares."""
+    """The mean shares of a step in seconds, which add up to the step. See Shares."""
 
     compute_s: float
     loading_s: float
@@ -31,7 +31,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class RankParts:
-    """Of one rank. waited_for_s: how long the others waited for it in a step."""
+    """The shares of one rank. waited_for_s: how long the others waited for it in a step."""
 
     rank: int
     host: str
@@ -41,7 +41,7 @@ class RankParts:
 
 @dataclass(frozen=True)
 class Predicted:
-    """A step on so many hosts; `times` those of the job. efficiency: throughput over that many times today's."""
+    """A step on `hosts` hosts, `times` those of the job. efficiency: throughput over `times` the present one."""
 
     times: int
     hosts: int
@@ -51,11 +51,11 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of a job.
+    """The numbers of `hvdkit profile`, as its --json prints them.
 
-    first, last: numbers of the steps. count: of those that were looked at. pauses: steps that took much longer than
-    usual, and are left out of all other numbers. pauses_s: by how much.
-    missing: ranks that recorded nothing. loaders: processes that load data, -1 where that was not seen.
+    first, last: numbers of the first and last step. count: of the steps that count. pauses: number of steps that took
+    much longer than usual, and do not count. pauses_s: seconds beyond usual steps in all of them. missing: ranks
+    without a recording. loaders: processes that load data, -1 if that is not known.
     """
 
     size: int
@@ -79,7 +79,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Analysis:
-    """A verdict and what it rests on, for drawings."""
+    """A verdict with the data that it is computed from, for drawings."""
 
     verdict: Verdict
     steps: Steps
@@ -88,14 +88,14 @@ class Analysis:
 
 
 def analyse(recordings: Sequence[RankRecording], network: Network | None = None) -> Analysis:
-    """Judge what the ranks recorded. network: between hosts, to predict for; what is known of the job's if None.
+    """Compute the verdict on a recording. network: between hosts, to predict for; that of the job if None.
 
     Raises ProfileError if there are no steps that all ranks took.
     """
     steps = find_steps(recordings)
     shares = split_steps(steps)
-    found = find_network(steps, len({one.host for one in steps.ranks}))
-    scaling = model_scaling(steps, shares, network, found)
+    own = find_network(steps, len({rank.host for rank in steps.ranks}))
+    scaling = model_scaling(steps, shares, network, own)
     return Analysis(_judge(steps, shares, scaling), steps, shares, scaling)
 
 
@@ -105,19 +105,19 @@ def _judge(steps: Steps, shares: Shares, scaling: Scaling) -> Verdict:
     slow = find_slow(steps, shares)
     each = shares.step.max(axis=0)
     pauses = each[~usual & (each > each[usual].max())]
-    there = {one.rank for one in steps.ranks}
-    missing = tuple(rank for rank in steps.plan.ranks if rank not in there)
+    recorded = {rank.rank for rank in steps.ranks}
+    missing = tuple(rank for rank in steps.plan.ranks if rank not in recorded)
     return Verdict(
         size=len(steps.plan.ranks),
-        hosts=tuple(dict.fromkeys(one.host for one in steps.ranks)),
+        hosts=tuple(dict.fromkeys(rank.host for rank in steps.ranks)),
         transport=steps.ranks[0].transport,
         first=int(steps.numbers[usual][0]),
         last=int(steps.numbers[usual][-1]),
         count=int(usual.sum()),
         parts=parts,
         ranks=tuple(
-            RankParts(one.rank, one.host, _parts(shares, at), float(shares.waited_for[at, usual].mean()))
-            for at, one in enumerate(steps.ranks)
+            RankParts(rank.rank, rank.host, _parts(shares, at), float(shares.waited_for[at, usual].mean()))
+            for at, rank in enumerate(steps.ranks)
         ),
         slow=slow,
         pauses=len(pauses),
@@ -133,15 +133,11 @@ def _judge(steps: Steps, shares: Shares, scaling: Scaling) -> Verdict:
 
 def _parts(shares: Shares, rank: int | slice) -> Parts:
     usual = shares.usual
-    return Parts(
-        *(float(one[rank][..., usual].mean()) for one in (shares.compute, shares.loading, shares.late, shares.exposed))
-    )
+    seconds = shares.compute, shares.loading, shares.late, shares.exposed
+    return Parts(*(float(share[rank][..., usual].mean()) for share in seconds))
 
 
 def _predict(scaling: Scaling) -> tuple[Predicted, ...]:
     now = scaling.step_s(scaling.hosts)
-    found = []
-    for times in TIMES:
-        step_s = scaling.step_s(times * scaling.hosts)
-        found.append(Predicted(times, times * scaling.hosts, step_s, now / step_s))
-    return tuple(found)
+    steps = [(times, scaling.step_s(times * scaling.hosts)) for times in TIMES]
+    return tuple(Predicted(times, times * scaling.hosts, step_s, now / step_s) for times, step_s in steps)

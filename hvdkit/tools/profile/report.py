@@ -6,8 +6,8 @@ from html import escape
 
 import numpy as np
 
+from hvdkit.profiling.text import describe, show_s
 from hvdkit.profiling.verdict import Analysis, Parts
-from hvdkit.profiling.words import show_s, tell
 from hvdkit.tools.charts import Axis, Line, build_page, draw_bars, draw_lines
 from hvdkit.tools.profile.timeline import draw_timeline
 
@@ -21,7 +21,7 @@ def build_report(found: Analysis) -> str:
     """The whole page."""
     ranks = _chosen(found)
     parts = [
-        f"<pre>{escape(tell(found.verdict))}</pre>",
+        f"<pre>{escape(describe(found.verdict))}</pre>",
         "<h2>A step of each rank</h2>",
         draw_bars(_by_rank(found, ranks), title="average step", show=show_s),
         "<h2>Some steps of all ranks</h2>",

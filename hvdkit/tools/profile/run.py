@@ -15,8 +15,8 @@ from hvdkit.errors import ProfileError
 from hvdkit.launch.mpi import parse_version
 from hvdkit.profiling.network import parse_network
 from hvdkit.profiling.recordings import RankRecording, read_recordings, write_recordings
+from hvdkit.profiling.text import describe
 from hvdkit.profiling.verdict import Analysis, analyse
-from hvdkit.profiling.words import tell
 from hvdkit.tools.profile.addresses import choose_addresses
 from hvdkit.tools.profile.collector import Collector
 from hvdkit.tools.profile.report import build_report
@@ -51,7 +51,7 @@ def profile(options: argparse.Namespace) -> int:
 
 
 def _show(found: Analysis, options: argparse.Namespace) -> None:
-    print(json.dumps(asdict(found.verdict), indent=2) if options.json else "\n" + tell(found.verdict))
+    print(json.dumps(asdict(found.verdict), indent=2) if options.json else "\n" + describe(found.verdict))
     if options.output:
         Path(options.output).write_text(build_report(found), encoding="utf-8")
     if options.trace:

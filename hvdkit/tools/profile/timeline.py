@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from hvdkit.profiling.spans import Span, list_spans
 from hvdkit.profiling.steps import Steps
-from hvdkit.profiling.words import show_s
+from hvdkit.profiling.text import show_s
+from hvdkit.tools.profile.spans import Span, list_spans
 
 #: Of Shares, in the order of the colours.
 KINDS = ("compute", "loading", "late", "exposed")

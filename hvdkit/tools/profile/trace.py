@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvdkit.profiling.spans import list_spans
 from hvdkit.profiling.verdict import Analysis
+from hvdkit.tools.profile.spans import list_spans
 
 _LINES = ("training", "buckets")
 #: Of Chrome's own palette.

@@ -1,4 +1,4 @@
-"""The verdict in plain words."""
+"""The verdict as text."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ _LABELS = {
     "exposed_s": "communication that nothing hides",
 }
 _SHOWN = 16  # ranks
-_WORD = 0.03  # of a step
+_WORTH = 0.03  # of a step
 
 
-def tell(verdict: Verdict) -> str:
-    """All of it, in lines."""
-    return "\n".join([*_tell_where(verdict), "", *_tell_ranks(verdict), "", *_tell_slow(verdict), *_tell_more(verdict)])
+def describe(verdict: Verdict) -> str:
+    """The whole verdict, in lines."""
+    return "\n".join(
+        [*_list_shares(verdict), "", *_list_ranks(verdict), "", *_list_slow(verdict), *_list_advice(verdict)]
+    )
 
 
-def tell_slow(verdict: Verdict) -> str:
-    """Who is waited for, in a sentence; "" if nobody in particular."""
+def describe_slow(verdict: Verdict) -> str:
+    """The straggler, in a sentence; "" if there is none."""
     slow = verdict.slow
     if slow is None:
         return ""
@@ -36,13 +38,13 @@ def tell_slow(verdict: Verdict) -> str:
 
 
 def show_s(seconds: float) -> str:
-    """A time, in what it is easily read in."""
+    """A time with its unit: us, ms or s."""
     if abs(seconds) < 1e-3:
         return f"{1e6 * seconds:.3g} us"
     return f"{1e3 * seconds:.3g} ms" if abs(seconds) < 10 else f"{seconds:.3g} s"
 
 
-def _tell_where(verdict: Verdict) -> Iterator[str]:
+def _list_shares(verdict: Verdict) -> Iterator[str]:
     hosts = len(verdict.hosts)
     parts = verdict.parts
     yield (
@@ -64,32 +66,32 @@ def _tell_where(verdict: Verdict) -> Iterator[str]:
         yield f"  Nothing came from rank {some}, so waits for them count as communication."
 
 
-def _tell_ranks(verdict: Verdict) -> Iterator[str]:
+def _list_ranks(verdict: Verdict) -> Iterator[str]:
     several = len(verdict.hosts) > 1
     yield f"  rank{'  host' + ' ' * 12 if several else ''}   compute      data  waiting  exposed  waited for"
-    ranks = sorted(verdict.ranks, key=lambda one: -one.waited_for_s)[:_SHOWN]
-    for one in sorted(ranks, key=lambda one: one.rank):
-        cells = (one.parts.compute_s, one.parts.loading_s, one.parts.late_s, one.parts.exposed_s, one.waited_for_s)
-        host = f"  {one.host:16}" if several else ""
-        yield f"  {one.rank:4}{host}" + "".join(f"{show_s(cell):>10}" for cell in cells)
+    ranks = sorted(verdict.ranks, key=lambda row: -row.waited_for_s)[:_SHOWN]
+    for row in sorted(ranks, key=lambda row: row.rank):
+        cells = (row.parts.compute_s, row.parts.loading_s, row.parts.late_s, row.parts.exposed_s, row.waited_for_s)
+        host = f"  {row.host:16}" if several else ""
+        yield f"  {row.rank:4}{host}" + "".join(f"{show_s(cell):>10}" for cell in cells)
     if len(verdict.ranks) > _SHOWN:
         yield f"  ... and {len(verdict.ranks) - _SHOWN} more that are waited for less"
 
 
-def _tell_slow(verdict: Verdict) -> Iterator[str]:
+def _list_slow(verdict: Verdict) -> Iterator[str]:
     if verdict.slow is not None:
-        yield tell_slow(verdict)
-    elif verdict.parts.late_s > _WORD * verdict.parts.step_s:
+        yield describe_slow(verdict)
+    elif verdict.parts.late_s > _WORTH * verdict.parts.step_s:
         yield "No rank in particular is late: they take turns."
     else:
         yield "No rank is late."
 
 
-def _tell_more(verdict: Verdict) -> Iterator[str]:
+def _list_advice(verdict: Verdict) -> Iterator[str]:
     more = "; ".join(
-        f"{one.times}x the hosts ({one.hosts}): {show_s(one.step_s)}, {100 * one.efficiency:.0f} %"
-        for one in verdict.predicted
-        if one.times > 1
+        f"{step.times}x the hosts ({step.hosts}): {show_s(step.step_s)}, {100 * step.efficiency:.0f} %"
+        for step in verdict.predicted
+        if step.times > 1
     )
     yield f"Predicted step, and efficiency over today, on {verdict.network}: {more}."
     yield ""
@@ -97,5 +99,5 @@ def _tell_more(verdict: Verdict) -> Iterator[str]:
         yield "Nothing to change first: compute is what the time goes to."
         return
     yield "What to change first:"
-    for number, one in enumerate(verdict.advice, 1):
-        yield f"  {number}. [{one.name}, up to {show_s(one.saves_s)} of a step] {one.text}"
+    for number, advice in enumerate(verdict.advice, 1):
+        yield f"  {number}. [{advice.name}, up to {show_s(advice.saves_s)} of a step] {advice.text}"

@@ -1,4 +1,4 @@
-"""The steps as spans of time, for drawings: what training did on each rank, and how long each bucket was under way."""
+"""Steps as spans of time, for drawings: of training on each rank, and of each bucket's reduction."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hvdkit.profiling.steps import Steps
 
 @dataclass(frozen=True)
 class Span:
-    """What went on between two times, on the clock of its Steps.
+    """An activity between two times, on the clock of its Steps.
 
-    rank: its place among steps.ranks. line: "training" or "buckets". kind: of Shares, or "bucket". step: number of the
+    rank: its index among steps.ranks. line: "training" or "buckets". kind: of Shares, or "bucket". step: number of the
     round. bucket: its number. detail: its tensors.
     """
 
@@ -36,7 +36,7 @@ _NAMES = {
 
 
 def list_spans(steps: Steps, which: Iterable[int]) -> Iterator[Span]:
-    """The spans of these steps, by their place in `steps`, of each rank in the order of time."""
+    """The spans of the steps with these indices in `steps`, rank by rank, in the order of time."""
     chosen = list(which)
     for rank in range(len(steps.ranks)):
         for at in chosen:
@@ -49,9 +49,9 @@ def list_spans(steps: Steps, which: Iterable[int]) -> Iterator[Span]:
 
 
 def _training(steps: Steps, rank: int, at: int) -> Iterator[Span]:
-    """What training did from the step's begin to its end; what is no wait, copy or load is compute."""
+    """The spans of training from begin to end of a step; what is no wait, copy or load is compute."""
     now = float(steps.began[rank, at])
-    for kind, began, ended in sorted(_stops(steps, rank, at), key=lambda one: one[1]):
+    for kind, began, ended in sorted(_stops(steps, rank, at), key=lambda stop: stop[1]):
         began = max(began, now)
         if ended <= began:
             continue
