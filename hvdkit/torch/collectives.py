@@ -13,7 +13,7 @@ from hvdkit.engine.compression import Factors
 from hvdkit.engine.groups import ProcessSet
 from hvdkit.engine.named.execution import split_rows
 from hvdkit.engine.named.operation import Announcement, Operation
-from hvdkit.engine.named.submit import check_splits, reduce_options, root_options
+from hvdkit.engine.named.submit import check_splits, reduce_options, root_options, scatter_options
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.torch.collective import Collective, Rows, Tensors
 from hvdkit.torch.tensors import as_tensor, name_of_dtype
@@ -53,7 +53,8 @@ def _announce_reduction(
     call: str,
 ) -> Announcement:
     dtypes = [name_of_dtype(dtype) for dtype, _ in described]
-    options = reduce_options(dtypes, choose_op(average, op), prescale_factor, postscale_factor, call)
+    write = scatter_options if kind == "reducescatter" else reduce_options
+    options = write(dtypes, choose_op(average, op), prescale_factor, postscale_factor, call)
     return _announce(kind, described, options)
 
 
@@ -183,8 +184,6 @@ def reducescatter(
     """Results: this rank's rows of op(x of all ranks). Gradient: dx = all ranks' dy, times size for a sum."""
     group = process_set.group(call)
     rank, size = group.transport.rank, group.transport.size
-    if op not in (Average, Sum):
-        raise NotImplementedError(f"op is {op!r}; reducescatter() does hvd.Average and hvd.Sum.")
     described = tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
     announcement = _announce_reduction("reducescatter", described, None, op, *factors, call)
     if not all(tensor.dim() for tensor in tensors):
