@@ -53,6 +53,25 @@ def label_rank(rank: int, job_rank: int | None) -> str:
     return str(rank) if job_rank is None else f"{rank} (job rank {job_rank})"
 
 
+def describe_death(rank: int, host: str, job_rank: int | None = None) -> str:
+    """Say that a process ended without a word. rank: in the whole world. job_rank: see World."""
+    return (
+        f"Rank {label_rank(rank, job_rank)} on host {host} has died (killed, crashed or out of memory); its own "
+        f"output, or the system's log, says why."
+    )
+
+
+def describe_leaving(rank: int, host: str, waiting: int, job_rank: int | None = None) -> str:
+    """Say that a rank has shut hvdkit down while another one waits for it.
+
+    waiting: the rank that waits. job_rank: see World.
+    """
+    return (
+        f"Rank {label_rank(rank, job_rank)} on host {host} has shut hvdkit down (or reached the end of its script) "
+        f"while rank {waiting} still waits for it. Give every rank the same number of steps."
+    )
+
+
 # Launchers nest, and the inner one counts, so it stands first: torchrun may be started by mpirun or srun, and mpirun in
 # a Slurm job starts its daemons with srun, so that its ranks see SLURM_PROCID=0 and SLURM_NTASKS=1 of the daemon.
 # Where a word has several variables the first one that is set counts.

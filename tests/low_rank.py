@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.transport.coding.low_rank import matrix_shape
-from hvdkit.transport.coding.power_sgd import PowerSGD
+from hvdkit.transport.coding.power_sgd import PowerSGD, matrix_shape
 
 CODING = PowerSGD(8)
 #: Kernels as PyTorch has them and as TensorFlow does, what gains nothing by rank 8, vectors.

@@ -14,7 +14,7 @@ from hvdkit.engine.planned.plan import TensorSpec, plan_buckets
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.coding.api import Matrix
-from hvdkit.transport.coding.low_rank import matrix_shape
+from hvdkit.transport.coding.power_sgd import matrix_shape
 from hvdkit.transport.shared.buckets import plan_shards
 
 pytestmark = [pytest.mark.ranks, pytest.mark.native("Horovod's core has no codings")]

@@ -11,7 +11,7 @@ from hvdkit.engine.compression import Wire
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import STORAGE
 from hvdkit.transport.coding.api import Matrix
-from hvdkit.transport.coding.low_rank import matrix_shape
+from hvdkit.transport.coding.power_sgd import matrix_shape
 
 _ALIGN = 64  # bytes; each tensor begins at a cache line
 _WHOLE_BYTES = 4 * 2**20

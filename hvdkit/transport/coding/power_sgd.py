@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,9 +15,21 @@ from hvdkit.transport.between.wire import Wire
 from hvdkit.transport.buffer import STORAGE, Array, Buffer
 from hvdkit.transport.coding.api import Matrix
 from hvdkit.transport.coding.coders import all_finite, uncoded_steps
-from hvdkit.transport.coding.low_rank import matrix_shape, orthonormal
 
 _EMPTY = 1e-6  # of the longest column's length: what rounding leaves of one that has nothing to say
+
+
+def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of a tensor seen as a matrix; one row for a vector.
+
+    More than 2 dimensions are (shape[0], the rest), as a convolution's kernel of PyTorch has its outputs first; or
+    (the rest, shape[-1]) where rows and columns are fewer, as TensorFlow's and JAX's have them last.
+    """
+    if len(shape) < 2:
+        return 1, math.prod(shape)
+    first = shape[0], math.prod(shape[1:])
+    last = math.prod(shape[:-1]), shape[-1]
+    return min(first, last, key=sum)
 
 
 @dataclass(frozen=True)
@@ -129,3 +142,18 @@ class PowerCoder:
         if all_finite(right) and all_finite(values):
             self._unsent, self._right, self._warm = values, right, True
             self._fill_empty_columns()
+
+
+def orthonormal(columns: Array) -> Array:
+    """Columns, (n, r), made orthonormal one after the other (modified Gram-Schmidt); a column of nothing new stays 0.
+
+    In float64 and without LAPACK, whose results differ in their last bits between kinds of processors.
+    """
+    basis = np.array(columns.T, np.float64, order="C")  # a column is a row here, and so lies together
+    for at, column in enumerate(basis):
+        before = np.sqrt(np.sum(column * column))
+        for earlier in basis[:at]:
+            column -= np.sum(earlier * column) * earlier
+        length = np.sqrt(np.sum(column * column))
+        column[:] = column / length if length > 1e-6 * before else 0.0
+    return np.ascontiguousarray(basis.T.astype(columns.dtype))

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from hvdkit.errors import RankLostError
-from hvdkit.transport.deaths import describe_death, describe_leaving
+from hvdkit.world import describe_death, describe_leaving
 
 _HEAD = struct.Struct("<16sQ")
 _PEER = struct.Struct("<I")

@@ -142,7 +142,9 @@ class SharedBuckets(SteppedBuckets):
         ]
         self._layouts = [self._lay_out(index, spec) for index, spec in enumerate(specs)]
         self.sent_bytes = sum(
-            sent_bytes(one.spec, one.coder, one.partial) for one in self._layouts if one.partial is not None
+            sent_bytes(layout.spec, layout.coder, layout.partial)
+            for layout in self._layouts
+            if layout.partial is not None
         )
         self._show_layouts()
 
@@ -163,13 +165,13 @@ class SharedBuckets(SteppedBuckets):
 
     def _cut(self, layout: _Layout, in_place: Sequence[InPlaceSegment]) -> Iterator[_Chunk]:
         """This rank's shard in chunks."""
-        for one in cover(layout.views[self._rank], layout.owned, in_place):
-            step = layout.spec.chunk_bytes // one.source.array.itemsize
-            for at in range(0, one.source.count, step):
-                stop = min(at + step, one.source.count)
-                part = one.source.slice(at, stop)
-                target = part if one.target is one.source else one.target.slice(at, stop)
-                below, above = self._around(layout, one.first + at, stop - at)
+        for segment in cover(layout.views[self._rank], layout.owned, in_place):
+            step = layout.spec.chunk_bytes // segment.source.array.itemsize
+            for at in range(0, segment.source.count, step):
+                stop = min(at + step, segment.source.count)
+                part = segment.source.slice(at, stop)
+                target = part if segment.target is segment.source else segment.target.slice(at, stop)
+                below, above = self._around(layout, segment.first + at, stop - at)
                 yield _Chunk((*below, part, *above), target, below + above)
 
     def _around(self, layout: _Layout, first: int, count: int) -> tuple[tuple[Buffer, ...], tuple[Buffer, ...]]:
@@ -213,11 +215,12 @@ class SharedBuckets(SteppedBuckets):
                 if phases.all_gather:
                     _hand_out(chunk, self._arithmetic)
         else:
-            partial, train = layout.partial, _Train(chunks, layout.partial, spec, self._arithmetic)
+            partial = layout.partial
+            pipeline = _ChunkPipeline(chunks, partial, spec, self._arithmetic)
             if not phases.reduce_scatter:
                 self._arithmetic.copy(layout.shard_of(partial), self.memory[index].slice(*layout.shard))
             yield from self._crossing(
-                partial, spec, phases=phases, coder=layout.coder, before=train.fill, after=train.empty
+                partial, spec, phases=phases, coder=layout.coder, before=pipeline.produce, after=pipeline.consume
             )
             if not phases.all_gather:
                 self._arithmetic.copy(self.memory[index].slice(*layout.shard), layout.shard_of(partial))
@@ -237,31 +240,31 @@ class SharedBuckets(SteppedBuckets):
         self._raw, self._layouts, self.memory, self.owned, self.shard = [], [], [], [], []
 
 
-class _Train:
-    """The chunks of a shard on their way between the hosts: its sum is made where it is needed, and handed out again.
+class _ChunkPipeline:
+    """The chunks of a shard around its reduction between hosts: summed when they are sent, handed out when reduced.
 
     partial: the host's sum of the shard.
     """
 
     def __init__(self, chunks: Sequence[_Chunk], partial: Buffer, spec: BucketSpec, arithmetic: Arithmetic) -> None:
         ends = list(itertools.accumulate(chunk.own.count for chunk in chunks))
-        cars = [
+        parts = [
             (partial.slice(end - chunk.own.count, end), end, chunk) for chunk, end in zip(chunks, ends, strict=True)
         ]
-        self._ahead, self._behind = deque(cars), deque(cars)
-        self._ready = 0
+        self._unsummed, self._unreduced = deque(parts), deque(parts)
+        self._summed = 0
         self._spec, self._arithmetic = spec, arithmetic
 
-    def fill(self, count: int) -> None:
-        """Make the sum of the first `count` elements at least."""
-        while self._ready < count:
-            part, self._ready, chunk = self._ahead.popleft()
+    def produce(self, count: int) -> None:
+        """Make the host's sum of the first `count` elements at least."""
+        while self._summed < count:
+            part, self._summed, chunk = self._unsummed.popleft()
             self._arithmetic.combine(part, chunk.sources, self._spec.op, self._spec.prescale)
 
-    def empty(self, count: int) -> None:
+    def consume(self, count: int) -> None:
         """Hand out the chunks within the first `count` elements."""
-        while self._behind and self._behind[0][1] <= count:
-            part, _, chunk = self._behind.popleft()
+        while self._unreduced and self._unreduced[0][1] <= count:
+            part, _, chunk = self._unreduced.popleft()
             self._arithmetic.copy(chunk.own, part)
             _hand_out(chunk, self._arithmetic)
 

@@ -12,9 +12,9 @@ from collections.abc import Collection
 
 from hvdkit.errors import RankLostError
 from hvdkit.transport.api import Transport
-from hvdkit.transport.deaths import describe_death, describe_leaving
 from hvdkit.transport.shared.segment import open_segment
 from hvdkit.transport.small_collectives import gather_ints
+from hvdkit.world import describe_death, describe_leaving
 
 #: Of a rank: it runs, it has shut hvdkit down, it knows of a rank that has died and may end for that.
 _RUNNING, _LEFT, _TOLD = 0, 1, 2
