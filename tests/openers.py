@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hvdkit.transport.api import BaseTransport, Transport
+from hvdkit.transport.api import Transport
+from hvdkit.transport.between.base import BaseTransport
 from hvdkit.transport.between.hierarchical import HierarchicalTransport
 from hvdkit.transport.gloo.rendezvous_store import TransportBoard
 from hvdkit.transport.gloo.transport import GlooTransport, open_gloo

@@ -75,8 +75,28 @@ def message(transport: Transport) -> None:
         waiting.pause()
 
 
+def small_and_large_messages(transport: Transport) -> None:
+    for count in (1, 1_000_000):
+        peers = [peer for peer in range(transport.size) if peer != transport.rank]
+        requests = [transport.isend(as_buffer(np.zeros(count, np.float32)), peer) for peer in peers]
+        for peer in peers:
+            transport.receive(as_buffer(np.ones(count, np.float32)), peer)
+        for request in requests:
+            request.wait()
+
+
+def large_messages_to_rank_one(transport: Transport) -> None:
+    buffer = as_buffer(np.zeros(2_000_000, np.float32))
+    if transport.rank == 1:
+        for peer in (0, 2):
+            transport.receive(buffer, peer)
+    else:
+        transport.send(buffer, 1)
+
+
 Call = Callable[[Transport], None]
 CALLS: list[Call] = [small_allreduce, large_allreduce, half_allreduce, allgather, barrier, buckets, message]
+CALLS += [small_and_large_messages, large_messages_to_rank_one]
 
 
 def lose_rank_one(group: PipeTransport, call: Call, shared: bool) -> tuple[str, float]:
@@ -213,7 +233,7 @@ def overlapping_groups(transport: GlooTransport) -> None:
                 came = mail.receive()
             assert came == [((group.rank - 1) % group.size, b"%d" % turn)]
             mail.close()
-            assert group.ranks == tuple(ranks)
+            assert isinstance(group, GlooTransport) and group.ranks == tuple(ranks)
     for group in groups:
         if group is not None:
             group.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from bucket_checks import BUCKET_CHECKS
+from message_checks import MESSAGE_CHECKS
 from openers import OPENERS
 from phase_checks import PHASE_CHECKS
 from ranks import run_ranks
@@ -11,7 +12,7 @@ from transport_checks import CHECKS
 
 pytestmark = pytest.mark.ranks
 
-ALL_CHECKS = {**CHECKS, **BUCKET_CHECKS, **PHASE_CHECKS}
+ALL_CHECKS = {**CHECKS, **MESSAGE_CHECKS, **BUCKET_CHECKS, **PHASE_CHECKS}
 #: Hosts that are simulated with three and four ranks; with two, "hierarchical_round_robin" has hosts of one rank.
 AGAIN = ("hierarchical_pairs", "hierarchical_uneven", "hierarchical_over_gloo")
 CASES = [

@@ -1,18 +1,22 @@
 """What every transport offers: moving bytes inside a fixed group of ranks.
 
-Collectives block and are called in the same order on all ranks of the group. Nothing here knows a framework: numbers
-come as a Buffer, and what is done with them (adding, casting) is an Arithmetic: numpy's, or one that an adapter brings.
+Collectives are called in the same order on all ranks of the group. Nothing here knows a framework: numbers come as a
+Buffer, and what is done with them (adding, casting) is an Arithmetic: numpy's, or one that an adapter brings.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from hvdkit.errors import TransportError
+from hvdkit.transport.arguments import check_message
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.buckets import ALLREDUCE, Buckets, BucketSpec, Phases
 from hvdkit.transport.buffer import Buffer, Op
 from hvdkit.transport.division import Groups
+from hvdkit.transport.request import DoneRequest, Request
 
 if TYPE_CHECKING:
     from hvdkit.transport.between.select import BetweenHosts
@@ -20,49 +24,115 @@ if TYPE_CHECKING:
     from hvdkit.transport.mailbox import Mailbox
 
 
-class Transport(Protocol):
+class Transport(ABC):
     """Moves bytes inside a fixed group of ranks; one implementation a file.
 
-    Every method but the attributes is collective: all ranks of the group call it, in the same order, with arguments
-    that agree. Raises TransportError (RankLostError where the dead rank is known) when the others cannot be reached.
+    Every method is collective but those that say otherwise: all ranks of the group call it, in the same order, with
+    arguments that agree; one thread at a time. Raises TransportError (RankLostError where the dead rank is known) when
+    the others cannot be reached.
+
+    The forms that begin with i return at once. All ranks begin collectives of both forms in one order, and may wait for
+    them in any; none is under way when a group is split or closed, or buckets or a mailbox are opened. A transport
+    without non-blocking collectives of its own does them before it returns.
 
     backend: what moves bytes where ranks share no memory: "mpi", "gloo", or "none" for one rank.
     local_ranks: how many ranks at most are summed inside a host before the sum crosses to others (1 where nothing is),
-    the same number on all ranks.
+    the same number on all ranks. between: the algorithm of sums between hosts, and what was measured there; None where
+    nothing crosses.
     """
 
     name: str
     backend: str
     rank: int
     size: int
-    local_ranks: int
+    local_ranks: int = 1
     arithmetic: Arithmetic
+    between: BetweenHosts | None = None
 
-    @property
-    def between(self) -> BetweenHosts | None:
-        """The algorithm of sums between hosts, and what was measured there; None where nothing crosses."""
-
+    @abstractmethod
     def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
         """Replace `buffer` (n,) by scale * the element-wise reduction over all ranks, in place.
 
         scale: 1.0 for integer and bool buffers; applied before float16 and bfloat16 are rounded.
         """
 
+    @abstractmethod
     def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Buffer:
-        """Reduce `buffer` (sum(counts),) over all ranks; rank i gets the i-th piece, (counts[i],), in new memory."""
+        """Reduce `buffer` (sum(counts),) over all ranks; rank i gets the i-th piece, (counts[i],), in new memory.
 
+        Raises ValueError for counts that do not fit the buffer, as all methods with counts do.
+        """
+
+    @abstractmethod
     def allgather(self, buffer: Buffer, counts: Sequence[int]) -> Buffer:
         """Concatenate every rank's `buffer` (counts[rank],) in rank order into new memory, (sum(counts),)."""
 
+    @abstractmethod
     def broadcast(self, buffer: Buffer, root: int) -> None:
-        """Fill `buffer` (n,) with the root's, in place."""
+        """Fill `buffer` (n,) with the root's, in place. Raises ValueError for a root that is no rank."""
 
+    @abstractmethod
     def alltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Buffer:
         """Send the i-th piece of `buffer` (sum(send_counts),) to rank i; returns what came, (sum(receive_counts),)."""
 
+    @abstractmethod
     def barrier(self) -> None:
         """Return when every rank has called it."""
 
+    def iallreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> Request:
+        """Begin allreduce(); `out` of the request is `buffer`."""
+        self.allreduce(buffer, op, scale)
+        return DoneRequest(buffer)
+
+    def ireducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Request:
+        """Begin reducescatter(), whose result is `out` of the request."""
+        return DoneRequest(self.reducescatter(buffer, counts, op))
+
+    def iallgather(self, buffer: Buffer, counts: Sequence[int]) -> Request:
+        """Begin allgather(), whose result is `out` of the request."""
+        return DoneRequest(self.allgather(buffer, counts))
+
+    def ibroadcast(self, buffer: Buffer, root: int) -> Request:
+        """Begin broadcast(); `out` of the request is `buffer`."""
+        self.broadcast(buffer, root)
+        return DoneRequest(buffer)
+
+    def ialltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Request:
+        """Begin alltoall(), whose result is `out` of the request."""
+        return DoneRequest(self.alltoall(buffer, send_counts, receive_counts))
+
+    def ibarrier(self) -> Request:
+        """Begin barrier(): the request is done when every rank has called it."""
+        self.barrier()
+        return DoneRequest()
+
+    def send(self, buffer: Buffer, peer: int, tag: int = 0) -> None:
+        """Send `buffer` (n,) to another rank, which receives it; not collective. See isend()."""
+        self.isend(buffer, peer, tag).wait()
+
+    def receive(self, buffer: Buffer, peer: int, tag: int = 0) -> None:
+        """Fill `buffer` (n,) with what another rank sends; not collective. See ireceive()."""
+        self.ireceive(buffer, peer, tag).wait()
+
+    def isend(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
+        """Begin to send `buffer` (n,); not collective. When it is done the memory may be used again.
+
+        Whether that waits for the receiver is the transport's choice. Messages between two ranks with the same tag
+        arrive in the order of sending; the receiver's buffer has the same number of bytes, else it gets a
+        TransportError. tag: from 0 to 32767. Raises ValueError for a peer that is no other rank of the group.
+        """
+        check_message(peer, tag, self.rank, self.size)
+        raise TransportError(f"The {self.name} transport has no messages from rank to rank.")
+
+    def ireceive(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
+        """Begin to receive the next message from a rank with this tag into `buffer` (n,); not collective. See isend().
+
+        Several with one peer and tag are filled in the order of these calls.
+        """
+        check_message(peer, tag, self.rank, self.size)
+        raise TransportError(f"The {self.name} transport has no messages from rank to rank.")
+
+    @abstractmethod
     def split(self, groups: Groups) -> Transport | None:
         """The transport of the group that this rank is in; None on ranks in none. One call makes all groups.
 
@@ -72,25 +142,29 @@ class Transport(Protocol):
 
     def subgroup(self, ranks: Sequence[int]) -> Transport | None:
         """See split(): a transport of these ranks, numbered in the order given."""
+        return self.split([ranks])
 
+    @abstractmethod
     def open_mailbox(self) -> Mailbox:
         """Make a way to send short messages between these ranks, in the same order on all of them.
 
         Of a transport that split() has made: it does not wait for the other ranks, messages do. Else collective.
         """
 
+    @abstractmethod
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> Buckets:
         """Make the buckets of an agreed plan, of which `depth` may be in use at a time; all of them if None."""
 
-    def measure(self) -> None:
+    def measure(self) -> None:  # noqa: B027  nothing, unless a transport has something to do
         """Find out what is fast between these ranks, where they stand on different hosts; collective."""
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027  nothing, unless a transport has something to do
         """Raise RankLostError if a rank of the group is known to have ended; asked while waiting, not collective."""
 
-    def leave(self) -> None:
+    def leave(self) -> None:  # noqa: B027  nothing, unless a transport has something to do
         """Tell the others, as far as that can be done alone, that this rank takes no further part; not collective."""
 
+    @abstractmethod
     def close(self, *, idle: bool = True) -> None:
         """Give everything back. Later calls of other methods are errors; closing twice is not.
 
@@ -132,23 +206,3 @@ class Crossing(Protocol):
 
     def close(self, *, idle: bool = True) -> None:
         """Give it back; collective. idle: False if a reduction was cut short."""
-
-
-class BaseTransport(Transport, Protocol):
-    """A transport that others are put on: it reaches ranks on any host, and knows who is where."""
-
-    @property
-    def between(self) -> BetweenHosts:
-        """See Transport.between."""
-
-    def subgroup(self, ranks: Sequence[int]) -> BaseTransport | None:
-        """See Transport.subgroup."""
-
-    def split(self, groups: Groups) -> BaseTransport | None:
-        """See Transport.split."""
-
-    def find_nodes(self) -> list[int]:
-        """A number of each rank's host, the same for ranks of one host; collective."""
-
-    def open_crossing(self) -> Crossing:
-        """What reduces over these ranks in steps, where they stand on different hosts; collective."""

@@ -25,3 +25,15 @@ def check_root(root: int, size: int) -> None:
     """A root that is one of the ranks."""
     if not 0 <= root < size:
         raise ValueError(f"root is {root}; it must be a rank from 0 to {size - 1}")
+
+
+#: Tags of messages: as many as every MPI has.
+TAGS = 32768
+
+
+def check_message(peer: int, tag: int, rank: int, size: int) -> None:
+    """Another rank of the group, and a tag."""
+    if not 0 <= peer < size or peer == rank:
+        raise ValueError(f"peer is {peer}; rank {rank} exchanges messages with other ranks from 0 to {size - 1}")
+    if not 0 <= tag < TAGS:
+        raise ValueError(f"tag is {tag}; it must be from 0 to {TAGS - 1}")

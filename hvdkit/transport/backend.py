@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from hvdkit.transport.api import BaseTransport
+from hvdkit.transport.between.base import BaseTransport
 from hvdkit.transport.part import Part
 from hvdkit.world import World
 

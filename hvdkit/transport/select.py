@@ -19,8 +19,9 @@ from typing import Any
 
 from hvdkit.config import Config
 from hvdkit.errors import ConfigError, TransportError, WorldError
-from hvdkit.transport.api import BaseTransport, Transport
+from hvdkit.transport.api import Transport
 from hvdkit.transport.backend import Abort, Backend, Membership
+from hvdkit.transport.between.base import BaseTransport
 from hvdkit.transport.division import divide_by_node
 from hvdkit.transport.part import Part, runs_mpi
 from hvdkit.transport.single import SingleTransport

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hvdkit.errors import TransportError
+from hvdkit.transport.api import Transport
 from hvdkit.transport.arguments import check_alltoall, check_counts, check_root
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
 from hvdkit.transport.buckets import BucketSpec, InPlaceSegment, cover
@@ -13,15 +14,13 @@ from hvdkit.transport.division import Groups, check_groups
 from hvdkit.transport.mailbox import LocalMailbox
 
 
-class SingleTransport:
+class SingleTransport(Transport):
     """Every collective as it is among one rank, with the same checks of its arguments."""
 
     name = "single"
     backend = "none"
     rank = 0
     size = 1
-    local_ranks = 1
-    between = None
 
     def __init__(self, arithmetic: Arithmetic | None = None) -> None:
         self.arithmetic: Arithmetic = arithmetic or NumpyArithmetic()
@@ -65,10 +64,6 @@ class SingleTransport:
         check_groups(groups, 1)
         return SingleTransport(self.arithmetic) if groups else None
 
-    def subgroup(self, ranks: Sequence[int]) -> SingleTransport | None:
-        """See Transport.subgroup."""
-        return self.split([ranks])
-
     def open_mailbox(self) -> LocalMailbox:
         """See Transport.open_mailbox."""
         return LocalMailbox()
@@ -77,15 +72,6 @@ class SingleTransport:
         """See Transport.open_buckets."""
         self._check_open()
         return SingleBuckets(self, specs)
-
-    def measure(self) -> None:
-        """See Transport.measure."""
-
-    def check(self) -> None:
-        """See Transport.check."""
-
-    def leave(self) -> None:
-        """See Transport.leave. There is nobody to tell."""
 
     def close(self, *, idle: bool = True) -> None:
         """See Transport.close."""

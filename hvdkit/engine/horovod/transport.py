@@ -48,16 +48,13 @@ class Sets:
         return self._numbers
 
 
-class HorovodTransport:
+class HorovodTransport(Transport):
     """See Transport; all ranks of one of Horovod's process sets.
 
     sets: what Horovod knows. ranks: of this one, in the world; this process is one of them. process_set:
     Horovod's object. Operations are done in the order of their names, so steps of several in different orders on
     different ranks get names of their own by within().
     """
-
-    local_ranks = 1
-    between = None
 
     def __init__(self, binding: Binding, sets: Sets, ranks: Sequence[int], this_rank: int) -> None:
         self.binding, self._sets, self._ranks = binding, sets, tuple(ranks)
@@ -144,10 +141,6 @@ class HorovodTransport:
                 self._sets.number()
         return made
 
-    def subgroup(self, ranks: Sequence[int]) -> Transport | None:
-        """See Transport."""
-        return self.split([ranks])
-
     def open_mailbox(self) -> Any:
         """Horovod has no messages from rank to rank."""
         raise TransportError("Horovod's core has no messages from rank to rank.")
@@ -167,15 +160,6 @@ class HorovodTransport:
             return self.binding.start(move, [array])
 
         return HorovodBuckets(specs, depth, start, self.arithmetic)
-
-    def measure(self) -> None:
-        """See Transport; Horovod decides itself what is fast."""
-
-    def check(self) -> None:
-        """See Transport; Horovod tells a rank's end in the operations themselves."""
-
-    def leave(self) -> None:
-        """See Transport."""
 
     def close(self, *, idle: bool = True) -> None:
         """See Transport; Horovod itself ends with shutdown()."""

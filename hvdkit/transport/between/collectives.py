@@ -16,15 +16,12 @@ from collections.abc import Generator, Iterator, Sequence
 
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
 from hvdkit.transport.between.schedules import split_evenly
-from hvdkit.transport.between.wire import Messages, Request, Wire
+from hvdkit.transport.between.wire import Wire
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import HALF, Buffer, make_buffer
-from hvdkit.transport.polling import calls
+from hvdkit.transport.request import Request, leave_behind
 
 _BLOCK = 64 * 1024  # elements that are widened, added and narrowed while they are in cache
-
-# What nobody will wait for, because a step before failed. It may still write to its memory, so that is kept.
-_abandoned: list[Request | Messages] = []
 
 
 def reduce_steps(
@@ -160,14 +157,8 @@ def add_up(out: Buffer, sources: Sequence[Buffer], spec: BucketSpec, arithmetic:
 def until_done(request: Request, free: bool) -> Iterator[bool]:
     """Steps that yield `free` until the request is done."""
     try:
-        while not request.test():
+        while not request.done():
             yield free
     except BaseException:
         leave_behind(request)
         raise
-
-
-def leave_behind(what: Request | Messages) -> None:
-    """Keep what nobody waits for any more, with its memory."""
-    calls().uncertain = True
-    _abandoned.append(what)

@@ -10,7 +10,8 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from hvdkit.transport.api import BaseTransport, Crossing, Transport
+from hvdkit.transport.api import Crossing, Transport
+from hvdkit.transport.between.base import BaseTransport
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.division import Groups, divide_by_node, find_group

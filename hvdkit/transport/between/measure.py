@@ -11,9 +11,10 @@ from collections.abc import Callable
 import numpy as np
 
 from hvdkit.transport.between.cost import MESSAGE_BYTES, Link, Measured
-from hvdkit.transport.between.wire import Pending, Request, Wire
+from hvdkit.transport.between.wire import Pending, Wire
 from hvdkit.transport.buffer import Buffer, make_buffer
 from hvdkit.transport.polling import Backoff
+from hvdkit.transport.request import Request
 
 _SMALL_TURNS = 8
 _FLOOD = 16  # small messages under way at once
@@ -101,5 +102,5 @@ class _Ring:
 
     def _wait_for(self, request: Request) -> None:
         waiting = Backoff(self._check)
-        while not request.test():
+        while not request.done():
             waiting.pause()

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 from hvdkit.transport.api import Reached, nothing
+from hvdkit.transport.arguments import TAGS
 from hvdkit.transport.arithmetic import Arithmetic
-from hvdkit.transport.between.collectives import add_up, leave_behind
+from hvdkit.transport.between.collectives import add_up
 from hvdkit.transport.between.schedules import Round, largest_part, plan_rounds
-from hvdkit.transport.between.wire import TAGS, Messages, Pending, Wire
+from hvdkit.transport.between.wire import Messages, Pending, Wire
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import HALF, Buffer, make_buffer
+from hvdkit.transport.request import leave_behind
 
 _WINDOW = 64  # segments under way
 

@@ -6,13 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from hvdkit.transport.buffer import Buffer, Op
-
-
-class Request(Protocol):
-    """A collective under way."""
-
-    def test(self) -> bool:
-        """Is it done? Only asks. Raises TransportError (RankLostError where the dead rank is known) if it failed."""
+from hvdkit.transport.request import Request
 
 
 class Pending:
@@ -41,10 +35,6 @@ class Messages(Protocol):
         """Take note of what is done. Raises TransportError (RankLostError where it is known) if something failed."""
 
 
-#: As many as every MPI has.
-TAGS = 32768
-
-
 class Wire(Protocol):
     """The ranks of a group, and a way of their own to begin collectives: in the same order on all ranks.
 
@@ -63,16 +53,28 @@ class Wire(Protocol):
     def can_reduce(self, dtype: str) -> bool:
         """Can allreduce add up this dtype?"""
 
+    def can_scatter(self, dtype: str) -> bool:
+        """Can reducescatter add up this dtype?"""
+
     def allreduce(self, source: Buffer, out: Buffer, op: Op) -> Request:
         """Reduce `source` (n,) into `out` (n,); they may be the same memory, else `source` is only read."""
+
+    def reducescatter(self, source: Buffer, out: Buffer, counts: Sequence[int], op: Op) -> Request:
+        """Reduce `source` (sum(counts),); rank i gets the i-th piece in its `out` (counts[i],)."""
 
     def alltoall(
         self, sent: Buffer, send_counts: Sequence[int], received: Buffer, receive_counts: Sequence[int]
     ) -> Request:
         """Send the i-th piece of `sent` to rank i; what comes from rank i is the i-th piece of `received`."""
 
-    def allgather(self, gathered: Buffer, counts: Sequence[int]) -> Request:
-        """Fill all pieces of `gathered` (sum(counts),), of which this rank has its own in place."""
+    def allgather(self, gathered: Buffer, counts: Sequence[int], own: Buffer | None = None) -> Request:
+        """Fill all pieces of `gathered` (sum(counts),). own: this rank's piece; None if it is in its place already."""
+
+    def broadcast(self, buffer: Buffer, root: int) -> Request:
+        """Fill `buffer` (n,) with the root's."""
+
+    def barrier(self) -> Request:
+        """Is done when every rank has called it."""
 
     def close(self, *, idle: bool = True) -> None:
         """Give it back; collective. idle: False if a request failed, or was not waited for."""

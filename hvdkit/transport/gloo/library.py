@@ -19,6 +19,7 @@ from hvdkit.errors import MissingDependencyError, TransportError
 from hvdkit.optional_import import optional_import
 from hvdkit.transport.buffer import Array, Buffer, Op
 from hvdkit.transport.polling import calls, look
+from hvdkit.transport.request import NOTHING, Request
 
 if TYPE_CHECKING:
     import torch
@@ -114,44 +115,46 @@ class Group:
         if out.dtype == "bool":
             array, op = array.view("u1"), "max" if op in ("sum", "max") else "min"
         if not array.size:
-            return self._begin("allreduce", [])
+            return self._begin("allreduce", out, [])
         options = _options("AllreduceOptions", reduceOp=getattr(load_gloo().ReduceOp, op.upper()))
         tensor = _tensor(array)
-        return self._begin("allreduce", [self._group.allreduce([tensor], options)], tensor)
+        return self._begin("allreduce", out, [self._group.allreduce([tensor], options)], tensor)
 
     def alltoall(self, sent: Buffer, send_bytes: Sequence[int], received: Buffer, counts: Sequence[int]) -> GlooRequest:
         """See Wire.alltoall. send_bytes, counts: bytes to and from each rank."""
         tensors, options = (_bytes_of(received), _bytes_of(sent)), _options("AllToAllOptions")
         work = self._group.alltoall_base(*tensors, list(counts), list(send_bytes), options)
-        return self._begin("alltoall", [work], tensors)
+        return self._begin("alltoall", received, [work], tensors)
 
-    def broadcast(self, pieces: Sequence[tuple[int, Buffer]]) -> GlooRequest:
-        """Fill each buffer with the root's, given beside it; all at once."""
+    def broadcast(self, out: Buffer, pieces: Sequence[tuple[int, Buffer]]) -> GlooRequest:
+        """Fill each piece of `out` with the root's, given before it; all at once."""
         moved = [
             (_bytes_of(piece), _options("BroadcastOptions", rootRank=root)) for root, piece in pieces if piece.nbytes
         ]
-        return self._begin("broadcast", [self._group.broadcast([one], options) for one, options in moved], moved)
+        works = [self._group.broadcast([tensor], options) for tensor, options in moved]
+        return self._begin("broadcast", out, works, moved)
 
     def allgather(self, own: Buffer, gathered: Buffer) -> GlooRequest:
         """Fill `gathered` with all ranks' `own`, which are of one size."""
         options = _options("AllgatherOptions")
         tensors = _bytes_of(gathered), _bytes_of(own)
-        return self._begin("allgather", [self._group._allgather_base(*tensors, options)] if own.nbytes else [], tensors)
+        works = [self._group._allgather_base(*tensors, options)] if own.nbytes else []
+        return self._begin("allgather", gathered, works, tensors)
 
     def barrier(self) -> GlooRequest:
         """Is done when every rank has called it."""
-        return self._begin("barrier", [self._group.barrier(_options("BarrierOptions"))])
+        return self._begin("barrier", NOTHING, [self._group.barrier(_options("BarrierOptions"))])
 
-    def _begin(self, what: str, works: Sequence[Any], memory: object = None) -> GlooRequest:
+    def _begin(self, what: str, out: Buffer, works: Sequence[Any], memory: object = None) -> GlooRequest:
         calls().begun += 1
-        self._open = [one for one in self._open if not one.over]
-        request = GlooRequest(what, works, memory, self._explain)
+        self._open = [request for request in self._open if not request.over]
+        request = GlooRequest(what, works, out, memory, self._explain)
         self._open.append(request)
         return request
 
     def close(self) -> None:
         """Close the connections."""
-        if any(not one.over for one in self._open):
+        if any(not request.over for request in self._open):
             # Its end would wait for what is under way, and nobody may be there any more to bring that to an end.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
         self._group = None
@@ -169,10 +172,11 @@ def _close_groups() -> None:
         group.close()
 
 
-class GlooRequest:
+class GlooRequest(Request):
     """See Request. memory: what Gloo reads and writes until then. explain: see Group."""
 
-    def __init__(self, what: str, works: Sequence[Any], memory: object, explain: Explain) -> None:
+    def __init__(self, what: str, works: Sequence[Any], out: Buffer, memory: object, explain: Explain) -> None:
+        self.out = out
         self._what, self._works, self._memory, self._explain = what, works, memory, explain
 
     @property
@@ -180,8 +184,8 @@ class GlooRequest:
         """Has it been done, or failed?"""
         return all(work.is_completed() for work in self._works)
 
-    def test(self) -> bool:
-        """See Request.test."""
+    def done(self) -> bool:
+        """See Request.done."""
         if not self.over:
             return False
         try:
@@ -192,22 +196,22 @@ class GlooRequest:
         self._works, self._memory = (), None
         return True
 
-    def wait(self, check: Callable[[], None]) -> None:
-        """Return when it is done. check: called every 0.1 s meanwhile; may raise, as may what watch_waits()
-        has for this thread. Raises as test() does.
-        """
+    def wait(self) -> Buffer:
+        """See Request.wait. The thread sleeps in Gloo."""
         try:
             for work in self._works:
                 while not work.is_completed():
-                    with contextlib.suppress(RuntimeError):  # the time is up; or it failed, which test() tells
+                    with contextlib.suppress(RuntimeError):  # the time is up; or it failed, which done() tells
                         work.wait(_LOOK)
                         continue
                     look()
-                    check()
-            self.test()
+                    if self.check is not None:
+                        self.check()
+            self.done()
         except BaseException:
             calls().uncertain = True
             raise
+        return self.out
 
 
 def can_reduce(dtype: str) -> bool:

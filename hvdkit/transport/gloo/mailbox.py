@@ -27,3 +27,11 @@ class MeshMailbox:
     def close(self, *, idle: bool = True) -> None:
         """See Mailbox.close."""
         self._mesh.close_channel(self._channel)
+
+    def is_sent(self, rank: int) -> bool:
+        """Has the system taken all that was sent to this rank?"""
+        return self._mesh.is_sent(self._ranks[rank])
+
+    def check(self, rank: int) -> None:
+        """Raise RankLostError if this rank is known to have ended."""
+        self._mesh.check([self._ranks[rank]])

@@ -28,9 +28,17 @@ class GlooWire:
         """See Wire.can_reduce."""
         return can_reduce(dtype)
 
+    def can_scatter(self, dtype: str) -> bool:
+        """See Wire.can_scatter."""
+        return False
+
     def allreduce(self, source: Buffer, out: Buffer, op: Op) -> GlooRequest:
         """See Wire.allreduce."""
         return self._group.allreduce(source, out, op)
+
+    def reducescatter(self, source: Buffer, out: Buffer, counts: Sequence[int], op: Op) -> GlooRequest:
+        """See Wire.reducescatter."""
+        raise NotImplementedError("Gloo scatters equal pieces only; see can_scatter()")
 
     def alltoall(
         self, sent: Buffer, send_counts: Sequence[int], received: Buffer, receive_counts: Sequence[int]
@@ -41,20 +49,22 @@ class GlooWire:
             sent, [count * itemsize for count in send_counts], received, [count * itemsize for count in receive_counts]
         )
 
-    def allgather(self, gathered: Buffer, counts: Sequence[int]) -> GlooRequest:
+    def allgather(self, gathered: Buffer, counts: Sequence[int], own: Buffer | None = None) -> GlooRequest:
         """See Wire.allgather."""
         ends = np.cumsum(counts).tolist()
         pieces = [gathered.slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        if own is not None:
+            pieces[self.rank].array[:] = own.array
         if len(set(counts)) == 1 and gathered.nbytes <= _TOGETHER_BYTES:
             return self._group.allgather(pieces[self.rank], gathered)
-        return self._group.broadcast(list(enumerate(pieces)))
+        return self._group.broadcast(gathered, list(enumerate(pieces)))
 
     def broadcast(self, buffer: Buffer, root: int) -> GlooRequest:
-        """Fill `buffer` with the root's."""
-        return self._group.broadcast([(root, buffer)])
+        """See Wire.broadcast."""
+        return self._group.broadcast(buffer, [(root, buffer)])
 
     def barrier(self) -> GlooRequest:
-        """Is done when every rank has called it."""
+        """See Wire.barrier."""
         return self._group.barrier()
 
     def close(self, *, idle: bool = True) -> None:

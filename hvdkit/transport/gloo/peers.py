@@ -60,7 +60,9 @@ class Mesh:
             if peer == self.rank:
                 self._messages[channel].append((peer, message))
             elif peer in self._connections:
-                self._outgoing[peer] += _HEAD.pack(channel, len(message)) + message
+                outgoing = self._outgoing[peer]
+                outgoing += _HEAD.pack(channel, len(message))
+                outgoing += message
                 self._flush(peer)
 
     def receive(self, channel: bytes) -> list[tuple[int, bytes]]:
@@ -68,6 +70,13 @@ class Mesh:
         with self._lock:
             self._turn()
             return self._messages.pop(channel, [])
+
+    def is_sent(self, peer: int) -> bool:
+        """Has the system taken all that was sent to this rank? Tries again; False if the rank has ended."""
+        with self._lock:
+            if self._outgoing.get(peer):
+                self._flush(peer)
+            return peer in self._connections and not self._outgoing.get(peer)
 
     def close_channel(self, channel: bytes) -> None:
         """Throw away what has come or will come for this channel, which is not used again."""
@@ -147,7 +156,8 @@ class Mesh:
             channel, length = _HEAD.unpack_from(data, at)
             if len(data) - at - _HEAD.size < length:
                 break
-            message = bytes(data[at + _HEAD.size : at + _HEAD.size + length])
+            with memoryview(data) as view:
+                message = bytes(view[at + _HEAD.size : at + _HEAD.size + length])
             at += _HEAD.size + length
             if channel == _LEAVING:
                 self._gone.setdefault(peer, (True, time.monotonic()))

@@ -9,23 +9,22 @@ from collections.abc import Sequence
 
 from hvdkit.errors import RankLostError, TransportError
 from hvdkit.transport.addresses import address_towards
-from hvdkit.transport.arguments import check_alltoall, check_counts, check_root
+from hvdkit.transport.arguments import check_message
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
-from hvdkit.transport.between.buckets import WireBuckets, WireCrossing
-from hvdkit.transport.between.collectives import combine_pieces, reduce_steps
-from hvdkit.transport.between.measure import measure
+from hvdkit.transport.between.base import BaseTransport
 from hvdkit.transport.between.select import BetweenHosts
-from hvdkit.transport.buckets import BucketSpec
-from hvdkit.transport.buffer import Buffer, Op, check_reduction, make_buffer
+from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.division import Groups, check_groups, find_group
 from hvdkit.transport.gloo.connect import connect_all, listen
 from hvdkit.transport.gloo.library import Group, TcpStores, load_gloo
 from hvdkit.transport.gloo.mailbox import MeshMailbox
+from hvdkit.transport.gloo.messages import PeerMessages
 from hvdkit.transport.gloo.nonblocking import GlooWire
 from hvdkit.transport.gloo.peers import Mesh
 from hvdkit.transport.gloo.rendezvous import Meeting, collect, meet
 from hvdkit.transport.gloo.rendezvous_store import Board, BoardPlace, HttpBoard, StoreBoard
 from hvdkit.transport.polling import Backoff, calls
+from hvdkit.transport.request import Request
 
 _START_S = 120.0
 _NEWS_S = 2.0  # for word of the rank whose end made a collective fail
@@ -83,7 +82,7 @@ def open_gloo(
     return GlooTransport(meeting, mesh, range(size), "world", arithmetic or NumpyArithmetic())
 
 
-class GlooTransport:
+class GlooTransport(BaseTransport):
     """Moves bytes with Gloo's collectives; what Gloo does not add up, or not in float32, is added here.
 
     mesh: closed with this transport if it is that of all ranks. ranks: of this group, in the mesh. key: the group's
@@ -92,7 +91,6 @@ class GlooTransport:
 
     name = "gloo"
     backend = "gloo"
-    local_ranks = 1
 
     def __init__(
         self,
@@ -104,20 +102,14 @@ class GlooTransport:
         algorithm: str = "auto",
     ) -> None:
         self.ranks = tuple(ranks)
-        self.rank, self.size = self.ranks.index(mesh.rank), len(self.ranks)
-        self.arithmetic = arithmetic
-        self.between = BetweenHosts(algorithm, ("library", "pieces"), self.size)
+        size = len(self.ranks)
+        between = BetweenHosts(algorithm, ("library", "pieces"), size)
+        super().__init__(self.ranks.index(mesh.rank), size, arithmetic, between)
         self._meeting, self._mesh, self._key = meeting, mesh, key
         self._made = itertools.count()
-        self._wire_or_none: GlooWire | None = None  # opened at the first collective, to which all ranks come
+        self._wire: GlooWire | None = None  # opened at the first collective, to which all ranks come
+        self._messages: PeerMessages | None = None
         self._closed = False
-
-    def _open_wire(self, key: str) -> GlooWire:
-        meeting = self._meeting
-        self._assemble(key)
-        group = Group(meeting.store, key, self.rank, self.size, meeting.address, self._explain)
-        group.barrier().wait(self.check)  # a rank that closes its connections breaks those that others still make
-        return GlooWire(group, self.rank, self.size)
 
     def _assemble(self, key: str) -> None:
         """Return when all these ranks are here. Gloo itself would wait for a dead one without a look at it."""
@@ -137,63 +129,45 @@ class GlooTransport:
         return f"{self._key}/{next(self._made)}"
 
     @property
-    def _wire(self) -> GlooWire:
-        if self._wire_or_none is None:
-            if self._closed:
-                raise TransportError(
-                    "This Gloo transport has been closed. Call hvd.init() again, or move the call before."
-                )
-            self._wire_or_none = self._open_wire(self._key)
-        return self._wire_or_none
+    def wire(self) -> GlooWire:
+        """See BaseTransport.wire."""
+        if self._wire is None:
+            self._check_open()
+            self._wire = self._connect(self._key)
+        return self._wire
 
-    def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
-        """See Transport.allreduce."""
-        wire = self._wire
-        if not wire.can_reduce(buffer.dtype):
-            spec = BucketSpec(buffer.dtype, buffer.count, op, postscale=scale)
-            waiting = Backoff(self.check)
-            for _ in reduce_steps(wire, buffer, buffer, spec, arithmetic=self.arithmetic):
-                waiting.pause()
-            return
-        wire.allreduce(buffer, buffer, op).wait(self.check)
-        if scale != 1.0:
-            self.arithmetic.combine(buffer, [buffer], scale=scale)
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TransportError("This Gloo transport has been closed. Call hvd.init() again, or move the call before.")
 
-    def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Buffer:
-        """See Transport.reducescatter. Raises ValueError for counts that do not fit the buffer."""
-        check_counts("reducescatter", counts, self.size, total=buffer.count)
-        out = make_buffer(counts[self.rank], buffer.dtype)
-        check_reduction(buffer.dtype, op, "reducescatter")
-        received = make_buffer(out.count * self.size, buffer.dtype)
-        self._wire.alltoall(buffer, counts, received, [out.count] * self.size).wait(self.check)
-        combine_pieces(out, received, BucketSpec(buffer.dtype, out.count, op), self.arithmetic)
-        return out
+    def open_wire(self) -> GlooWire:
+        """See BaseTransport.open_wire."""
+        return self._connect(self._name())
 
-    def allgather(self, buffer: Buffer, counts: Sequence[int]) -> Buffer:
-        """See Transport.allgather. Raises ValueError for counts that do not fit the buffer."""
-        check_counts("allgather", counts, self.size, total=None)
-        check_counts("allgather", [counts[self.rank]], 1, total=buffer.count)
-        out = make_buffer(sum(counts), buffer.dtype)
-        start = sum(counts[: self.rank])
-        self.arithmetic.copy(out.slice(start, start + buffer.count), buffer)
-        self._wire.allgather(out, counts).wait(self.check)
-        return out
+    def _connect(self, key: str) -> GlooWire:
+        meeting = self._meeting
+        self._assemble(key)
+        group = Group(meeting.store, key, self.rank, self.size, meeting.address, self._explain)
+        barrier = group.barrier()  # a rank that closes its connections breaks those that others still make
+        barrier.check = self.check
+        barrier.wait()
+        return GlooWire(group, self.rank, self.size)
 
-    def broadcast(self, buffer: Buffer, root: int) -> None:
-        """See Transport.broadcast. Raises ValueError for a root that is no rank."""
-        check_root(root, self.size)
-        self._wire.broadcast(buffer, root).wait(self.check)
+    def isend(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
+        """See Transport.isend."""
+        check_message(peer, tag, self.rank, self.size)
+        return self._watched(self._open_messages().send(buffer, peer, tag))
 
-    def alltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Buffer:
-        """See Transport.alltoall. Raises ValueError for counts that do not fit the buffer."""
-        check_alltoall(send_counts, receive_counts, self.rank, self.size, total=buffer.count)
-        out = make_buffer(sum(receive_counts), buffer.dtype)
-        self._wire.alltoall(buffer, send_counts, out, receive_counts).wait(self.check)
-        return out
+    def ireceive(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
+        """See Transport.ireceive."""
+        check_message(peer, tag, self.rank, self.size)
+        return self._watched(self._open_messages().receive(buffer, peer, tag))
 
-    def barrier(self) -> None:
-        """See Transport.barrier."""
-        self._wire.barrier().wait(self.check)
+    def _open_messages(self) -> PeerMessages:
+        if self._messages is None:
+            self._check_open()
+            self._messages = PeerMessages(MeshMailbox(self._mesh, self.ranks, _channel(f"{self._key} messages")))
+        return self._messages
 
     def split(self, groups: Groups) -> GlooTransport | None:
         """See Transport.split. Nothing is sent: all ranks know the groups, and count them alike."""
@@ -204,10 +178,6 @@ class GlooTransport:
         members, key = [self.ranks[rank] for rank in groups[number]], f"{key}.{number}"
         return GlooTransport(self._meeting, self._mesh, members, key, self.arithmetic, self.between.algorithm)
 
-    def subgroup(self, ranks: Sequence[int]) -> GlooTransport | None:
-        """See Transport.subgroup."""
-        return self.split([ranks])
-
     def find_nodes(self) -> list[int]:
         """See BaseTransport.find_nodes. A host is what has one name and one boot."""
         return [self._meeting.nodes[rank] for rank in self.ranks]
@@ -215,21 +185,6 @@ class GlooTransport:
     def open_mailbox(self) -> MeshMailbox:
         """See Transport.open_mailbox."""
         return MeshMailbox(self._mesh, self.ranks, _channel(self._name()))
-
-    def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> WireBuckets:
-        """See Transport.open_buckets."""
-        return WireBuckets(self.open_crossing(), specs, depth, self.check)
-
-    def measure(self) -> None:
-        """See BaseTransport.measure."""
-        if self.size > 1:
-            self.between.measured = measure(self._wire, self.check)
-
-    def open_crossing(self) -> WireCrossing:
-        """See BaseTransport.open_crossing."""
-        if self.between.measured is None:
-            self.measure()
-        return WireCrossing(self._open_wire(self._name()), self.arithmetic, self.between)
 
     def check(self) -> None:
         """See Transport.check."""
@@ -261,9 +216,12 @@ class GlooTransport:
                 self.barrier()  # so that nobody takes an orderly end for a rank that left others waiting
         finally:
             self._closed = True
-            if self._wire_or_none is not None:
-                self._wire_or_none.close()
-                self._wire_or_none = None
+            if self._wire is not None:
+                self._wire.close()
+                self._wire = None
+            if self._messages is not None:
+                self._messages.close()
+                self._messages = None
             if spans_all:
                 self._mesh.close()
 

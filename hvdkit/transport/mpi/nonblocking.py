@@ -1,33 +1,62 @@
-"""MPI's collectives that do not block, and messages, on a communicator of their own."""
+"""MPI's collectives and messages that do not block."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hvdkit.errors import TransportError
 from hvdkit.transport.between.wire import Messages
 from hvdkit.transport.buffer import HALF, Buffer, Op
 from hvdkit.transport.mpi import library as mpi_library
-from hvdkit.transport.mpi.library import call_mpi, free_comm, load_mpi, moved_pieces, operation, plain
+from hvdkit.transport.mpi.library import (
+    call_mpi,
+    check_not_ended,
+    free_comm,
+    load_mpi,
+    moved,
+    moved_pieces,
+    operation,
+    plain,
+)
 from hvdkit.transport.mpi.messages import MpiMessages
 from hvdkit.transport.polling import calls
+from hvdkit.transport.request import NOTHING, Request
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-@dataclass(frozen=True)
-class MpiRequest:
+class MpiRequest(Request):
     """See Request. what: the call that began it, for messages. memory: what MPI reads and writes until then."""
 
-    what: str
-    request: MPI.Request
-    memory: Any
+    def __init__(self, what: str, request: MPI.Request, out: Buffer, memory: Sequence[Any]) -> None:
+        self.out = out
+        self._what, self._request, self._memory = what, request, memory
 
-    def test(self) -> bool:
-        """See Request.test."""
-        return bool(call_mpi(self.what, self.request.Test))
+    def done(self) -> bool:
+        """See Request.done."""
+        return bool(call_mpi(self._what, self._request.Test))
+
+
+class _Receive(MpiRequest):
+    """A message that is to come. status: filled by done()."""
+
+    def __init__(self, what: str, request: MPI.Request, out: Buffer, memory: Sequence[Any], status: MPI.Status) -> None:
+        super().__init__(what, request, out, memory)
+        self._status, self._done = status, False
+
+    def done(self) -> bool:
+        """See Request.done."""
+        if not self._done and call_mpi(self._what, self._request.Test, self._status):
+            self._done = True
+            count = self._status.Get_count(self._memory[2])
+            if count != self.out.count:
+                raise TransportError(
+                    f"A message of {count} elements has come, and {self.out.count} were expected. Send and receive the "
+                    f"same number of elements of the same dtype."
+                )
+        return self._done
 
 
 class MpiWire:
@@ -36,7 +65,8 @@ class MpiWire:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.rank, self.size = comm.rank, comm.size
         self.messages: Messages | None = MpiMessages(comm)
-        self._comm = comm
+        self.comm = comm
+        self._mpi = load_mpi()
 
     @property
     def largest_count(self) -> int:
@@ -47,28 +77,62 @@ class MpiWire:
         """See Wire.can_reduce."""
         return dtype not in HALF
 
+    def can_scatter(self, dtype: str) -> bool:
+        """See Wire.can_scatter."""
+        return dtype not in HALF
+
     def allreduce(self, source: Buffer, out: Buffer, op: Op) -> MpiRequest:
         """See Wire.allreduce."""
         in_place = source is out or source.array.ctypes.data == out.array.ctypes.data
-        sent = load_mpi().IN_PLACE if in_place else plain(source)
-        return self._begin("MPI_Iallreduce", sent, plain(out), operation(op, out.dtype))
+        sent = self._mpi.IN_PLACE if in_place else plain(source)
+        return self._begin("MPI_Iallreduce", out, sent, plain(out), operation(op, out.dtype))
+
+    def reducescatter(self, source: Buffer, out: Buffer, counts: Sequence[int], op: Op) -> MpiRequest:
+        """See Wire.reducescatter."""
+        arguments = plain(source), plain(out), list(counts), operation(op, out.dtype)
+        return self._begin("MPI_Ireduce_scatter", out, *arguments)
 
     def alltoall(
         self, sent: Buffer, send_counts: Sequence[int], received: Buffer, receive_counts: Sequence[int]
     ) -> MpiRequest:
         """See Wire.alltoall."""
         pieces = moved_pieces(sent, list(send_counts)), moved_pieces(received, list(receive_counts))
-        return self._begin("MPI_Ialltoallv", *pieces)
+        return self._begin("MPI_Ialltoallv", received, *pieces)
 
-    def allgather(self, gathered: Buffer, counts: Sequence[int]) -> MpiRequest:
+    def allgather(self, gathered: Buffer, counts: Sequence[int], own: Buffer | None = None) -> MpiRequest:
         """See Wire.allgather."""
-        return self._begin("MPI_Iallgatherv", load_mpi().IN_PLACE, moved_pieces(gathered, list(counts)))
+        sent = self._mpi.IN_PLACE if own is None else moved(own)
+        return self._begin("MPI_Iallgatherv", gathered, sent, moved_pieces(gathered, list(counts)))
 
-    def _begin(self, what: str, *arguments: Any) -> MpiRequest:
+    def broadcast(self, buffer: Buffer, root: int) -> MpiRequest:
+        """See Wire.broadcast."""
+        return self._begin("MPI_Ibcast", buffer, moved(buffer), root)
+
+    def barrier(self) -> MpiRequest:
+        """See Wire.barrier."""
+        return self._begin("MPI_Ibarrier", NOTHING)
+
+    def isend(self, buffer: Buffer, peer: int, tag: int) -> Request:
+        """See Transport.isend; of as many elements as MPI counts."""
+        check_not_ended(self._mpi)
+        calls().uncertain = True
+        memory = moved(buffer)
+        return MpiRequest("MPI_Isend", call_mpi("MPI_Isend", self.comm.Isend, memory, peer, tag), buffer, memory)
+
+    def ireceive(self, buffer: Buffer, peer: int, tag: int) -> Request:
+        """See Transport.ireceive; of as many elements as MPI counts."""
+        check_not_ended(self._mpi)
+        calls().uncertain = True
+        memory = moved(buffer)
+        request = call_mpi("MPI_Irecv", self.comm.Irecv, memory, peer, tag)
+        return _Receive("MPI_Irecv", request, buffer, memory, self._mpi.Status())
+
+    def _begin(self, what: str, out: Buffer, *arguments: Any) -> MpiRequest:
+        check_not_ended(self._mpi)
         calls().begun += 1
-        return MpiRequest(what, call_mpi(what, getattr(self._comm, what[4:]), *arguments), arguments)
+        return MpiRequest(what, call_mpi(what, getattr(self.comm, what[4:]), *arguments), out, arguments)
 
     def close(self, *, idle: bool = True) -> None:
         """See Wire.close. Where it is not idle MPI keeps what the others may still send to."""
-        if idle and self._comm != load_mpi().COMM_NULL:
-            free_comm(self._comm)
+        if idle and self.comm != self._mpi.COMM_NULL:
+            free_comm(self.comm)

@@ -10,11 +10,11 @@ from hvdkit.errors import TransportError
 from hvdkit.transport.api import Crossing, Transport
 from hvdkit.transport.arguments import check_root
 from hvdkit.transport.arithmetic import Arithmetic
-from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.buckets import BucketSpec, InPlaceSegment
 from hvdkit.transport.buffer import HALF, Buffer, Op
 from hvdkit.transport.division import Groups, find_group
 from hvdkit.transport.mailbox import Mailbox, OpeningMailbox
+from hvdkit.transport.request import Request
 from hvdkit.transport.shared.buckets import SharedBuckets
 from hvdkit.transport.shared.liveness import Liveness
 from hvdkit.transport.shared.mailbox import open_shared_mailbox
@@ -25,7 +25,7 @@ _STAGE_BYTES = 2 * 2**20  # stays in the last-level cache between copy, sum and 
 _STAGES = 2
 
 
-class SharedMemoryTransport:
+class SharedMemoryTransport(Transport):
     """Shared memory between the ranks of a host, over a transport that spans the same ranks.
 
     base: all ranks of the group; does small messages and whatever is no allreduce. Closed with this one.
@@ -62,7 +62,6 @@ class SharedMemoryTransport:
         self._directory, self._small_bytes = directory, small_bytes
         self._shards, self._open_crossing = shards or local.size, open_crossing
         self.local_ranks = self._shards
-        self.between: BetweenHosts | None = None
         self._job_rank = job_rank
         self._members = range(base.size) if members is None else members
         self._is_part = members is not None
@@ -153,6 +152,42 @@ class SharedMemoryTransport:
         """See Transport.barrier."""
         self._base.barrier()
 
+    def iallreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> Request:
+        """See Transport.iallreduce. Non-blocking forms and messages are the base's: MPI has shared memory too."""
+        return self._watched(self._base.iallreduce(buffer, op, scale))
+
+    def ireducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Request:
+        """See Transport.ireducescatter."""
+        return self._watched(self._base.ireducescatter(buffer, counts, op))
+
+    def iallgather(self, buffer: Buffer, counts: Sequence[int]) -> Request:
+        """See Transport.iallgather."""
+        return self._watched(self._base.iallgather(buffer, counts))
+
+    def ibroadcast(self, buffer: Buffer, root: int) -> Request:
+        """See Transport.ibroadcast."""
+        return self._watched(self._base.ibroadcast(buffer, root))
+
+    def ialltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Request:
+        """See Transport.ialltoall."""
+        return self._watched(self._base.ialltoall(buffer, send_counts, receive_counts))
+
+    def ibarrier(self) -> Request:
+        """See Transport.ibarrier."""
+        return self._watched(self._base.ibarrier())
+
+    def isend(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
+        """See Transport.isend."""
+        return self._watched(self._base.isend(buffer, peer, tag))
+
+    def ireceive(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
+        """See Transport.ireceive."""
+        return self._watched(self._base.ireceive(buffer, peer, tag))
+
+    def _watched(self, request: Request) -> Request:
+        request.check = self.check  # the base does not know whose process has ended
+        return request
+
     def split(self, groups: Groups) -> Transport | None:
         """See Transport.split."""
         base = self._base.split(groups)
@@ -173,10 +208,6 @@ class SharedMemoryTransport:
             "members": None if everyone else members,
             "liveness": self._liveness.of(members),
         }
-
-    def subgroup(self, ranks: Sequence[int]) -> Transport | None:
-        """See Transport.subgroup."""
-        return self.split([ranks])
 
     def open_mailbox(self) -> Mailbox:
         """See Transport.open_mailbox."""
@@ -204,9 +235,6 @@ class SharedMemoryTransport:
         if self._staging is not None:
             self._staging.close()
             self._staging = None
-
-    def measure(self) -> None:
-        """See Transport.measure."""
 
     def check(self) -> None:
         """See Transport.check."""

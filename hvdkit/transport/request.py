@@ -1,0 +1,124 @@
+"""Requests: operations of a transport that have been begun, to be asked after or waited for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+
+from hvdkit.transport.buffer import Buffer, make_buffer
+from hvdkit.transport.polling import Backoff, calls
+
+
+class Request(ABC):
+    """An operation under way. The memory that it reads and writes is left alone until it is done.
+
+    out: the buffer that it fills, or sends. check: called every 0.1 s by wait(); raises RankLostError if a rank that
+    this one waits for has ended.
+    """
+
+    out: Buffer
+    check: Callable[[], None] | None = None
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Is it done? Never blocks. Raises TransportError (RankLostError where the dead rank is known) if it failed."""
+
+    def wait(self) -> Buffer:
+        """Return `out` when it is done. Raises as done() and `check` do, and what watch_waits() has for this thread."""
+        try:
+            if not self.done():
+                waiting = Backoff(self.check)
+                waiting.pause()
+                while not self.done():
+                    waiting.pause()
+        except BaseException:
+            leave_behind(self)
+            raise
+        return self.out
+
+
+#: What a barrier fills.
+NOTHING = make_buffer(0, "uint8")
+
+
+class DoneRequest(Request):
+    """An operation that was done at once."""
+
+    def __init__(self, out: Buffer = NOTHING) -> None:
+        self.out = out
+
+    def done(self) -> bool:
+        """See Request.done."""
+        return True
+
+
+class AllRequests(Request):
+    """Several requests as one."""
+
+    def __init__(self, requests: list[Request], out: Buffer) -> None:
+        self._requests, self.out = requests, out
+
+    def done(self) -> bool:
+        """See Request.done."""
+        return all(request.done() for request in self._requests)
+
+
+class StepQueue:
+    """Operations of several collectives each, begun by all ranks in one order.
+
+    All ranks must post collectives in one order, so an operation may post while those before it have posted all of
+    theirs. Whoever asks after one of them drives them all. As of a transport's collectives, one thread at a time.
+    """
+
+    def __init__(self) -> None:
+        #: In the order of their beginning.
+        self.running: list[StepRequest] = []
+        self._failure: BaseException | None = None
+
+    def begin(self, steps: Iterator[bool], out: Buffer, check: Callable[[], None]) -> Request:
+        """Begin an operation. steps: yields where it would have to wait: True once it has posted all collectives."""
+        request = StepRequest(self, steps, out, check)
+        self.running.append(request)
+        self.advance()
+        return request
+
+    def advance(self) -> None:
+        """Do what can be done without waiting. Raises what one of them has failed with, now and later."""
+        if self._failure is not None:
+            raise self._failure
+        for request in list(self.running):
+            try:
+                posted = next(request.steps)
+            except StopIteration:
+                self.running.remove(request)
+                continue
+            except BaseException as error:
+                calls().uncertain = True
+                self._failure = error
+                raise
+            if not posted:
+                break
+
+
+class StepRequest(Request):
+    """An operation of a StepQueue. steps: see StepQueue.begin."""
+
+    def __init__(self, queue: StepQueue, steps: Iterator[bool], out: Buffer, check: Callable[[], None]) -> None:
+        self.steps, self.out, self.check = steps, out, check
+        self._queue = queue
+
+    def done(self) -> bool:
+        """See Request.done."""
+        if self in self._queue.running:
+            self._queue.advance()
+        return self not in self._queue.running
+
+
+# What nobody waits for any more, because it or a step before it failed. It may still write to its memory.
+_abandoned: list[object] = []
+
+
+def leave_behind(operation: object) -> None:
+    """Keep what nobody waits for any more, with its memory."""
+    calls().uncertain = True
+    _abandoned.append(operation)
