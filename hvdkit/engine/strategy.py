@@ -133,3 +133,18 @@ class Strategy:
 def on_horovod() -> bool:
     """Is Horovod's core the engine? Raises NotInitializedError before init()."""
     return runtime.runtime("DistributedOptimizer()").horovod is not None
+
+
+def refuse_contradictions(strategy: Strategy, others: Mapping[str, bool]) -> None:
+    """Raise TypeError or ValueError for a strategy that cannot be used, or not with other arguments of the wrapper.
+
+    others: whether each argument that also says what is done with gradients was given, by name.
+    """
+    if not isinstance(strategy, Strategy):
+        raise TypeError(f"strategy is {strategy!r}; it must be an object of a subclass of Strategy.")
+    given = [name for name, is_given in others.items() if is_given]
+    if given:
+        raise ValueError(
+            f"strategy={type(strategy).__name__} says itself what is done with gradients; {', '.join(given)} cannot be "
+            f"given with it. Leave one of them out."
+        )

@@ -12,8 +12,8 @@ from hvdkit.errors import ConfigError
 from hvdkit.keras.settings import Settings
 
 
-class Reducer(Protocol):
-    """Keeps the gradients of one optimizer equal on all ranks; one implementation a backend.
+class StrategyDriver(Protocol):
+    """Calls the strategy of one optimizer from its training steps, compiled or not; one implementation a backend.
 
     Gradients and variables come as two lists of one length, in the same order on all ranks. What is returned takes the
     gradients' place; None stays None unless another rank has the gradient.
@@ -31,6 +31,12 @@ class Reducer(Protocol):
         """Reduce accumulated gradients. due: whether this is the last pass of a window, for backends whose optimizer
         goes through here in every pass."""
 
+    def after_step(self, due: Any) -> None:
+        """The optimizer has stepped on the gradients that were reduced last; collective where the strategy is.
+
+        due: has it? A bool of the backend, the same on all ranks: it has not in the middle of a window.
+        """
+
     def agree(self, flag: Any) -> Any:
         """Is a scalar bool true on all ranks? Collective."""
 
@@ -41,27 +47,27 @@ class Reducer(Protocol):
         """
 
     def close(self) -> None:
-        """Free the buckets; collective."""
+        """Free what the strategy has allocated; collective."""
 
 
-_REDUCERS = {
-    "torch": "hvdkit.keras.sync_torch:TorchReducer",
-    "jax": "hvdkit.keras.sync_jax:JaxReducer",
-    "tensorflow": "hvdkit.keras.sync_tensorflow:TensorflowReducer",
+_DRIVERS = {
+    "torch": "hvdkit.keras.sync_torch:TorchDriver",
+    "jax": "hvdkit.keras.sync_jax:JaxDriver",
+    "tensorflow": "hvdkit.keras.sync_tensorflow:TensorflowDriver",
 }
 
 
-def open_reducer(settings: Settings) -> Reducer:
-    """The reducer of the backend that Keras runs on. ConfigError for one that hvdkit has none for."""
+def open_driver(settings: Settings) -> StrategyDriver:
+    """The driver for the backend that Keras runs on. ConfigError for one that hvdkit has none for."""
     name = keras.backend.backend()
-    if name not in _REDUCERS:
+    if name not in _DRIVERS:
         raise ConfigError(
-            f"Keras runs on the backend {name!r}; hvdkit works with {', '.join(_REDUCERS)}. Set KERAS_BACKEND to one "
+            f"Keras runs on the backend {name!r}; hvdkit works with {', '.join(_DRIVERS)}. Set KERAS_BACKEND to one "
             f"of them before keras is imported."
         )
-    module, _, kind = _REDUCERS[name].partition(":")
-    made: Reducer = getattr(importlib.import_module(module), kind)(settings)
-    return made
+    module, _, kind = _DRIVERS[name].partition(":")
+    driver: StrategyDriver = getattr(importlib.import_module(module), kind)(settings)
+    return driver
 
 
 def view_of(variable: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from hvdkit.keras.sync import Reduction
+from hvdkit.keras.sync import GradientSync
 
 
 class Distributed:
@@ -22,31 +22,34 @@ class Distributed:
         """The optimizer's own."""
         super().build(variables)  # type: ignore[misc]
         if not self.gradient_accumulation_steps:  # type: ignore[attr-defined]
-            reduction_of(self).prepare(list(variables))
+            sync_of(self).prepare(list(variables))
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """The optimizer's own, on gradients of all ranks."""
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
-        if not self.gradient_accumulation_steps:  # type: ignore[attr-defined]
+        sync, passes = sync_of(self), self.gradient_accumulation_steps  # type: ignore[attr-defined]
+        if not passes:
             variables = self._trainable_variables if trainable_variables is None else trainable_variables  # type: ignore[attr-defined]
             if len(grads := list(grads)) == len(variables):  # else the optimizer's own message says it better
-                grads = reduction_of(self).reduce(grads, variables)
-        return super().apply(grads, trainable_variables)  # type: ignore[misc]
+                grads = sync.reduce(grads, variables)
+        super().apply(grads, trainable_variables)  # type: ignore[misc]
+        # Keras counts a step as its last deed.
+        sync.after_step(self._iterations % passes == 0 if passes else True)  # type: ignore[attr-defined]
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
-        with reduction_of(self).window_of(trainable_variables):
+        with sync_of(self).window_of(trainable_variables):
             return super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Any) -> Any:
         passes = self.gradient_accumulation_steps  # type: ignore[attr-defined]
         if passes:
-            grads = reduction_of(self).reduce_window(grads, lambda: (self._iterations + 1) % passes == 0)  # type: ignore[attr-defined]
+            grads = sync_of(self).reduce_window(grads, lambda: (self._iterations + 1) % passes == 0)  # type: ignore[attr-defined]
         return super()._clip_gradients(grads)  # type: ignore[misc]
 
     def register_local_var(self, var: Any) -> None:
         """Leave the gradient of this variable on this rank; see PartialDistributedOptimizer."""
-        reduction_of(self).add_local(var)
+        sync_of(self).add_local(var)
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -56,7 +59,7 @@ class Distributed:
         # that the optimizer sees of it. That one decides whether a step is skipped, so it has to ask the other ranks.
         outer = sys._getframe(1).f_locals.get("self")
         if isinstance(outer, keras.optimizers.LossScaleOptimizer) and not isinstance(outer, DistributedLossScale):
-            mix_in(outer, DistributedLossScale, reduction_of(self))
+            mix_in(outer, DistributedLossScale, sync_of(self))
 
 
 class DistributedLossScale:
@@ -64,43 +67,47 @@ class DistributedLossScale:
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """The optimizer's own, on scaled gradients of all ranks: infinite on one rank, they are so on all."""
-        inner, reduction = self.inner_optimizer, reduction_of(self)  # type: ignore[attr-defined]
+        inner, sync = self.inner_optimizer, sync_of(self)  # type: ignore[attr-defined]
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
         if inner.gradient_accumulation_steps:
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
         variables = inner._trainable_variables if trainable_variables is None else trainable_variables
-        with reduction.done_after(grads, variables) as reduced:
+        reduced = sync.reduce(grads, variables)
+        with sync.done():
             return super().apply(reduced, trainable_variables)  # type: ignore[misc]
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         """The optimizer's own, as `apply`."""
-        inner, reduction = self.inner_optimizer, reduction_of(self)  # type: ignore[attr-defined]
+        inner, sync = self.inner_optimizer, sync_of(self)  # type: ignore[attr-defined]
         if inner.gradient_accumulation_steps:
             return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
-        with reduction.done_after(grads, inner._trainable_variables) as reduced:
+        values = zip(inner._trainable_variables, trainable_variables, strict=True)
+        with keras.StatelessScope(state_mapping=list(values)):
+            reduced = sync.reduce(grads, inner._trainable_variables)
+        with sync.done():
             return super().stateless_apply(optimizer_variables, reduced, trainable_variables)  # type: ignore[misc]
 
     def check_finite(self, grads: Any) -> Any:
         """Are the gradients finite on all ranks?"""
-        return reduction_of(self).agree(super().check_finite(grads))  # type: ignore[misc]
+        return sync_of(self).agree(super().check_finite(grads))  # type: ignore[misc]
 
 
-def reduction_of(optimizer: Any) -> Reduction:
+def sync_of(optimizer: Any) -> GradientSync:
     """What mix_in gave the optimizer."""
-    found: Reduction = optimizer.__dict__["_hvdkit"]
-    return found
+    sync: GradientSync = optimizer.__dict__["_hvdkit"]
+    return sync
 
 
-def mix_in(optimizer: Any, mixin: type, reduction: Reduction) -> None:
+def mix_in(optimizer: Any, mixin: type, sync: GradientSync) -> None:
     """Change an optimizer, in place, to a subclass of its own class and `mixin`.
 
     It goes on saying that it is of its own class: Keras saves what `optimizer.__class__` is, so the file holds the same
     as without hvdkit and is loaded without it.
     """
     own = type(optimizer)
-    told = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
-    made = type(own.__name__, (mixin, own), {**told, "__class__": property(lambda self: own)})
+    attributes = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
+    mixed = type(own.__name__, (mixin, own), {**attributes, "__class__": property(lambda self: own)})
     # Past Keras, and past TensorFlow, which keep account of what is assigned to an optimizer.
-    object.__setattr__(optimizer, "__class__", made)
-    optimizer.__dict__["_hvdkit"] = reduction
+    object.__setattr__(optimizer, "__class__", mixed)
+    optimizer.__dict__["_hvdkit"] = sync

@@ -19,7 +19,7 @@ from hvdkit.errors import ConfigError
 from hvdkit.keras import checkpoint
 from hvdkit.keras.kept_variables import KeptVariables
 from hvdkit.keras.objects import broadcast_object
-from hvdkit.keras.replicas import find_reduction
+from hvdkit.keras.replicas import find_sync
 
 
 class KerasState(ObjectState):
@@ -49,8 +49,8 @@ class KerasState(ObjectState):
         """See State.reset: steps that were compiled for another number of ranks are not to be used again."""
         for name in self._handlers:
             model = getattr(self, name)
-            reduction = find_reduction(model) if isinstance(model, keras.Model) else None
-            if reduction is not None and reduction.is_traced_with_ranks:
+            sync = find_sync(model) if isinstance(model, keras.Model) else None
+            if sync is not None and sync.is_traced_with_ranks:
                 model.train_function = None
 
     def save_to(self, directory: str) -> None:

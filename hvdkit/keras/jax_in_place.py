@@ -1,4 +1,4 @@
-"""A call from a compiled JAX program that works in XLA's own memory, on the CPU.
+"""Calls of Python from a compiled JAX program, which work in XLA's own memory on the CPU.
 
 jax.experimental.io_callback copies what goes into the callback and what comes out of it, into fresh memory each time.
 jax.experimental.buffer_callback gives the memory itself. It is experimental, as io_callback is.
@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import io_callback
 
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.buffer import Array
@@ -28,12 +29,45 @@ def works() -> bool:
     return buffer_callback is not None and jax.default_backend() == "cpu"
 
 
-class InPlace:
-    """A function of numpy arrays that a program calls each time it runs.
+class OrderedCall:
+    """A function of numpy arrays that a program calls each time it runs, in the order of all such calls.
 
     work: gets the arrays it reads and, in a second list, those of the same shapes and dtypes that it is to fill; they
     share their memory where XLA can arrange that. It is the owner's to keep this object for as long as programs run.
     """
+
+    def __init__(self, work: Callable[[list[Array], list[Array]], None]) -> None:
+        self._work, self._in_place = work, InPlace(work)
+
+    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
+        """What `work` makes of arrays, as values of the program that is being traced."""
+        if not works():
+            shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+            copied: list[Any] = io_callback(self._with_copies, shapes, *arrays, ordered=True)
+            return copied
+        # The call itself is in no order with others, so it goes between two that are.
+        begun = io_callback(_begin, jax.ShapeDtypeStruct((), np.int32), ordered=True)
+        results, done = self._in_place(arrays, begun)
+        io_callback(_end, None, done, ordered=True)
+        return results
+
+    def _with_copies(self, *arrays: Any) -> list[Array]:
+        sources = [np.asarray(array) for array in arrays]
+        results = [np.empty_like(source, order="C") for source in sources]
+        self._work(sources, results)
+        return results
+
+
+def _begin() -> Array:
+    return np.zeros((), np.int32)
+
+
+def _end(_: Any) -> None:
+    pass
+
+
+class InPlace:
+    """A function of numpy arrays that a program calls each time it runs, in no order with others; see OrderedCall."""
 
     def __init__(self, work: Callable[[list[Array], list[Array]], None]) -> None:
         self.work = work
@@ -45,11 +79,11 @@ class InPlace:
 
         after: a scalar that must be there before.
         """
-        given = [*arrays, after]
-        kinds = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in given]
-        aliases = {at: at for at in range(len(given))}
+        inputs = [*arrays, after]
+        kinds = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in inputs]
+        aliases = {index: index for index in range(len(inputs))}
         call = buffer_callback(self._callback, kinds, has_side_effect=True, input_output_aliases=aliases)
-        *results, done = call(*given)
+        *results, done = call(*inputs)
         return results, done
 
 
@@ -59,4 +93,4 @@ def _run(owner: weakref.ref[InPlace], _: Any, results: Sequence[Any], *arrays: A
         raise HorovodInternalError(
             "The reduction that this program was compiled with is gone: the wrapped optimizer was thrown away."
         )
-    call.work([np.asarray(one) for one in arrays[:-1]], [np.asarray(one) for one in results[:-1]])
+    call.work([np.asarray(array) for array in arrays[:-1]], [np.asarray(result) for result in results[:-1]])

@@ -11,10 +11,11 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp
+from hvdkit.engine.strategy import Strategy
 from hvdkit.keras.compression import Compression, Compressor
 from hvdkit.keras.distributed import Distributed, DistributedLossScale, mix_in
 from hvdkit.keras.settings import Settings
-from hvdkit.keras.sync import Reduction
+from hvdkit.keras.sync import GradientSync
 
 
 def DistributedOptimizer(
@@ -32,6 +33,7 @@ def DistributedOptimizer(
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    strategy: Strategy | None = None,
 ) -> Any:
     """Make a Keras optimizer step on the gradients of all ranks: in fit, in train_step and in optimizer.apply.
 
@@ -46,6 +48,11 @@ def DistributedOptimizer(
     backward_passes_per_step: as gradient_accumulation_steps, which it sets: the update comes with every n-th call.
     average_aggregated_gradients: those passes are averaged, as Keras does; added up if False, as in Horovod.
     process_set: ranks that train together; on others the optimizer is left to itself.
+    strategy: what is done instead of `op`, on the wire and beside the optimizer's step: an object of a subclass of
+    hvdkit.engine.strategy.Strategy, on each rank one for each optimizer; not together with op, compression or
+    gradient_predivide_factor. Clipping is part of the optimizer's step, so it comes after before_step(). IndexedSlices
+    come to it as dense gradients. On TensorFlow and JAX it sees tensors through GradientSources only, and the values of
+    parameters only if it overrides after_step().
     name, device_dense, device_sparse, num_groups, groups, scale_local_gradients: accepted, and not needed.
 
     Raises NotInitializedError before init(), ValueError or TypeError for arguments that cannot be used, ConfigError on
@@ -55,7 +62,7 @@ def DistributedOptimizer(
     """
     return _wrap(
         optimizer,
-        Settings(compression, op, gradient_predivide_factor, sparse_as_dense, process_set),
+        Settings(compression, op, gradient_predivide_factor, sparse_as_dense, process_set, strategy),
         passes=backward_passes_per_step,
         average_passes=average_aggregated_gradients,
     )
@@ -77,6 +84,7 @@ def PartialDistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
+    strategy: Strategy | None = None,
 ) -> Any:
     """As DistributedOptimizer, but the variables of some layers are each rank's own.
 
@@ -90,7 +98,7 @@ def PartialDistributedOptimizer(
         raise ValueError(f"local_layers holds {wrong[0]!r}; it takes keras layers.")
     return _wrap(
         optimizer,
-        Settings(compression, op, gradient_predivide_factor, sparse_as_dense, process_set),
+        Settings(compression, op, gradient_predivide_factor, sparse_as_dense, process_set, strategy),
         passes=backward_passes_per_step,
         average_passes=average_aggregated_gradients,
         local_layers=layers,
@@ -115,17 +123,17 @@ def _wrap(
     if isinstance(inner, Distributed):
         raise ValueError("This optimizer is a DistributedOptimizer already; wrap it once.")
     _set_passes(inner, passes)
-    reduction = Reduction(
+    sync = GradientSync(
         settings,
         local_layers=local_layers,
         scale_local=scale_local,
         passes_factor=1.0 if average_passes else float(passes),
     )
-    mix_in(inner, Distributed, reduction)
+    mix_in(inner, Distributed, sync)
     if outer is not None:
-        mix_in(outer, DistributedLossScale, reduction)
+        mix_in(outer, DistributedLossScale, sync)
     if inner.built and not inner.gradient_accumulation_steps:
-        reduction.prepare(inner._trainable_variables)
+        sync.prepare(inner._trainable_variables)
     return optimizer
 
 

@@ -10,18 +10,19 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.groups import global_process_set
 from hvdkit.engine.replicate import ReplicaCheck
 from hvdkit.keras.backends import settle
-from hvdkit.keras.distributed import Distributed, reduction_of
+from hvdkit.keras.distributed import Distributed, sync_of
 from hvdkit.keras.settings import name_variables
-from hvdkit.keras.sync import Reduction
+from hvdkit.keras.sync import GradientSync
 
 
 class FitCheck:
     """Counts the steps of one fit(), and compares the trained variables when HVDKIT_CHECK_REPLICAS says so."""
 
     def __init__(self, model: keras.Model) -> None:
-        reduction = find_reduction(model)
-        ranks = global_process_set if reduction is None else reduction.process_set
-        every = engine.runtime("fit()").config.check_replicas if ranks.included() else 0
+        sync = find_sync(model)
+        ranks = global_process_set if sync is None else sync.process_set
+        equal = sync is None or sync.strategy is None or sync.strategy.equal_replicas
+        every = engine.runtime("fit()").config.check_replicas if ranks.included() and equal else 0
         known = (ranks if every else global_process_set).group("fit()").engine
         self._check = ReplicaCheck(known, f"fit.{known.count('fit')}", every)
 
@@ -32,16 +33,16 @@ class FitCheck:
 
 def _checksums(model: keras.Model) -> list[tuple[str, int]]:
     settle()
-    reduction = find_reduction(model)
+    sync = find_sync(model)
     variables = model.trainable_variables
-    if reduction is not None:
-        variables = reduction.shared(variables)
-    sums = [zlib.crc32(keras.ops.convert_to_numpy(one).tobytes()) for one in variables]
+    if sync is not None:
+        variables = sync.shared(variables)
+    sums = [zlib.crc32(keras.ops.convert_to_numpy(variable).tobytes()) for variable in variables]
     return list(zip(name_variables(variables), sums, strict=True))
 
 
-def find_reduction(model: keras.Model) -> Reduction | None:
-    """How the gradients of the model's optimizer are reduced; None if it is not wrapped."""
+def find_sync(model: keras.Model) -> GradientSync | None:
+    """What drives the strategy of the model's optimizer; None if it is not wrapped."""
     optimizer = getattr(model, "optimizer", None)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return reduction_of(inner) if isinstance(inner, Distributed) else None
+    return sync_of(inner) if isinstance(inner, Distributed) else None

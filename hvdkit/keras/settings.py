@@ -9,11 +9,13 @@ from typing import Any
 
 import keras
 
+from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import Group, ProcessSet
 from hvdkit.engine.named.submit import all_true
-from hvdkit.engine.reduce_op import ReduceOp
+from hvdkit.engine.reduce_op import Average, ReduceOp
 from hvdkit.engine.request import ReduceOptions, check_gradient, gradient_options
+from hvdkit.engine.strategy import Strategy, refuse_contradictions
 from hvdkit.keras.compression import Compressor
 
 
@@ -26,10 +28,28 @@ class Settings:
     predivide: float
     sparse_as_dense: bool
     process_set: ProcessSet
+    strategy: Strategy | None = None
     number: int = field(default_factory=itertools.count().__next__)  # the same on all ranks, where they wrap alike
 
     def __post_init__(self) -> None:
         gradient_options(self.op, self.predivide, self.compression)
+        if self.strategy is not None:
+            others = {
+                "op": self.op is not Average,
+                "gradient_predivide_factor": self.predivide != 1.0,
+                "compression": self.options.wire != "none",
+            }
+            refuse_contradictions(self.strategy, others)
+
+    def make_strategy(self) -> Strategy:
+        """The user's strategy, which there is once, or a new AllReduce."""
+        return AllReduce(self.options) if self.strategy is None else self.strategy
+
+    def check(self, variables: Sequence[Any]) -> None:
+        """Raise TypeError for a variable to be trained that the strategy cannot train."""
+        strategy = self.make_strategy()
+        for variable in variables:
+            strategy.check(f"the variable {_path(variable)}", keras.backend.standardize_dtype(variable.dtype))
 
     @property
     def options(self) -> ReduceOptions:
@@ -53,8 +73,8 @@ class Settings:
 
 def check_variables(variables: Sequence[Any]) -> None:
     """Raise TypeError for a variable to be trained that no gradients can be summed of."""
-    for one in variables:
-        check_gradient(f"the variable {getattr(one, 'path', one.name)}", keras.backend.standardize_dtype(one.dtype))
+    for variable in variables:
+        check_gradient(f"the variable {_path(variable)}", keras.backend.standardize_dtype(variable.dtype))
 
 
 def name_variables(variables: Sequence[Any]) -> list[str]:
@@ -65,7 +85,11 @@ def name_variables(variables: Sequence[Any]) -> list[str]:
     layer are left out, and the place in the list is put in front. Raises as check_variables does.
     """
     check_variables(variables)
-    return [f"{at} {_without_numbers(getattr(one, 'path', one.name))}" for at, one in enumerate(variables)]
+    return [f"{index} {_without_numbers(_path(variable))}" for index, variable in enumerate(variables)]
+
+
+def _path(variable: Any) -> str:
+    return str(getattr(variable, "path", variable.name))
 
 
 def _without_numbers(path: str) -> str:

@@ -1,4 +1,4 @@
-"""What a wrapped optimizer does with its gradients before it uses them."""
+"""When the strategy of one optimizer gets gradients: local variables, accumulation windows, loss scaling."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from hvdkit.engine import runtime as engine
-from hvdkit.keras.backends import Reducer, open_reducer
-from hvdkit.keras.settings import Settings, check_variables
+from hvdkit.engine.strategy import Strategy, on_horovod
+from hvdkit.keras.backends import StrategyDriver, open_driver
+from hvdkit.keras.settings import Settings
 
 _numbers = itertools.count()
-_reductions: weakref.WeakSet[Reduction] = weakref.WeakSet()
+_syncs: weakref.WeakSet[GradientSync] = weakref.WeakSet()
 
 
-class Reduction:
-    """The gradients of one optimizer, on their way to all ranks.
+class GradientSync:
+    """Drives the strategy of one optimizer: which gradients it gets, and when.
 
     local_layers: layers whose gradients are left on this rank. scale_local: divide those by the number of ranks, as the
     average does with the others. passes_factor: what an average over accumulated passes is multiplied with, for a sum.
@@ -30,14 +31,16 @@ class Reduction:
         self.number = next(_numbers)  # the same on all ranks, as optimizers are wrapped in the same order
         self.process_set = settings.process_set
         self._settings, self._size = settings, settings.size
-        self._reducer: Reducer | None = None
+        self._driver: StrategyDriver | None = None
         self._prepared: Sequence[Any] = ()
         self._local_layers, self._scale_local, self._passes_factor = list(local_layers), scale_local, passes_factor
         self._local: set[int] = set()
         self._done = False
         self._variables: Sequence[Any] = ()
-        _reductions.add(self)
+        if self.strategy is not None and any(sync.strategy is self.strategy for sync in _syncs):
+            raise ValueError(f"This {type(self.strategy).__name__} serves another optimizer; make one for each.")
         self.enter()
+        _syncs.add(self)
 
     def enter(self) -> None:
         """Take up the work among the ranks of the process set as it is now, after init()."""
@@ -45,82 +48,91 @@ class Reduction:
             return
         self._size = self._settings.size
         may_grow = engine.runtime("DistributedOptimizer()").config.elastic and self.process_set.included()
-        if self._reducer is not None:
-            self._reducer.enter()
-        elif self._size > 1 or may_grow:
-            self._reducer = open_reducer(self._settings)
+        if self._driver is not None:
+            self._driver.enter()
+        elif self._size > 1 or may_grow or (self.strategy is not None and self.process_set.included()):
+            self._driver = open_driver(self._settings)
             self.prepare(self._prepared)
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """The user's own, if there is one."""
+        return self._settings.strategy
 
     @property
     def is_traced_with_ranks(self) -> bool:
         """Do compiled steps hold how many ranks there were? Then they are to be compiled anew in another world."""
         local = self._scale_local and bool(self._local or self._local_layers)
-        return local or engine.runtime("a compiled step").horovod is not None
+        return local or on_horovod()
 
     def add_local(self, variable: Any) -> None:
         """Leave the gradient of this variable on this rank."""
         self._local.add(id(variable))
 
     def prepare(self, variables: Sequence[Any]) -> None:
-        """These will be trained, without accumulation. TypeError for one that no gradients can be summed of."""
-        if self._reducer is not None:
-            check_variables(self.shared(variables))
+        """These will be trained, without accumulation. TypeError for one that the strategy cannot train."""
+        if self._driver is not None:
+            self._settings.check(self.shared(variables))
         self._prepared = variables
-        if self._reducer is not None and variables and not self._local and not self._local_layers:
-            self._reducer.prepare(variables)
+        if self._driver is not None and variables and not self._local and not self._local_layers:
+            self._driver.prepare(variables)
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduce what is to be applied now; collective, unless an outer optimizer has done so."""
-        return self._reduce(gradients, variables, lambda reducer, some, theirs: reducer.reduce(some, theirs))
+        return self._reduce(gradients, variables, lambda driver, some, theirs: driver.reduce(some, theirs))
 
     def reduce_window(self, gradients: Sequence[Any], due: Callable[[], Any]) -> list[Any]:
-        """Reduce the averages of a window, of the variables named by `window_of`; see Reducer.reduce_window."""
+        """Reduce the averages of a window, of the variables named by `window_of`; see StrategyDriver.reduce_window."""
         reduced = self._reduce(
-            gradients, self._variables, lambda reducer, some, theirs: reducer.reduce_window(some, theirs, due)
+            gradients, self._variables, lambda driver, some, theirs: driver.reduce_window(some, theirs, due)
         )
         if self._passes_factor != 1.0:
-            reduced = [None if one is None else one * self._passes_factor for one in reduced]
+            reduced = [None if gradient is None else gradient * self._passes_factor for gradient in reduced]
         return reduced
 
     def _reduce(
         self,
         gradients: Sequence[Any],
         variables: Sequence[Any],
-        act: Callable[[Reducer, Sequence[Any], Sequence[Any]], list[Any]],
+        act: Callable[[StrategyDriver, Sequence[Any], Sequence[Any]], list[Any]],
     ) -> list[Any]:
         result = list(gradients)
-        if self._done or self._reducer is None:
+        if self._done or self._driver is None:
             return result
         local = self._local_ids()
-        shared = [at for at, one in enumerate(variables) if id(one) not in local]
-        for at, one in enumerate(result):
-            if id(variables[at]) in local and one is not None and self._scale_local:
-                result[at] = one / self._size
+        shared = [index for index, variable in enumerate(variables) if id(variable) not in local]
+        for index, gradient in enumerate(result):
+            if id(variables[index]) in local and gradient is not None and self._scale_local:
+                result[index] = gradient / self._size
         if shared:
-            reduced = act(self._reducer, [result[at] for at in shared], [variables[at] for at in shared])
-            for at, one in zip(shared, reduced, strict=True):
-                result[at] = one
+            reduced = act(self._driver, [result[index] for index in shared], [variables[index] for index in shared])
+            for index, gradient in zip(shared, reduced, strict=True):
+                result[index] = gradient
         return result
 
+    def after_step(self, due: Any) -> None:
+        """The optimizer has stepped; due: see StrategyDriver.after_step."""
+        if self._driver is not None:
+            self._driver.after_step(due)
+
     def _local_ids(self) -> set[int]:
-        return self._local | {id(one) for layer in self._local_layers for one in layer.trainable_variables}
+        return self._local | {id(variable) for layer in self._local_layers for variable in layer.trainable_variables}
 
     def shared(self, variables: Sequence[Any]) -> list[Any]:
         """Those of the variables whose gradients are reduced."""
         local = self._local_ids()
-        return [one for one in variables if id(one) not in local]
+        return [variable for variable in variables if id(variable) not in local]
 
     def agree(self, flag: Any) -> Any:
         """Is a scalar bool true on all ranks? Collective, unless the gradients it was made of are reduced already."""
-        return flag if self._done or self._reducer is None else self._reducer.agree(flag)
+        return flag if self._done or self._driver is None else self._driver.agree(flag)
 
     @contextmanager
-    def done_after(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Iterator[list[Any]]:
-        """Reduce now; what is called in here, with the result, does not do it again."""
-        reduced = self.reduce(list(gradients), variables)
+    def done(self) -> Iterator[None]:
+        """In here gradients are not reduced: they have been."""
         before, self._done = self._done, True
         try:
-            yield reduced
+            yield
         finally:
             self._done = before
 
@@ -134,22 +146,22 @@ class Reduction:
             self._variables = ()
 
     def close(self) -> None:
-        """Free the buckets; collective."""
-        if self._reducer is not None:
-            self._reducer.close()
+        """Free what the strategy has allocated; collective."""
+        if self._driver is not None:
+            self._driver.close()
 
 
 def _close_all() -> None:
-    for one in sorted(_reductions, key=lambda reduction: reduction.number):
-        one.close()
+    for sync in sorted(_syncs, key=lambda sync: sync.number):
+        sync.close()
 
 
 def _enter_all() -> None:
     # One that only waits to be collected would be counted on some ranks and not on others, which wait for it then.
-    if _reductions:
+    if _syncs:
         gc.collect()
-    for one in sorted(_reductions, key=lambda reduction: reduction.number):
-        one.enter()
+    for sync in sorted(_syncs, key=lambda sync: sync.number):
+        sync.enter()
 
 
 engine.on_shutdown(_close_all)

@@ -10,117 +10,123 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from hvdkit.engine.planned.arrays import ArraySource
+from hvdkit.engine.array_sync import ArraySync, uses_values
 from hvdkit.engine.planned.plan import TensorSpec
-from hvdkit.engine.planned.reducer import Statistics
-from hvdkit.keras.jax_in_place import InPlace, works
+from hvdkit.keras.jax_in_place import OrderedCall
 from hvdkit.keras.settings import Settings, name_variables
 from hvdkit.transport.buffer import STORAGE, Array
 
 
-class JaxReducer:
-    """See backends.Reducer. What is called is ordered, so that every rank does its collectives in the same order."""
+class JaxDriver:
+    """See backends.StrategyDriver. Calls are ordered, so that every rank does its collectives in the same order."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._plans: dict[tuple[int, ...], _Gradients] = {}
+        self._lists: dict[tuple[int, ...], _Variables] = {}
+        self._reduced: _Variables | None = None  # the list whose gradients the program has reduced last
 
     def prepare(self, variables: Sequence[Any]) -> None:
-        """See Reducer.prepare: here all gradients come at once."""
+        """See StrategyDriver.prepare: here all gradients come at once."""
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """See Reducer.reduce. Which gradients there are is the same on all ranks, as it is part of the program."""
-        there = [at for at, one in enumerate(gradients) if one is not None]
-        if not there:
-            return list(gradients)
-        key = tuple(id(variables[at]) for at in there)
-        if key not in self._plans:
-            self._plans[key] = _Gradients(self._settings, [variables[at] for at in there])
+        """See StrategyDriver.reduce. Which gradients there are is part of the program, so the same on all ranks."""
+        present = [index for index, gradient in enumerate(gradients) if gradient is not None]
         reduced = list(gradients)
-        for at, one in zip(there, self._plans[key].reduce([gradients[at] for at in there]), strict=True):
-            reduced[at] = one
+        if not present:
+            self._reduced = None
+            return reduced
+        key = tuple(id(variables[index]) for index in present)
+        if key not in self._lists:
+            self._lists[key] = _Variables(self._settings, [variables[index] for index in present])
+        self._reduced = self._lists[key]
+        results = self._reduced.before_step([gradients[index] for index in present])
+        for index, result in zip(present, results, strict=True):
+            reduced[index] = result
         return reduced
 
     def reduce_window(self, gradients: Sequence[Any], variables: Sequence[Any], due: Callable[[], Any]) -> list[Any]:
-        """See Reducer.reduce_window."""
+        """See StrategyDriver.reduce_window."""
         result: list[Any] = jax.lax.cond(
-            due(), lambda given: self.reduce(given, variables), lambda given: given, list(gradients)
+            due(), lambda averages: self.reduce(averages, variables), lambda averages: averages, list(gradients)
         )
         return result
 
-    def agree(self, flag: Any) -> Any:
-        """See Reducer.agree."""
+    def after_step(self, due: Any) -> None:
+        """See StrategyDriver.after_step."""
+        if self._reduced is not None:
+            self._reduced.after_step(due)
 
-        def ask(mine: Any) -> Any:
-            return np.asarray(self._settings.agree(mine))
+    def agree(self, flag: Any) -> Any:
+        """See StrategyDriver.agree."""
+
+        def ask(local_flag: Any) -> Any:
+            return np.asarray(self._settings.agree(local_flag))
 
         return io_callback(ask, jax.ShapeDtypeStruct((), np.bool_), flag, ordered=True)
 
     def enter(self) -> None:
-        """See Reducer.enter: programs that were compiled before make their plans anew."""
+        """See StrategyDriver.enter: programs that were compiled before attach their strategies anew."""
 
     def close(self) -> None:
-        """See Reducer.close."""
-        for plan in self._plans.values():
-            plan.close()
+        """See StrategyDriver.close."""
+        for variables in self._lists.values():
+            variables.close()
 
 
-class _Gradients:
-    """The gradients of some variables; their plan is made by the first step that runs, which all ranks do together."""
+class _Variables:
+    """Some variables and their strategy, which the first step that runs attaches, on all ranks together."""
 
     def __init__(self, settings: Settings, variables: Sequence[Any]) -> None:
-        self._settings, self._names = settings, name_variables(variables)
-        self._plan: ArraySource | None = None
-        self._in_place = InPlace(self._reduce)
+        self._settings, self._variables, self._names = settings, list(variables), name_variables(variables)
+        self._strategy = settings.make_strategy()
+        self._uses_values = uses_values(self._strategy)
+        self._sync: ArraySync | None = None
+        self._before, self._after = OrderedCall(self._before_step), OrderedCall(self._after_step)
 
-    def reduce(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients of all ranks, as values of the program that is being traced."""
-        if not works():
-            shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in gradients]
-            copied: list[Any] = io_callback(self._reduce_copies, shapes, *gradients, ordered=True)
-            return copied
-        # The call itself is in no order with others, so it goes between two that are.
-        begun = io_callback(_begin, jax.ShapeDtypeStruct((), np.int32), ordered=True)
-        reduced, done = self._in_place(gradients, begun)
-        io_callback(_end, None, done, ordered=True)
-        return reduced
+    def before_step(self, gradients: Sequence[Any]) -> list[Any]:
+        """The gradients that the optimizer is to use, as values of the program that is being traced."""
+        values = [variable.value for variable in self._variables] if self._uses_values else []
+        return self._before([*gradients, *values])[: len(gradients)]
 
-    def _reduce_copies(self, *gradients: Any) -> list[Array]:
-        arrays = [np.asarray(one) for one in gradients]
-        results = [np.empty_like(array, order="C") for array in arrays]
-        self._reduce(arrays, results)
-        return results
+    def after_step(self, due: Any) -> None:
+        """Give the variables, in the program that is being traced, the values that the strategy makes of theirs."""
+        if not self._uses_values:
+            return
+        values = [variable.value for variable in self._variables]
+        if due is True:
+            values = self._after(values)
+        else:
+            values = jax.lax.cond(due, self._after, lambda own: own, values)
+        for variable, value in zip(self._variables, values, strict=True):
+            variable.assign(value)
 
-    def _reduce(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
-        if self._plan is None:
-            self._plan = self._open(arrays)
-        self._plan.reduce([_flat(array) for array in arrays], [_flat(array) for array in results])
-
-    def _open(self, arrays: Sequence[Array]) -> ArraySource:
-        return ArraySource(
-            self._settings.group,
-            [
-                TensorSpec(name, array.size, array.dtype.name, shape=array.shape)
-                for name, array in zip(self._names, arrays, strict=True)
-            ],
-            options=self._settings.options,
-            compute_threads=os.cpu_count() or 1,  # XLA computes with all of them
-            statistics=Statistics(),
+    def _before_step(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
+        count = len(self._variables)
+        values = [_flat(array) for array in arrays[count:]]
+        if self._sync is None:
+            self._sync = self._open(arrays[:count], values)
+        self._sync.reduce(
+            [_flat(array) for array in arrays[:count]], [_flat(array) for array in results[:count]], values
         )
 
+    def _after_step(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
+        assert self._sync is not None
+        self._sync.after_step([_flat(array) for array in arrays], [_flat(array) for array in results])
+
+    def _open(self, gradients: Sequence[Array], values: Sequence[Array]) -> ArraySync:
+        tensors = [
+            TensorSpec(name, array.size, array.dtype.name, shape=array.shape)
+            for name, array in zip(self._names, gradients, strict=True)
+        ]
+        # XLA computes with all cores.
+        threads = os.cpu_count() or 1
+        return ArraySync(self._settings.group, tensors, self._strategy, compute_threads=threads, values=values)
+
     def close(self) -> None:
-        """Free the buckets; collective."""
-        if self._plan is not None:
-            self._plan.close()
-            self._plan = None
-
-
-def _begin() -> Array:
-    return np.zeros((), np.int32)
-
-
-def _end(_: Any) -> None:
-    pass
+        """Free what the strategy has allocated; collective."""
+        if self._sync is not None:
+            self._sync.close()
+            self._sync = None
 
 
 def _flat(array: Array) -> Array:

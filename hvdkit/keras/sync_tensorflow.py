@@ -3,62 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from hvdkit.keras.settings import Settings, name_variables
 from hvdkit.tensorflow.sync import GradientSync
+from hvdkit.tensorflow.tensors import dtype_name
 from hvdkit.tensorflow.tracing import call_in_graph
+from hvdkit.tensorflow.variables import VariableSpec
 
 
-@dataclass(frozen=True)
-class _Known:
-    """What a GradientSync wants to know of a variable."""
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
-class TensorflowReducer:
-    """See backends.Reducer."""
+class TensorflowDriver:
+    """See backends.StrategyDriver."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._reducers: dict[tuple[int, ...], GradientSync] = {}
+        self._syncs: dict[tuple[int, ...], GradientSync] = {}
+        self._reduced: GradientSync | None = None  # the list whose gradients the step has reduced last
 
     def prepare(self, variables: Sequence[Any]) -> None:
-        """See Reducer.prepare: the graph starts each bucket when its gradients are there."""
+        """See StrategyDriver.prepare: the graph starts each bucket when its gradients are there."""
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """See Reducer.reduce."""
+        """See StrategyDriver.reduce."""
         key = tuple(map(id, variables))
-        if key not in self._reducers:
-            self._reducers[key] = GradientSync(
-                [
-                    _Known(name, tuple(one.shape), keras.backend.standardize_dtype(one.dtype))
-                    for name, one in zip(name_variables(variables), variables, strict=True)
-                ],
-                options=self._settings.options,
+        if key not in self._syncs:
+            self._syncs[key] = GradientSync(
+                variables,
+                strategy=self._settings.make_strategy(),
                 process_set=self._settings.process_set,
                 sparse_as_dense=self._settings.sparse_as_dense,
+                specs=[
+                    VariableSpec(name, tuple(variable.shape), dtype_name(variable.dtype))
+                    for name, variable in zip(name_variables(variables), variables, strict=True)
+                ],
             )
-        reduced: list[Any] = self._reducers[key].reduce(gradients)
+        self._reduced = self._syncs[key]
+        reduced: list[Any] = self._reduced.reduce(gradients)
         return reduced
 
     def reduce_window(self, gradients: Sequence[Any], variables: Sequence[Any], due: Callable[[], Any]) -> list[Any]:
-        """See Reducer.reduce_window: the optimizer comes here at the end of a window only."""
+        """See StrategyDriver.reduce_window: the optimizer comes here at the end of a window only."""
         return self.reduce(gradients, variables)
 
-    def agree(self, flag: Any) -> Any:
-        """See Reducer.agree."""
+    def after_step(self, due: Any) -> None:
+        """See StrategyDriver.after_step."""
+        if self._reduced is not None:
+            self._reduced.after_step(due)
 
-        def ask(mine: Any) -> Any:
-            return [np.asarray(self._settings.agree(mine))]
+    def agree(self, flag: Any) -> Any:
+        """See StrategyDriver.agree."""
+
+        def ask(local_flag: Any) -> Any:
+            return [np.asarray(self._settings.agree(local_flag))]
 
         if tf.executing_eagerly():
             return tf.constant(ask(flag.numpy())[0])
@@ -67,9 +66,9 @@ class TensorflowReducer:
         return agreed
 
     def enter(self) -> None:
-        """See Reducer.enter: graphs that were traced before make their plans anew."""
+        """See StrategyDriver.enter: graphs that were traced before attach their strategies anew."""
 
     def close(self) -> None:
-        """See Reducer.close."""
-        for reducer in self._reducers.values():
-            reducer.close()
+        """See StrategyDriver.close."""
+        for sync in self._syncs.values():
+            sync.close()

@@ -7,6 +7,7 @@ from typing import Any, cast
 from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp
+from hvdkit.engine.strategy import Strategy
 from hvdkit.keras.optimizer import DistributedOptimizer as distribute
 from hvdkit.tensorflow.compression import Compression, Compressor
 
@@ -27,6 +28,7 @@ def DistributedOptimizer(
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    strategy: Strategy | None = None,
 ) -> Any:
     """Make a Keras optimizer step on the gradients of all ranks; see hvdkit.keras.DistributedOptimizer.
 
@@ -52,4 +54,5 @@ def DistributedOptimizer(
         groups=groups,
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
+        strategy=strategy,
     )

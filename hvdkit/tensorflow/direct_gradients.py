@@ -58,13 +58,16 @@ class DirectGradients:
         reduced = [self._reduce(at, one) for at, one in enumerate(gradients)]
         return reduced, self._binding.operation(move, there)
 
-    def reduce_in_graph(self, gradients: Sequence[Any], kept: Sequence[int]) -> list[Any]:
-        """The reduced gradients of those in `kept`, zeros standing for what this rank lacks; None for the others."""
+    def reduce_in_graph(self, gradients: Sequence[Any], wanted: Sequence[int], _: object) -> list[Any]:
+        """The reduced gradients of those in `wanted`, zeros standing for what this rank lacks; None for the others."""
         reduced: list[Any] = [None] * len(gradients)
-        for at in kept:
-            one, spec = gradients[at], self._specs[at]
-            reduced[at] = self._reduce(at, tf.zeros(spec.shape, spec.dtype) if one is None else one)
+        for index in wanted:
+            gradient, spec = gradients[index], self._specs[index]
+            reduced[index] = self._reduce(index, tf.zeros(spec.shape, spec.dtype) if gradient is None else gradient)
         return reduced
+
+    def close(self) -> None:
+        """Nothing is allocated."""
 
     def _reduce(self, at: int, gradient: Any) -> Any:
         spec = self._specs[at]

@@ -11,20 +11,18 @@ from typing import Any, cast
 import tensorflow as tf
 
 from hvdkit.engine import runtime as engine
+from hvdkit.engine.allreduce import AllReduce
+from hvdkit.engine.array_sync import uses_values
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.horovod.binding import GraphBinding
 from hvdkit.engine.job_objects import allgather_object
-from hvdkit.engine.planned.arrays import ArraySource
-from hvdkit.engine.planned.plan import TensorSpec
-from hvdkit.engine.planned.reducer import Statistics
-from hvdkit.engine.request import ReduceOptions, check_gradient
-from hvdkit.errors import BackwardInterruptedError, HorovodInternalError
+from hvdkit.engine.strategy import Strategy
+from hvdkit.errors import HorovodInternalError
+from hvdkit.tensorflow.array_gradients import ArrayGradients
 from hvdkit.tensorflow.direct_gradients import DirectGradients
-from hvdkit.tensorflow.result_memory import ResultMemory
 from hvdkit.tensorflow.sparse import reduce_slices, take_part_when_joined
-from hvdkit.tensorflow.tensors import array_of, as_tensor, flat_storage
-from hvdkit.tensorflow.tracing import call_in_graph, check_not_compiled, in_python
-from hvdkit.tensorflow.variables import describe
+from hvdkit.tensorflow.tracing import check_not_compiled, in_python
+from hvdkit.tensorflow.variables import VariableSpec, describe
 
 _numbers = itertools.count()
 _turns = itertools.count(1)
@@ -34,8 +32,9 @@ class GradientSync:
     """Reduces the gradients of the same variables over all ranks, step after step.
 
     variables: of TensorFlow or Keras, or tensors; their names, shapes and dtypes are the same on all ranks, in the
-    same order. options: average or sum, and what goes over the wire. process_set: the ranks that train together.
-    sparse_as_dense: reduce IndexedSlices as dense tensors rather than by gathering their rows.
+    same order. strategy: what is done with gradients. process_set: the ranks that train together.
+    sparse_as_dense: reduce IndexedSlices as dense tensors rather than by gathering their rows; another strategy than
+    AllReduce gets dense tensors in any case. specs: how all ranks know the variables, where describe() does not say it.
 
     The first reduce() makes the plan, on all ranks together. Close it on all ranks at the same point, or leave that to
     shutdown(). After another init() it is made anew, by graphs that were traced before when they run.
@@ -45,23 +44,25 @@ class GradientSync:
         self,
         variables: Sequence[Any],
         *,
-        options: ReduceOptions,
+        strategy: Strategy,
         process_set: ProcessSet = global_process_set,
         sparse_as_dense: bool = False,
+        specs: Sequence[VariableSpec] | None = None,
     ) -> None:
         self.number = next(_numbers)  # the same on all ranks, as they make them in the same order
-        self.statistics = Statistics()
-        self._specs = describe(variables)
-        horovod = engine.runtime("A reduction of gradients").horovod is not None
+        self.strategy = strategy
+        self._specs = describe(variables) if specs is None else tuple(specs)
+        self._variables = list(variables) if uses_values(strategy) else []
         for spec in self._specs:
-            check_gradient(f"the variable {spec.name}", spec.dtype, horovod=horovod)
-        self._options, self._process_set, self._sparse_as_dense = options, process_set, sparse_as_dense
-        self._plan: ArraySource | None = None
-        self._direct: DirectGradients | None = None
+            strategy.check(f"the variable {spec.name}", spec.dtype)
+        self._process_set = process_set
+        self._sparse_as_dense = sparse_as_dense or not isinstance(strategy, AllReduce)
+        self._average = isinstance(strategy, AllReduce) and strategy.options.average
+        self._gradients: ArrayGradients | DirectGradients | None = None  # of dense tensors; None where there are none
         self._planned = False
         self._turn = 0
         self._graph: Callable[[], Any] = _nothing
-        _reducers.add(self)
+        _syncs.add(self)
 
     @in_python
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
@@ -90,10 +91,52 @@ class GradientSync:
         if not tf.executing_eagerly():
             self._graph = _outermost_graph()
         prepared = [self._prepare(at, gradient) for at, gradient in enumerate(given)]
-        dense = self._reduce_eagerly(prepared) if tf.executing_eagerly() else self._reduce_in_graph(prepared)
-        for at in self._sparse:
-            dense[at] = self._reduce_sparse(at, prepared[at])
-        return dense
+        dense = [prepared[index] for index in self._dense]
+        if self._gradients is None:
+            results = dense
+        elif tf.executing_eagerly():
+            results = self._gradients.reduce_eagerly(dense)
+        else:
+            results = self._gradients.reduce_in_graph(dense, self._wanted(dense), self._find())
+        reduced = self._spread(results)
+        for index in self._sparse:
+            reduced[index] = self._reduce_sparse(index, prepared[index])
+        return reduced
+
+    def after_step(self, due: Any = True) -> None:
+        """Let the strategy change the variables, now that the optimizer has stepped; collective, see uses_values().
+
+        due: whether the optimizer has stepped, which all ranks say alike.
+        """
+        if not (self._variables and isinstance(self._gradients, ArrayGradients)):
+            return
+        values = [tf.convert_to_tensor(variable) for variable in self._variables]
+        if tf.executing_eagerly():
+            results = self._gradients.after_step_eagerly(values) if due else values
+        elif due is True:
+            results = self._gradients.after_step_in_graph(values, self._find())
+        else:
+            step = functools.partial(self._gradients.after_step_in_graph, values, self._find())
+            results = tf.cond(due, step, lambda: values)
+        for variable, result in zip(self._variables, results, strict=True):
+            variable.assign(result)
+
+    def _read_values(self) -> list[Any]:
+        with tf.init_scope():
+            return [tf.convert_to_tensor(variable) for variable in self._variables]
+
+    def _wanted(self, dense: Sequence[Any]) -> list[int]:
+        """Those of the dense gradients whose results a graph uses: its own, and what only some ranks have."""
+        return [
+            position
+            for position, index in enumerate(self._dense)
+            if dense[position] is not None or index in self._uneven
+        ]
+
+    def _find(self) -> Callable[[], Any]:
+        """Finds what reduces the dense gradients when a graph runs, in the world of then."""
+        held = weakref.ref(self)
+        return lambda: _still_there(held)._gradients
 
     def _prepare(self, at: int, gradient: Any) -> Any:
         """The gradient in the form, dense or not, in which all ranks send it."""
@@ -123,18 +166,13 @@ class GradientSync:
         self._uneven = {i for i in some if any(i not in each for _, each in facts)}
         self._dense = [i for i in range(len(self._specs)) if i not in self._sparse]
         specs = [self._specs[i] for i in self._dense]
-        horovod = engine.runtime("A reduction of gradients").horovod
-        if specs and horovod is not None:
-            self._direct = DirectGradients(cast(GraphBinding, horovod), group, self._name, specs, self._options)
-        elif specs:
-            self._plan = ArraySource(
-                group,
-                [TensorSpec(one.name, _count(one.shape), one.dtype, shape=tuple(one.shape)) for one in specs],
-                options=self._options,
-                compute_threads=tf.config.threading.get_intra_op_parallelism_threads(),
-                statistics=self.statistics,
-            )
-        self._results = ResultMemory([one.shape for one in specs], [one.dtype for one in specs])
+        if specs:
+            binding = engine.runtime("A reduction of gradients").horovod
+            if binding is not None and binding.framework == "tensorflow" and isinstance(self.strategy, AllReduce):
+                graph_binding = cast(GraphBinding, binding)
+                self._gradients = DirectGradients(graph_binding, group, self._name, specs, self.strategy.options)
+            else:
+                self._gradients = ArrayGradients(group, specs, self.strategy, self._read_values)
         self._planned = True
 
     def _make_plan_again(self) -> None:
@@ -143,129 +181,22 @@ class GradientSync:
         That makes the plans of all reducers of a graph before it runs, in the order in which they come.
         """
         graph = self._graph()
-        for one in sorted(_reducers, key=lambda other: other._turn):
-            if not one._planned and (one is self or (graph is not None and one._graph() is graph)):
-                before = one._sparse, one._uneven
-                one._make_plan(*one._mine)
-                if (one._sparse, one._uneven) != before:
+        for sync in sorted(_syncs, key=lambda sync: sync._turn):
+            if not sync._planned and (sync is self or (graph is not None and sync._graph() is graph)):
+                before = sync._sparse, sync._uneven
+                sync._make_plan(*sync._mine)
+                if (sync._sparse, sync._uneven) != before:
                     raise HorovodInternalError(
                         "The ranks that there are now have gradients of other variables, or of another kind, than "
                         "those had that this tf.function was traced with. Make a new tf.function when the ranks change."
                     )
 
-    def _reduce_eagerly(self, gradients: Sequence[Any]) -> list[Any]:
-        reduced: list[Any] = [None] * len(gradients)
-        mine = [gradients[i] for i in self._dense]
-        if self._direct is not None:
-            return self._spread(self._direct.reduce_eagerly(mine))
-        if self._plan is None:
-            return reduced
-        self._begin()
-        sources = [None if one is None else self._flat(at, array_of(one)) for at, one in enumerate(mine)]
-        unused = self._plan.reduce(sources, self._results)
-        for at, index in enumerate(self._dense):
-            if at not in unused:
-                reduced[index] = as_tensor(self._results.take(at), self._specs[index].dtype)
-        return reduced
-
-    def _reduce_in_graph(self, gradients: Sequence[Any]) -> list[Any]:
-        reduced: list[Any] = [None] * len(gradients)
-        mine = [gradients[i] for i in self._dense]
-        kept = [at for at, i in enumerate(self._dense) if mine[at] is not None or i in self._uneven]
-        if self._direct is not None:
-            return self._spread(self._direct.reduce_in_graph(mine, kept))
-        if self._plan is None:
-            return reduced
-        before: list[Any] = []
-        for group in self._groups(mine):
-            with tf.control_dependencies(before):  # buckets start in plan order on all ranks
-                given = [mine[at] for at in group if mine[at] is not None]
-                here = [mine[at] is not None for at in group]
-                started = call_in_graph(self._starter(group, here, first=not before), given, [], "hvdkit_start")
-            before = [started]
-        dtypes = [tf.as_dtype(self._specs[self._dense[at]].dtype) for at in kept]
-        with tf.control_dependencies(before):
-            results = call_in_graph(self._finisher(kept), [], dtypes, "hvdkit_finish")
-        for at, result in zip(kept, results if kept else [], strict=True):
-            index = self._dense[at]
-            result.set_shape(self._specs[index].shape)
-            reduced[index] = result
-        return reduced
-
     def _spread(self, dense: Sequence[Any]) -> list[Any]:
         """Dense results at the places of their variables."""
         reduced: list[Any] = [None] * len(self._specs)
-        for index, one in zip(self._dense, dense, strict=True):
-            reduced[index] = one
+        for index, result in zip(self._dense, dense, strict=True):
+            reduced[index] = result
         return reduced
-
-    def _groups(self, mine: Sequence[Any]) -> list[list[int]]:
-        """Tensors that are given to one operation: those that a bucket needs and no earlier one did."""
-        assert self._plan is not None
-        groups: list[list[int]] = []
-        waiting: list[int] = []
-        for bucket in self._plan.buckets:
-            waiting += [slot.tensor for slot in bucket.slots if not slot.offset]
-            if any(mine[at] is not None for at in waiting):
-                groups.append(waiting)
-                waiting = []
-        if waiting or not groups:
-            groups.append(waiting)
-        return groups
-
-    def _starter(self, group: list[int], here: list[bool], *, first: bool) -> Callable[..., Any]:
-        held = weakref.ref(self)
-
-        def start(*arrays: Any) -> list[Any]:
-            reducer = _still_there(held)
-            if first:
-                reducer._begin()
-            given = iter(arrays)
-            for at, present in zip(group, here, strict=True):
-                reducer._plan.arrived(at, reducer._flat(at, next(given)) if present else None)
-            return []
-
-        return start
-
-    def _finisher(self, kept: list[int]) -> Callable[..., Any]:
-        held = weakref.ref(self)
-
-        def finish() -> list[Any]:
-            reducer = _still_there(held)
-            unused = reducer._plan.finish()
-            reducer._check_nothing_dropped(kept, unused)
-            for at in set(kept) & set(unused):
-                reducer._results.take(at)[...] = 0
-            return [reducer._results.take(at) for at in kept]
-
-        return finish
-
-    def _begin(self) -> None:
-        assert self._plan is not None
-        if self._plan.under_way:
-            raise BackwardInterruptedError(
-                "A step ended with an exception on this rank after part of its gradients had been sent, and the other "
-                "ranks wait for the rest. Let the exception end the job, or find out before the gradients are reduced "
-                "(from the loss, say) and on all ranks that a batch is to be skipped."
-            )
-        self._results.begin()
-        self._plan.begin(self._results)
-
-    def _check_nothing_dropped(self, kept: Sequence[int], unused: Any) -> None:
-        lost = sorted(set(range(len(self._dense))) - set(kept) - set(unused))
-        if lost:
-            names = [self._specs[self._dense[at]].name for at in lost]
-            raise HorovodInternalError(
-                f"Other ranks have gradients of {', '.join(names[:3])}{' and others' if lost[3:] else ''} in this "
-                f"step, and this rank's tf.function was traced without. Give every rank a gradient of every variable: "
-                f"tape.gradient(..., unconnected_gradients=tf.UnconnectedGradients.ZERO)."
-            )
-
-    def _flat(self, at: int, array: Any) -> Any:
-        spec = self._specs[self._dense[at]]
-        if array.shape != spec.shape:
-            raise ValueError(f"The gradient of {spec.name} has the shape {array.shape}, the variable {spec.shape}.")
-        return flat_storage(array, spec.dtype)
 
     def _reduce_sparse(self, at: int, gradient: Any) -> Any:
         """See reduce_slices; None if the graph has nothing to give and nothing to take."""
@@ -275,29 +206,29 @@ class GradientSync:
             f"{self._name}.{at}",
             gradient,
             self._specs[at],
-            average=self._options.average,
+            average=self._average,
             wanted=wanted,
             ready=functools.partial(_still_there, weakref.ref(self)),
         )
 
     def close(self) -> None:
         """Free the buckets; collective."""
-        if self._plan is not None:
-            self._plan.close()
-        self._plan, self._direct, self._planned = None, None, False
+        if self._gradients is not None:
+            self._gradients.close()
+        self._gradients, self._planned = None, False
 
 
 def _still_there(held: weakref.ref[GradientSync]) -> Any:
-    """The reducer of a graph that runs, with a plan of this world's."""
-    reducer = held()
-    if reducer is None:
+    """The GradientSync of a graph that runs, planned in this world."""
+    sync = held()
+    if sync is None:
         raise HorovodInternalError(
             "The reduction that this tf.function was traced with is gone: the wrapped optimizer was thrown away. Make "
             "a new tf.function."
         )
-    if not reducer._planned:
-        reducer._make_plan_again()
-    return reducer
+    if not sync._planned:
+        sync._make_plan_again()
+    return sync
 
 
 def _nothing() -> None:
@@ -316,19 +247,12 @@ def _is_sparse(gradient: Any) -> bool:
     return isinstance(gradient, tf.IndexedSlices)
 
 
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for dimension in shape:
-        count *= dimension
-    return count
-
-
-_reducers: weakref.WeakSet[GradientSync] = weakref.WeakSet()
+_syncs: weakref.WeakSet[GradientSync] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    for reducer in sorted(_reducers, key=lambda one: one.number):
-        reducer.close()
+    for sync in sorted(_syncs, key=lambda sync: sync.number):
+        sync.close()
 
 
 engine.on_shutdown(_close_all)

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdkit.engine import runtime as engine
+from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.compression import Coded, wire_of
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
@@ -19,13 +20,13 @@ from hvdkit.tensorflow.tracing import in_python
 from hvdkit.tensorflow.variables import describe
 
 #: Reduces gradients (second argument) of variables (first).
-Reduction = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
+Reduce = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 
 class _DistributedTape:
     """What a wrapped tape has beside its own class; mixed in before it."""
 
-    _hvdkit_reduce: Reduction
+    _hvdkit_reduce: Reduce
     _hvdkit_set: ProcessSet
     _hvdkit_local: dict[int, Any]  # sources by id, kept so that it stays theirs
     _hvdkit_scale: bool
@@ -47,16 +48,18 @@ class _DistributedTape:
 
         use_generic_names: as in Horovod; not needed.
         """
-        found = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
+        structure = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
         variables = tf.nest.flatten(sources)
-        gradients = _flatten(found)
-        shared = [at for at, one in enumerate(variables) if id(one) not in self._hvdkit_local]
-        reduced = self._hvdkit_reduce([variables[at] for at in shared], [gradients[at] for at in shared])
+        gradients = _flatten(structure)
+        shared = [index for index, variable in enumerate(variables) if id(variable) not in self._hvdkit_local]
+        reduced = self._hvdkit_reduce([variables[index] for index in shared], [gradients[index] for index in shared])
         if self._hvdkit_scale:
-            gradients = [one if at in shared else self._scaled(one) for at, one in enumerate(gradients)]
-        for at, one in zip(shared, reduced, strict=True):
-            gradients[at] = one
-        return _like(found, gradients)
+            gradients = [
+                gradient if index in shared else self._scaled(gradient) for index, gradient in enumerate(gradients)
+            ]
+        for index, gradient in zip(shared, reduced, strict=True):
+            gradients[index] = gradient
+        return _like(structure, gradients)
 
     def _scaled(self, gradient: Any) -> Any:
         if gradient is None:
@@ -116,20 +119,20 @@ def DistributedGradientTape(
     if num_groups < 0 or not (groups is None or isinstance(groups, list) or groups >= 0):
         raise ValueError(f"num_groups={num_groups}, groups={groups!r}: use a number from 0 up, or lists of variables.")
     own = type(gradtape)
-    made: Any = object.__new__(type(own.__name__, (_DistributedTape, own), {"__module__": own.__module__}))
-    made.__dict__.update(gradtape.__dict__)
-    made._hvdkit_reduce = _reduction(compression, sparse_as_dense, op, gradient_predivide_factor, process_set)
-    made._hvdkit_set, made._hvdkit_scale, made._hvdkit_local = process_set, scale_local_gradients, {}
-    return made
+    tape: Any = object.__new__(type(own.__name__, (_DistributedTape, own), {"__module__": own.__module__}))
+    tape.__dict__.update(gradtape.__dict__)
+    tape._hvdkit_reduce = _make_reduce(compression, sparse_as_dense, op, gradient_predivide_factor, process_set)
+    tape._hvdkit_set, tape._hvdkit_scale, tape._hvdkit_local = process_set, scale_local_gradients, {}
+    return tape
 
 
-def _reduction(
+def _make_reduce(
     compression: type[Compressor] | Coded,
     sparse_as_dense: bool,
     op: ReduceOp,
     predivide: float,
     process_set: ProcessSet,
-) -> Reduction:
+) -> Reduce:
     options = None if op is Adasum else gradient_options(op, predivide, compression)
     if options is None:
         wire_of(compression)
@@ -137,26 +140,27 @@ def _reduction(
     def reduce(variables: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any]:
         alone = process_set.included() and process_set.size() == 1 and not engine.runtime("gradient()").config.elastic
         if alone or not (variables and process_set.included()):
-            return [_dense(one, sparse_as_dense) for one in gradients]
+            return [_dense(gradient, sparse_as_dense) for gradient in gradients]
         if options is None:
-            return _reduce_by_adasum([_dense(one, sparse_as_dense) for one in gradients], compression, process_set)
-        return _find_reducer(variables, options, process_set, sparse_as_dense).reduce(gradients)
+            dense = [_dense(gradient, sparse_as_dense) for gradient in gradients]
+            return _reduce_by_adasum(dense, compression, process_set)
+        return _find_sync(variables, options, process_set, sparse_as_dense).reduce(gradients)
 
     return reduce
 
 
 def _reduce_by_adasum(gradients: Sequence[Any], compression: Any, process_set: ProcessSet) -> Sequence[Any]:
     """As one operation, so that ranks which have gradients of other variables are told."""
-    there = [at for at, one in enumerate(gradients) if one is not None]
-    if not there:
+    present = [index for index, gradient in enumerate(gradients) if gradient is not None]
+    if not present:
         raise ValueError(
             f"With op=hvd.Adasum every rank needs a gradient of the same variables, and this rank has none of "
             f"{len(gradients)}. Check that the loss depends on them."
         )
-    given = [gradients[at] for at in there]
-    made = grouped_allreduce(given, compression=compression, op=Adasum, process_set=process_set)
-    reduced = dict(zip(there, made, strict=True))
-    return [reduced.get(at) for at in range(len(gradients))]
+    inputs = [gradients[index] for index in present]
+    results = grouped_allreduce(inputs, compression=compression, op=Adasum, process_set=process_set)
+    reduced = dict(zip(present, results, strict=True))
+    return [reduced.get(index) for index in range(len(gradients))]
 
 
 def _dense(gradient: Any, wanted: bool) -> Any:
@@ -165,16 +169,19 @@ def _dense(gradient: Any, wanted: bool) -> Any:
 
 #: A script makes a new tape each step; what it reduces with stays the same as long as the variables look the same, and
 #: after another init(), as graphs do.
-_known: dict[Any, GradientSync] = {}
+_syncs: dict[Any, GradientSync] = {}
 
 
-def _find_reducer(
+def _find_sync(
     variables: Sequence[Any], options: ReduceOptions, process_set: ProcessSet, sparse_as_dense: bool
 ) -> GradientSync:
     key = (describe(variables), options, process_set, sparse_as_dense)
-    if key not in _known:
-        _known[key] = GradientSync(variables, options=options, process_set=process_set, sparse_as_dense=sparse_as_dense)
-    return _known[key]
+    if key not in _syncs:
+        strategy = AllReduce(options)
+        _syncs[key] = GradientSync(
+            variables, strategy=strategy, process_set=process_set, sparse_as_dense=sparse_as_dense
+        )
+    return _syncs[key]
 
 
 def PartialDistributedGradientTape(

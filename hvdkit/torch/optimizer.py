@@ -18,13 +18,13 @@ from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
-from hvdkit.engine.strategy import Strategy
+from hvdkit.engine.strategy import Strategy, refuse_contradictions
 from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.groups import number_groups
 from hvdkit.torch.layout import Named
 from hvdkit.torch.plain_copies import PlainCopies, change_class, is_wrapped
 from hvdkit.torch.sparse import SparseGradients
-from hvdkit.torch.strategies import choose_strategy, refuse_contradictions
+from hvdkit.torch.strategies import choose_strategy
 from hvdkit.torch.sync import GradientSync
 
 NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
@@ -207,7 +207,12 @@ def DistributedOptimizer(
         alone = process_set.included() and process_set.size() == 1
         alone = alone and (op is Adasum or (runtime.horovod is None and not runtime.config.elastic))
     else:
-        refuse_contradictions(strategy, op, gradient_predivide_factor, compression)
+        others = {
+            "op": op is not Average,
+            "gradient_predivide_factor": gradient_predivide_factor != 1.0,
+            "compression": compression is not Compression.none,
+        }
+        refuse_contradictions(strategy, others)
         if any(sync.strategy is strategy for sync in _syncs):
             raise ValueError(f"This {type(strategy).__name__} serves another optimizer; make one for each.")
         alone = False

@@ -10,10 +10,10 @@ from hvdkit.engine import runtime
 from hvdkit.engine.allreduce import AllReduce, GradientReducer
 from hvdkit.engine.compression import wire_of
 from hvdkit.engine.groups import Group, ProcessSet
-from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
+from hvdkit.engine.reduce_op import Adasum, ReduceOp
 from hvdkit.engine.request import check_gradient, gradient_options
 from hvdkit.engine.strategy import Parameters, Strategy, on_horovod
-from hvdkit.torch.compression import Compression, Compressor
+from hvdkit.torch.compression import Compressor
 from hvdkit.torch.handles import synchronize
 from hvdkit.torch.ops import grouped_allreduce_async_
 from hvdkit.torch.source import TorchSource
@@ -94,20 +94,3 @@ def choose_strategy(op: ReduceOp, predivide: float, compression: Any, process_se
         wire_of(compression)
         return AdasumSteps(compression, process_set)
     return TorchAllReduce(gradient_options(op, predivide, compression))
-
-
-def refuse_contradictions(strategy: Strategy, op: ReduceOp, predivide: float, compression: Any) -> None:
-    """Raise TypeError or ValueError for a strategy that cannot be used, or not with the other arguments."""
-    if not isinstance(strategy, Strategy):
-        raise TypeError(f"strategy is {strategy!r}; it must be an object of a subclass of Strategy.")
-    others = {
-        "op": op is not Average,
-        "gradient_predivide_factor": predivide != 1.0,
-        "compression": compression is not Compression.none,
-    }
-    given = [name for name, is_given in others.items() if is_given]
-    if given:
-        raise ValueError(
-            f"strategy={type(strategy).__name__} says itself what is done with gradients; {', '.join(given)} cannot be "
-            f"given with it. Leave one of them out."
-        )

@@ -29,6 +29,9 @@ from hvdkit.transport.api import Transport
 
 _numbers = itertools.count()
 
+#: Which parameters a strategy is attached to: Keras may use one for several lists of them, in turn.
+_attached: weakref.WeakKeyDictionary[Strategy, GradientSync] = weakref.WeakKeyDictionary()
+
 
 class GradientSync:
     """Drives the strategy of one optimizer.
@@ -39,7 +42,7 @@ class GradientSync:
     synchronize() hands to the strategy. One that does not overlap backward is called by begin_step() instead.
 
     groups: see number_groups. sparse: reduces sparse gradients, which the strategy then does not get; None to give them
-    to the strategy as dense ones.
+    to the strategy as dense ones. hooks: without them all gradients are found by begin_step(), in `parameter.grad`.
     """
 
     def __init__(
@@ -51,10 +54,12 @@ class GradientSync:
         passes: int = 1,
         groups: Mapping[int, int] | None = None,
         sparse: SparseGradients | None = None,
+        hooks: bool = True,
     ) -> None:
         self.number = next(_numbers)  # the same on all ranks, as optimizers are wrapped in the same order
         self.strategy = strategy
         self._process_set, self._passes, self._sparse = process_set, passes, sparse
+        self._hooked = hooks and strategy.overlaps_backward
         self._groups = groups if groups is not None else {}
         self.enter()
         self._named: list[tuple[str, torch.nn.Parameter]] = []
@@ -105,7 +110,7 @@ class GradientSync:
     def _hook(self) -> list[int]:
         """Hook the parameters that are trained and have no hook yet; returns which."""
         new = self._unfrozen()
-        if self.strategy.overlaps_backward:
+        if self._hooked:
             for index in new:
                 self._hooks.append(self._named[index][1].register_post_accumulate_grad_hook(self._make_hook(index)))
         self._frozen = sorted({*self._frozen}.difference(new))
@@ -226,10 +231,13 @@ class GradientSync:
         positions = {index: position for position, index in enumerate(trained)}
         source = TorchSource([self._named[index] for index in trained], self._groups)
         source.written |= {positions[index] for index in self._written if index in positions}
-        self._position.clear()  # if attach() raises, later gradients are announced to nobody
+        owner = _attached.get(self.strategy)
+        if owner is not None:
+            owner._leave_strategy()  # if attach() raises, later gradients are announced to nobody
         self.strategy.attach(source.describe(self.name), self._group)
         self._position, self._source = positions, source
         self._attached, self._changed = True, False
+        _attached[self.strategy] = self
 
     def _reduce_sparse(self, transport: Transport, _: Sequence[int]) -> None:
         assert self._sparse is not None
@@ -269,10 +277,14 @@ class GradientSync:
         self.synchronize()
         return loss
 
-    def end_step(self) -> None:
-        """The optimizer has stepped; collective where the strategy or a comparison of the replicas is."""
+    def end_window(self) -> None:
+        """The optimizer takes the gradients now: what comes later belongs to its next step."""
         self._summed.clear()
         self._reduced = False
+
+    def end_step(self) -> None:
+        """The optimizer has stepped; collective where the strategy or a comparison of the replicas is."""
+        self.end_window()
         self.strategy.after_step()
         self._replicas.stepped(lambda: checksums(self._named))
 
@@ -288,9 +300,12 @@ class GradientSync:
         """Free what the strategy has allocated; collective."""
         if self._attached:
             self.strategy.detach()
-            self._attached = False
-            self._position.clear()
-        self._changed = True
+        self._leave_strategy()
+
+    def _leave_strategy(self) -> None:
+        """The strategy is attached to no parameters, or to those of another: attach it again when it is needed."""
+        self._position.clear()
+        self._attached, self._changed = False, True
 
 
 def _weakly(

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from hvdkit.engine.groups import Group
-from hvdkit.engine.named.collective_step import collective_step
-from hvdkit.engine.planned.opening import open_reducer
-from hvdkit.engine.planned.plan import Bucket, Plan, TensorSpec, cut_slots
-from hvdkit.engine.planned.reducer import BucketReducer, Statistics
+from hvdkit.engine.planned.plan import Plan, cut_slots
 from hvdkit.engine.planned.source import Filled
-from hvdkit.engine.request import ReduceOptions
-from hvdkit.engine.strategy import Parameters
-from hvdkit.transport.api import Transport
+from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.buckets import InPlaceSegment
 from hvdkit.transport.buffer import Array, Buffer
 
@@ -44,91 +38,64 @@ class _Piece:
 
 
 class ArraySource:
-    """Reduces arrays that adapters give it, round after round; for those that see tensors as numpy arrays.
+    """Arrays that an adapter hands over for one round at a time: gradients, or the values of parameters.
 
-    A round: begin(), arrived() for each tensor, in any order and from any thread, finish(). reduce() is all three.
+    A round: begin(), put() for each array, and finish() after the last fill() and drain().
 
-    group: the ranks that train together. tensors: in the order in which all ranks have them. compute_threads: that this
-    rank computes with.
-    Opened by all ranks together; raises PlanMismatchError where their tensors differ, HorovodInternalError where some
-    rank does something else, has left or has joined.
+    count: number of tensors. complete: has every tensor an array when it is read? Then one that is missing is an error;
+    else it counts as not used by this rank.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        tensors: Sequence[TensorSpec],
-        *,
-        options: ReduceOptions,
-        compute_threads: int,
-        statistics: Statistics,
-    ) -> None:
-        self._sources: list[Array | None] = [None] * len(tensors)
+    def __init__(self, count: int, *, complete: bool = False) -> None:
+        self._sources: list[Array | None] = [None] * count
         self._targets: Targets = ()
+        self._complete = complete
         self._unused: set[int] = set()
+        self._drained: set[int] = set()
+        self.plan = Plan((), ())
         self._pieces: dict[int, list[_Piece]] = {}  # of each bucket
+        self._tensors: dict[int, frozenset[int]] = {}  # of each bucket
         self._in_place: dict[int, set[int]] = {}  # bucket -> first elements of the segments that were reduced in place
-        name = f"arrays.{group.engine.count('arrays')}"
-
-        def plan(_: Transport, __: Sequence[int]) -> BucketReducer:
-            parameters = Parameters(name, tensors, self, self, compute_threads)
-            return open_reducer(group, parameters, options=options, statistics=statistics)
-
-        self._reducer: BucketReducer = collective_step(group.engine, "plan", plan, name=name)
-
-    @property
-    def buckets(self) -> tuple[Bucket, ...]:
-        """The plan, in the order in which buckets start."""
-        return self._reducer.buckets
-
-    @property
-    def under_way(self) -> bool:
-        """Has a bucket of this round been started?"""
-        return self._reducer.under_way
 
     def begin(self, targets: Targets) -> None:
         """Begin a round. targets: overwritten by the results; they may share memory with the sources."""
-        self._targets, self._unused = targets, set()
-        self._sources = [None] * len(self._sources)
+        self._targets = targets
+        self._unused, self._drained = set(), set()
 
-    def arrived(self, index: int, source: Array | None) -> None:
-        """This rank has the tensor: `source`, (n,) in the dtype's storage, or None if it does not use it in this round.
+    def put(self, index: int, source: Array | None) -> None:
+        """Hand over an array, (n,) in the dtype's storage, or None if this rank does not use the tensor in this round.
 
-        `source` is read now or in a later call of the round; the caller leaves it alone until then.
+        It is read now or in a later call of the round; the caller leaves it alone until then.
         """
         self._sources[index] = source
-        self._reducer.arrived(index)
 
     def finish(self) -> Collection[int]:
-        """End the round, with all results in place.
+        """End the round, with all results in place; what was not drained is copied from its source.
 
         Returns the indices of the tensors that no rank uses; their targets are left alone.
-        Raises RankLostError, with the tensors concerned, if a rank has ended.
         """
-        try:
-            self._reducer.finish()
-        finally:
-            self._targets = ()
-            self._in_place.clear()
-            self._sources = [None] * len(self._sources)
-        return self._unused
+        unused = self._unused
+        if len(self._drained) < len(self._sources):
+            for index in {*range(len(self._sources))} - self._drained:
+                source = self._sources[index]
+                if source is None:
+                    unused.add(index)
+                else:
+                    np.copyto(self._targets[index], source, casting="no")
+        self.abandon()
+        return unused
 
-    def reduce(self, sources: Sequence[Array | None], targets: Targets) -> Collection[int]:
-        """Reduce one round of arrays that are all there; see begin(), arrived() and finish()."""
-        self.begin(targets)
-        for index in reversed(range(len(sources))):
-            self.arrived(index, sources[index])
-        return self.finish()
-
-    def close(self) -> None:
-        """Free the buckets; collective."""
-        self._pieces.clear()  # the memory stays mapped as long as there are views of it
-        self._reducer.close()
+    def abandon(self) -> None:
+        """Let go of the round's arrays."""
+        self._targets = ()
+        self._sources = [None] * len(self._sources)
+        self._in_place.clear()
 
     def on_plan(self, plan: Plan) -> None:
         """See GradientSource.on_plan."""
-        self._plan = plan
+        self.plan = plan
         self._pieces.clear()
+        self._tensors.clear()
         self._in_place.clear()
 
     def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
@@ -136,10 +103,13 @@ class ArraySource:
         pieces = self._pieces.get(bucket)
         if pieces is None:  # the memory is the same in each round
             pieces = self._pieces[bucket] = self._cut(bucket, memory, owned)
+            self._tensors[bucket] = frozenset(piece.tensor for piece in pieces)
         unused, segments = set(), []
         for piece in pieces:
             source = self._sources[piece.tensor]
             if source is None:
+                if self._complete:
+                    raise HorovodInternalError(_NOT_READABLE)
                 unused.add(piece.tensor)
                 piece.view.fill(0)
             elif piece.in_place:
@@ -157,7 +127,10 @@ class ArraySource:
 
     def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
         """See GradientSource.drain."""
+        if not self._targets:
+            raise HorovodInternalError(_NOT_WRITABLE)
         self._unused.update(globally_unused)
+        self._drained |= self._tensors[bucket]
         in_place = self._in_place.pop(bucket)
         for piece in self._pieces[bucket]:
             if piece.tensor not in globally_unused and piece.first not in in_place:
@@ -165,9 +138,19 @@ class ArraySource:
 
     def _cut(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> list[_Piece]:
         pieces = []
-        for slot, in_place in cut_slots(self._plan.buckets[bucket].slots, owned, memory.array.itemsize):
+        for slot, in_place in cut_slots(self.plan.buckets[bucket].slots, owned, memory.array.itemsize):
             view = memory.array[slot.start : slot.stop]
             part = slice(slot.offset, slot.offset + len(view))
-            whole = len(view) == self._plan.tensors[slot.tensor].count
+            whole = len(view) == self.plan.tensors[slot.tensor].count
             pieces.append(_Piece(slot.tensor, slot.start, view, part, whole, in_place))
         return pieces
+
+
+_NOT_READABLE = (
+    "A strategy read the values of parameters where they are not at hand. On TensorFlow and JAX they can be read in "
+    "attach(), before_step() and after_step() of a strategy that overrides after_step()."
+)
+_NOT_WRITABLE = (
+    "A strategy wrote gradients outside of before_step(), or values of parameters outside of after_step(). On "
+    "TensorFlow and JAX they can be changed there only."
+)

@@ -1,0 +1,132 @@
+"""Driving a strategy for adapters that see tensors as arrays in host memory: TensorFlow, Keras on JAX."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Sequence
+
+from hvdkit.engine.groups import Group
+from hvdkit.engine.named.collective_step import collective_step
+from hvdkit.engine.planned.arrays import ArraySource, Targets
+from hvdkit.engine.planned.plan import Bucket, TensorSpec
+from hvdkit.engine.strategy import Parameters, Strategy
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buffer import Array
+
+#: Which list a strategy is attached to: one of a user's own may be driven for several, in turn.
+_attached: weakref.WeakKeyDictionary[Strategy, ArraySync] = weakref.WeakKeyDictionary()
+
+
+class ArraySync:
+    """Drives the strategy of one list of tensors, step after step.
+
+    A step: begin(), arrived() for each tensor, in any order and from any thread, finish(); reduce() is all three. Then
+    after_step().
+
+    group: the ranks that train together. tensors: in the order in which all ranks have them. compute_threads: that this
+    rank computes with, 0 for as many as it has cores. values: of the parameters, (n,) each in the dtype's storage, for
+    a strategy that uses_values().
+    Opened by all ranks together; raises PlanMismatchError where their tensors differ, HorovodInternalError where some
+    rank does something else, has left or has joined.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        tensors: Sequence[TensorSpec],
+        strategy: Strategy,
+        *,
+        compute_threads: int,
+        values: Sequence[Array] = (),
+    ) -> None:
+        self._group, self._strategy, self._begun = group, strategy, False
+        self._gradients = ArraySource(len(tensors))
+        self._values = ArraySource(len(tensors), complete=True)
+        name = f"arrays.{group.engine.count('arrays')}"
+        self._parameters = Parameters(name, tensors, self._gradients, self._values, compute_threads)
+        self._attach(values)
+
+    def _attach(self, values: Sequence[Array]) -> None:
+        def attach(_: Transport, __: Sequence[int]) -> None:
+            self._strategy.attach(self._parameters, self._group)
+
+        self._put_values(values)
+        collective_step(self._group.engine, "plan", attach, name=self._parameters.name)
+        self._values.abandon()
+        _attached[self._strategy] = self
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """In which the strategy sends gradients, in the order in which they start."""
+        return self._gradients.plan.buckets
+
+    def begin(self, targets: Targets, values: Sequence[Array] = ()) -> None:
+        """Begin a step. targets: overwritten by the results; they may share memory with the gradients.
+
+        Collective where the strategy was attached to another list in between.
+        Raises BackwardInterruptedError if the step before ended after part of its gradients had been sent.
+        """
+        if self._begun:
+            self._strategy.cancel()
+        if _attached.get(self._strategy) is not self:
+            self._attach(values)
+        self._begun = True
+        self._gradients.begin(targets)
+
+    def arrived(self, index: int, gradient: Array | None) -> None:
+        """This rank has the gradient: (n,) in the dtype's storage, or None if it has none in this step.
+
+        It is read now or in a later call of the step; the caller leaves it alone until then.
+        """
+        self._gradients.put(index, gradient)
+        if self._strategy.overlaps_backward:
+            self._strategy.arrived(index)
+
+    def finish(self, values: Sequence[Array] = ()) -> Collection[int]:
+        """Have the strategy end its work on the gradients, with all results in place; collective.
+
+        Returns the indices of the tensors that no rank has a gradient of; their targets are left alone.
+        Raises RankLostError, with the tensors concerned, if a rank has ended.
+        """
+        self._put_values(values)
+        try:
+            self._strategy.before_step()
+            self._begun = False
+            return self._gradients.finish()
+        finally:
+            self._gradients.abandon()
+            self._values.abandon()
+
+    def reduce(
+        self, gradients: Sequence[Array | None], targets: Targets, values: Sequence[Array] = ()
+    ) -> Collection[int]:
+        """Work on the gradients of a step that are all there; see begin(), arrived() and finish()."""
+        self.begin(targets, values)
+        for index in reversed(range(len(gradients))):
+            self.arrived(index, gradients[index])
+        return self.finish(values)
+
+    def after_step(self, values: Sequence[Array], targets: Targets) -> None:
+        """The optimizer has stepped; collective. values: of the parameters; targets: what they are from now on."""
+        self._values.begin(targets)
+        self._put_values(values)
+        try:
+            self._strategy.after_step()
+            self._values.finish()
+        finally:
+            self._values.abandon()
+
+    def _put_values(self, values: Sequence[Array]) -> None:
+        for index, value in enumerate(values):
+            self._values.put(index, value)
+
+    def close(self) -> None:
+        """Free what the strategy has allocated; collective."""
+        if _attached.get(self._strategy) is self:
+            del _attached[self._strategy]
+            self._strategy.detach()
+
+
+def uses_values(strategy: Strategy) -> bool:
+    """Does it read or write the parameters' values? Then adapters whose steps are compiled hand them over."""
+    return type(strategy).after_step is not Strategy.after_step

@@ -1,0 +1,164 @@
+"""Dense gradients that a strategy works on in host memory: in eager mode, and as operations of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvdkit.engine.array_sync import ArraySync, uses_values
+from hvdkit.engine.groups import Group
+from hvdkit.engine.planned.plan import TensorSpec
+from hvdkit.engine.strategy import Strategy
+from hvdkit.errors import HorovodInternalError
+from hvdkit.tensorflow.result_memory import ResultMemory
+from hvdkit.tensorflow.tensors import array_of, as_tensor, flat_storage
+from hvdkit.tensorflow.tracing import call_in_graph
+from hvdkit.tensorflow.variables import VariableSpec
+from hvdkit.transport.buffer import Array
+
+
+class ArrayGradients:
+    """The dense gradients of one list of variables; opened by all ranks together.
+
+    read_values: reads the variables' values, also while a graph is traced or runs, for a strategy that uses_values().
+    Raises PlanMismatchError where the ranks' variables differ.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        specs: Sequence[VariableSpec],
+        strategy: Strategy,
+        read_values: Callable[[], Sequence[Any]],
+    ) -> None:
+        self._specs, self._overlaps = list(specs), strategy.overlaps_backward
+        self._read_values = read_values if uses_values(strategy) else tuple
+        tensors = [TensorSpec(spec.name, _count(spec.shape), spec.dtype, shape=spec.shape) for spec in specs]
+        threads = tf.config.threading.get_intra_op_parallelism_threads()
+        self._sync = ArraySync(group, tensors, strategy, compute_threads=threads, values=self._values())
+        shapes, dtypes = [spec.shape for spec in specs], [spec.dtype for spec in specs]
+        self._results = ResultMemory(shapes, dtypes)
+        self._new_values = ResultMemory(shapes, dtypes)
+
+    def _values(self) -> list[Array]:
+        return [self._flat(index, array_of(value)) for index, value in enumerate(self._read_values())]
+
+    def reduce_eagerly(self, gradients: Sequence[Any]) -> list[Any]:
+        """The gradients that the optimizer is to use; None where no rank has one, and where only others do, theirs."""
+        self._results.begin()
+        arrays = [None if each is None else self._flat(index, array_of(each)) for index, each in enumerate(gradients)]
+        unused = self._sync.reduce(arrays, self._results, self._values())
+        return [
+            None if index in unused else as_tensor(self._results.take(index), spec.dtype)
+            for index, spec in enumerate(self._specs)
+        ]
+
+    def reduce_in_graph(
+        self, gradients: Sequence[Any], wanted: Sequence[int], find: Callable[[], ArrayGradients]
+    ) -> list[Any]:
+        """The same of those in `wanted`, None for the others; zeros where no rank has a gradient.
+
+        find: finds, when the graph runs, what this object is in the world of then.
+        """
+        before: list[Any] = []
+        for group in self._groups(gradients):
+            with tf.control_dependencies(before):  # buckets start in plan order on all ranks
+                present = [gradients[index] is not None for index in group]
+                inputs = [gradients[index] for index in group if gradients[index] is not None]
+                start = _starter(find, group, present, first=not before)
+                started = call_in_graph(start, inputs, [], "hvdkit_start")
+            before = [started]
+        dtypes = [tf.as_dtype(self._specs[index].dtype) for index in wanted]
+        with tf.control_dependencies(before):
+            results = call_in_graph(lambda: find()._finish(wanted), [], dtypes, "hvdkit_finish")
+        reduced: list[Any] = [None] * len(gradients)
+        for index, result in zip(wanted, results if wanted else [], strict=True):
+            result.set_shape(self._specs[index].shape)
+            reduced[index] = result
+        return reduced
+
+    def _groups(self, gradients: Sequence[Any]) -> list[list[int]]:
+        """Tensors that are given to one operation: those that a bucket needs and no earlier one did."""
+        groups: list[list[int]] = []
+        waiting: list[int] = []
+        for bucket in self._sync.buckets if self._overlaps else ():
+            waiting += [slot.tensor for slot in bucket.slots if not slot.offset]
+            if any(gradients[index] is not None for index in waiting):
+                groups.append(waiting)
+                waiting = []
+        planned = {index for group in [*groups, waiting] for index in group}
+        waiting = [*waiting, *(index for index in range(len(gradients)) if index not in planned)]
+        if waiting or not groups:
+            groups.append(waiting)
+        return groups
+
+    def _start(self, group: Sequence[int], present: Sequence[bool], arrays: Sequence[Array], *, first: bool) -> None:
+        if first:
+            self._results.begin()
+            self._sync.begin(self._results, self._values())
+        remaining = iter(arrays)
+        for index, is_present in zip(group, present, strict=True):
+            self._sync.arrived(index, self._flat(index, next(remaining)) if is_present else None)
+
+    def _finish(self, wanted: Sequence[int]) -> list[Array]:
+        unused = self._sync.finish(self._values())
+        self._check_nothing_dropped(wanted, unused)
+        for index in {*wanted} & {*unused}:
+            self._results.take(index)[...] = 0
+        return [self._results.take(index) for index in wanted]
+
+    def _check_nothing_dropped(self, wanted: Sequence[int], unused: Any) -> None:
+        lost = sorted(set(range(len(self._specs))) - set(wanted) - set(unused))
+        if lost:
+            names = [self._specs[index].name for index in lost]
+            raise HorovodInternalError(
+                f"Other ranks have gradients of {', '.join(names[:3])}{' and others' if lost[3:] else ''} in this "
+                f"step, and this rank's tf.function was traced without. Give every rank a gradient of every variable: "
+                f"tape.gradient(..., unconnected_gradients=tf.UnconnectedGradients.ZERO)."
+            )
+
+    def after_step_eagerly(self, values: Sequence[Any]) -> list[Any]:
+        """What the variables are from now on; values: what the optimizer has made them."""
+        results = self._after_step([array_of(value) for value in values])
+        return [as_tensor(result, spec.dtype) for result, spec in zip(results, self._specs, strict=True)]
+
+    def after_step_in_graph(self, values: Sequence[Any], find: Callable[[], ArrayGradients]) -> list[Any]:
+        """The same, when the graph runs."""
+        dtypes = [value.dtype for value in values]
+        results: list[Any] = call_in_graph(
+            lambda *arrays: find()._after_step(arrays), list(values), dtypes, "hvdkit_after_step"
+        )
+        for result, spec in zip(results, self._specs, strict=True):
+            result.set_shape(spec.shape)
+        return results
+
+    def _after_step(self, values: Sequence[Array]) -> list[Array]:
+        self._new_values.begin()
+        self._sync.after_step([self._flat(index, value) for index, value in enumerate(values)], self._new_values)
+        return [self._new_values.take(index) for index in range(len(values))]
+
+    def _flat(self, index: int, array: Array) -> Array:
+        spec = self._specs[index]
+        if array.shape != spec.shape:
+            raise ValueError(f"The gradient of {spec.name} has the shape {array.shape}, the variable {spec.shape}.")
+        return flat_storage(array, spec.dtype)
+
+    def close(self) -> None:
+        """Free what the strategy has allocated; collective."""
+        self._sync.close()
+
+
+def _starter(
+    find: Callable[[], ArrayGradients], group: Sequence[int], present: Sequence[bool], *, first: bool
+) -> Callable[..., Any]:
+    def start(*arrays: Array) -> list[Any]:
+        find()._start(group, present, arrays, first=first)
+        return []
+
+    return start
+
+
+def _count(shape: Sequence[int]) -> int:
+    return tf.TensorShape(shape).num_elements() or 0

@@ -1,0 +1,121 @@
+"""Bodies for ranks that train with Keras and a strategy of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from averaging import LateAverage, NamedAverage, PeriodicAverage
+from keras_training import ROWS, _gradients, assert_alike, joined, make_data, make_model, mine, raises
+from numpy.typing import NDArray
+
+import hvdkit.keras as hvd
+from hvdkit.engine.groups import Group
+from hvdkit.engine.planned.source import HostCopies
+from hvdkit.engine.strategy import Parameters
+
+RATE, EVERY, STEPS = 0.05, 3, 8
+_INPUTS, _OUTPUTS = 12, 5
+
+
+def _simulate(passes: int) -> list[list[NDArray[Any]]]:
+    """What local SGD makes of a linear model on each rank, in numpy."""
+    rows = STEPS * passes * ROWS
+    ranks = []
+    for rank in range(hvd.size()):
+        x, y = _data(rank)
+        assert len(x) == len(y) >= rows
+        ranks.append([*_start(), x, y])
+    for step in range(STEPS):
+        for state in ranks:
+            kernel, bias, x, y = state
+            batch = slice(step * passes * ROWS, (step + 1) * passes * ROWS)
+            error = 2 * (x[batch] @ kernel + bias - y[batch]) / y[batch].size
+            state[0], state[1] = kernel - RATE * x[batch].T @ error, bias - RATE * error.sum(0)
+        if (step + 1) % EVERY == 0:
+            means = [np.mean([state[index] for state in ranks], axis=0) for index in range(2)]
+            for state in ranks:
+                state[:2] = means
+    return [state[:2] for state in ranks]
+
+
+def _start() -> list[NDArray[Any]]:
+    random = np.random.RandomState(3)
+    return [random.randn(_INPUTS, _OUTPUTS), random.randn(_OUTPUTS)]
+
+
+def _data(rank: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    random = np.random.RandomState(10 + rank)
+    return random.randn(100, _INPUTS), random.randn(100, _OUTPUTS)
+
+
+def periodic(passes: int, scaled: bool) -> None:
+    """Parameters that are averaged every few steps, as in numpy; steps are counted without passes of a window.
+
+    scaled: the loss is, by an optimizer around the wrapped one.
+    """
+    with joined(check_replicas=2):
+        model = keras.Sequential([keras.Input((_INPUTS,)), keras.layers.Dense(_OUTPUTS)])
+        model.set_weights(_start())
+        optimizer: Any = keras.optimizers.SGD(RATE, gradient_accumulation_steps=passes if passes > 1 else None)
+        optimizer = hvd.DistributedOptimizer(optimizer, strategy=PeriodicAverage(EVERY))
+        if scaled:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**10)
+        model.compile(optimizer, "mse")
+        x, y = (array[: STEPS * passes * ROWS].astype("float32") for array in _data(hvd.rank()))
+        model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0)
+        for weight, expected in zip(model.get_weights(), _simulate(passes)[hvd.rank()], strict=True):
+            np.testing.assert_allclose(weight, expected, rtol=0, atol=2e-6)
+        first, second, *_ = hvd.allgather_object([np.array(weight) for weight in model.get_weights()])
+        assert (first[0] != second[0]).any()  # two steps after the last average
+
+
+def lists() -> None:
+    """A strategy is there once, for whatever list of variables is trained in a step."""
+    with joined():
+        data = make_data()
+        reference, model = make_model(), make_model()
+        wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), strategy=NamedAverage())
+        cases = [(reference, keras.optimizers.SGD(0.1), data, ROWS * hvd.size()), (model, wrapped, mine(data), ROWS)]
+        for each, optimizer, (x, y), rows in cases:
+            optimizer.build(each.trainable_variables)
+            for step, row in enumerate(range(0, len(x), rows)):
+                gradients = _gradients(each, x[row : row + rows], y[row : row + rows])
+                trained = slice(2 if step % 3 == 0 else 4)
+                optimizer.apply(gradients[trained], each.trainable_variables[trained])
+        assert_alike(model, reference)
+
+
+class _Reads(NamedAverage):
+    """Reads values, and has no after_step()."""
+
+    def attach(self, parameters: Parameters, group: Group) -> None:
+        """See Strategy.attach."""
+        HostCopies(parameters.tensors, parameters.values).read()
+
+
+def refused() -> None:
+    """Arguments that contradict a strategy, and values that are not at hand."""
+    with joined():
+
+        def wrap(**arguments: Any) -> Any:
+            return hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), **arguments)
+
+        with raises(ValueError, "op cannot be given with it"):
+            wrap(strategy=NamedAverage(), op=hvd.Sum)
+        with raises(ValueError, "gradient_predivide_factor, compression cannot"):
+            wrap(strategy=NamedAverage(), gradient_predivide_factor=2.0, compression=hvd.Compression.fp16)
+        with raises(TypeError, "subclass of Strategy"):
+            wrap(strategy=LateAverage)
+        strategy = LateAverage()
+        kept = wrap(strategy=strategy)
+        with raises(ValueError, "serves another optimizer"):
+            wrap(strategy=strategy)
+        assert kept.learning_rate is not None
+        if keras.backend.backend() == "torch":
+            return
+        model = make_model()
+        gradients = _gradients(model, *(array[:ROWS] for array in mine(make_data())))
+        with raises(Exception, "overrides after_step()"):
+            wrap(strategy=_Reads()).apply(gradients, model.trainable_variables)

@@ -1,0 +1,31 @@
+"""DistributedOptimizer(strategy=...) of Keras: strategies that know no framework, on each backend."""
+
+from __future__ import annotations
+
+import pytest
+from averaging import LateAverage, NamedAverage
+from keras_ranks import each_backend, run_check
+from test_keras_training import SPECS
+
+from hvdkit.engine.allreduce import AllReduce
+from hvdkit.engine.strategy import Strategy
+
+pytestmark = pytest.mark.ranks
+
+
+@each_backend
+@pytest.mark.parametrize("strategy", [NamedAverage(), LateAverage(), AllReduce()], ids=lambda it: type(it).__name__)
+def test_a_strategy_of_ones_own_trains_as_one_process(backend: str, strategy: Strategy) -> None:
+    run_check(2, backend, "keras_training:train", SPECS["SGD"], strategy=strategy)
+
+
+@each_backend
+@pytest.mark.parametrize(("passes", "scaled"), [(1, False), (2, False), (1, True)])
+def test_parameters_averaged_now_and_then(backend: str, passes: int, scaled: bool) -> None:
+    run_check(2, backend, "keras_strategies:periodic", passes, scaled)
+
+
+@each_backend
+@pytest.mark.parametrize("check", ["lists", "refused"])
+def test_in_particular(backend: str, check: str) -> None:
+    run_check(2, backend, f"keras_strategies:{check}")
