@@ -18,7 +18,7 @@ from ranks import run_ranks
 
 from hvdkit.errors import RankLostError, TransportError
 from hvdkit.transport.api import Transport
-from hvdkit.transport.buckets import BucketSpec
+from hvdkit.transport.buckets import Buckets, BucketSpec
 from hvdkit.transport.buffer import Buffer, as_buffer
 from hvdkit.transport.gloo.rendezvous_store import LocalBoard, TransportBoard
 from hvdkit.transport.gloo.transport import GlooTransport, open_gloo
@@ -63,6 +63,27 @@ def buckets(transport: Transport) -> None:
         made.wait(index)
 
 
+_plans: dict[Transport, Buckets] = {}
+
+
+def _run_phase(transport: Transport, phase: str) -> None:
+    """With buckets that the first call has opened, so that the second one is lost in the phase itself."""
+    if transport not in _plans:
+        _plans[transport] = transport.open_buckets([BucketSpec("float32", 100_000)])
+    plan = _plans[transport]
+    plan.memory[0].array[:] = 0
+    getattr(plan, phase)(0)
+    plan.wait(0)
+
+
+def reduce_scatter(transport: Transport) -> None:
+    _run_phase(transport, "reduce_scatter")
+
+
+def all_gather(transport: Transport) -> None:
+    _run_phase(transport, "all_gather")
+
+
 def message(transport: Transport) -> None:
     mail = transport.open_mailbox()
     peers = [0] if mail.star and transport.rank else range(transport.size)
@@ -96,7 +117,7 @@ def large_messages_to_rank_one(transport: Transport) -> None:
 
 Call = Callable[[Transport], None]
 CALLS: list[Call] = [small_allreduce, large_allreduce, half_allreduce, allgather, barrier, buckets, message]
-CALLS += [small_and_large_messages, large_messages_to_rank_one]
+CALLS += [reduce_scatter, all_gather, small_and_large_messages, large_messages_to_rank_one]
 
 
 def lose_rank_one(group: PipeTransport, call: Call, shared: bool) -> tuple[str, float]:
