@@ -1,1 +1,1 @@
-"""State that outlives a change of the world: saved, taken back and made equal on all ranks; no framework here."""
+"""Elastic training: states that are saved, restored and synchronized when the world changes; no framework here."""

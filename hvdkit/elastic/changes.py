@@ -1,4 +1,4 @@
-"""Who knows how the world changes: Horovod's core, hvdrun, or the backend of the transport."""
+"""Changes of the world, through Horovod's core, a restart by hvdrun, or the membership of the transport's backend."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from hvdkit.transport.select import find_membership
 
 
 class Changes(Protocol):
-    """Of one call of run(). state: hears of ranks that have come or are to go."""
+    """How the world changes during one call of run(). state: is told of ranks that have come or will leave."""
 
     def begin(self, state: State) -> None:
         """Training begins."""
 
     def settle(self) -> None:
-        """Agree with ranks that have come, or outlived others, on which world this is; collective."""
+        """Agree on the new world with ranks that have come or are left; collective."""
 
     def synchronized(self) -> None:
-        """This rank has the state that all ranks have."""
+        """state.sync() has returned: this rank has the state of all ranks."""
 
     def restart(self, *, lost: HorovodInternalError | None) -> None:
-        """Leave the world for the one there is now.
+        """Leave the old world and enter the new one; collective.
 
-        lost: how it was noticed that ranks have died, so that nothing can be said in the old one. Raised again if none
-        has, as it then has another reason.
+        lost: the error of a collective; None where ranks are added or leave without a failure. Raised again if no rank
+        has died, as it then has another reason.
         """
 
     def end(self, state: State, *, well: bool) -> None:
-        """Training is over. well: it has returned; else it has failed on this rank."""
+        """Training ends. well: False if it has raised an exception on this rank."""
 
 
 def find_changes() -> Changes | None:
-    """Of this world; None where it does not change."""
-    made = engine.runtime("elastic.run")
-    if made.config.elastic and made.config.elastic_restarts:
-        return Restarts(made.config)
-    if made.horovod is not None:
-        return HorovodChanges(made.horovod.changes())
-    membership = find_membership(made.transport.backend) if made.config.elastic else None
-    return Resizing(made.config, membership) if membership is not None else None
+    """The changes of this world; None where it does not change."""
+    current = engine.runtime("elastic.run")
+    if current.config.elastic and current.config.elastic_restarts:
+        return Restarts(current.config)
+    if current.horovod is not None:
+        return HorovodChanges(current.horovod.changes())
+    membership = find_membership(current.transport.backend) if current.config.elastic else None
+    return Resizing(current.config, membership) if membership is not None else None
 
 
 class HorovodChanges:

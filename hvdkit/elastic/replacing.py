@@ -1,4 +1,4 @@
-"""How many ranks each host starts in the place of those that died."""
+"""The plan of replacements: how many ranks each rank starts on its host in place of those that died."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """Where a rank is: its host, how many ranks that had at first, and for how many it has slots."""
+    """A rank's host, with the number of its ranks at first and of its slots."""
 
     host: str
     ranks: int
@@ -15,11 +15,11 @@ class Place(NamedTuple):
 
 
 def plan_replacements(places: Sequence[Place], most: int) -> list[int]:
-    """How many ranks each of those that are left starts, on its own host.
+    """The number of ranks that each rank that is left starts on its own host.
 
-    places: by rank. most: that are started in all. The first rank of each host starts what is missing there, and where
-    there are not enough of these places, in slots that were free from the beginning; where no rank is left none is
-    started.
+    places: by rank. most: number of ranks that are started in all. The first rank of each host replaces the ranks that
+    died there. If that is less than `most` it also fills slots that were free from the beginning. No rank is started on
+    hosts without a rank.
     """
     counts = [0] * len(places)
     hosts = [place.host for place in places]

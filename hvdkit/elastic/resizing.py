@@ -1,4 +1,4 @@
-"""Worlds that shrink and grow: the ranks that are left go on, and take in others in the place of those that died."""
+"""Worlds that shrink and grow: the ranks that are left go on, start replacements and take them in."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from hvdkit.launcher_channel import CHANGES, FAILED, OVER, PAST, READY, notify_l
 from hvdkit.log import logger
 from hvdkit.transport.backend import Membership, Newcomers
 
-#: So many times in a row others are started in place of ones that did not come.
+#: Attempts in a row to start ranks of which none comes.
 _ATTEMPTS = 3
 
 
 class _RankState(NamedTuple):
-    """What a rank knows when the ranks of a new world agree.
+    """What a rank tells the others when the ranks of a new world agree.
 
-    place: without numbers if it was not there at first. has_state: does it know what was committed?
-    number: of the next rank to come. attempts: times in a row that none has come.
+    place: with numbers of 0 for a replacement. has_state: does it have the last commit? number: of the next rank to be
+    started. attempts: that have failed in a row.
     """
 
     place: Place
@@ -44,13 +44,13 @@ class _RankState(NamedTuple):
 
 
 class Resizing:
-    """See Changes. Ranks are replaced up to config.max_np; a replacement that does not come is, a few times."""
+    """See Changes. Ranks that died are replaced, up to config.max_np; a failed start is repeated a few times."""
 
     def __init__(self, config: Config, members: Membership) -> None:
         self._members = members
         self._min, self._max, self._directory = max(1, config.min_np), config.max_np, config.elastic_checkpoints
-        self._news = config.news
-        self._another: dict[str, Any] = json.loads(config.elastic_command or "{}")
+        self._channel = config.news
+        self._starting: dict[str, Any] = json.loads(config.elastic_command or "{}")
         self._newcomers: Newcomers | None = None
         self._attempts = 0
         self._failed: set[int] = set()
@@ -74,16 +74,16 @@ class Resizing:
             self._saver = Saver(state, self._directory, self._save_s)
 
     def settle(self) -> None:
-        """See Changes. Has others started in place of those that died.
+        """See Changes. Starts replacements of ranks that died.
 
-        Where nobody has what was committed the newest checkpoint is taken. Raises StateLostError if there is none.
+        Where no rank has the last commit, loads the newest checkpoint. Raises StateLostError if there is none.
         """
-        mine = _RankState(self._place, self._has_state, int(self._another.get("number", 0)), self._attempts)
+        mine = _RankState(self._place, self._has_state, int(self._starting.get("number", 0)), self._attempts)
         all_ranks = allgather_object(mine, name="elastic.rank_state")
-        # Ranks that come stand behind those that were there, so the first one has it if anybody has.
+        # New ranks have higher numbers than those that were there: if any rank has the commit, rank 0 has.
         if not all_ranks[0].has_state and not self._load_again():
             raise StateLostError
-        self._place = max(one.place for one in all_ranks if one.place.host == self._place.host)
+        self._place = max(rank.place for rank in all_ranks if rank.place.host == self._place.host)
         if self._members.changed():
             self._replace(all_ranks)
 
@@ -99,8 +99,8 @@ class Resizing:
         self._has_state = True
 
     def restart(self, *, lost: HorovodInternalError | None) -> None:
-        """See Changes. Ranks that die meanwhile are outlived as well."""
-        notify_launcher(CHANGES, self._news)
+        """See Changes. If ranks die meanwhile it begins again."""
+        notify_launcher(CHANGES, self._channel)
         while True:
             try:
                 if lost is None:
@@ -108,21 +108,21 @@ class Resizing:
                 else:
                     self._go_on(lost)
                 return
-            except HorovodInternalError as error:  # noqa: PERF203 (each time around takes long)
+            except HorovodInternalError as error:  # noqa: PERF203 (each attempt takes long)
                 if error is lost:
                     raise
                 lost = error
 
     def _go_on(self, lost: HorovodInternalError) -> None:
-        """Without the ranks that have died."""
+        """Shrink the world to the ranks that are left."""
         self._give_up()
         self._members.interrupt()
         before = self._members.size()
         with self._members.changing():
             engine.restart(functools.partial(self._shrink, lost), idle=False)
         size, first = self._members.size(), self._members.rank() == 0
-        if first:  # whoever was the first one before has taken what it knew with it
-            notify_launcher(f"{PAST}{self._another.get('number', 0)}", self._news)
+        if first:  # the rank 0 of before, which would have told hvdrun, may have died
+            notify_launcher(f"{PAST}{self._starting.get('number', 0)}", self._channel)
         if size < self._min:
             self._stop(size, lost)
         if first:
@@ -135,10 +135,10 @@ class Resizing:
             self._newcomers = None
 
     def _shrink(self, lost: HorovodInternalError) -> None:
-        """Raise `lost` if nobody has died: it would come again, and again.
+        """Shrink the communicator; raise `lost` on all ranks if none has died, as the same error would come again.
 
-        Where ranks disagree that is on all of them. The first one that is told revokes what the others wait in, who may
-        then have heard no more than that.
+        Where ranks disagree, the first one to notice revokes the communicator in which the others wait: those know of
+        the revocation only, so all agree here on whether it was a disagreement.
         """
         if self._members.shrink():
             return
@@ -149,17 +149,17 @@ class Resizing:
             raise lost from RanksDisagreeError("No rank has died: ranks disagree, and another one's output says how.")
 
     def _replace(self, all_ranks: Sequence[_RankState]) -> None:
-        """Start as many as are missing, where there is room for them, unless that has failed too often."""
+        """Start as many ranks as are missing and have a slot, unless that has failed too often."""
         missing = self._max - len(all_ranks)
-        if missing <= 0 or not self._another or max(one.attempts for one in all_ranks) >= _ATTEMPTS:
+        if missing <= 0 or not self._starting or max(rank.attempts for rank in all_ranks) >= _ATTEMPTS:
             return
-        counts = plan_replacements([one.place for one in all_ranks], missing)
-        first = max(one.number for one in all_ranks)  # some know of more ranks than others
-        after = self._another["number"] = first + sum(counts)
+        counts = plan_replacements([rank.place for rank in all_ranks], missing)
+        first = max(rank.number for rank in all_ranks)  # not all ranks took part in every start
+        after = self._starting["number"] = first + sum(counts)
         if first == after:
             return
         host = self._place.host
-        starter = next(rank for rank, one in enumerate(all_ranks) if one.place.host == host)
+        starter = next(rank for rank, state in enumerate(all_ranks) if state.place.host == host)
         self._attempts += 1
         with self._members.changing():
             self._newcomers = self._members.start_ranks(
@@ -172,9 +172,9 @@ class Resizing:
             )
 
     def _make_command(self, number: int) -> list[str]:
-        another = self._another
-        like = ("--like", str(another["process"]))
-        return [*another["agent"], "--joins", str(number), *like, "--", *another["command"]]
+        starting = self._starting
+        like = ("--like", str(starting["process"]))
+        return [*starting["agent"], "--joins", str(number), *like, "--", *starting["command"]]
 
     def _note_failed(self, number: str) -> None:
         if number.isdecimal():
@@ -214,18 +214,18 @@ class Resizing:
         self._attempts = 0
 
     def _stop_waiting(self) -> None:
-        """Those that were started have not come, and will not."""
+        """Give up the ranks that were started: none of them will come."""
         self._give_up()
         first = self._members.rank() == 0
         if first:
-            notify_launcher(f"{PAST}{self._another['number']}", self._news)
+            notify_launcher(f"{PAST}{self._starting['number']}", self._channel)
         if self._attempts >= _ATTEMPTS and first:
             logger.warning(
                 "%d times in a row no rank came in place of one that was lost; going on with %d. What those that were "
                 "started have said tells why.",
                 *(self._attempts, self._members.size()),
             )
-        notify_launcher(READY, self._news)
+        notify_launcher(READY, self._channel)
 
     def end(self, state: State, *, well: bool) -> None:
         """See Changes."""
@@ -235,4 +235,4 @@ class Resizing:
         if self._saver is not None:
             self._saver.close(well=well)
         if well:
-            notify_launcher(OVER, self._news)  # which ends those that have not been taken in yet
+            notify_launcher(OVER, self._channel)  # hvdrun then ends ranks that have not been taken in

@@ -1,4 +1,4 @@
-"""Worlds that stay as they are: when ranks die, hvdrun starts the job again, and it goes on from a commit on a disk."""
+"""Worlds of fixed size: when ranks die hvdrun restarts the job, which goes on from the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hvdkit.elastic.state import State
 from hvdkit.errors import HorovodInternalError, RankLostError
 from hvdkit.log import logger
 
-#: What hvdrun needs to end the ranks of a job of which one has died, and more.
+#: Longer than hvdrun takes to end the other ranks when one has died.
 _ENDED_S = 10.0
 
 
 class Restarts:
-    """See Changes. Without config.elastic_checkpoints nothing is kept, and each start is from the beginning."""
+    """See Changes. Without config.elastic_checkpoints nothing is saved, and each start is from the beginning."""
 
     def __init__(self, config: Config) -> None:
         self._directory, self._every_s = config.elastic_checkpoints, config.elastic_save_s
@@ -34,10 +34,10 @@ class Restarts:
         """See Changes."""
 
     def restart(self, *, lost: HorovodInternalError | None) -> None:
-        """See Changes. Raises `lost`, an error that would come again; at a rank's death hvdrun ends this one before."""
+        """See Changes. Raises `lost`; where a rank has died it waits for hvdrun to end this one first."""
         if isinstance(lost, RankLostError):
             logger.info("waiting for hvdrun to end this rank, and start the job again: %s", lost)
-            self._close(well=False)  # SIGTERM is for this process again
+            self._close(well=False)  # SIGTERM ends this process again
             time.sleep(_ENDED_S)
         if lost is not None:
             raise lost

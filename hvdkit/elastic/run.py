@@ -1,4 +1,4 @@
-"""Training through changes of the world: `run` and `run_fn`, around the function that trains."""
+"""`run` and `run_fn`: decorators by which a training function goes on through changes of the world."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Result = TypeVar("Result")
 
 
 def run(func: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concatenate[Any, Arguments], Result]:
-    """Make a function that trains one that goes on when ranks come, end or fail: `@hvd.elastic.run`, as in Horovod.
+    """Decorate a training function that is to go on when ranks come, leave or fail: `@hvd.elastic.run`, as in Horovod.
 
-    func: takes the state first; it is called after state.sync(), and from the last commit again after each change.
+    func: its first argument is the state; called after state.sync(), and again from the last commit after each change.
     Worlds change under `hvdrun --elastic`, and where Horovod's core is the engine under `horovodrun --min-np`.
     Elsewhere the world stays as it is: the function is called once after state.sync(), and what it raises is raised.
     Raises NotInitializedError before init(), and what `func` raises but for HorovodInternalError and
@@ -30,11 +30,10 @@ def run(func: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concate
 def run_fn(
     func: Callable[Concatenate[Any, Arguments], Result], reset: Callable[[], object] | None = None
 ) -> Callable[Concatenate[Any, Arguments], Result]:
-    """Do what run() does, and call `reset` after each change of the world, before state.on_reset(). Horovod's name.
+    """As run(); calls `reset` after each change of the world, before state.on_reset(). Horovod's name.
 
-    reset: called on the ranks that were there before the change, when hvdkit has left the old world and joined the new
-    one. Scripts for Horovod call shutdown() and init() there; both do nothing then. It makes no collective calls, as
-    ranks that have come do not call it.
+    reset: called on the ranks that were there before the change, in the new world. Scripts for Horovod call shutdown()
+    and init() in it; both do nothing there. It must make no collective calls, as new ranks do not call it.
     """
 
     @functools.wraps(func)

@@ -1,4 +1,4 @@
-"""Commits that are kept on a disk as well: for the life after this one, should the job be lost as a whole."""
+"""Commits saved to a disk too, for a restart after all ranks were lost."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hvdkit.log import logger
 
 
 class Saver:
-    """Saves the state beside the training at some of its commits, and when the job is told to end; all ranks make one.
+    """Saves the state in a thread at some of its commits, and when the job is asked to end; created by all ranks.
 
-    From its making on SIGTERM, SIGUSR1 and SIGUSR2, to any rank, end the training at a commit: saved, with code 75.
+    From then on SIGTERM, SIGUSR1 or SIGUSR2 to any rank ends the training at a commit: saved, with exit code 75.
 
-    directory: see State.save_to. every_s: seconds from one that is saved to the next, at least.
+    directory: see State.save_to. every_s: least number of seconds between two that are saved.
     """
 
     def __init__(self, state: State, directory: str, every_s: float) -> None:
@@ -27,10 +27,10 @@ class Saver:
         self._wait: Callable[[], None] = _nothing
         self._saved_s = time.monotonic()
         self._agreement = Agreement()
-        state.committed = self._look
+        state.committed = self._on_commit
 
-    def _look(self) -> None:
-        """The state has been committed: is it to be saved? Collective."""
+    def _on_commit(self) -> None:
+        """Save the commit if that is due; collective."""
         if not self._agreement.is_due():
             return
         agreed = self._agreement.ask(self._signals.number, time.monotonic() - self._saved_s >= self._every_s)
@@ -40,24 +40,24 @@ class Saver:
             self._save()
 
     def _save(self) -> None:
-        """A commit that cannot be saved is told, and training goes on: the next one may have more luck."""
+        """Begin to save. An error is logged, and training goes on: the next commit may be saved."""
         self._saved_s = time.monotonic()
         wait, self._wait = self._wait, _nothing
         with contextlib.suppress(CheckpointError):
-            wait()  # which has told its error
+            wait()  # whose error has been logged
         try:
             self._wait = self._state.start_saving(self._directory)
         except CheckpointError as error:  # on rank 0
             logger.error("%s", error)
 
     def save_now(self) -> None:
-        """Save, and return when it is on the disk; collective. Raises CheckpointError, on rank 0, if it cannot be."""
+        """Save, and return when it is on the disk; collective. Raises CheckpointError, on rank 0, if that fails."""
         with contextlib.suppress(CheckpointError):
             self._wait()
         self._state.start_saving(self._directory)()
 
     def close(self, *, well: bool) -> None:
-        """Signals are no longer heard. well: return when all is on the disk; CheckpointError if that has failed."""
+        """Restore the signal handlers. well: wait until all is on the disk; CheckpointError if that has failed."""
         self._state.committed = None
         self._signals.close()
         if well:

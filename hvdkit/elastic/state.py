@@ -1,4 +1,4 @@
-"""What a training is at a moment: kept in memory, taken back after an error, and the same on every rank."""
+"""The state of a training: committed in memory, restored after an error, synchronized between ranks."""
 
 from __future__ import annotations
 
@@ -17,115 +17,116 @@ class HostUpdateResult:
 
 
 class Handler(Protocol):
-    """Keeps one thing that cannot be copied as a whole: a model, an optimizer. Made with the thing as it is saved."""
+    """Saves and restores an object that is not copied as a whole: a model, an optimizer. Created with a first copy."""
 
     def save(self) -> None:
-        """Keep a copy of what the thing is now."""
+        """Copy the object's present values."""
 
     def restore(self) -> None:
-        """Make the thing what it was when it was saved last."""
+        """Set the object to the copied values."""
 
     def sync(self) -> None:
-        """Make the thing what it is on rank 0; collective. Does not save."""
+        """Broadcast rank 0's present values into the object; collective. Does not save."""
 
 
 class State(ABC):
-    """What commit, callbacks and changes of the world have in common, whatever is kept.
+    """The base class of states: commits, reset callbacks and changes of the world.
 
     bcast_object: returns rank 0's object on every rank; collective. get_rank: accepted as in Horovod, and not needed.
     """
 
     #: Set by run() where hosts may come and go.
     world_may_change = False
-    #: Called by commit() when it has saved; set by run() where commits are kept on a disk too.
+    #: Called by commit() after save(); set by run() where commits are saved to a disk too.
     committed: Callable[[], None] | None = None
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int] | None = None) -> None:
         self._bcast_object = bcast_object
         self._reset_callbacks: list[Callable[[], None]] = []
-        self._heard: list[tuple[float, int]] = []
-        self._seen = 0.0
+        self._updates: list[tuple[float, int]] = []
+        self._seen_s = 0.0
 
     @abstractmethod
     def save(self) -> None:
-        """Keep a copy of everything in memory."""
+        """Copy all values in memory."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Go back to what was saved or synchronized last."""
+        """Set all values to the last copy, of save() or sync()."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Make everything equal to rank 0's, and save it; collective."""
+        """Broadcast rank 0's values and save them; collective."""
 
     def commit(self) -> None:
-        """Save, then check_host_updates(); every rank calls it at the same step."""
+        """Save, then check_host_updates(); every rank calls this after the same step."""
         self.save()
         if self.committed is not None:
             self.committed()
         self.check_host_updates()
 
     def on_hosts_updated(self, timestamp: float, result: int) -> None:
-        """Hosts have come or are to go, as this rank was told; result: 1 removed, 2 added, 3 both. Horovod's name."""
-        self._heard.append((timestamp, result))
+        """Note that hosts have changed. result: 1 for removed, 2 for added, 3 for both. Horovod's name."""
+        self._updates.append((timestamp, result))
 
     def check_host_updates(self) -> None:
-        """Look whether hosts have come or are to go; collective. Raises HostsUpdatedInterrupt, on all ranks, if so.
+        """Raise HostsUpdatedInterrupt on all ranks if rank 0 knows of hosts that have come or will leave; collective.
 
-        Rank 0's word counts. In a world that does not change this does nothing.
+        In a world that does not change this does nothing.
         """
         if not self.world_may_change:
             return
-        heard, self._heard = self._heard, []
-        latest = max([self._seen, *(timestamp for timestamp, _ in heard)])
+        updates, self._updates = self._updates, []
+        latest = max([self._seen_s, *(timestamp for timestamp, _ in updates)])
         results = 0
-        for timestamp, result in heard:
-            if timestamp > self._seen:
+        for timestamp, result in updates:
+            if timestamp > self._seen_s:
                 results |= int(result)
-        before, self._seen, results = self.tell((self._seen, latest, results))
-        if self._seen > before:
+        before, self._seen_s, results = self.tell((self._seen_s, latest, results))
+        if self._seen_s > before:
             raise HostsUpdatedInterrupt(results == HostUpdateResult.removed)
 
     def save_to(self, directory: str) -> None:
-        """Write everything to a checkpoint, on a disk that outlives the job; collective. For subclasses."""
+        """Write all values to a checkpoint on a disk that survives the job; collective. For subclasses."""
         raise CheckpointError(f"A {type(self).__name__} has no way to be written to {directory}.")
 
     def start_saving(self, directory: str) -> Callable[[], None]:
-        """save_to() that returns as soon as all is copied, if it can; what it returns waits until it is on the disk.
+        """As save_to(), but return when all is copied, if that is possible; collective.
 
-        Collective; what it returns is not, and raises CheckpointError, on rank 0, if it could not be written.
+        Returns a function that waits until it is on the disk, and raises CheckpointError, on rank 0, if it could not be
+        written; not collective.
         """
         self.save_to(directory)
         return lambda: None
 
     def load_from(self, directory: str) -> bool:
-        """Take everything from the newest checkpoint; was there one? Collective. For subclasses."""
+        """Load all values from the newest checkpoint; False if there is none. Collective. For subclasses."""
         raise CheckpointError(f"A {type(self).__name__} has no way to be read from {directory}.")
 
     def tell(self, value: Any) -> Any:
-        """Rank 0's value, on every rank; collective."""
+        """Return rank 0's value on every rank; collective."""
         return self._bcast_object(value)
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Have these called, in this order, after the world has changed: to scale the learning rate, for instance."""
+        """Add functions that are called, in this order, after each change of the world."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """The world has changed: reset(), then the callbacks."""
-        self._heard = []
+        """Called after a change of the world: reset(), then the callbacks."""
+        self._updates = []
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
-    def reset(self) -> None:  # noqa: B027 (for whom it concerns)
-        """For subclasses: what is to be done after a change of the world, before sync()."""
+    def reset(self) -> None:  # noqa: B027 (optional)
+        """For subclasses: called after a change of the world, before sync()."""
 
 
 class ObjectState(State):
     """Named values, which are attributes: `state = ObjectState(broadcast_object, epoch=0)`, then `state.epoch += 1`.
 
-    Values are kept as deep copies, so what is changed in place comes back too; those with a Handler are left to it.
-    Assigning to a name puts the new value in the old one's place. It is saved by the next save(), commit() or sync().
+    Values are saved as deep copies, so that changes in place are restored too; values with a Handler are left to it.
+    A value that is assigned to a name is saved by the next save(), commit() or sync().
 
     bcast_object, get_rank: as for State.
     """
@@ -141,7 +142,7 @@ class ObjectState(State):
         self._saved = copy.deepcopy(self._plain())
 
     def handler_for(self, value: Any) -> Handler | None:
-        """What keeps this value, if it is not to be copied as a whole. For subclasses."""
+        """The Handler of a value that is not copied as a whole; None for others. For subclasses."""
         return None
 
     def save(self) -> None:
@@ -157,7 +158,7 @@ class ObjectState(State):
         self._put(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """See State.sync. What was not saved counts too: it is rank 0's present values that all ranks get."""
+        """See State.sync. All ranks get rank 0's present values, saved or not."""
         for handler in self._handlers.values():
             handler.sync()
         if plain := self._plain():
@@ -181,6 +182,6 @@ class ObjectState(State):
                 self._handlers.pop(name, None)
         super().__setattr__(name, value)
 
-    if TYPE_CHECKING:  # the names that it was made with
+    if TYPE_CHECKING:  # the names of the constructor
 
         def __getattr__(self, name: str) -> Any: ...
