@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import itertools
 import json
 import os
 import random
@@ -15,11 +16,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.handshake import ANSWER_BYTES, MAC_BYTES, NONCE_BYTES, AuthenticationError, Challenge, Mac, Session, connect
-from hvdkit.launch.agent import wire
+from hvdkit.launch.agent import rank, wire
 from hvdkit.launch.job import AGENT, Launch
 from hvdkit.launch.runner import Runner
 from hvdkit.launch.verdict import Verdict
@@ -271,3 +274,31 @@ def test_a_question_while_ranks_are_on_their_way_does_not_end_them(tmp_path: Pat
 def test_an_end_that_comes_with_the_orders_is_heard() -> None:
     with agent_that_is_sent({"variables": {}}, "sleep", "60", behind=[(wire.STOP, b"")]) as agent:
         assert agent.wait(20) != 0
+
+
+class _Hvdrun:
+    """Stands in for an agent's connection to hvdrun, which says BYE when it is asked for the third time."""
+
+    def __init__(self, source: int) -> None:
+        self.sources, self.asked = [source], 0
+
+    def receive(self) -> list[tuple[bytes, bytes]]:
+        self.asked += 1
+        return [(wire.BYE, b"")] if self.asked == 3 else []
+
+
+@pytest.mark.parametrize(("code", "asked"), [(1, 0), (TRY_AGAIN, 3)])
+def test_where_a_rank_has_saved_its_agent_waits_for_those_that_still_save(
+    code: int, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that ends has mpirun end all other ranks."""
+    seconds = itertools.count(step=100)
+    monkeypatch.setattr(rank, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    readable, writable = os.pipe()
+    os.write(writable, b"x")
+    agent, hvdrun = rank.Agent.__new__(rank.Agent), _Hvdrun(readable)
+    agent.control = hvdrun  # type: ignore[assignment]
+    agent._await_bye(code)
+    assert hvdrun.asked == asked
+    os.close(readable)
+    os.close(writable)

@@ -298,7 +298,7 @@ def test_ranks_that_save_at_sigterm_are_waited_for_and_are_no_failure() -> None:
     with started(2, SAVER) as process:
         pids = read_pids(process, 2)
         process.send_signal(signal.SIGTERM)
-        out, errors = process.communicate(timeout=20)
+        out, errors = process.communicate(timeout=50)
         assert sorted(lines(out)) == ["[0] child None", "[1] child None"]
         expected = "hvdrun: saved, not finished: ended with exit code 75; the same command goes on from there."
         assert lines(errors) == [expected]

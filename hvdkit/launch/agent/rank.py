@@ -48,7 +48,8 @@ from .wire import (
 
 KILL_AFTER_S = 2.0  # after SIGTERM
 DRAIN_S = 0.5  # output may come this long after the command's end, from processes that it left
-BYE_AFTER_S = 10.0
+#: By exit code: how long hvdrun is waited for. 75, saved: as long as the other ranks may save, which hvdrun ends.
+BYE_AFTER_S = {75: float("inf")}
 
 
 def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
@@ -382,14 +383,13 @@ class Agent:
         }
         self._send(END, json.dumps(end).encode())
         if code and self.control is not None and not self.elastic:
-            self._await_bye()
+            self._await_bye(code)
         return code
 
-    def _await_bye(self) -> None:
+    def _await_bye(self, code: int) -> None:
         """Wait until hvdrun has drawn its conclusion: mpirun ends all other ranks as soon as this one is gone."""
         assert self.control is not None
-        deadline = time.monotonic() + BYE_AFTER_S
-        poll = select.poll()
+        deadline, poll = time.monotonic() + BYE_AFTER_S.get(code, 10.0), select.poll()
         for source in self.control.sources:
             poll.register(source, select.POLLIN)
         try:
