@@ -172,12 +172,12 @@ class Transport(ABC):
         """
 
 
-#: Is told how many elements, from the first on, have come so far.
+#: Called with the number of elements, from the first on, that are concerned so far.
 Reached = Callable[[int], None]
 
 
 def nothing(_: int) -> None:
-    """Is told, and does nothing."""
+    """The Reached that does nothing."""
 
 
 class Crossing(Protocol):

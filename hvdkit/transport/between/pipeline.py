@@ -1,6 +1,6 @@
-"""Sums by messages between hosts, in segments that follow one another like cars of a train.
+"""Sums by messages between hosts, in pipelined segments.
 
-While one segment is on the wire the next one is made ready and the one before is taken out:
+While one segment is on the wire, the next one is produced and the one before it is consumed:
 
     segment 0   before  round 1  round 2  after
     segment 1           before   round 1  round 2  after
@@ -77,42 +77,42 @@ class Exchange:
     ) -> Iterator[None]:
         """Reduce one segment; yields where messages are to be waited for."""
         arithmetic, dtype = self._arithmetic, spec.travels_as
-        travelling = numbers
+        wire_numbers = numbers
         if dtype != numbers.dtype:
-            travelling = make_buffer(numbers.count, dtype)
-            arithmetic.cast(travelling, numbers, prescale)
+            wire_numbers = make_buffer(numbers.count, dtype)
+            arithmetic.cast(wire_numbers, numbers, prescale)
         elif prescale != 1.0:
             arithmetic.combine(numbers, [numbers], scale=prescale)
         # Of 16 bits there is but one sum, which is rounded once, with its factor.
         scale = spec.postscale if dtype in HALF and self._size > 1 else 1.0
         rounds = plan_rounds(algorithm, self._rank, self._size, numbers.count)
-        for one in rounds:
-            received = self._post(one, travelling, tag, pending)
+        for step in rounds:
+            received = self._post(step, wire_numbers, tag, pending)
             yield
-            if one.adds is not None:
-                received[self._rank] = own = travelling.slice(*one.adds)
+            if step.adds is not None:
+                received[self._rank] = own = wire_numbers.slice(*step.adds)
                 # What everybody adds up need not be rounded to be sent on.
                 out = numbers if len(rounds) == 1 else own
                 add_up(out, [received[rank] for rank in sorted(received)], spec, arithmetic, scale)
-        if travelling is not numbers and len(rounds) != 1:
-            arithmetic.cast(numbers, travelling)
+        if wire_numbers is not numbers and len(rounds) != 1:
+            arithmetic.cast(numbers, wire_numbers)
         if spec.postscale != scale:
             arithmetic.combine(numbers, [numbers], scale=spec.postscale)
 
-    def _post(self, one: Round, travelling: Buffer, tag: int, pending: Pending) -> dict[int, Buffer]:
+    def _post(self, step: Round, wire_numbers: Buffer, tag: int, pending: Pending) -> dict[int, Buffer]:
         """Begin a round; returns what is received, by rank."""
         received = {}
-        for peer, start, stop in one.receives:
-            target = travelling.slice(start, stop)
-            received[peer] = target if one.adds is None else make_buffer(target.count, target.dtype)
+        for peer, start, stop in step.receives:
+            target = wire_numbers.slice(start, stop)
+            received[peer] = target if step.adds is None else make_buffer(target.count, target.dtype)
             self._messages.receive(received[peer], peer, tag, pending)
-        for peer, start, stop in one.sends:
-            self._messages.send(travelling.slice(start, stop), peer, tag, pending)
+        for peer, start, stop in step.sends:
+            self._messages.send(wire_numbers.slice(start, stop), peer, tag, pending)
         return received
 
 
 class _Segment(Pending):
-    """Elements up to `stop`, under way. reduce: its steps; they count their messages in what they are given."""
+    """A segment of a bucket, up to element `stop`. reduce: its steps, which count their messages in this object."""
 
     def __init__(self, stop: int, reduce: Callable[[Pending], Iterator[None]]) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ import numpy as np
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.buffer import Buffer
-from hvdkit.transport.gloo.mailbox import MeshMailbox
+from hvdkit.transport.gloo.peers import PeerMailbox
 from hvdkit.transport.polling import calls
 from hvdkit.transport.request import Request
 
@@ -19,7 +19,7 @@ _TAG = struct.Struct("<I")
 class PeerMessages:
     """The messages of a group, each with its tag before it in a mailbox of its own, which close() closes."""
 
-    def __init__(self, mailbox: MeshMailbox) -> None:
+    def __init__(self, mailbox: PeerMailbox) -> None:
         self.mailbox = mailbox
         self._receives: defaultdict[tuple[int, int], deque[_Receive]] = defaultdict(deque)
         self._arrived: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(deque)

@@ -32,7 +32,7 @@ _LEAVING_GRACE_S = 5.0
 _FLUSH_S = 2.0
 
 
-class Mesh:
+class PeerConnections:
     """This rank's connections; any thread may call.
 
     connections: to each other rank, by rank. hosts: name of every rank's host.
@@ -41,18 +41,18 @@ class Mesh:
     def __init__(self, rank: int, connections: Mapping[int, socket.socket], hosts: Sequence[str]) -> None:
         self.rank, self.hosts = rank, tuple(hosts)
         self._connections = dict(connections)
-        self._by_descriptor = {one.fileno(): peer for peer, one in self._connections.items()}
+        self._by_descriptor = {connection.fileno(): peer for peer, connection in self._connections.items()}
         self._poll = select.poll()
-        for one in self._connections.values():
-            one.setblocking(False)
-            self._poll.register(one, select.POLLIN)
+        for connection in self._connections.values():
+            connection.setblocking(False)
+            self._poll.register(connection, select.POLLIN)
         self._outgoing: defaultdict[int, bytearray] = defaultdict(bytearray)
         self._incoming: defaultdict[int, bytearray] = defaultdict(bytearray)
         self._messages: defaultdict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
         self._closed: set[bytes] = set()
         self._gone: dict[int, tuple[bool, float]] = {}  # in the order of noticing: did it say so, and when
         self._lock = threading.RLock()
-        _meshes.add(self)
+        _open.add(self)
 
     def send(self, peer: int, channel: bytes, message: bytes) -> None:
         """Send, and return at once; what goes to a rank that has ended is lost. channel: 16 bytes."""
@@ -116,8 +116,8 @@ class Mesh:
 
     def forget(self) -> None:
         """Close this process's ends, as a forked child must: they would keep a dead rank's connections open."""
-        for one in self._connections.values():
-            one.close()
+        for connection in self._connections.values():
+            connection.close()
         self._connections.clear()
         self._by_descriptor.clear()
         self._poll = select.poll()
@@ -198,12 +198,42 @@ class Mesh:
             self.send(peer, channel, message)
 
 
-_meshes: weakref.WeakSet[Mesh] = weakref.WeakSet()
+class PeerMailbox:
+    """See Mailbox. ranks: the number among `peers` of each rank. channel: 16 bytes, of this mailbox alone."""
+
+    star = False
+
+    def __init__(self, peers: PeerConnections, ranks: Sequence[int], channel: bytes) -> None:
+        self._peers, self._ranks, self._channel = peers, tuple(ranks), channel
+        self._numbers = {peer: rank for rank, peer in enumerate(ranks)}
+
+    def send(self, rank: int, message: bytes) -> None:
+        """See Mailbox.send."""
+        self._peers.send(self._ranks[rank], self._channel, message)
+
+    def receive(self) -> list[tuple[int, bytes]]:
+        """See Mailbox.receive."""
+        return [(self._numbers[peer], message) for peer, message in self._peers.receive(self._channel)]
+
+    def close(self, *, idle: bool = True) -> None:
+        """See Mailbox.close."""
+        self._peers.close_channel(self._channel)
+
+    def is_sent(self, rank: int) -> bool:
+        """Has the system taken all that was sent to this rank?"""
+        return self._peers.is_sent(self._ranks[rank])
+
+    def check(self, rank: int) -> None:
+        """Raise RankLostError if this rank is known to have ended."""
+        self._peers.check([self._ranks[rank]])
+
+
+_open: weakref.WeakSet[PeerConnections] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
-    for mesh in list(_meshes):
-        mesh.forget()
+    for connections in list(_open):
+        connections.forget()
 
 
 os.register_at_fork(after_in_child=_forget_all)

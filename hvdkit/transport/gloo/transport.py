@@ -1,4 +1,4 @@
-"""All ranks through Gloo, for worlds without MPI; short messages and the news of a lost rank go over a mesh."""
+"""All ranks through Gloo, for worlds without MPI; short messages and the end of a rank go over peer connections."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.division import Groups, check_groups, find_group
 from hvdkit.transport.gloo.connect import connect_all, listen
 from hvdkit.transport.gloo.library import Group, TcpStores, load_gloo
-from hvdkit.transport.gloo.mailbox import MeshMailbox
 from hvdkit.transport.gloo.messages import PeerMessages
 from hvdkit.transport.gloo.nonblocking import GlooWire
-from hvdkit.transport.gloo.peers import Mesh
+from hvdkit.transport.gloo.peers import PeerConnections, PeerMailbox
 from hvdkit.transport.gloo.rendezvous import Meeting, collect, meet
 from hvdkit.transport.gloo.rendezvous_store import Board, BoardPlace, HttpBoard, StoreBoard
 from hvdkit.transport.polling import Backoff, calls
@@ -74,18 +73,18 @@ def open_gloo(
     )
     with listen(meeting.address, size) as listener:
         place = f"{meeting.address} {listener.getsockname()[1]}"
-        meeting.store.set(f"mesh/{rank}", place)
-        told = [one.decode().split() for one in collect(meeting.store, "mesh", size, deadline)]
+        meeting.store.set(f"peers/{rank}", place)
+        told = [one.decode().split() for one in collect(meeting.store, "peers", size, deadline)]
         places = [(address, int(port)) for address, port in told]
         connections = connect_all(listener, rank, places, meeting.secret, deadline)
-    mesh = Mesh(rank, connections, meeting.hosts)
-    return GlooTransport(meeting, mesh, range(size), "world", arithmetic or NumpyArithmetic())
+    peers = PeerConnections(rank, connections, meeting.hosts)
+    return GlooTransport(meeting, peers, range(size), "world", arithmetic or NumpyArithmetic())
 
 
 class GlooTransport(BaseTransport):
     """Moves bytes with Gloo's collectives; what Gloo does not add up, or not in float32, is added here.
 
-    mesh: closed with this transport if it is that of all ranks. ranks: of this group, in the mesh. key: the group's
+    peers: closed with this transport if it is that of all ranks. ranks: of this group, among `peers`. key: the group's
     name, which no other has. algorithm: see BetweenHosts.
     """
 
@@ -95,7 +94,7 @@ class GlooTransport(BaseTransport):
     def __init__(
         self,
         meeting: Meeting,
-        mesh: Mesh,
+        peers: PeerConnections,
         ranks: Sequence[int],
         key: str,
         arithmetic: Arithmetic,
@@ -104,8 +103,8 @@ class GlooTransport(BaseTransport):
         self.ranks = tuple(ranks)
         size = len(self.ranks)
         between = BetweenHosts(algorithm, ("library", "pieces"), size)
-        super().__init__(self.ranks.index(mesh.rank), size, arithmetic, between)
-        self._meeting, self._mesh, self._key = meeting, mesh, key
+        super().__init__(self.ranks.index(peers.rank), size, arithmetic, between)
+        self._meeting, self._peers, self._key = meeting, peers, key
         self._made = itertools.count()
         self._wire: GlooWire | None = None  # opened at the first collective, to which all ranks come
         self._messages: PeerMessages | None = None
@@ -114,7 +113,7 @@ class GlooTransport(BaseTransport):
     def _assemble(self, key: str) -> None:
         """Return when all these ranks are here. Gloo itself would wait for a dead one without a look at it."""
         calls().begun += 1  # a rank whose operation has failed before does not come
-        mailbox = MeshMailbox(self._mesh, self.ranks, _channel(key))
+        mailbox = PeerMailbox(self._peers, self.ranks, _channel(key))
         for rank in range(self.size):
             mailbox.send(rank, b"")
         here: set[int] = set()
@@ -166,7 +165,7 @@ class GlooTransport(BaseTransport):
     def _open_messages(self) -> PeerMessages:
         if self._messages is None:
             self._check_open()
-            self._messages = PeerMessages(MeshMailbox(self._mesh, self.ranks, _channel(f"{self._key} messages")))
+            self._messages = PeerMessages(PeerMailbox(self._peers, self.ranks, _channel(f"{self._key} messages")))
         return self._messages
 
     def split(self, groups: Groups) -> GlooTransport | None:
@@ -176,26 +175,26 @@ class GlooTransport(BaseTransport):
         if number is None:
             return None
         members, key = [self.ranks[rank] for rank in groups[number]], f"{key}.{number}"
-        return GlooTransport(self._meeting, self._mesh, members, key, self.arithmetic, self.between.algorithm)
+        return GlooTransport(self._meeting, self._peers, members, key, self.arithmetic, self.between.algorithm)
 
     def find_nodes(self) -> list[int]:
         """See BaseTransport.find_nodes. A host is what has one name and one boot."""
         return [self._meeting.nodes[rank] for rank in self.ranks]
 
-    def open_mailbox(self) -> MeshMailbox:
+    def open_mailbox(self) -> PeerMailbox:
         """See Transport.open_mailbox."""
-        return MeshMailbox(self._mesh, self.ranks, _channel(self._name()))
+        return PeerMailbox(self._peers, self.ranks, _channel(self._name()))
 
     def check(self) -> None:
         """See Transport.check."""
-        self._mesh.check(self.ranks)
+        self._peers.check(self.ranks)
 
     def _explain(self, what: str, error: Exception) -> Exception:
         """A failure in our words: of the rank that has ended, which Gloo knows by its port only."""
         deadline = time.monotonic() + _NEWS_S
         while True:
             try:
-                self._mesh.check(self.ranks, at_once=True)
+                self._peers.check(self.ranks, at_once=True)
             except RankLostError as lost:
                 return lost
             if time.monotonic() >= deadline:
@@ -204,7 +203,7 @@ class GlooTransport(BaseTransport):
 
     def leave(self) -> None:
         """See Transport.leave."""
-        self._mesh.leave()
+        self._peers.leave()
 
     def close(self, *, idle: bool = True) -> None:
         """See Transport.close."""
@@ -223,7 +222,7 @@ class GlooTransport(BaseTransport):
                 self._messages.close()
                 self._messages = None
             if spans_all:
-                self._mesh.close()
+                self._peers.close()
 
 
 def _channel(name: str) -> bytes:

@@ -13,110 +13,113 @@ from collections.abc import Iterator
 import pytest
 
 from hvdkit.errors import RankLostError, TransportError
-from hvdkit.transport.gloo import peers as mesh_module
+from hvdkit.transport.gloo import peers as peers_module
 from hvdkit.transport.gloo.connect import connect_all, listen
-from hvdkit.transport.gloo.mailbox import MeshMailbox
-from hvdkit.transport.gloo.peers import Mesh
+from hvdkit.transport.gloo.peers import PeerConnections, PeerMailbox
 
 ONE, OTHER = b"one".ljust(16), b"other".ljust(16)
 WAIT_S = 10.0
 
 
-def make_meshes(size: int) -> list[Mesh]:
-    """Meshes of `size` ranks, all in this process."""
+def connect_ranks(size: int) -> list[PeerConnections]:
+    """The connections of each of `size` ranks, all in this process."""
     connections: list[dict[int, socket.socket]] = [{} for _ in range(size)]
     for low, high in itertools.combinations(range(size), 2):
         connections[low][high], connections[high][low] = socket.socketpair()
-    return [Mesh(rank, connections[rank], [f"node{rank}"] * size) for rank in range(size)]
+    return [PeerConnections(rank, connections[rank], [f"node{rank}"] * size) for rank in range(size)]
 
 
 @pytest.fixture
-def meshes() -> Iterator[list[Mesh]]:
-    made = make_meshes(3)
-    yield made
-    for mesh in made:
-        mesh.forget()
+def connected() -> Iterator[list[PeerConnections]]:
+    ranks = connect_ranks(3)
+    yield ranks
+    for rank in ranks:
+        rank.forget()
 
 
-def test_messages_of_all_sizes_arrive_whole_and_in_order(meshes: list[Mesh]) -> None:
+def test_messages_of_all_sizes_arrive_whole_and_in_order(connected: list[PeerConnections]) -> None:
     sent = [bytes([at % 251]) * length for at, length in enumerate((0, 1, 15, 70_000, 3, 5_000_000, 2, 0))]
     for message in sent:
-        meshes[0].send(1, ONE, message)  # far more than the system takes before anybody reads
+        connected[0].send(1, ONE, message)  # far more than the system takes before anybody reads
     received: list[bytes] = []
     deadline = time.monotonic() + WAIT_S
     while len(received) < len(sent) and time.monotonic() < deadline:
-        meshes[0].receive(ONE)
-        received += [message for peer, message in meshes[1].receive(ONE) if peer == 0]
+        connected[0].receive(ONE)
+        received += [message for peer, message in connected[1].receive(ONE) if peer == 0]
     assert received == sent
 
 
-def test_a_message_waits_for_its_mailbox(meshes: list[Mesh]) -> None:
-    meshes[0].send(2, OTHER, b"for the other")
-    meshes[1].send(2, ONE, b"for the one")
-    meshes[2].send(2, ONE, b"for itself")
-    assert sorted(meshes[2].receive(ONE)) == [(1, b"for the one"), (2, b"for itself")]
-    assert meshes[2].receive(OTHER) == [(0, b"for the other")]
-    assert meshes[2].receive(OTHER) == []
+def test_a_message_waits_for_its_mailbox(connected: list[PeerConnections]) -> None:
+    connected[0].send(2, OTHER, b"for the other")
+    connected[1].send(2, ONE, b"for the one")
+    connected[2].send(2, ONE, b"for itself")
+    assert sorted(connected[2].receive(ONE)) == [(1, b"for the one"), (2, b"for itself")]
+    assert connected[2].receive(OTHER) == [(0, b"for the other")]
+    assert connected[2].receive(OTHER) == []
 
 
-def test_a_mailbox_numbers_ranks_as_its_group_does(meshes: list[Mesh]) -> None:
+def test_a_mailbox_numbers_ranks_as_its_group_does(connected: list[PeerConnections]) -> None:
     ranks = [2, 0]
-    first, second = MeshMailbox(meshes[2], ranks, ONE), MeshMailbox(meshes[0], ranks, ONE)
+    first, second = PeerMailbox(connected[2], ranks, ONE), PeerMailbox(connected[0], ranks, ONE)
     first.send(1, b"hello")
     assert second.receive() == [(0, b"hello")]
     second.close()
     first.send(1, b"too late")
-    meshes[0].receive(OTHER)
+    connected[0].receive(OTHER)
     assert second.receive() == []
 
 
-def close_like_a_dead_process(mesh: Mesh) -> None:
-    mesh.forget()
+def close_like_a_dead_process(peers: PeerConnections) -> None:
+    peers.forget()
 
 
-def lost(mesh: Mesh) -> str:
+def lost(peers: PeerConnections) -> str:
     """What check() says, within a few seconds; "" for nothing."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         try:
-            mesh.check(range(3))
+            peers.check(range(3))
         except RankLostError as error:
             return str(error)
         time.sleep(0.01)
     return ""
 
 
-def test_a_dead_rank_is_named(meshes: list[Mesh]) -> None:
-    meshes[0].check(range(3))
-    close_like_a_dead_process(meshes[1])
-    assert "Rank 1 on host node0 has died" in lost(meshes[0])
-    meshes[0].check([0, 2])  # a group that it is not in goes on
+def test_a_dead_rank_is_named(connected: list[PeerConnections]) -> None:
+    connected[0].check(range(3))
+    close_like_a_dead_process(connected[1])
+    assert "Rank 1 on host node0 has died" in lost(connected[0])
+    connected[0].check([0, 2])  # a group that it is not in goes on
 
 
-def test_what_a_rank_sent_before_it_died_is_received(meshes: list[Mesh]) -> None:
-    meshes[1].send(0, ONE, b"last words")
-    close_like_a_dead_process(meshes[1])
-    assert meshes[0].receive(ONE) == [(1, b"last words")]
-    assert "Rank 1" in lost(meshes[0])
+def test_what_a_rank_sent_before_it_died_is_received(connected: list[PeerConnections]) -> None:
+    connected[1].send(0, ONE, b"last words")
+    close_like_a_dead_process(connected[1])
+    assert connected[0].receive(ONE) == [(1, b"last words")]
+    assert "Rank 1" in lost(connected[0])
 
 
-def test_the_first_death_is_named_and_not_that_of_a_rank_that_ended_because_of_it(meshes: list[Mesh]) -> None:
-    close_like_a_dead_process(meshes[2])
+def test_the_first_death_is_named_and_not_one_that_followed_from_it(
+    connected: list[PeerConnections],
+) -> None:
+    close_like_a_dead_process(connected[2])
     with pytest.raises(RankLostError, match="Rank 2"):
-        meshes[1].check(range(3), at_once=True)
-    close_like_a_dead_process(meshes[1])
-    assert "Rank 2 on host node0 has died" in lost(meshes[0])
+        connected[1].check(range(3), at_once=True)
+    close_like_a_dead_process(connected[1])
+    assert "Rank 2 on host node0 has died" in lost(connected[0])
 
 
-def test_a_rank_that_leaves_is_told_from_a_dead_one(meshes: list[Mesh], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh_module, "_LEAVING_GRACE_S", 0.1)
-    meshes[1].leave()
-    close_like_a_dead_process(meshes[1])
-    meshes[0].check(range(3))  # what it did before may still be on its way
-    assert "Rank 1 on host node0 has shut hvdkit down" in lost(meshes[0])
+def test_a_rank_that_leaves_is_told_from_a_dead_one(
+    connected: list[PeerConnections], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_module, "_LEAVING_GRACE_S", 0.1)
+    connected[1].leave()
+    close_like_a_dead_process(connected[1])
+    connected[0].check(range(3))  # what it did before may still be on its way
+    assert "Rank 1 on host node0 has shut hvdkit down" in lost(connected[0])
 
 
-def test_a_child_of_a_dead_rank_does_not_keep_it_alive(meshes: list[Mesh]) -> None:
+def test_a_child_of_a_dead_rank_does_not_keep_it_alive(connected: list[PeerConnections]) -> None:
     held, release = os.pipe()
     child = os.fork()
     if not child:
@@ -124,8 +127,8 @@ def test_a_child_of_a_dead_rank_does_not_keep_it_alive(meshes: list[Mesh]) -> No
         os.read(held, 1)  # a worker that outlives its parent
         os._exit(0)
     try:
-        close_like_a_dead_process(meshes[1])
-        assert "Rank 1" in lost(meshes[0])
+        close_like_a_dead_process(connected[1])
+        assert "Rank 1" in lost(connected[0])
     finally:
         os.write(release, b"x")
         os.waitpid(child, 0)
