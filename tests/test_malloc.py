@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -75,3 +76,20 @@ def test_what_the_user_has_set_stays() -> None:
 
 def test_other_variables_are_no_wish_about_malloc() -> None:
     assert not is_malloc_configured({"GLIBC_TUNABLES": "glibc.cpu.hwcaps=x", "MALLOC_CONF": "narenas:2", "HOME": "/"})
+
+
+@pytest.mark.parametrize(("most", "expected"), [(32 << 20, {-3: 32 << 20, -1: 1 << 30}), (0, {})])
+def test_an_older_glibc_gets_the_largest_thresholds_that_it_accepts_or_none(
+    most: int, expected: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accepted = {}
+
+    def mallopt(name: int, value: int) -> int:
+        if name == -3 and value > most:
+            return 0
+        accepted[name] = value
+        return 1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
+    assert keep_freed_memory(1 << 30, {}) is bool(expected)
+    assert accepted == expected
