@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 import hvdkit.torch as hvd
 from hvdkit.config import Config
 from hvdkit.engine.choice import choose_engine
+from hvdkit.engine.horovod.binding import Call
 from hvdkit.engine.horovod.buckets import HorovodBuckets
 from hvdkit.engine.horovod.installed import choose_binding
 from hvdkit.engine.horovod.start import variables_for
@@ -59,11 +61,13 @@ def _reduce(dtype: torch.dtype) -> None:
 
 
 def test_a_single_phase_of_a_bucket_is_refused() -> None:
-    buckets = HorovodBuckets([BucketSpec("float32", 3)], None, lambda *_: pytest.fail("begun"), NumpyArithmetic())
+    binding = Mock()
+    call = Call("allreduce", "buckets", None)
+    buckets = HorovodBuckets(binding, call, [BucketSpec("float32", 3)], None, NumpyArithmetic())
     for phase in (buckets.reduce_scatter, buckets.all_gather):
         with pytest.raises(TransportError, match="Horovod's core reduces whole buckets"):
             phase(0)
-    assert not buckets.busy
+    assert not buckets.busy and not binding.start.called
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NoReturn
 
+from hvdkit.alias import MARK
 from hvdkit.aliasing.names import CALLS, MODULES, VERSION, refusal
-
-#: Of the module that stands for the package `horovod`, and of the finder: hvdkit's engine looks for it where it wants
-#: the Horovod that is installed.
-MARK = "hvdkit_alias"
 
 
 def is_alias(module: ModuleType) -> bool:
@@ -107,8 +103,3 @@ class _Made:
         setattr(module, MARK, True)
         if module.__name__ == "horovod":
             module.__version__ = VERSION  # type: ignore[attr-defined]
-
-
-def alias_modules() -> dict[str, ModuleType]:
-    """Those that are loaded, by Horovod's names."""
-    return {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "horovod"}

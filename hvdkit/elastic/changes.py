@@ -42,7 +42,7 @@ def find_changes() -> Changes | None:
     if current.config.elastic and current.config.elastic_restarts:
         return Restarts(current.config)
     if current.horovod is not None:
-        return HorovodChanges(current.horovod.changes())
+        return HorovodChanges(current.horovod.changes)
     membership = find_membership(current.transport.backend) if current.config.elastic else None
     return Resizing(current.config, membership) if membership is not None else None
 

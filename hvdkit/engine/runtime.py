@@ -146,7 +146,8 @@ def _join(
     if name == "horovod":
         from hvdkit.engine.horovod.start import open_horovod
 
-        world, transport, abort, horovod = open_horovod(config, framework, part)
+        world, transport, abort = open_horovod(config, framework, part)
+        horovod = transport.binding
     else:
         world, transport, abort = open_world(config, part, opener)
     if arithmetic is not None:
@@ -175,7 +176,7 @@ def _join(
         if horovod is not None:
             from hvdkit.engine.horovod.engine import HorovodEngine
 
-            return HorovodEngine(group, horovod, hosts=hosts, ranks=ranks, job_ranks=job_ranks)
+            return HorovodEngine(group, hosts=hosts, ranks=ranks, job_ranks=job_ranks)
         return NamedEngine(group, config, hosts=hosts, ranks=ranks, timeline=timeline, job_ranks=job_ranks)
 
     sets = Groups(transport, open_engine, world.job_ranks, eager=horovod is not None)
@@ -228,7 +229,7 @@ def shutdown(*, idle: bool = True) -> None:
     idle = runtime.sets.close(idle=idle)
     runtime.transport.close(idle=idle)
     if runtime.horovod is not None:
-        runtime.horovod.shutdown()
+        runtime.horovod.module.shutdown()
 
 
 @contextlib.contextmanager

@@ -8,39 +8,32 @@ from typing import Any
 import tensorflow as tf
 
 from hvdkit.engine.groups import Group
-from hvdkit.engine.horovod.binding import GraphBinding
-from hvdkit.engine.horovod.gradients import agree_on, gradient_move, narrow_wire
-from hvdkit.engine.horovod.transport import HorovodTransport
+from hvdkit.engine.horovod.gradients import plan_gradients
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.request import ReduceOptions
-from hvdkit.tensorflow.compression import clamp
+from hvdkit.tensorflow.compression import Compression
 from hvdkit.tensorflow.variables import VariableSpec
 
 
 class DirectGradients:
     """Dense gradients of one list of variables; opened by all ranks together.
 
-    name: that all ranks know the list by. Raises PlanMismatchError where the ranks' variables differ, TypeError for a
-    dtype that Horovod's core does not add.
+    binding: Horovod's of TensorFlow. name: that all ranks know the list by. Raises PlanMismatchError where the ranks'
+    variables differ, TypeError for a dtype that Horovod's core does not add.
     """
 
     def __init__(
         self,
-        binding: GraphBinding,
+        binding: Any,
         group: Group,
         name: str,
         specs: Sequence[VariableSpec],
         options: ReduceOptions,
     ) -> None:
-        assert isinstance(group.transport, HorovodTransport)
+        self._binding, self._specs = binding, list(specs)
         counts = [tf.TensorShape(spec.shape).num_elements() for spec in specs]
-        agree_on(
-            group.transport,
-            [TensorSpec(spec.name, count, spec.dtype) for spec, count in zip(specs, counts, strict=True)],
-            options,
-        )
-        self._binding, self._set, self._size = binding, group.transport.process_set, group.transport.size
-        self._name, self._specs, self._options = name, list(specs), options
+        tensors = [TensorSpec(spec.name, count, spec.dtype) for spec, count in zip(specs, counts, strict=True)]
+        self._calls, self._mask_call = plan_gradients(group.transport, name, tensors, options)
         self._all = tf.function(self._reduce_all, autograph=False)
 
     def reduce_eagerly(self, gradients: Sequence[Any]) -> list[Any]:
@@ -54,9 +47,8 @@ class DirectGradients:
         return [one if flag > 0 else None for one, flag in zip(reduced, present.numpy(), strict=True)]
 
     def _reduce_all(self, gradients: list[Any], there: Any) -> tuple[list[Any], Any]:
-        move, _ = gradient_move(f"{self._name}.presence", self._set, "float32", self._options, self._size, "none")
-        reduced = [self._reduce(at, one) for at, one in enumerate(gradients)]
-        return reduced, self._binding.operation(move, there)
+        reduced = [self._reduce(at, gradient) for at, gradient in enumerate(gradients)]
+        return reduced, self._binding.operation(self._mask_call, there)
 
     def reduce_in_graph(self, gradients: Sequence[Any], wanted: Sequence[int], _: object) -> list[Any]:
         """The reduced gradients of those in `wanted`, zeros standing for what this rank lacks; None for the others."""
@@ -70,11 +62,8 @@ class DirectGradients:
         """Nothing is allocated."""
 
     def _reduce(self, at: int, gradient: Any) -> Any:
-        spec = self._specs[at]
-        name = f"{self._name}.{at}.{spec.name}"
-        wire = narrow_wire(spec.name, spec.dtype, self._options)
-        move, narrow = gradient_move(name, self._set, spec.dtype, self._options, self._size, wire)
-        if not narrow:
-            return self._binding.operation(move, gradient)
-        half = tf.cast(clamp(gradient * tf.cast(narrow, gradient.dtype), tf.float16.max), tf.float16)
-        return tf.cast(self._binding.operation(move, half), gradient.dtype)
+        call, factor = self._calls[at]
+        if not factor:
+            return self._binding.operation(call, gradient)
+        half, dtype = Compression.fp16.compress(gradient * tf.cast(factor, gradient.dtype))
+        return Compression.fp16.decompress(self._binding.operation(call, half), dtype)

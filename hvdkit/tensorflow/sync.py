@@ -6,7 +6,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import tensorflow as tf
 
@@ -14,7 +14,6 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.array_sync import uses_values
 from hvdkit.engine.groups import ProcessSet, global_process_set
-from hvdkit.engine.horovod.binding import GraphBinding
 from hvdkit.engine.job_objects import allgather_object
 from hvdkit.engine.strategy import Strategy
 from hvdkit.errors import HorovodInternalError
@@ -169,8 +168,7 @@ class GradientSync:
         if specs:
             binding = engine.runtime("A reduction of gradients").horovod
             if binding is not None and binding.framework == "tensorflow" and isinstance(self.strategy, AllReduce):
-                graph_binding = cast(GraphBinding, binding)
-                self._gradients = DirectGradients(graph_binding, group, self._name, specs, self.strategy.options)
+                self._gradients = DirectGradients(binding, group, self._name, specs, self.strategy.options)
             else:
                 self._gradients = ArrayGradients(group, specs, self.strategy, self._read_values)
         self._planned = True

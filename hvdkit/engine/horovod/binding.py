@@ -5,24 +5,41 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
+import numpy as np
+
+from hvdkit.engine.named.integers import multiply
 from hvdkit.errors import HorovodInternalError
+from hvdkit.transport.buffer import FLOAT8, STORAGE, Buffer
 
-Kind = Literal["allreduce", "allgather", "broadcast", "alltoall", "reducescatter"]
+#: What Horovod reduces, but has no reducescatter of.
+_NOT_SCATTERED = frozenset({"int8", "uint8"})
+#: Dtypes that Horovod's core does not move in each framework -> integers which hold their bits, or pairs of them.
+_BITS = {
+    "bool": "uint8",
+    "bfloat16": "int16",
+    "uint16": "int16",
+    "uint32": "int32",
+    "uint64": "int64",
+    "complex64": "int64",
+    "complex128": "int64",
+    **dict.fromkeys(FLOAT8, "uint8"),
+}
 
 
 @dataclass(frozen=True)
-class Move:
+class Call:
     """One operation as Horovod's core is asked for it.
 
-    name: the same on all ranks. op: of a reduction, average, sum, min, max, product or adasum. prescale, postscale: its
-    factors. root: of a broadcast, in the world. splits: of an alltoall, rows for each rank. process_set: Horovod's
-    object.
+    kind: allreduce, allgather, broadcast, alltoall or reducescatter. name: the same on all ranks. process_set:
+    Horovod's object. op: of a reduction, average, sum, min, max, product or adasum. prescale, postscale: its factors.
+    root: of a broadcast, in the world. splits: of an alltoall, rows for each rank.
     """
 
-    kind: Kind
+    kind: str
     name: str
     process_set: Any
     op: str = "sum"
@@ -32,92 +49,98 @@ class Move:
     splits: Sequence[int] = ()
 
 
-class Pending(Protocol):
-    """An operation that Horovod has taken."""
+class Request(Protocol):
+    """An operation that Horovod has taken; a concurrent.futures.Future is one."""
 
     def done(self) -> bool:
-        """Would wait() return at once? Never waits."""
+        """Would result() return at once? Never waits."""
 
-    def wait(self) -> list[Any]:
+    def result(self) -> list[Any]:
         """The results; blocks. Raises HorovodInternalError (hvdkit's) if the operation failed."""
 
 
 class Binding(ABC):
-    """Horovod's core by way of one framework; horovod, mpi_ops, elastic: the modules of Horovod's for it.
+    """Horovod's core by way of one framework; module, mpi_ops, elastic: the modules of Horovod's for it.
 
-    framework: its name. basics: Horovod's object of that name: ranks, what was built, timeline. reduced: the dtypes
-    that allreduce takes, see check_dtypes() for reducescatter. prefix: of the names of all operations.
+    framework: its name. reduced: the dtypes that allreduce takes. basics: Horovod's object of that name: ranks, what
+    was built, timeline. changes: its notification manager, which hears of changes of the world. prefix: of the names of
+    all operations.
     """
 
     framework: str
     reduced: frozenset[str]
 
-    def __init__(self, horovod: Any, mpi_ops: Any, elastic: Any) -> None:
-        self._horovod, self._elastic, self.basics, self.prefix = horovod, elastic, mpi_ops._basics, ""
-        self._ops = {
-            op: getattr(horovod, op.capitalize()) for op in ("average", "sum", "min", "max", "product", "adasum")
-        }
-
-    def init(self, sets: Sequence[Any] | str, comm: Any = None) -> None:
-        """Start Horovod. sets, comm: as Horovod's init() takes them."""
-        self._horovod.init(comm=comm, process_sets=sets)
-
-    def shutdown(self) -> None:
-        """End Horovod; collective."""
-        self._horovod.shutdown()
+    def __init__(self, module: Any, mpi_ops: Any, elastic: Any) -> None:
+        self.module, self.basics, self.prefix = module, mpi_ops._basics, ""
+        self.changes: Any = elastic.notification_manager
 
     @abstractmethod
-    def start(self, move: Move, arrays: Sequence[Any]) -> Pending:
+    def start(self, call: Call, arrays: Sequence[Any]) -> Request:
         """Begin an operation on contiguous arrays, of the host's memory or the framework's tensors.
 
         One array, or several of an allreduce, which is done as one. What allreduce and broadcast give is in the arrays
-        themselves; of the others Pending.wait() gives new ones, and of an alltoall also the rows from each rank.
+        themselves; of the others Request.result() gives new ones, and of an alltoall also the rows from each rank.
         Raises HorovodInternalError if Horovod refuses it.
         """
 
-    def prepare(self, move: Move, like: Any) -> Callable[[Any], Pending]:
+    def prepare(self, call: Call, like: Any) -> Callable[[Any], Request]:
         """A function that begins this allreduce (sum or average) of a tensor like this one, in place, in many calls."""
-        return lambda array: self.start(move, [array])
+        return lambda array: self.start(call, [array])
 
-    @abstractmethod
-    def scale(self, array: Any, factor: float) -> None:
-        """Multiply a framework's tensor of integers in place; what is not whole loses its fraction."""
+    def arguments(self, call: Call) -> dict[str, Any]:
+        """What Horovod's functions for an operation are given besides arrays, in every framework."""
+        arguments = {"name": call.name, "process_set": call.process_set}
+        if call.kind == "broadcast":
+            arguments["root_rank"] = call.root
+        elif call.kind in ("allreduce", "reducescatter"):
+            op = getattr(self.module, call.op.capitalize())
+            arguments.update(op=op, prescale_factor=call.prescale, postscale_factor=call.postscale)
+        return arguments
 
-    @abstractmethod
+    def check_reduced(self, kind: str, dtype: str) -> None:
+        """Raise TypeError for an allreduce or a reducescatter of a dtype that Horovod's core does not add."""
+        known = self.reduced if kind == "allreduce" else self.reduced - _NOT_SCATTERED
+        if dtype not in known:
+            raise TypeError(
+                f"{kind} of {dtype}: Horovod's core, which is the engine here, reduces {', '.join(sorted(known))} "
+                f"only. Cast the tensor, or take hvdkit's own engine (HVDKIT_ENGINE=native)."
+            )
+
+    def numbers_of(self, buffer: Buffer, shape: Sequence[int]) -> Any:
+        """The buffer's memory in that shape, as a dtype that Horovod knows: bits are moved as integers of that width.
+
+        Of complex128 as pairs: (*shape, 2).
+        """
+        pairs = (2,) if buffer.dtype == "complex128" else ()
+        bits = _BITS.get(buffer.dtype)
+        return (buffer.array if bits is None else self.view(buffer.array, bits)).reshape((*shape, *pairs))
+
+    def buffer_of(self, array: Any, like: Buffer) -> Buffer:
+        """What Horovod gave for numbers_of(like), as a buffer of the same kind and dtype, sharing memory."""
+        flat = np.asarray(array).reshape(-1) if isinstance(like.array, np.ndarray) else array.reshape(-1)
+        return type(like)(self.view(flat, like.dtype) if like.dtype in _BITS else flat, like.dtype)
+
+    def view(self, array: Any, dtype: str) -> Any:
+        """An array (n,) as one of another dtype, sharing memory; of half as wide a one (2n,)."""
+        return array.view(STORAGE[dtype])
+
+    def scale(self, buffer: Buffer, factor: float) -> None:
+        """Multiply integers in place; what is not whole loses its fraction."""
+        multiply(buffer, factor)
+
     def explain(self, error: Exception) -> HorovodInternalError:
         """Horovod's error as hvdkit's."""
+        return HorovodInternalError(f"Horovod: {error}")
 
-    def changes(self) -> Any:
-        """Horovod's notification manager, which hears of changes of the world."""
-        return self._elastic.notification_manager
-
-    def join(self) -> Callable[[], int | None]:
-        """Begin to take part in the others' allreduces with zeros until all ranks have joined.
-
-        Returns a function that gives the rank which joined last, None until that is known; it raises what the join
-        failed with.
-        """
-        answers: list[int | HorovodInternalError] = []
+    def join(self) -> Request:
+        """Begin to take part in the others' allreduces with zeros; gives the rank that was the last to join."""
+        last: Future[list[Any]] = Future()
 
         def take_part() -> None:
             try:
-                answers.append(int(self._horovod.join()))
-            except Exception as error:  # of this thread, for whoever asks for the answer
-                answers.append(self.explain(error))
-
-        def last_joined() -> int | None:
-            answer = answers[0] if answers else None
-            if isinstance(answer, HorovodInternalError):
-                raise answer
-            return answer
+                last.set_result([int(self.module.join())])
+            except Exception as error:  # of this thread, for whoever waits
+                last.set_exception(self.explain(error))
 
         threading.Thread(target=take_part, name="hvdkit-join", daemon=True).start()
-        return last_joined
-
-
-class GraphBinding(Binding):
-    """A binding of a framework that has graphs."""
-
-    @abstractmethod
-    def operation(self, move: Move, tensor: Any) -> Any:
-        """The operation as a part of the graph that is being traced; returns its result, a tensor of that graph."""
+        return last

@@ -6,11 +6,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from hvdkit.engine.horovod.binding import Binding
-from hvdkit.engine.horovod.operations import Running, check_dtypes, collect, start_operation
+from hvdkit.engine.horovod.operations import Running, collect, start_operation
 from hvdkit.engine.horovod.transport import HorovodTransport
 from hvdkit.engine.named.joining import Joining
-from hvdkit.engine.named.operation import Action, Announcement, Operation
+from hvdkit.engine.named.operation import JOIN, JOINING, Action, Announcement, Operation
 from hvdkit.engine.naming import Naming
 from hvdkit.engine.observe.stragglers import Window
 from hvdkit.errors import DuplicateNameError, HorovodInternalError
@@ -30,7 +29,6 @@ class HorovodEngine(Naming):
     def __init__(
         self,
         transport: Transport,
-        binding: Binding,
         *,
         hosts: Sequence[str],
         ranks: Sequence[int],
@@ -38,8 +36,8 @@ class HorovodEngine(Naming):
     ) -> None:
         super().__init__(hosts, ranks, job_ranks)
         assert isinstance(transport, HorovodTransport)
-        self.transport, self.binding, self.joining = transport, binding, Joining()
-        self.takes_tensors = binding.framework == "torch"
+        self.transport, self.joining = transport, Joining()
+        self.takes_tensors = transport.binding.framework == "torch"
         self._running: dict[str, Running] = {}
         self._lock = threading.RLock()
         self._closed = False
@@ -54,7 +52,6 @@ class HorovodEngine(Naming):
         Raises DuplicateNameError if an operation of this name is still under way here, TypeError for what Horovod's
         core cannot reduce, HorovodInternalError if it has failed.
         """
-        check_dtypes(asked, self.binding)
         operation = Running(name, asked, buffers)
         with self._lock:
             self._check_open()
@@ -65,7 +62,7 @@ class HorovodEngine(Naming):
                     f"{name} is still under way on {self.who(self.transport.rank)}. Give operations that run at the "
                     f"same time different names, or synchronize() the first one before."
                 )
-            start_operation(self.binding, self.transport.process_set, self.ranks, operation)
+            start_operation(self.transport, operation)
             self._running[name] = operation
         return operation
 
@@ -80,13 +77,9 @@ class HorovodEngine(Naming):
             return operation
         self._check_open()
         operation = Operation(name, asked, buffers)
-        if asked.kind in _OF_HOROVOD:
-            if action is not None:
-                operation.outcome = action(self.transport, ())
-            operation.done = True
-            return operation
         with self.transport.within(name):
-            self._agree(name, asked)
+            if asked.kind not in _OF_HOROVOD:
+                self._agree(name, asked)
             if action is not None:
                 operation.outcome = action(self.transport, ())
         operation.done = True
@@ -95,17 +88,17 @@ class HorovodEngine(Naming):
     def _agree(self, name: str, asked: Announcement) -> None:
         """Wait for all ranks to come to the same step. Horovod knows no steps, so they tell each other."""
         mine = f"{asked.kind} {dict(asked.options)}"
-        said = [one.decode() for one in gather_bytes(self.transport, mine.encode())]
-        if any(one != said[0] for one in said):
-            told = "; ".join(f"{self.who(rank)}: {one}" for rank, one in enumerate(said))
-            raise HorovodInternalError(f"The ranks have come to different steps under the name {name}: {told}.")
+        steps = [step.decode() for step in gather_bytes(self.transport, mine.encode())]
+        if len(set(steps)) > 1:
+            differences = "; ".join(f"{self.who(rank)}: {step}" for rank, step in enumerate(steps))
+            raise HorovodInternalError(f"The ranks have come to different steps under the name {name}: {differences}.")
 
     def wait(self, operation: Operation) -> None:
         """Return when the operation is done; raises what it failed with."""
-        waiting = Backoff()
+        backoff = Backoff()
         while not operation.done:
             if not self._take(operation):
-                waiting.pause()
+                backoff.pause()
         if operation.error is not None:
             raise operation.error
 
@@ -116,12 +109,10 @@ class HorovodEngine(Naming):
 
     def _take(self, operation: Any) -> bool:
         with self._lock:
-            if operation.done or not operation.ready():
+            if operation.done or not all(request.done() for request in operation.requests):
                 return False
             try:
-                if operation.joins is not None:
-                    operation.last_joined = operation.joins()
-                collect(self.binding, operation, self.transport.size)
+                collect(self.transport, operation)
             except HorovodInternalError as error:
                 operation.error = type(error)(f"{operation.name}: {error}")
             self._running.pop(operation.name, None)
@@ -133,12 +124,12 @@ class HorovodEngine(Naming):
 
         Horovod's own: of the set of all ranks, for allreduces and barriers. In other sets it is nothing.
         """
-        operation = _Join("join", Announcement("join", ()), ())
+        operation = Running(JOIN, JOINING)
         if self.transport.process_set.process_set_id:
             operation.done = True
         else:
-            operation.joins = self.binding.join()
-            self._running[operation.name] = operation
+            operation.requests = [self.transport.binding.join()]
+            self._running[JOIN] = operation
         return operation
 
     def withdraw(self, name: str) -> None:
@@ -162,14 +153,6 @@ class HorovodEngine(Naming):
         """See Engine.close."""
         self._closed = True
         self.transport.close()
-
-
-class _Join(Running):
-    """The wait of a rank that has joined."""
-
-    def ready(self) -> bool:
-        """See Running."""
-        return self.joins() is not None
 
 
 _COLLECTIVES = frozenset({"allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier"})

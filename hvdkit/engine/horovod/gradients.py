@@ -1,51 +1,49 @@
-"""What Horovod's core is asked for, for a gradient."""
+"""What Horovod's core is asked for, for each of a list of gradients."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-from hvdkit.engine.horovod.binding import Move
-from hvdkit.engine.horovod.transport import refuse_bfloat16, refuse_coding
+from hvdkit.engine.horovod.binding import Call
+from hvdkit.engine.horovod.buckets import check_wire
+from hvdkit.engine.horovod.operations import average_of_half
+from hvdkit.engine.horovod.transport import HorovodTransport
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.plan import TensorSpec, describe_plan
 from hvdkit.engine.request import ReduceOptions, check_gradient
 from hvdkit.transport.api import Transport
-from hvdkit.transport.buffer import Narrow
 
 
-def agree_on(transport: Transport, specs: list[TensorSpec], options: ReduceOptions) -> None:
-    """Check that the gradients can be reduced, and that all ranks have the same; collective.
+class GradientCall(NamedTuple):
+    """The reduction of a gradient. factor: to make it float16 with before, 0 where it is sent as it is."""
 
-    Raises TypeError for a dtype, or one on the wire, that Horovod does not add, PlanMismatchError where ranks differ.
+    call: Call
+    factor: float = 0.0
+
+
+def plan_gradients(
+    transport: Transport, name: str, tensors: Sequence[TensorSpec], options: ReduceOptions
+) -> tuple[list[GradientCall], Call]:
+    """How each gradient is reduced, and a float32 for each that says whether a rank has it; collective.
+
+    name: of the list, the same on all ranks. Raises TypeError for a dtype, or one on the wire, that Horovod does not
+    add, PlanMismatchError where the ranks' gradients differ.
     """
-    for spec in specs:
-        check_gradient(spec.name, spec.dtype, horovod=True)
-        if "bfloat16" in (spec.dtype, narrow_wire(spec.name, spec.dtype, options)):
-            refuse_bfloat16(f"the gradient of {spec.name}")
-    check_agreement(transport, describe_plan(specs, 0, str(options)))
-
-
-def narrow_wire(name: str, dtype: str, options: ReduceOptions) -> Narrow:
-    """The dtype in which a gradient is sent; TypeError for one that is to be coded."""
-    wire = options.wire_for(name, dtype)
-    if not isinstance(wire, str):
-        refuse_coding(wire)
-    return wire
-
-
-def gradient_move(
-    name: str, process_set: Any, dtype: str, options: ReduceOptions, size: int, wire: Narrow
-) -> tuple[Move, float]:
-    """The reduction of a gradient, and the factor to make it float16 with before, 0 where it is sent as it is.
-
-    Horovod's averages divide at the end, when a sum of float16 may be too large; there all factors come before.
-    size: number of ranks. wire: see narrow_wire.
-    """
-    prescale, postscale = options.factors(size, 1)
-    if wire == "float16":
-        return Move("allreduce", name, process_set), prescale * postscale
-    if dtype == "float16":
-        return Move("allreduce", name, process_set, prescale=prescale * postscale), 0.0
-    if options.average and not options.predivide:
-        return Move("allreduce", name, process_set, "average"), 0.0
-    return Move("allreduce", name, process_set, prescale=prescale, postscale=postscale), 0.0
+    assert isinstance(transport, HorovodTransport)
+    before, size = options.predivide or 1.0, transport.size
+    call = Call("allreduce", "", transport.process_set, "average" if options.average else "sum", 1.0 / before, before)
+    gradients = []
+    for index, tensor in enumerate(tensors):
+        check_gradient(tensor.name, tensor.dtype, horovod=True)
+        wire = options.wire_for(tensor.name, tensor.dtype)
+        wire = check_wire(f"the gradient of {tensor.name}", tensor.dtype, wire)
+        named = replace(call, name=f"{name}.{index}.{tensor.name}")
+        if "float16" in (tensor.dtype, wire):
+            named = average_of_half(named, size)
+        factor = named.prescale if wire == "float16" else 0.0
+        gradients.append(GradientCall(replace(named, prescale=1.0) if factor else named, factor))
+    sent = [replace(tensor, place=0, group=None, shape=()) for tensor in tensors]
+    check_agreement(transport, describe_plan(sent, 0, str(options)))
+    return gradients, replace(call, name=f"{name}.used_mask")

@@ -6,11 +6,12 @@ import os
 
 import numpy as np
 
+from hvdkit.alias import real_horovod
 from hvdkit.config import Config
 from hvdkit.engine.horovod.binding import Binding
-from hvdkit.engine.horovod.installed import CURE, built_bindings, choose_binding, horovod_version, real_horovod
-from hvdkit.engine.horovod.transport import HorovodTransport, Sets, describe
-from hvdkit.errors import ConfigError, MissingDependencyError, WorldError
+from hvdkit.engine.horovod.installed import open_binding
+from hvdkit.engine.horovod.transport import HorovodTransport, ProcessSets, describe
+from hvdkit.errors import ConfigError, WorldError
 from hvdkit.hook import install_exception_hook
 from hvdkit.transport.api import Transport
 from hvdkit.transport.backend import Abort
@@ -20,22 +21,6 @@ from hvdkit.transport.mpi.library import abort as abort_mpi
 from hvdkit.transport.mpi.library import call_mpi, can_load_mpi, load_mpi
 from hvdkit.transport.part import Part
 from hvdkit.world import World, check_world, complete_world, read_world, under_agent
-
-
-def open_binding(framework: str) -> Binding:
-    """Load the binding for a framework; see choose_binding()."""
-    name = choose_binding(framework, built_bindings())
-    try:
-        with real_horovod():
-            if name == "torch":
-                from hvdkit.engine.horovod.torch_binding import TorchBinding
-
-                return TorchBinding()
-            from hvdkit.engine.horovod.tensorflow_binding import TensorflowBinding
-
-            return TensorflowBinding()
-    except (ImportError, OSError) as error:
-        raise MissingDependencyError(f"Horovod's binding for {name} cannot be loaded: {error}. {CURE}") from error
 
 
 def variables_for(config: Config) -> dict[str, str]:
@@ -55,8 +40,8 @@ def variables_for(config: Config) -> dict[str, str]:
 
 def open_horovod(
     config: Config, framework: str, part: Part | None = None
-) -> tuple[World, HorovodTransport, Abort | None, Binding]:
-    """Start Horovod, and return what open_transport() does, and Horovod itself.
+) -> tuple[World, HorovodTransport, Abort | None]:
+    """Start Horovod, and return what open_transport() does.
 
     framework: whose binding is needed; "" if any will do. part: the processes that make the world; None for all.
     Raises MissingDependencyError if Horovod or its binding is missing, WorldError if it and the launcher disagree, or
@@ -78,31 +63,28 @@ def open_horovod(
         )
     comm = open_part(part, world) if part is not None else None
     try:
-        binding.init("dynamic", comm)
+        binding.module.init(comm=comm, process_sets="dynamic")
     except ValueError as error:
         raise WorldError(f"Horovod does not start: {error} Its own messages stand above this one.") from error
     finally:
         if comm is not None:
             call_mpi("MPI_Comm_free", comm.Free)  # Horovod has one of its own
+    with real_horovod():
+        from horovod import __version__
+        from horovod.common.process_sets import add_process_set, global_process_set
+
     # horovodrun tells Horovod of later worlds, and the variables stay as they were.
     if part is None and world.launcher != "horovodrun":
-        check_world(world, basics.size(), f"Horovod {horovod_version()} ({describe(basics)})")
+        check_world(world, basics.size(), f"Horovod {__version__} ({describe(basics)})")
+    facts = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
     world = complete_world(
         world,
-        rank=basics.rank(),
-        size=basics.size(),
-        local_rank=basics.local_rank(),
-        local_size=basics.local_size(),
-        cross_rank=basics.cross_rank(),
-        cross_size=basics.cross_size(),
+        **{fact: getattr(basics, fact)() for fact in facts},
         homogeneous=basics.is_homogeneous(),
         job_ranks=part.ranks if part is not None else (),
     )
-    with real_horovod():
-        from horovod.common.process_sets import add_process_set, global_process_set
-
-    sets = Sets(global_process_set, world.size, add_process_set)
-    return world, HorovodTransport(binding, sets, range(world.size), world.rank), abort, binding
+    sets = ProcessSets(global_process_set, world.size, add_process_set)
+    return world, HorovodTransport(binding, sets, range(world.size), world.rank), abort
 
 
 _worlds = 0  # that this process, or one that it has met, has been in
