@@ -16,10 +16,9 @@ from torch import nn
 
 import hvdkit.torch as hvd
 from hvdkit.config import Config
-from hvdkit.engine.choice import choose_engine
+from hvdkit.engine.choice import choose_binding, choose_engine
 from hvdkit.engine.horovod.binding import Call
 from hvdkit.engine.horovod.buckets import HorovodBuckets
-from hvdkit.engine.horovod.installed import choose_binding
 from hvdkit.engine.horovod.start import variables_for
 from hvdkit.errors import ConfigError, HorovodInternalError, MissingDependencyError, TransportError
 from hvdkit.transport.arithmetic import NumpyArithmetic

@@ -1,8 +1,20 @@
-"""Which engine: hvdkit's own, or Horovod's core."""
+"""Which engine: hvdkit's own, or Horovod's core, by way of the framework that it was built for here."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
+
+from hvdkit.alias import real_horovod
+from hvdkit.errors import MissingDependencyError
+
+_LIBRARIES = {"torch": "mpi_lib_v2", "tensorflow": "mpi_lib"}
+#: What to do where Horovod is missing.
+CURE = (
+    "Run `hvdkit build-horovod`, which builds it against the frameworks installed here, or take hvdkit's own engine "
+    "(HVDKIT_ENGINE=native)."
+)
 
 
 def choose_engine(wish: str, launcher: str, built: Sequence[str], framework: str) -> tuple[str, str]:
@@ -18,3 +30,33 @@ def choose_engine(wish: str, launcher: str, built: Sequence[str], framework: str
     if built and (not framework or framework in built):
         return "horovod", "horovodrun started the ranks with Gloo, which Horovod's core knows best"
     return "native", f"horovodrun started the ranks, and Horovod has no binding for {framework or 'any framework'} here"
+
+
+def built_bindings() -> list[str]:
+    """The frameworks that the Horovod which is installed here was built for; nothing is loaded."""
+    with real_horovod():
+        spec = importlib.util.find_spec("horovod")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
+    return [
+        framework
+        for framework, library in _LIBRARIES.items()
+        if any(any((folder / framework).glob(f"{library}*.so")) for folder in folders)
+    ]
+
+
+def choose_binding(framework: str, built: Sequence[str]) -> str:
+    """The binding to use for scripts of a framework. framework: "" for one that Horovod has no binding for.
+
+    Raises MissingDependencyError where there is none.
+    """
+    if not built:
+        raise MissingDependencyError(
+            f"The engine is to be Horovod's core (HVDKIT_ENGINE=horovod), and Horovod is not installed here, or was "
+            f"built for neither torch nor tensorflow. {CURE}"
+        )
+    if framework and framework not in built:
+        raise MissingDependencyError(
+            f"Horovod is installed here with a binding for {', '.join(built)}, and this script needs the one for "
+            f"{framework}. {CURE}"
+        )
+    return framework or built[0]

@@ -12,11 +12,10 @@ from typing import Any
 
 from hvdkit.config import Config, read_config
 from hvdkit.engine.api import Engine
-from hvdkit.engine.choice import choose_engine
+from hvdkit.engine.choice import built_bindings, choose_engine
 from hvdkit.engine.cores import count_cores, fair_share, look_at_cores, warn_of_crowding
 from hvdkit.engine.groups import Groups, ProcessSet
 from hvdkit.engine.horovod.binding import Binding
-from hvdkit.engine.horovod.installed import built_bindings
 from hvdkit.engine.named.engine import NamedEngine
 from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.observe.recording import RECORDER, RankFacts, read_node
@@ -250,15 +249,6 @@ def _say_if_untuned(runtime: Runtime) -> None:
             "autotune: no gradients were reduced in buckets, so nothing was tuned. That takes several ranks, and an "
             "optimizer or tape with op=Average or op=Sum; Adasum, asynchronous training and calls by hand have none."
         )
-
-
-def begin_generation() -> None:
-    """Agree with ranks that have come, or outlived others, on which world this is; collective. For Horovod's core."""
-    made = runtime("elastic.run")
-    if made.horovod is not None:
-        from hvdkit.engine.horovod.start import begin_generation
-
-        begin_generation(made.transport, made.horovod)
 
 
 def is_initialized() -> bool:

@@ -13,21 +13,13 @@ import numpy as np
 
 from hvdkit.engine.named.integers import multiply
 from hvdkit.errors import HorovodInternalError
-from hvdkit.transport.buffer import FLOAT8, STORAGE, Buffer
+from hvdkit.transport.buffer import STORAGE, Buffer
 
 #: What Horovod reduces, but has no reducescatter of.
 _NOT_SCATTERED = frozenset({"int8", "uint8"})
-#: Dtypes that Horovod's core does not move in each framework -> integers which hold their bits, or pairs of them.
-_BITS = {
-    "bool": "uint8",
-    "bfloat16": "int16",
-    "uint16": "int16",
-    "uint32": "int32",
-    "uint64": "int64",
-    "complex64": "int64",
-    "complex128": "int64",
-    **dict.fromkeys(FLOAT8, "uint8"),
-}
+#: What Horovod's core moves in each framework; the bits of others as integers of that width, or as pairs.
+_MOVED = frozenset({"uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"})
+_INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "int64"}
 
 
 @dataclass(frozen=True)
@@ -112,13 +104,15 @@ class Binding(ABC):
         Of complex128 as pairs: (*shape, 2).
         """
         pairs = (2,) if buffer.dtype == "complex128" else ()
-        bits = _BITS.get(buffer.dtype)
-        return (buffer.array if bits is None else self.view(buffer.array, bits)).reshape((*shape, *pairs))
+        array = buffer.array
+        if buffer.dtype not in _MOVED:
+            array = self.view(array, _INTEGERS[STORAGE[buffer.dtype].itemsize])
+        return array.reshape((*shape, *pairs))
 
     def buffer_of(self, array: Any, like: Buffer) -> Buffer:
         """What Horovod gave for numbers_of(like), as a buffer of the same kind and dtype, sharing memory."""
         flat = np.asarray(array).reshape(-1) if isinstance(like.array, np.ndarray) else array.reshape(-1)
-        return type(like)(self.view(flat, like.dtype) if like.dtype in _BITS else flat, like.dtype)
+        return type(like)(self.view(flat, like.dtype) if like.dtype not in _MOVED else flat, like.dtype)
 
     def view(self, array: Any, dtype: str) -> Any:
         """An array (n,) as one of another dtype, sharing memory; of half as wide a one (2n,)."""

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
-
 from hvdkit.alias import real_horovod
 from hvdkit.config import Config
+from hvdkit.engine.choice import CURE, built_bindings, choose_binding
 from hvdkit.engine.horovod.binding import Binding
-from hvdkit.engine.horovod.installed import open_binding
 from hvdkit.engine.horovod.transport import HorovodTransport, ProcessSets, describe
-from hvdkit.errors import ConfigError, WorldError
+from hvdkit.errors import ConfigError, MissingDependencyError, WorldError
 from hvdkit.hook import install_exception_hook
-from hvdkit.transport.api import Transport
 from hvdkit.transport.backend import Abort
-from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.mpi.backend import open_part
 from hvdkit.transport.mpi.library import abort as abort_mpi
 from hvdkit.transport.mpi.library import call_mpi, can_load_mpi, load_mpi
 from hvdkit.transport.part import Part
 from hvdkit.world import World, check_world, complete_world, read_world, under_agent
+
+
+def open_binding(framework: str) -> Binding:
+    """Load the binding for a framework; see choose_binding()."""
+    name = choose_binding(framework, built_bindings())
+    try:
+        with real_horovod():
+            if name == "torch":
+                from hvdkit.engine.horovod.torch_binding import TorchBinding
+
+                return TorchBinding()
+            from hvdkit.engine.horovod.tensorflow_binding import TensorflowBinding
+
+            return TensorflowBinding()
+    except (ImportError, OSError) as error:
+        raise MissingDependencyError(f"Horovod's binding for {name} cannot be loaded: {error}. {CURE}") from error
 
 
 def variables_for(config: Config) -> dict[str, str]:
@@ -85,19 +97,3 @@ def open_horovod(
     )
     sets = ProcessSets(global_process_set, world.size, add_process_set)
     return world, HorovodTransport(binding, sets, range(world.size), world.rank), abort
-
-
-_worlds = 0  # that this process, or one that it has met, has been in
-
-
-def begin_generation(transport: Transport, binding: Binding) -> None:
-    """Give operations other names than in earlier worlds; collective.
-
-    Where a world ended with an error Horovod may hold some of its operations still, and take none of the same name.
-    """
-    global _worlds
-    count = Buffer(np.array([_worlds], np.int32), "int32")
-    transport.allreduce(count, "max")
-    earlier = int(count.array[0])
-    binding.prefix = f"world{earlier}." if earlier else ""
-    _worlds = earlier + 1

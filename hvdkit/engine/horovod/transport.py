@@ -125,7 +125,6 @@ class HorovodTransport(Transport):
 
     def close(self, *, idle: bool = True) -> None:
         """See Transport; Horovod itself ends with shutdown()."""
-        return
 
     def open_mailbox(self) -> NoReturn:
         """Horovod has no messages from rank to rank."""
