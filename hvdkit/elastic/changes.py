@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from hvdkit.elastic.resizing import Resizing
 from hvdkit.elastic.restarts import Restarts
 from hvdkit.elastic.state import State
 from hvdkit.engine import runtime as engine
-from hvdkit.engine.horovod.binding import Binding
 from hvdkit.engine.objects import allgather_object
 from hvdkit.errors import HorovodInternalError
 from hvdkit.log import logger
@@ -44,18 +43,18 @@ def find_changes() -> Changes | None:
     if current.config.elastic and current.config.elastic_restarts:
         return Restarts(current.config)
     if current.horovod is not None:
-        return HorovodChanges(current.horovod)
+        return HorovodChanges(current.horovod.changes)
     membership = find_membership(current.transport.backend) if current.config.elastic else None
     return Resizing(current.config, membership) if membership is not None else None
 
 
 class HorovodChanges:
-    """See Changes. binding: Horovod's."""
+    """See Changes. manager: Horovod's notification manager."""
 
     _worlds = 0  # that this process, or one that it has met, has been in
 
-    def __init__(self, binding: Binding) -> None:
-        self._binding, self._manager = binding, binding.changes
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
 
     def begin(self, state: State) -> None:
         """See Changes."""
@@ -67,8 +66,10 @@ class HorovodChanges:
 
         Where a world ended with an error Horovod may hold some of its operations still, and take none of the same name.
         """
-        worlds = max(allgather_object(engine.runtime("elastic.run").transport, HorovodChanges._worlds))
-        self._binding.prefix = f"world{worlds}." if worlds else ""
+        current = engine.runtime("elastic.run")
+        assert current.horovod is not None
+        worlds = max(allgather_object(current.transport, HorovodChanges._worlds))
+        current.horovod.prefix = f"world{worlds}." if worlds else ""
         HorovodChanges._worlds = worlds + 1
 
     def synchronized(self) -> None:

@@ -50,6 +50,11 @@ class Runtime:
     #: Plans of gradients that were opened so far.
     plans: int = 0
 
+    @property
+    def may_change(self) -> bool:
+        """May there be other ranks after a restart? Horovod's core does not say; so where it is the engine."""
+        return self.config.elastic or self.horovod is not None
+
     def facts(self) -> RankFacts:
         """What a recording is to say of this rank."""
         world = self.world

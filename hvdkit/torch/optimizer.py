@@ -205,7 +205,7 @@ def DistributedOptimizer(
         strategy = choose_strategy(op, gradient_predivide_factor, compression, process_set)
         # A process set of one rank stays so, but for elastic jobs; its optimizer is left to itself.
         alone = process_set.included() and process_set.size() == 1
-        alone = alone and (op is Adasum or (runtime.horovod is None and not runtime.config.elastic))
+        alone = alone and (op is Adasum or not runtime.may_change)
     else:
         others = {
             "op": op is not Average,
