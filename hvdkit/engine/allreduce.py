@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from hvdkit.engine import runtime
 from hvdkit.engine.groups import Group
-from hvdkit.engine.planned.opening import open_reducer
 from hvdkit.engine.planned.plan import Plan
-from hvdkit.engine.planned.reducer import Statistics
+from hvdkit.engine.planned.progress import has_spare_core
+from hvdkit.engine.planned.reducer import BucketReducer, Context, Statistics
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.strategy import Parameters, Strategy
+from hvdkit.engine.tuning.start import choose_settings, start_tuner
 from hvdkit.errors import BackwardInterruptedError, HorovodInternalError
 
 
@@ -58,8 +60,22 @@ class AllReduce(Strategy):
             self._reducer = self._open(parameters, group)
 
     def _open(self, parameters: Parameters, group: Group) -> GradientReducer:
-        """What reduces the gradients of these parameters, at least one; collective."""
-        return open_reducer(group, parameters, options=self.options, statistics=self._statistics)
+        """Open a reducer for the gradients of these parameters, at least one, with this job's settings; collective.
+
+        Raises PlanMismatchError where the ranks' parameters differ, ConfigError for a file of tuned settings that
+        cannot be read.
+        """
+        current, options = runtime.runtime("a reduction of gradients"), self.options
+        name, tensors, source = parameters.name, parameters.tensors, parameters.gradients
+        current.plans += 1
+        settings, key = choose_settings(current, group, name, tensors, options)
+        spare_core = has_spare_core(current.cores, parameters.compute_threads)
+        context = Context(group.transport, name, group.engine, current.timeline, spare_core)
+        statistics = self._statistics
+        reducer = BucketReducer(context, tensors, source, options=options, settings=settings, statistics=statistics)
+        if key is not None:
+            start_tuner(reducer, current.config, settings, key, options)
+        return reducer
 
     def arrived(self, index: int) -> None:
         """See Strategy.arrived; starts the buckets that are complete."""

@@ -1,4 +1,4 @@
-"""What is observed of a plan's rounds: an event for each stage of a bucket, for timeline, profile and stragglers."""
+"""The observer of a plan: an event for each stage of a bucket, for timeline, profile and straggler report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hvdkit.engine.observe.recording import RECORDER, STAMPS, PlanFacts, clock
 from hvdkit.engine.observe.stragglers import Window, median
 from hvdkit.engine.observe.timeline import Timeline
 
-#: Kinds of events, in the order in which a bucket has them. WAIT only if it is not reduced when its result is needed.
+#: Kinds of events, in their order for one bucket. WAIT comes only if the bucket is not reduced when it is needed.
 FILL, FILLED, STARTED, WAIT, REDUCED, DRAINED = range(len(STAMPS))
 #: Event -> the activity that it begins in the timeline; it ends the activity before.
 _ACTIVITIES = {
@@ -19,13 +19,13 @@ _ACTIVITIES = {
     DRAINED: "",
 }
 _ROUNDS = 50  # of a window
-_RANKS = 64  # of larger groups windows are longer, so that the first rank reads no more in a second
+_RANKS = 64  # windows of larger groups are longer, so that rank 0 receives no more of them in a second
 
 
 class PlanObserver:
     """Observes one plan on one rank; an event costs two comparisons while neither timeline nor profile is on.
 
-    names: of each bucket its slots', for the timeline. report: takes each window of rounds to the first rank.
+    names: of each bucket's slots, for the timeline. report: sends a window of rounds to rank 0.
     The caller holds the reducer's lock.
     """
 
@@ -49,7 +49,7 @@ class PlanObserver:
         self._stamps = [0.0] * (len(STAMPS) * len(self._facts.nbytes)) if RECORDER.on else None
 
     def event(self, kind: int, bucket: int) -> None:
-        """The bucket has come to a stage: FILL, FILLED, ..."""
+        """Record that the bucket has reached a stage: FILL, FILLED, ..."""
         if self._stamps is not None:
             at = len(STAMPS) * bucket
             self._stamps[at + kind] = now = clock()
@@ -62,11 +62,11 @@ class PlanObserver:
                     self._timeline.begin(name, _ACTIVITIES[kind])
 
     def finishing(self) -> None:
-        """All gradients have arrived; from now on training waits for results."""
+        """Record that all gradients have arrived and training waits for results."""
         self._finishing_s = clock()
 
     def round_ended(self, number: int, waited_s: float) -> None:
-        """The round of this number, the same on all ranks, is over, of which this rank waited `waited_s` for others."""
+        """Record the end of a round. number: the same on all ranks. waited_s: seconds that this rank waited in it."""
         now = clock()
         if self._stamps is not None:
             RECORDER.add(self._facts, number, self._finishing_s, now, self._stamps)

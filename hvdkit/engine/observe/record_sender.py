@@ -1,4 +1,4 @@
-"""Sends recorded rounds to `hvdkit profile`, twice a second, so that they are there even if the job dies."""
+"""A thread that sends recorded rounds to `hvdkit profile` twice a second, so that a job that dies is profiled too."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PURPOSE = b"profile"  # of the handshake
 ABOUT, PLAN, ROWS = b"A", b"P", b"R"
 _EVERY_S = 0.5
 _CONNECT_S = 5.0
-_END_S = 5.0  # how long the end of a process waits for the last rounds to be on their way
+_END_S = 5.0  # that the end of the process waits for the last rounds to be sent
 
 
 def connect(place: str) -> tuple[socket.socket, Session]:
-    """Connect to a collector. place: KEY@PORT@ADDRESS,ADDRESS,... of which the first that answers rightly is taken.
+    """Connect to a collector. place: KEY@PORT@ADDRESS,ADDRESS,...; the first address that proves the key is taken.
 
     Raises OSError saying what was tried.
     """
@@ -38,11 +38,11 @@ def connect(place: str) -> tuple[socket.socket, Session]:
 
 
 class RecordSender:
-    """The sender of this process, a thread. about: the facts of this rank, asked for when the first rounds are sent."""
+    """The sender of this process, a thread. about: returns the facts of this rank; called before the first rounds."""
 
     def __init__(self, recorder: Recorder, place: str, about: Callable[[], RankFacts]) -> None:
         self._recorder, self._place, self._about = recorder, place, about
-        self._introduced = False
+        self._sent_facts = False
         self._plans: list[PlanFacts] = []
         self._ending = threading.Event()
         self._process = os.getpid()
@@ -60,7 +60,7 @@ class RecordSender:
         try:
             connection, session = connect(self._place)
         except OSError as error:
-            logger.warning("What this rank does cannot be profiled: no way to `hvdkit profile`. %s", error)
+            logger.warning("This rank is not profiled, as it cannot connect to `hvdkit profile`. %s", error)
             return
         try:
             while not self._ending.wait(_EVERY_S):
@@ -68,14 +68,14 @@ class RecordSender:
             self._send(connection, session, ended=True)
             connection.close()
         except OSError:
-            pass  # `hvdkit profile` has been ended, and nobody wants to know any more
+            pass  # `hvdkit profile` has ended
 
     def _send(self, connection: socket.socket, session: Session, *, ended: bool = False) -> None:
-        taken = self._recorder.take()
-        if (taken or ended) and not self._introduced:
-            self._introduced = True
+        plans = self._recorder.take()
+        if (plans or ended) and not self._sent_facts:
+            self._sent_facts = True
             connection.sendall(session.seal(ABOUT, json.dumps(asdict(self._about())).encode()))
-        for rounds in taken:
+        for rounds in plans:
             if rounds.facts not in self._plans:
                 self._plans.append(rounds.facts)
                 connection.sendall(session.seal(PLAN, json.dumps(asdict(rounds.facts)).encode()))

@@ -1,4 +1,4 @@
-"""The times that a rank records while it is profiled: of each bucket's stages, and of waits for data.
+"""The recorder of a profiled rank: times of each bucket's stages, and of waits for data.
 
 Times are those of CLOCK_MONOTONIC, which all processes of a host share.
 """
@@ -13,17 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: The numbers of a round, before those of its buckets: its number; the times at which backward had ended, and all
-#: results were in place; the seconds in which training waited for data since the round before, the time at which the
-#: last of these waits ended, and the number of processes that loaded (-1: not known).
+#: The first numbers of a round's row: its number; the time at which backward had ended; the time at which all results
+#: were in place; the seconds of waiting for data since the round before; the time at which the last of these waits
+#: ended; the number of loading processes (-1: not known).
 HEAD = ("round", "finishing", "ended", "loading_s", "loaded", "loaders")
 
-#: Of each bucket the times at which: copying in begins; copying in has ended; the transport has it; training begins to
-#: wait for it (if it does not wait: the next); training sees it reduced; copying out has ended. See observer.py.
+#: Times of each bucket: filling begins; filling has ended; the transport has started it; training begins to wait for it
+#: (the next one if it does not wait); training finds it reduced; draining has ended. See observer.py.
 STAMPS = ("filling", "ready", "handed", "waiting", "reduced", "taken")
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_KEPT_BYTES = 8 << 20  # of a plan's rounds: the last ones are kept
+_MOST_BYTES = 8 << 20  # of a plan's last rounds
 
 clock = time.monotonic
 
@@ -32,8 +32,8 @@ clock = time.monotonic
 class RankFacts:
     """The rank of a recording.
 
-    node: the same for ranks whose clocks are one. cores: that it has, of its host's. fusion_bytes: the setting.
-    link: (latency_s, byte_s, message_s) between hosts, where that was measured; see transport.between.cost.Link.
+    node: equal for ranks that share a clock. cores: number of cores that this rank has. fusion_bytes: the setting.
+    link: (latency_s, byte_s, message_s) between hosts if measured; see transport.between.cost.Link.
     """
 
     rank: int
@@ -47,7 +47,7 @@ class RankFacts:
 
 
 def read_node(host: str) -> str:
-    """What this machine has in common with no other that is up; its name where the system does not say."""
+    """A name of the running kernel: the host's name with the kernel's boot id, where there is one."""
     try:
         return f"{host} {_BOOT.read_text().strip()}"
     except OSError:
@@ -59,7 +59,7 @@ class PlanFacts:
     """The plan of a recording.
 
     ranks: of its group, by their numbers in the world. nbytes, wire_bytes: of each bucket, in memory and between hosts.
-    names: of each bucket, its first tensors. threaded: does a progress thread drive it?
+    names: of the first tensors of each bucket. threaded: does a progress thread drive it?
     """
 
     name: str
@@ -71,7 +71,7 @@ class PlanFacts:
 
     @property
     def row(self) -> int:
-        """How many numbers a round has."""
+        """Length of a round's row."""
         return len(HEAD) + len(STAMPS) * len(self.nbytes)
 
 
@@ -83,7 +83,7 @@ class Rounds:
     rows: deque[bytes] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.rows = deque(self.rows, maxlen=max(100, _KEPT_BYTES // (8 * self.facts.row)))
+        self.rows = deque(self.rows, maxlen=max(100, _MOST_BYTES // (8 * self.facts.row)))
 
 
 class Recorder:
@@ -98,11 +98,11 @@ class Recorder:
         self._starting: list[Callable[[], object]] = []
 
     def when_on(self, watch: Callable[[], object]) -> None:
-        """Call `watch` once, when recording starts first: an adapter then begins to measure waits for data."""
+        """Call `watch` when recording starts for the first time: an adapter then begins to measure waits for data."""
         self._starting.append(watch)
 
     def start(self) -> None:
-        """Start with no rounds. Raises ValueError if it is on."""
+        """Begin a recording without rounds. Raises ValueError if one is on."""
         with self._lock:
             if self.on:
                 raise ValueError("These steps are being profiled already.")
@@ -113,19 +113,19 @@ class Recorder:
             self._starting.pop()()
 
     def stop(self) -> None:
-        """Record no more; what is recorded stays until take()."""
+        """Stop; recorded rounds stay until take()."""
         self.on = False
 
     def loading(self, began: float, ended: float, loaders: int = -1) -> None:
-        """Training waited for data between these times.
+        """Record that training waited for data between these times.
 
-        loaders: number of processes that load it; 0 if training itself does, -1 if that is not known.
+        loaders: number of loading processes; 0 if the training process loads, -1 if that is not known.
         """
         self._loading_s += ended - began
         self._loaded, self._loaders = ended, loaders
 
     def add(self, facts: PlanFacts, number: int, finishing: float, ended: float, stamps: Sequence[float]) -> None:
-        """A round has ended."""
+        """Record a round that has ended. stamps: STAMPS of each bucket."""
         with self._lock:
             head = (number, finishing, ended, self._loading_s, self._loaded, self._loaders)
             self._loading_s = 0.0
@@ -138,8 +138,8 @@ class Recorder:
     def take(self) -> list[Rounds]:
         """Return the rounds recorded since the last take(), and forget them."""
         with self._lock:
-            taken, self._plans = self._plans, []
-        return taken
+            plans, self._plans = self._plans, []
+        return plans
 
 
 RECORDER = Recorder()

@@ -1,6 +1,6 @@
-"""Stragglers: ranks that are late again and again, found on the first rank of a group by how long each rank waits.
+"""Stragglers: ranks that are late in several windows of rounds, found on rank 0 of a group by each rank's waits.
 
-A late rank finds the others ready, and waits least. So waits are compared, and no clocks of different hosts.
+A late rank finds the others ready and waits least. Comparing waits needs no common clock.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from hvdkit.log import logger
 
-_LEAST_S = 0.001  # less is not worth a report
-_TIMES = 3  # windows in a row: on a busy machine ranks take turns in being late for shorter
-_SILENT_S = 600.0  # before the same ranks are reported again
+_LEAST_S = 0.001  # shorter delays are not reported
+_TIMES = 3  # windows in a row; on a busy machine ranks are late in turn, for fewer
+_SILENT_S = 600.0  # between two reports of the same ranks
 
 
 @dataclass(frozen=True)
 class Window:
-    """Some rounds of a plan on one rank. waited_s, round_s: medians of a round's wait, and of its whole time."""
+    """Some rounds of a plan on one rank. waited_s, round_s: medians of a round's wait and of its duration."""
 
     plan: str
     first: int
@@ -39,12 +39,12 @@ class Late:
 def find_late(windows: Mapping[int, Window], percent: float) -> Late | None:
     """Find the ranks that most others wait for during more than `percent` of a round; None if there are none.
 
-    windows: of the same rounds, by rank. If fewer ranks wait than do not, none is late: a few are early.
+    windows: of the same rounds, by rank. If less than half of the ranks wait, none is late: those are early.
     """
-    waits = {rank: one.waited_s for rank, one in windows.items()}
+    waits = {rank: window.waited_s for rank, window in windows.items()}
     usual = median(waits.values())
-    round_s = median(one.round_s for one in windows.values())
-    ranks = tuple(rank for rank, waited in sorted(waits.items()) if _is_late(usual - waited, round_s, percent))
+    round_s = median(window.round_s for window in windows.values())
+    ranks = tuple(rank for rank, wait_s in sorted(waits.items()) if _is_late(usual - wait_s, round_s, percent))
     if not ranks:
         return None
     return Late(ranks, usual - min(waits[rank] for rank in ranks), round_s)
@@ -66,18 +66,18 @@ class Stragglers:
         self._size, self._who, self._percent, self._now = size, who, percent, now
         self._windows: dict[str, dict[int, Window]] = {}
         self._late: dict[str, dict[int, list[int]]] = {}  # plan -> rank -> first rounds of windows
-        self._told_s: dict[tuple[str, tuple[int, ...]], float] = {}
+        self._reported_s: dict[tuple[str, tuple[int, ...]], float] = {}
 
     def hear(self, rank: int, windows: Sequence[Window]) -> None:
-        """Windows of a rank have arrived."""
+        """Take windows that a rank has sent; report stragglers when all ranks' windows are there."""
         if self._percent > 0 and self._size > 1:
             for window in windows:
                 self._hear(rank, window)
 
     def _hear(self, rank: int, window: Window) -> None:
         known = self._windows.setdefault(window.plan, {})
-        if any(one.last != window.last for one in known.values()):
-            known.clear()  # some rank has joined, and never told of those
+        if any(each.last != window.last for each in known.values()):
+            known.clear()  # a rank that had joined has sent no window of those rounds
             self._late.pop(window.plan, None)
         known[rank] = window
         if len(known) == self._size:
@@ -92,15 +92,15 @@ class Stragglers:
         if late is None or not again:
             return
         key, now = (window.plan, again), self._now()
-        if key in self._told_s and now - self._told_s[key] < _SILENT_S:
+        if key in self._reported_s and now - self._reported_s[key] < _SILENT_S:
             return
-        self._told_s[key] = now
+        self._reported_s[key] = now
         since = min(known[rank][0] for rank in again)
-        logger.warning("%s", tell_late(late, [self._who(rank) for rank in again], since))
+        logger.warning("%s", describe_late(late, [self._who(rank) for rank in again], since))
 
 
-def tell_late(late: Late, names: list[str], since: int) -> str:
-    """The report. names: of the late ranks. since: number of a round."""
+def describe_late(late: Late, names: list[str], since: int) -> str:
+    """The report. names: of the late ranks. since: number of the first round."""
     some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     verb = "is" if len(names) == 1 else "are"
     return (
@@ -111,6 +111,6 @@ def tell_late(late: Late, names: list[str], since: int) -> str:
 
 
 def median(values: Iterable[float]) -> float:
-    """The middle one, or the higher of two. Python's statistics take long to import, and every job would."""
+    """The median; of an even number of values the higher one. The module `statistics` takes long to import."""
     ordered = sorted(values)
     return ordered[len(ordered) // 2]

@@ -1,4 +1,4 @@
-"""When did which operation negotiate, wait and move? A trace that Chrome's tracing page and Perfetto show.
+"""The timeline: a trace of each operation's activities, for Chrome's tracing page and Perfetto.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (Trace Event Format). Each
 operation is a "process" of its own, under its name, as in Horovod's timeline.
@@ -17,17 +17,17 @@ _NOTHING = nullcontext()
 
 
 class Named(Protocol):
-    """What is shown."""
+    """An object with a name in the timeline."""
 
     @property
     def name(self) -> str:
-        """Under which name."""
+        """The name."""
 
 
 class Timeline:
     """Writes events to a file between start() and stop(), and does nothing otherwise.
 
-    on: is it between the two? Any thread may call; a lock keeps the lines of the file apart.
+    on: is a file open? Any thread may call; a lock keeps the lines of the file apart.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Timeline:
         self._open: set[str] = set()  # operations with an activity that has not ended
 
     def start(self, path: str) -> None:
-        """Begin to write to `path`, anew. Raises OSError if that cannot be done, ValueError if it is on already."""
+        """Begin a new file. Raises OSError if it cannot be written, ValueError if the timeline is on already."""
         with self._lock:
             if self._file is not None:
                 raise ValueError("The timeline is on already; stop_timeline() first.")
@@ -62,14 +62,14 @@ class Timeline:
                 self._file = None
 
     def begin(self, name: str, activity: str) -> None:
-        """The operation `name` begins an activity."""
+        """Begin an activity of the operation `name`."""
         if self.on:
             with self._lock:
                 self._open.add(name)
                 self._event(name, "B", activity)
 
     def end(self, name: str) -> None:
-        """The activity that the operation began ends, if it began one."""
+        """End the activity of the operation `name`, if it has one."""
         if self.on:
             with self._lock:
                 if name in self._open:
@@ -77,12 +77,12 @@ class Timeline:
                     self._event(name, "E")
 
     def span(self, activity: str, operations: Sequence[Named]) -> AbstractContextManager[None]:
-        """The operations do this together, between the beginning and the end of the context."""
+        """A context manager: an activity that these operations share."""
         return self._span(activity, operations) if self.on else _NOTHING
 
     @contextmanager
     def _span(self, activity: str, operations: Sequence[Named]) -> Iterator[None]:
-        names = dict.fromkeys(operation.name for operation in operations)  # a group comes once for each tensor
+        names = dict.fromkeys(operation.name for operation in operations)  # a group is there once for each tensor
         for name in names:
             self.begin(name, activity)
         try:
@@ -100,7 +100,7 @@ class Timeline:
         self._write(activity, phase, number, ts=round(1e6 * (time.perf_counter() - self._began_s)))
 
     def _write(self, name: str, phase: str, number: int, **fields: object) -> None:
-        """An event of a "process"; the caller holds the lock. Nothing after stop()."""
+        """Write an event of a "process"; the caller holds the lock. Does nothing after stop()."""
         if self._file is not None:
             event = {"name": name} if name else {}
             self._file.write(json.dumps({**event, "ph": phase, "pid": number, **fields}) + ",\n")

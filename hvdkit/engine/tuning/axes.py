@@ -1,4 +1,4 @@
-"""The values that a search tries for one plan: a few of each setting, and which of them make no difference."""
+"""The axes of a search: values of each setting, and keys of settings that make no difference to a plan."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _SHARING = ("shared_memory", "hierarchical")  # transports that have chunks
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides which settings make a difference to a plan. nbytes: of its tensors. sharers: ranks of a host."""
+    """The size of a plan, which decides what settings matter. nbytes: of its tensors. sharers: ranks of a host."""
 
     nbytes: int
     transport: str
     sharers: int
 
     def same(self, settings: PlanSettings) -> Hashable:
-        """A key that is equal for settings which make no difference to this plan."""
+        """A key that is equal for settings between which this plan does not differ."""
         bucket = min(settings.fusion_bytes or self.nbytes, self.nbytes)
         depth = min(settings.buckets_in_flight, -(-self.nbytes // max(1, bucket)))
         chunk = min(settings.chunk_bytes, -(-bucket // self.sharers)) if self.transport in _SHARING else 0
         return bucket, depth, chunk, settings.progress, settings.algorithm
 
     def shared_bytes(self, settings: PlanSettings) -> int:
-        """About how much shared memory a host needs for the plan."""
+        """Approximate bytes of shared memory that a host needs for the plan."""
         bucket = min(settings.fusion_bytes or self.nbytes, self.nbytes)
         return self.sharers * bucket * settings.buckets_in_flight if self.transport in _SHARING else 0
 
@@ -50,7 +50,7 @@ def shape_of(buckets: Sequence[Bucket], transport: str, sharers: int) -> Shape:
 
 
 def fixed_fields(config: Config) -> list[str]:
-    """Settings that the user has changed from their defaults; they are not searched."""
+    """Names of settings that the user has changed from their defaults; they are not searched."""
     default = Config()
     return [name for name in VALUES if getattr(config, name) != getattr(default, name)]
 

@@ -1,4 +1,4 @@
-"""What a user sees of a search: a line of a CSV file for each trial, and a line of the log at the end."""
+"""The record of a search for the user: a line of a CSV file for each trial, and a line of the log at the end."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.engine.tuning.search import Outcome, Trial
 from hvdkit.log import logger
 
-_COLUMNS = ("plan", "trial", *(one.name for one in fields(PlanSettings)), "steps", "median_ms", "noise_ms")
+_COLUMNS = ("plan", "trial", *(field.name for field in fields(PlanSettings)), "steps", "median_ms", "noise_ms")
 
 
 class Record:
     """The record of one plan's search, on one rank.
 
-    path: of the CSV file, which several plans share; "" for none. save: takes the outcome.
+    path: of the CSV file, which several plans share; "" for none. save: called with the outcome.
     """
 
     def __init__(self, name: str, path: str, save: Callable[[Outcome], None]) -> None:
         self._name, self._path, self._save, self._trials, self._over = name, path, save, 0, False
 
     def tried(self, trial: Trial) -> None:
-        """A trial is over."""
+        """Record a trial."""
         self._trials += 1
         logger.info("autotune of %s: %.2f ms a step with %s", self._name, 1000 * trial.median_s, trial.point)
         if not self._path:
@@ -42,7 +42,7 @@ class Record:
             self._path = ""
 
     def ended(self, outcome: Outcome, steps: int) -> None:
-        """The search is over."""
+        """Record and save the outcome of the search."""
         self._over = True
         first, best = outcome.first, outcome.best
         after = (self._name, self._trials, steps)
@@ -62,7 +62,7 @@ class Record:
         self._save(outcome)
 
     def closed(self) -> None:
-        """The plan has been closed; warn if the search was not over."""
+        """Warn if the plan is closed before the search is over."""
         if not self._over:
             self._over = True
             logger.warning(

@@ -1,4 +1,4 @@
-"""A file of tuned settings for later runs: JSON, each with the plan and the machine that they were found for."""
+"""The file of tuned settings for later runs: JSON, with the plan and the machine that they were measured on."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hvdkit.errors import ConfigError
 
 @dataclass(frozen=True)
 class Key:
-    """The plan and the machine that settings were found for.
+    """The plan and the machine that settings were measured on.
 
     plan: hash of the tensors, in their order, and of how they are reduced. hosts: number of ranks of each, in the order
-    of their first ranks. cores: of a rank.
+    of their first ranks. cores: number of cores of a rank.
     """
 
     plan: str
@@ -29,17 +29,17 @@ class Key:
     version: str = __version__
 
     def differences(self, other: Key) -> list[str]:
-        """In what a key of the same plan differs from this one, which is wanted."""
-        found = []
+        """How `other`, of the same plan, differs from this key, in words."""
+        differences = []
         if self.hosts != other.hosts:
-            found.append(f"it was {_place(other.hosts)}, and is {_place(self.hosts)}")
+            differences.append(f"it was {_place(other.hosts)}, and is {_place(self.hosts)}")
         if self.transport != other.transport:
-            found.append(f"the transport was {other.transport}, and is {self.transport}")
+            differences.append(f"the transport was {other.transport}, and is {self.transport}")
         if self.cores != other.cores:
-            found.append(f"a rank had {other.cores:g} cores, and has {self.cores:g}")
+            differences.append(f"a rank had {other.cores:g} cores, and has {self.cores:g}")
         if self.version != other.version:
-            found.append(f"hvdkit was {other.version}, and is {self.version}")
-        return found
+            differences.append(f"hvdkit was {other.version}, and is {self.version}")
+        return differences
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def read_entries(path: str) -> list[Entry]:
     except (ValueError, KeyError, TypeError):
         why = "it is not a file of --autotune-save"
     raise ConfigError(
-        f"The tuned settings in {path} cannot be read: {why}. Make them: hvdrun --autotune-save {path} ..."
+        f"The tuned settings in {path} cannot be read: {why}. Write them with hvdrun --autotune-save {path} ..."
     )
 
 
@@ -75,7 +75,7 @@ def _parse(item: dict[str, Any]) -> Entry:
 
 
 def find_entry(entries: Sequence[Entry], wanted: Key) -> tuple[Entry | None, str]:
-    """Find the entry for this key, or say why there is none, as the end of a sentence."""
+    """The entry for this key, or the reason why there is none, as the end of a sentence."""
     same = [entry for entry in entries if entry.key.plan == wanted.plan]
     for entry in same:
         if entry.key == wanted:
@@ -86,10 +86,10 @@ def find_entry(entries: Sequence[Entry], wanted: Key) -> tuple[Entry | None, str
 
 
 def save_entry(path: str, entry: Entry) -> None:
-    """Put an entry into the file, in place of one with the same key. Raises OSError, or ConfigError as read_entries."""
+    """Write an entry to the file, replacing one with the same key. Raises OSError, or ConfigError as read_entries."""
     entries = read_entries(path) if os.path.exists(path) else []
-    entries = [one for one in entries if one.key != entry.key] + [entry]
-    text = json.dumps({"plans": [asdict(one) for one in entries]}, indent=1)
+    entries = [each for each in entries if each.key != entry.key] + [entry]
+    text = json.dumps({"plans": [asdict(each) for each in entries]}, indent=1)
     part = Path(f"{path}.{os.getpid()}")
     part.write_text(text + "\n", encoding="utf-8")
     part.replace(path)

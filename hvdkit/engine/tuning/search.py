@@ -1,4 +1,4 @@
-"""Which settings to try next, and which are best: coordinate descent over noisy measurements, as pure code."""
+"""The search for settings: coordinate descent over noisy measurements, as pure code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 #: Standard errors by which two medians must differ: to move while searching, and to be accepted at the end.
 _FOLLOWED, _BELIEVED = 1.0, 2.5
-_LEAST_GAIN = 0.01  # of a step; less is not worth settings of one's own
+_LEAST_GAIN = 0.01  # of a step; with less the first settings stay
 _LAST = 4  # trials at the end: first, best, best, first
 
 
@@ -31,7 +31,7 @@ class Trial:
         """Standard error of the median, from the median absolute deviation."""
         if len(self.seconds) < 2:
             return math.inf
-        spread = statistics.median(abs(one - self.median_s) for one in self.seconds)
+        spread = statistics.median(abs(step_s - self.median_s) for step_s in self.seconds)
         return 1.2533 * 1.4826 * spread / math.sqrt(len(self.seconds))
 
 
@@ -74,7 +74,7 @@ class Search:
         self.point: Any = next(self._steps)
 
     def tell(self, seconds: Sequence[float]) -> None:
-        """The steps with `point` took so long; no seconds if it cannot be used."""
+        """Take the durations of the steps with `point`; none if it cannot be used."""
         trial = Trial(self.point, tuple(seconds))
         self.trials.append(trial)
         self._left -= 1
@@ -89,9 +89,9 @@ class Search:
         while moved:
             moved = False
             for axis in self._axes:
-                for way in self._ways(best.point, axis):
+                for direction in self._directions(best.point, axis):
                     start = best
-                    for value in way:
+                    for value in direction:
                         if self._left <= _LAST:
                             break
                         nearest = replace(best.point, **{axis: value})
@@ -104,13 +104,13 @@ class Search:
                         best = trial
                     moved = moved or best is not start
                     if best is not start and axis not in self._unordered:
-                        break  # the way back is known
+                        break  # the opposite direction is known
         if best is first:
             return Outcome(first, first)
         return (yield from self._compare(first.point, best.point))
 
-    def _ways(self, point: Any, axis: str) -> list[Sequence[Any]]:
-        """Sequences of values, each to be followed while steps get shorter: up and down, or each value by itself."""
+    def _directions(self, point: Any, axis: str) -> list[Sequence[Any]]:
+        """Sequences of values to follow while steps get shorter: rising and falling, or each value by itself."""
         values = list(self._axes[axis])
         at = values.index(getattr(point, axis))
         if axis in self._unordered:
@@ -118,17 +118,17 @@ class Search:
         return [values[at + 1 :], values[:at][::-1]]
 
     def _compare(self, first: Any, best: Any) -> Generator[Any, Trial, Outcome]:
-        """Measure both again, in turn: the best of many trials was partly so by chance."""
-        one, two = (yield first), (yield best)
-        three, four = (yield best), (yield first)
-        before = Trial(first, one.seconds + four.seconds)
-        after = Trial(best, two.seconds + three.seconds)
-        each_time = two.median_s < one.median_s and three.median_s < four.median_s
+        """Measure both again, in turn: the best of many trials is partly so by chance."""
+        first_1, best_1 = (yield first), (yield best)
+        best_2, first_2 = (yield best), (yield first)
+        before = Trial(first, first_1.seconds + first_2.seconds)
+        after = Trial(best, best_1.seconds + best_2.seconds)
+        each_time = best_1.median_s < first_1.median_s and best_2.median_s < first_2.median_s
         enough = after.median_s <= (1 - _LEAST_GAIN) * before.median_s
         if each_time and enough and _is_faster(after, before, _BELIEVED):
             return Outcome(before, after)
         return Outcome(before, before)
 
 
-def _is_faster(one: Trial, other: Trial, sigmas: float) -> bool:
-    return other.median_s - one.median_s > sigmas * math.hypot(one.noise_s, other.noise_s)
+def _is_faster(trial: Trial, other: Trial, sigmas: float) -> bool:
+    return other.median_s - trial.median_s > sigmas * math.hypot(trial.noise_s, other.noise_s)

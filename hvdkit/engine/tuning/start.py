@@ -1,4 +1,4 @@
-"""Which settings a plan begins with: the user's, those found in an earlier run, or the first ones of a search."""
+"""The first settings of a plan: the user's, those of a file of tuned settings, or the first point of a search."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from hvdkit.log import logger
 
 
 def choose_settings(
-    made: Runtime, group: Group, name: str, tensors: Sequence[TensorSpec], options: ReduceOptions
+    current: Runtime, group: Group, name: str, tensors: Sequence[TensorSpec], options: ReduceOptions
 ) -> tuple[PlanSettings, Key | None]:
-    """The settings to open a plan with, and, if a search is to follow, what its outcome is saved under; collective.
+    """The settings to open a plan with, and the key to save the outcome of a search, if one follows; collective.
 
     Raises PlanMismatchError where the ranks' tensors differ, ConfigError for a file of settings that cannot be read.
     """
-    config = made.config
+    config = current.config
     first = settings_of(config)
-    if not (config.searches or config.tuned) or made.horovod is not None or group.transport.size == 1:
+    if not (config.searches or config.tuned) or current.horovod is not None or group.transport.size == 1:
         return first, None
     how = f"autotune {config.searches} in {config.autotune_steps} steps, tuned {bool(config.tuned)}, {options}"
     check_agreement(group.transport, describe_plan(tensors, first.fusion_bytes, how))
@@ -41,10 +41,10 @@ def choose_settings(
         if group.transport.rank == 0:
             logger.warning("autotune: %s keeps its settings: what a coding has not sent yet belongs to a bucket.", name)
         return first, None
-    hosts = allgather_object(group.transport, made.world.host)
+    hosts = allgather_object(group.transport, current.world.host)
     plan = plan_digest(describe_plan(tensors, 0, str(options))).hex()
     counts = tuple(hosts.count(host) for host in dict.fromkeys(hosts))
-    key = Key(plan, counts, group.transport.name, made.cores)
+    key = Key(plan, counts, group.transport.name, current.cores)
     saved = _read_saved(group, config, key) if config.tuned else None
     if saved is not None:
         return dataclasses.replace(saved, **{field: getattr(config, field) for field in fixed_fields(config)}), None
@@ -52,7 +52,7 @@ def choose_settings(
 
 
 def start_tuner(reducer: BucketReducer, config: Config, first: PlanSettings, key: Key, options: ReduceOptions) -> None:
-    """Search the settings of a plan that is open with `first`, from its next round on; collective."""
+    """Begin to search settings for a plan, open with `first`, from its next round on; collective."""
     transport = reducer.context.transport
     threads = allgather_object(transport, first.threaded(reducer.context.spare_core))
     if all(threads) or not any(threads):
@@ -71,7 +71,7 @@ def start_tuner(reducer: BucketReducer, config: Config, first: PlanSettings, key
 
 
 def _algorithms(reducer: BucketReducer, settings: PlanSettings, options: ReduceOptions) -> Sequence[str]:
-    """What may be tried between hosts. Rank 0 says so, as ranks that reduce no shard send nothing. Collective."""
+    """The algorithms between hosts to try: those of rank 0, as ranks without a shard send nothing. Collective."""
     transport = reducer.context.transport
     between = transport.between
     wires = {(options.wire_for_tensor(tensor), tensor.dtype) for tensor in reducer.plan.tensors}
@@ -83,7 +83,7 @@ def _algorithms(reducer: BucketReducer, settings: PlanSettings, options: ReduceO
 
 
 def _read_saved(group: Group, config: Config, key: Key) -> PlanSettings | None:
-    """What the first rank's file has for this plan, on all ranks, which may not see the file. Collective."""
+    """The settings for this plan in rank 0's file, on all ranks, which may not see the file. Collective."""
     settings: PlanSettings | None = None
     problem = ""
     if group.transport.rank == 0:

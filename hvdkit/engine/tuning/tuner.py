@@ -1,4 +1,4 @@
-"""Tries settings on a plan between the steps of the training, and stays with what all ranks found fastest."""
+"""The tuner of a plan: tries settings between the steps of the training, and keeps the fastest."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hvdkit.transport.api import Transport
 
 STEPS_A_TRIAL = 10
 _WARM_UP = 2  # of them, after a change: new memory is slow at first
-_FEWEST = 4  # steps that say something
-_MOST_OF_FREE = 0.5  # shared memory that a trial may take
+_FEWEST = 4  # steps of a trial that counts
+_MOST_OF_FREE = 0.5  # of the free shared memory, for a trial
 
 
 @dataclass(frozen=True)
 class _Report:
-    """One rank's at the end of a trial. free_bytes: of shared memory. busy: another plan of it is searching."""
+    """A rank's report at the end of a trial. free_bytes: of shared memory. busy: does another of its plans search?"""
 
     seconds: tuple[float, ...]
     free_bytes: int
@@ -37,11 +37,11 @@ class _Report:
 class Tuner:
     """Searches the settings of one plan; a reducer's on_round_end.
 
-    The ranks decide by the measurements of all of them, so they decide alike, at the end of a round that all have
-    ended. Nothing is decided while a rank has joined. Of several plans one searches at a time.
+    All ranks decide by the measurements of all of them, and so alike, at the end of the same round. Nothing is decided
+    while a rank has joined. Of several plans one searches at a time.
 
-    reducer: of an engine's plan, opened with the settings `first`. axes: see Search. trials: at most. directory: of
-    shared memory. record: on the rank that keeps one. Made by all ranks together.
+    reducer: of an engine's plan, opened with the settings `first`. axes: see Search. trials: most. directory: of
+    shared memory. record: on rank 0. Created by all ranks together.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class Tuner:
         self._seconds.append(now - self._round_ended_s)
         self._round_ended_s = now
         self.rounds += 1
-        # This number is the same on all ranks, also on those that had joined for a while.
+        # This number is the same on all ranks, also on those that had joined before.
         if self._engine.joining.rounds[self._name] % STEPS_A_TRIAL == 0:
             collective_step(self._engine, "tune", self.decide, name=self._name)
             self._seconds.clear()
             self._round_ended_s = time.perf_counter()
 
     def decide(self, transport: Transport, joined: Sequence[int]) -> None:
-        """End a trial, and begin the next one; collective."""
+        """End a trial and begin the next one; collective."""
         if joined or self._search.outcome is not None:
             return
         mine = _Report(tuple(self._seconds[_WARM_UP:]), self._free_bytes(), self._is_busy())
@@ -92,8 +92,8 @@ class Tuner:
         steps = min(len(report.seconds) for report in reports)
         if steps < _FEWEST:
             return
-        # A step has ended when the slowest rank has.
-        self._tell([max(times) for times in zip(*(report.seconds[-steps:] for report in reports), strict=True)])
+        # A step ends when its slowest rank ends it.
+        self._take([max(times) for times in zip(*(report.seconds[-steps:] for report in reports), strict=True)])
         free = min(report.free_bytes for report in reports)
         while self._search.point is not None and self._shape.shared_bytes(self._search.point) > _MOST_OF_FREE * free:
             self._search.tell([])
@@ -104,7 +104,7 @@ class Tuner:
             if self._record is not None:
                 self._record.ended(outcome, self.rounds)
 
-    def _tell(self, seconds: Sequence[float]) -> None:
+    def _take(self, seconds: Sequence[float]) -> None:
         self._search.tell(seconds)
         if self._record is not None:
             self._record.tried(self._search.trials[-1])
@@ -116,13 +116,13 @@ class Tuner:
 
     def _free_bytes(self) -> int:
         try:
-            found = os.statvfs(self._directory)
+            memory = os.statvfs(self._directory)
         except OSError:
             return 0
-        return found.f_bavail * found.f_frsize
+        return memory.f_bavail * memory.f_frsize
 
     def _is_busy(self) -> bool:
-        """Is another plan searching, and getting on with it?"""
+        """Does another plan search, and has it had rounds since the last call?"""
         other = _searching[0]() if _searching[0] is not None else None
         if other is None or other is self:
             return False
@@ -130,13 +130,13 @@ class Tuner:
         return other.rounds > before
 
 
-#: The tuner of this process that is searching, if one is.
+#: The tuner of this process that searches; None if none does.
 _searching: list[weakref.ref[Tuner] | None] = [None]
 
 
 def _action_of(tuner: weakref.ref[Tuner]) -> Callable[[], Action | None]:
     def action() -> Action | None:
-        found = tuner()
-        return None if found is None else found.decide
+        alive = tuner()
+        return None if alive is None else alive.decide
 
     return action
