@@ -12,7 +12,7 @@ from hvdrun_job import environment, hvdrun, lines
 from rank_job import find_mpirun
 
 from hvdkit.config import Config
-from hvdkit.engine.startup import _tell, arriving
+from hvdkit.engine.startup import _describe, arriving
 from hvdkit.launch.coming import ComingRanks, Wait
 from hvdkit.launch.late import tell_of_wait
 from hvdkit.launch.ranks import End, Ranks
@@ -186,7 +186,7 @@ def test_without_hvdrun_each_waiting_rank_tells_and_ends_the_job(tmp_path: Path)
 
 
 def test_a_rank_of_a_part_says_who_is_to_come_and_what_the_others_must_do() -> None:
-    said = _tell(World(4, 6, None, None, None, None, "here", "openmpi"), (4, 1), 61.0)
+    said = _describe(World(4, 6, None, None, None, None, "here", "openmpi"), (4, 1), 61.0)
     assert "called by rank 4 (host here), and not by all of ranks 4, 1 of the job, which are its comm" in said
     assert "every other process of the job must start MPI" in said
 

@@ -67,30 +67,30 @@ class _Shard:
         joined = buffers[0]
         if len(buffers) > 1:
             joined = Buffer(np.concatenate([buffer.array for buffer in buffers]), self._dtype)
-        came = transport.alltoall(joined, self._counts, [length] * transport.size)
-        self.vectors: list[Array] = list(_widen(transport.arithmetic, came).reshape(transport.size, length))
+        received = transport.alltoall(joined, self._counts, [length] * transport.size)
+        self.vectors: list[Array] = list(_widen(transport.arithmetic, received).reshape(transport.size, length))
 
     def products(self) -> NDArray[np.float64]:
         """This rank's part of a.b, a.a and b.b for each tensor and each pair: (tensors, pairs, 3)."""
         pairs = list(zip(self.vectors[::2], self.vectors[1::2], strict=False))
-        found = np.zeros((len(self.pieces), len(pairs), 3))
+        products = np.zeros((len(self.pieces), len(pairs), 3))
         with np.errstate(all="ignore"):
-            for row, piece in zip(found, self.pieces, strict=True):
-                for at, (one, other) in enumerate(pairs):
-                    row[at] = _dots(one[piece], other[piece])
-        return found
+            for row, piece in zip(products, self.pieces, strict=True):
+                for at, (a, b) in enumerate(pairs):
+                    row[at] = _dots(a[piece], b[piece])
+        return products
 
     def merge(self, products: NDArray[np.float64]) -> None:
         """Replace each pair by its adaptive sum. products: as from products(), added up over all ranks."""
         with np.errstate(all="ignore"):
             for row, piece in zip(products, self.pieces, strict=True):
-                for at, (dot, one_squared, other_squared) in enumerate(row.tolist()):
-                    one, other = self.vectors[2 * at][piece], self.vectors[2 * at + 1][piece]
-                    _add(one, other, _factor(dot, one_squared), _factor(dot, other_squared))
+                for at, (dot, a_squared, b_squared) in enumerate(row.tolist()):
+                    a, b = self.vectors[2 * at][piece], self.vectors[2 * at + 1][piece]
+                    _add(a, b, _factor(dot, a_squared), _factor(dot, b_squared))
         self.vectors = self.vectors[::2]
 
     def gather(self) -> None:
-        """Put the one vector that is left into the buffers of every rank."""
+        """Copy the last vector into the buffers of every rank."""
         mine = make_buffer(self.vectors[0].size, self._dtype)
         wide = as_buffer(np.ascontiguousarray(self.vectors[0]))
         self._transport.arithmetic.cast(mine, wide)
@@ -102,7 +102,7 @@ class _Shard:
 
 
 def _widen(arithmetic: Arithmetic, buffer: Buffer) -> Array:
-    """The buffer's numbers in the dtype that they are combined in; the same memory where that is their own."""
+    """The buffer's numbers in the dtype of the arithmetic; the same memory if that is their own."""
     if buffer.dtype not in HALF:
         return buffer.array
     wide = make_buffer(buffer.count, "float32")
@@ -110,24 +110,25 @@ def _widen(arithmetic: Arithmetic, buffer: Buffer) -> Array:
     return wide.array
 
 
-def _dots(one: NDArray[Any], other: NDArray[Any]) -> tuple[float, float, float]:
-    dot = one_squared = other_squared = 0.0
-    for start in range(0, one.size, _CHUNK):
-        a = one[start : start + _CHUNK].astype(STORAGE["float64"])
-        b = other[start : start + _CHUNK].astype(STORAGE["float64"])
-        dot += float(a @ b)
-        one_squared += float(a @ a)
-        other_squared += float(b @ b)
-    return dot, one_squared, other_squared
+def _dots(a: NDArray[Any], b: NDArray[Any]) -> tuple[float, float, float]:
+    """a.b, a.a and b.b, in float64."""
+    dot = a_squared = b_squared = 0.0
+    for start in range(0, a.size, _CHUNK):
+        wide_a = a[start : start + _CHUNK].astype(STORAGE["float64"])
+        wide_b = b[start : start + _CHUNK].astype(STORAGE["float64"])
+        dot += float(wide_a @ wide_b)
+        a_squared += float(wide_a @ wide_a)
+        b_squared += float(wide_b @ wide_b)
+    return dot, a_squared, b_squared
 
 
-def _add(one: NDArray[Any], other: NDArray[Any], one_factor: float, other_factor: float) -> None:
-    """one = one_factor * one + other_factor * other. In float64: a tiny vector's factor may be no float32."""
-    for start in range(0, one.size, _CHUNK):
-        a, b = one[start : start + _CHUNK], other[start : start + _CHUNK]
-        a[:] = a.astype(STORAGE["float64"]) * one_factor + b.astype(STORAGE["float64"]) * other_factor
+def _add(a: NDArray[Any], b: NDArray[Any], a_factor: float, b_factor: float) -> None:
+    """a = a_factor * a + b_factor * b, in float64: a tiny vector's factor may exceed float32."""
+    for start in range(0, a.size, _CHUNK):
+        piece = slice(start, start + _CHUNK)
+        a[piece] = a[piece].astype(STORAGE["float64"]) * a_factor + b[piece].astype(STORAGE["float64"]) * b_factor
 
 
 def _factor(dot: float, squared: float) -> float:
-    """What a vector is multiplied by: 1/2 if the other equals it, 1 if the other is orthogonal to it, or it is zero."""
+    """A vector's factor: 1/2 if the other equals it; 1 if the other is orthogonal to it, or it is zero."""
     return 1.0 - dot / (2.0 * squared) if squared else 1.0

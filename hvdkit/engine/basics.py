@@ -153,18 +153,18 @@ def join_ranks() -> int:
     """What join() does; see the adapters'. Returns the rank that joined last.
 
     Raises ConfigError where replicas are checked: they differ here."""
-    made = engine.runtime("join()")
-    if made.config.check_replicas:
+    current = engine.runtime("join()")
+    if current.config.check_replicas:
         raise ConfigError(
             "join() is for ranks that take different numbers of steps, and "
-            f"check_replicas={made.config.check_replicas} compares them step by step. Leave one of the two out."
+            f"check_replicas={current.config.check_replicas} compares them step by step. Leave one of the two out."
         )
     # This rank has no more work in any of the sets, and takes part in the others' until all of their ranks have joined.
-    engines = made.sets.engines()
-    joins = [one.join() for one in engines]
+    engines = current.sets.engines()
+    joins = [each.join() for each in engines]
     waiting = Backoff(engines[0].transport.check)
     while not all(join.done for join in joins):
-        moved = [one.drive() for one in engines]
+        moved = [each.drive() for each in engines]
         if not any(moved):
             waiting.pause()
     for join in joins:
@@ -179,9 +179,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int] | Any) -> ProcessSet
     Raises ValueError for ranks that are not there or come twice, or if a set of these ranks is known,
     NotInitializedError before init(), HorovodInternalError if a rank has left.
     """
-    made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    engine.runtime("add_process_set()").sets.add(made)
-    return made
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    engine.runtime("add_process_set()").sets.add(added)
+    return added
 
 
 def split_world(color: int | None, key: int = 0) -> ProcessSet | None:
@@ -221,16 +221,16 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     ValueError if a timeline is being written. Where Horovod's core is the engine it writes its own, and has to be told
     of that before init(): ValueError without HOROVOD_TIMELINE=DYNAMIC.
     """
-    made = engine.runtime("start_timeline()")
-    if made.horovod is not None:
-        made.horovod.basics.start_timeline(file_path, mark_cycles)
-    elif made.world.rank == 0:
-        made.timeline.start(file_path)
+    current = engine.runtime("start_timeline()")
+    if current.horovod is not None:
+        current.horovod.basics.start_timeline(file_path, mark_cycles)
+    elif current.world.rank == 0:
+        current.timeline.start(file_path)
 
 
 def stop_timeline() -> None:
     """End the trace that start_timeline() began, if one is on. NotInitializedError before init()."""
-    made = engine.runtime("stop_timeline()")
-    if made.horovod is not None:
-        made.horovod.basics.stop_timeline()
-    made.timeline.stop()
+    current = engine.runtime("stop_timeline()")
+    if current.horovod is not None:
+        current.horovod.basics.stop_timeline()
+    current.timeline.stop()

@@ -1,4 +1,4 @@
-"""Which cores the ranks of a host may run on, whoever has said so: hvdrun, the launcher, a cgroup."""
+"""The cores that the ranks of a host may run on, as hvdrun, the launcher or a cgroup has set them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _allowed() -> set[int]:
 
 @dataclass(frozen=True)
 class CoresSeen:
-    """What a rank sees. allowed: CPUs that it may run on, a bit each. total: CPUs of its host."""
+    """The CPUs of a rank. allowed: that it may run on, a bit each. total: number of CPUs of its host."""
 
     host: str
     allowed: int
@@ -28,22 +28,22 @@ class CoresSeen:
 
 
 def look_at_cores(host: str) -> CoresSeen:
-    """What this process sees."""
+    """The CPUs of this process."""
     return CoresSeen(host, sum(1 << cpu for cpu in _allowed()), os.cpu_count() or 1)
 
 
 def fair_share(seen: Sequence[CoresSeen], rank: int) -> float:
-    """How many cores a rank has, where one that n ranks of its host may run on counts as 1/n. seen: by rank."""
+    """The number of cores of a rank, where a core that n ranks of its host share counts as 1/n. seen: by rank."""
     mine = seen[rank]
-    neighbours = [one.allowed for one in seen if one.host == mine.host]
+    neighbours = [rank_cores.allowed for rank_cores in seen if rank_cores.host == mine.host]
     cpus = (cpu for cpu in range(mine.allowed.bit_length()) if mine.allowed >> cpu & 1)
     return sum(1 / sum(mask >> cpu & 1 for mask in neighbours) for cpu in cpus)
 
 
 def warn_of_crowding(seen: Sequence[CoresSeen], rank: int) -> None:
-    """Say so, on the first of them, if the ranks of this host were bound to fewer CPUs than they are."""
+    """Log a warning on the first rank of this host if its ranks are bound to fewer CPUs than there are ranks."""
     mine = seen[rank]
-    ranks = [at for at, one in enumerate(seen) if one.host == mine.host]
+    ranks = [at for at, rank_cores in enumerate(seen) if rank_cores.host == mine.host]
     union = 0
     for at in ranks:
         union |= seen[at].allowed

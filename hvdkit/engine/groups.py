@@ -228,7 +228,7 @@ class Groups:
                 if comm is None:
                     sets, groups = [process_set], [self._all if process_set.ranks is None else process_set.ranks]
                 else:
-                    members = [tuple(json.loads(one)) for one in gather_bytes(transport, data)]
+                    members = [tuple(json.loads(ranks)) for ranks in gather_bytes(transport, data)]
                     groups = [list(ranks) for ranks in plan_sets_of_comms(members, self._job_ranks)]
                     process_set.ranks = next(ranks for ranks in groups if self._world.rank in ranks)
                     sets = [process_set if ranks is process_set.ranks else ProcessSet(ranks) for ranks in groups]
@@ -238,8 +238,8 @@ class Groups:
             self._register(sets, groups)
             return None
 
-        given = "those of communicators" if comm is not None else str(process_set.ranks)
-        problem = collective_step(self._engine, "add_process_set", change, options=[("ranks", given)])
+        described = "those of communicators" if comm is not None else str(process_set.ranks)
+        problem = collective_step(self._engine, "add_process_set", change, options=[("ranks", described)])
         if problem is not None:
             raise problem
 
@@ -252,20 +252,20 @@ class Groups:
         data = json.dumps([color, key]).encode()
 
         def change(transport: Transport, _joined: object) -> ProcessSet | None:
-            pairs = [json.loads(one) for one in gather_bytes(transport, data)]
+            pairs = [json.loads(pair) for pair in gather_bytes(transport, data)]
             groups = group_by_color([color for color, _ in pairs], [key for _, key in pairs])
-            known = {tuple(one._known().ranks): one for one in self._sets.values()}
+            known = {tuple(each._known().ranks): each for each in self._sets.values()}
             missing = [ranks for ranks in groups if tuple(ranks) not in known]
             sets = [ProcessSet(ranks) for ranks in missing]
             for process_set, ranks in zip(sets, missing, strict=True):
                 process_set.ranks = ranks  # in the order of their keys
             self._register(sets, missing)
             own = next((tuple(ranks) for ranks in groups if self._world.rank in ranks), None)
-            known |= {tuple(one._known().ranks): one for one in sets}
+            known |= {tuple(each._known().ranks): each for each in sets}
             return None if own is None else known[own]
 
-        made: ProcessSet | None = collective_step(self._engine, "split_world", change)
-        return made
+        own_set: ProcessSet | None = collective_step(self._engine, "split_world", change)
+        return own_set
 
     @property
     def _all(self) -> list[int]:
@@ -315,28 +315,28 @@ class Groups:
 
         def change(transport: Transport, _joined: object) -> None:
             unequal = self._used_by_some(transport)
-            for one in sets:
-                assert one._group is not None and one.process_set_id is not None
-                number, group = one.process_set_id, one._group
-                one._group = one.process_set_id = None
+            for each in sets:
+                assert each._group is not None and each.process_set_id is not None
+                number, group = each.process_set_id, each._group
+                each._group = each.process_set_id = None
                 del self._sets[number]
                 self._free.append(number)
                 group.close("has removed the process set", idle=number not in unequal)
 
-        options = [("ranks", "; ".join(str(one.ranks) for one in sets))]
+        options = [("ranks", "; ".join(str(each.ranks) for each in sets))]
         collective_step(self._engine, "remove_process_set", change, options=options)
         return True
 
     def _used_by_some(self, transport: Transport) -> set[int]:
         """Numbers of the sets that some of their ranks have used, and others have not; collective over all ranks."""
-        sets = {number: one._known() for number, one in self._sets.items()}
+        sets = {number: each._known() for number, each in self._sets.items()}
         used = [number for number, group in sets.items() if group.is_open]
-        gathered = [set(json.loads(one)) for one in gather_bytes(transport, json.dumps(used).encode())]
+        gathered = [set(json.loads(numbers)) for numbers in gather_bytes(transport, json.dumps(used).encode())]
         return {number for number, group in sets.items() if len({number in gathered[rank] for rank in group.ranks}) > 1}
 
     def ids_and_ranks(self) -> dict[int, list[int]]:
         """The ranks of every known set, by number."""
-        return {number: list(one._known().ranks) for number, one in self._sets.items()}
+        return {number: list(each._known().ranks) for number, each in self._sets.items()}
 
     def engines(self) -> list[Engine]:
         """Of the sets that include this process, that of all ranks first; opened if they are not yet."""
@@ -345,13 +345,13 @@ class Groups:
 
     def leave(self, why: str) -> None:
         """Tell the other ranks of every set that this one takes no further part; not collective."""
-        for one in self._sets.values():
-            one._known().leave(why)
+        for each in self._sets.values():
+            each._known().leave(why)
 
     def leave_transports(self) -> None:
         """Tell the other ranks of every set's transports that this one takes no further part; not collective."""
-        for one in self._sets.values():
-            one._known().leave_transports()
+        for each in self._sets.values():
+            each._known().leave_transports()
 
     def close(self, *, idle: bool = True) -> bool:
         """Forget all sets; collective. The world's transport stays.
@@ -361,9 +361,9 @@ class Groups:
         idle = idle and not self._engine.stopped if self._sets else idle
         unequal = self._used_by_some(self._world) if idle and len(self._sets) > 1 else set()
         for number in sorted(self._sets, reverse=True):  # that of all ranks last
-            one = self._sets.pop(number)
-            group = one._known()
-            one._group = one.process_set_id = None
+            process_set = self._sets.pop(number)
+            group = process_set._known()
+            process_set._group = process_set.process_set_id = None
             in_step = group.close("has shut hvdkit down", idle=idle and number not in unequal, keep=self._world)
             if not number:
                 idle = in_step
@@ -379,8 +379,8 @@ def plan_sets_of_comms(members: Sequence[tuple[int, ...]], job_ranks: Sequence[i
     places = {job_rank: rank for rank, job_rank in enumerate(job_ranks)}
     sets = []
     for rank, in_job in enumerate(members):
-        ranks = [places.get(one, -1) for one in in_job]
-        others = [one for one in ranks if one >= 0 and members[one] != in_job]
+        ranks = [places.get(job_rank, -1) for job_rank in in_job]
+        others = [other for other in ranks if other >= 0 and members[other] != in_job]
         if ranks != sorted(set(ranks)) or ranks[0] < 0 or others:
             raise ValueError(
                 f"The communicator that rank {rank} has given for a process set holds ranks {list(in_job)} of the "

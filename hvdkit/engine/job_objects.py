@@ -49,4 +49,4 @@ def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = 
     gathered = collective_step(
         group.engine, "allgather_object", lambda transport, _: gather_bytes(transport, data), name=name or ""
     )
-    return [objects.unpack(one) for one in gathered]
+    return [objects.unpack(each) for each in gathered]

@@ -62,28 +62,28 @@ def arriving(
     if world.size == 1 or not times:
         yield
         return
-    came = threading.Event()
-    watch = threading.Thread(target=_watch, args=(config, world, part, came, end), name="hvdkit-init", daemon=True)
+    ready = threading.Event()
+    watch = threading.Thread(target=_watch, args=(config, world, part, ready, end), name="hvdkit-init", daemon=True)
     watch.start()
     try:
         yield
     finally:
-        came.set()
+        ready.set()
 
 
 def _watch(
-    config: Config, world: World, part: Sequence[int], came: threading.Event, end: Callable[[int], object]
+    config: Config, world: World, part: Sequence[int], ready: threading.Event, end: Callable[[int], object]
 ) -> None:
-    began, told = time.monotonic(), 0.0
+    began, waited_s = time.monotonic(), 0.0
     check_s, shutdown_s = config.stall_check_s, config.stall_shutdown_s
     while True:
-        due = min([told + check_s] * (check_s > 0) + [shutdown_s] * (shutdown_s > 0))
-        if came.wait(began + due - time.monotonic()):
+        due = min([waited_s + check_s] * (check_s > 0) + [shutdown_s] * (shutdown_s > 0))
+        if ready.wait(began + due - time.monotonic()):
             return
-        told = time.monotonic() - began
+        waited_s = time.monotonic() - began
         configure_logging(config.log_level, world.rank)
-        logger.warning("%s", _tell(world, part, told))
-        if 0 < shutdown_s <= told:
+        logger.warning("%s", _describe(world, part, waited_s))
+        if 0 < shutdown_s <= waited_s:
             logger.error("hvd.init() was given up after stall_shutdown_s=%g s; ending the job.", shutdown_s)
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
@@ -91,7 +91,7 @@ def _watch(
             return
 
 
-def _tell(world: World, part: Sequence[int], seconds: float) -> str:
+def _describe(world: World, part: Sequence[int], seconds: float) -> str:
     many = f"{world.size} ranks" if world.size else "ranks"
     among = f"the {many} that {world.launcher} has started. All ranks must call it."
     if part:

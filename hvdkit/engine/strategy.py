@@ -142,9 +142,9 @@ def refuse_contradictions(strategy: Strategy, others: Mapping[str, bool]) -> Non
     """
     if not isinstance(strategy, Strategy):
         raise TypeError(f"strategy is {strategy!r}; it must be an object of a subclass of Strategy.")
-    given = [name for name, is_given in others.items() if is_given]
-    if given:
+    arguments = [name for name, is_given in others.items() if is_given]
+    if arguments:
         raise ValueError(
-            f"strategy={type(strategy).__name__} says itself what is done with gradients; {', '.join(given)} cannot be "
-            f"given with it. Leave one of them out."
+            f"strategy={type(strategy).__name__} says itself what is done with gradients; {', '.join(arguments)} "
+            f"cannot be given with it. Leave one of them out."
         )

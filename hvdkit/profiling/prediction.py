@@ -98,7 +98,7 @@ def predict_step(work: Work, cluster: Cluster, hosts: int) -> Prediction:
 
 def predict_scaling(work: Work, cluster: Cluster, hosts: Sequence[int]) -> list[Prediction]:
     """The step on each of these numbers of hosts: a profile's 1, 2, 4 and 8 times those it ran on, say."""
-    return [predict_step(work, cluster, one) for one in hosts]
+    return [predict_step(work, cluster, number) for number in hosts]
 
 
 def fit_overlap(work: Work, cluster: Cluster, hosts: int, step_s: float) -> float:

@@ -61,9 +61,9 @@ def _name(known: Engine, kind: str, name: str | None) -> str:
 
 def all_true(group: Group, flag: bool, name: str) -> bool:
     """Is it true on all ranks of the group? Collective; raises what do() raises."""
-    told = Buffer(np.array([flag], np.int32), "int32")
-    do(group, "allreduce", name, [("int32", (1,))], [told], _write_options("min", 1.0, 1.0))
-    return bool(told.array[0])
+    smallest = Buffer(np.array([flag], np.int32), "int32")
+    do(group, "allreduce", name, [("int32", (1,))], [smallest], _write_options("min", 1.0, 1.0))
+    return bool(smallest.array[0])
 
 
 def reduce_options(dtypes: Sequence[str], op: ReduceOp, prescale: float, postscale: float, call: str) -> Options:

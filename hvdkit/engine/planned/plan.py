@@ -127,7 +127,7 @@ class Plan:
 
     def name(self, bucket: int | None = None) -> str:
         """The first three tensors, of a bucket or of the plan, for a message."""
-        indices = range(len(self.tensors)) if bucket is None else [one.tensor for one in self.buckets[bucket].slots]
+        indices = range(len(self.tensors)) if bucket is None else [slot.tensor for slot in self.buckets[bucket].slots]
         more = f" and {len(indices) - 3} more" if len(indices) > 3 else ""
         return ", ".join(self.tensors[index].name for index in indices[:3]) + more
 

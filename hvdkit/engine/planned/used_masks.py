@@ -20,7 +20,9 @@ class UsedMasks:
 
     def __init__(self, buckets: Sequence[Bucket], memory: Sequence[Buffer], arithmetic: Arithmetic) -> None:
         self._buckets, self._arithmetic = buckets, arithmetic
-        self._masks = [whole.slice(one.data_count, one.count) for one, whole in zip(buckets, memory, strict=True)]
+        self._masks = [
+            whole.slice(bucket.data_count, bucket.count) for bucket, whole in zip(buckets, memory, strict=True)
+        ]
         self._ones = [_one(bucket.dtype, arithmetic) for bucket in buckets]
         self._locally_unused: dict[int, frozenset[int]] = {}  # of the buckets between mark() and globally_unused()
 

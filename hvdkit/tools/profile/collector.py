@@ -71,8 +71,8 @@ class Collector:
         self._thread.join()
         self._loop.close()
         self.restore_files()
-        found = {one.facts.rank: one for one in (as_recording(parse_facts(r.facts), r.plans) for r in self._ranks)}
-        return [found[rank] for rank in sorted(found)]
+        by_rank = {each.facts.rank: each for each in (as_recording(parse_facts(r.facts), r.plans) for r in self._ranks)}
+        return [by_rank[rank] for rank in sorted(by_rank)]
 
     async def _end(self) -> None:
         await self._server.wait_until_idle(_GRACE_S)

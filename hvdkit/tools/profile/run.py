@@ -41,21 +41,21 @@ def profile(options: argparse.Namespace) -> int:
     if options.save and recordings:
         write_recordings(recordings, Path(options.save))
     try:
-        found = analyse(recordings, network)
+        analysis = analyse(recordings, network)
     except ProfileError as error:
         if not code:
             raise
         raise ProfileError(f"The job ended with exit code {code}, and there is no profile of it. {error}") from None
-    _show(found, options)
+    _show(analysis, options)
     return code
 
 
-def _show(found: Analysis, options: argparse.Namespace) -> None:
-    print(json.dumps(asdict(found.verdict), indent=2) if options.json else "\n" + describe(found.verdict))
+def _show(analysis: Analysis, options: argparse.Namespace) -> None:
+    print(json.dumps(asdict(analysis.verdict), indent=2) if options.json else "\n" + describe(analysis.verdict))
     if options.output:
-        Path(options.output).write_text(build_report(found), encoding="utf-8")
+        Path(options.output).write_text(build_report(analysis), encoding="utf-8")
     if options.trace:
-        Path(options.trace).write_text(json.dumps(build_trace(found)), encoding="utf-8")
+        Path(options.trace).write_text(json.dumps(build_trace(analysis)), encoding="utf-8")
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, list[RankRecording]]:
