@@ -1,4 +1,4 @@
-"""What every engine offers: named operations among the ranks of one group."""
+"""The interface of an engine: named operations among the ranks of one group."""
 
 from __future__ import annotations
 

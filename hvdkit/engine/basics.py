@@ -1,4 +1,4 @@
-"""Who am I, and who is there: what every adapter offers, whatever its framework."""
+"""Ranks, sizes, process sets, join() and the timeline, as every adapter offers them."""
 
 from __future__ import annotations
 

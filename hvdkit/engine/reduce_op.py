@@ -1,4 +1,4 @@
-"""What an allreduce does with the ranks' numbers."""
+"""The operations of a reduction: Average, Sum and others."""
 
 from __future__ import annotations
 

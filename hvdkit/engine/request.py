@@ -1,4 +1,4 @@
-"""What is asked of the engine: the operation, its factors and what goes over the wire."""
+"""The options of a planned reduction: operation, factors and wire dtype or coding."""
 
 from __future__ import annotations
 

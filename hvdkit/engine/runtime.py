@@ -1,4 +1,4 @@
-"""What a process has between init() and shutdown(): its place in the world, its settings and its transport."""
+"""The runtime of a process between init() and shutdown(): its place in the world, settings, transport, process sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank does around connecting to the others: reports that it waits, and ends the job where it fails alone.
+"""Connecting to the other ranks: reports of a rank that waits, and the end of the job where a rank fails alone.
 
 The wait goes on inside libraries (MPI_Init waits in C for all ranks), so a thread reports it. hvdrun knows which ranks
 are missing, by those that have come; without hvdrun each rank can only speak for itself.

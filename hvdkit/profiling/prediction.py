@@ -1,4 +1,4 @@
-"""How long a training step takes on so many hosts: a pure model of buckets that cross while backward still computes."""
+"""The prediction of a step on a number of hosts: a pure model of buckets that are reduced while backward computes."""
 
 from __future__ import annotations
 

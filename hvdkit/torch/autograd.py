@@ -1,4 +1,4 @@
-"""When a backward pass ends: autograd is asked once, for all optimizers that take part in it."""
+"""The end of a backward pass: one callback of autograd for all optimizers that take part in it."""
 
 from __future__ import annotations
 

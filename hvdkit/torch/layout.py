@@ -1,4 +1,4 @@
-"""What the ranks agree on of each parameter: name, dtype, device, and how its elements follow each other in memory."""
+"""The layout of parameters that ranks agree on: name, dtype, device, and the order of elements in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where training waits for torch's DataLoaders; loaded with torch only, for the profile."""
+"""Recording of the time that training waits for torch's DataLoaders, for the profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the strategy of one optimizer is called: hooks, accumulation windows, and gradients that hooks do not see."""
+"""GradientSync calls the strategy of one optimizer: hooks, accumulation windows, gradients that hooks do not see."""
 
 from __future__ import annotations
 

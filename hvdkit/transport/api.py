@@ -1,4 +1,4 @@
-"""What every transport offers: moving bytes inside a fixed group of ranks.
+"""The interface of a transport: moving bytes inside a fixed group of ranks.
 
 Collectives are called in the same order on all ranks of the group. Nothing here knows a framework: numbers come as a
 Buffer, and what is done with them (adding, casting) is an Arithmetic: numpy's, or one that an adapter brings.

@@ -1,4 +1,4 @@
-"""What a collective's arguments must fulfil, whichever transport does it. All raise ValueError."""
+"""Checks of a collective's arguments, the same for all transports. All raise ValueError."""
 
 from __future__ import annotations
 

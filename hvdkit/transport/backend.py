@@ -1,4 +1,4 @@
-"""What a backend is asked beside moving bytes. A backend, MPI or Gloo, connects processes that share no memory.
+"""The interface of a backend, beside moving bytes. A backend, MPI or Gloo, connects processes that share no memory.
 
 Each is a module that has the functions of Backend; transport/select.py finds it by name.
 """

@@ -1,4 +1,4 @@
-"""What is ready everywhere? The books of rank 0, to which all ranks announce what they have; no input or output.
+"""The coordinator: rank 0's books of what all ranks have announced, and what is ready on all; no input or output.
 
 Ranks announce operations in any order: by name, or by the number that an answer has given to the name. An operation is
 ready when every rank that has not joined has announced it; what the announcements disagree about makes it fail on every

@@ -1,4 +1,4 @@
-"""What a rank that has joined does for those that have not: all of its operations at once, until all have joined.
+"""The part of a joined rank in the other ranks' operations: all of these at once, until all ranks have joined.
 
 To a named operation it contributes values that do not change the result (execution.join_contribution), to open plans
 zero rounds (planned/zero_rounds.py). Where ranks make a plan, or gather sparse gradients, this rank's optimizer takes

@@ -1,4 +1,4 @@
-"""What rank 0 of an engine knows of all ranks' steps (step_runner.py): which have failed, and which take long.
+"""Rank 0's books of all ranks' steps (step_runner.py): which have failed, and which take long.
 
 No input or output but by `send`. Invariants: a failed step is forgotten when all ranks that have not left have reported
 it; once stopped, no other message about steps is sent. Used with the engine's lock for messages held.

@@ -1,4 +1,4 @@
-"""Which gradients are reduced together: bucket layouts as data, the same on all ranks. Nothing here does anything."""
+"""The plan: bucket layouts as data, the same on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a plan of gradients is cut and driven; whatever the settings, the results are the same."""
+"""The settings of a plan: how it is cut and driven. Results do not depend on them."""
 
 from __future__ import annotations
 

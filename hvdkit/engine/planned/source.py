@@ -1,4 +1,4 @@
-"""Where the tensors of a plan come from and go to: the part of a planned reduction that knows a framework."""
+"""The source of a plan's tensors: the part of a planned reduction that knows a framework."""
 
 from __future__ import annotations
 

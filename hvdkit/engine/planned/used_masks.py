@@ -1,4 +1,4 @@
-"""Which tensors of a bucket does a rank use in this round? Marks behind the tensors, reduced together with them.
+"""Used masks: which tensors of a bucket a rank uses in a round; they lie behind the tensors, and are reduced too.
 
 Each bucket ends with one element a slot, 1 if this rank uses the slot's tensor and 0 if not, and one element more, 1 if
 this rank trains and 0 if it has joined. So after the sum an element is 0 just where no rank has a 1.

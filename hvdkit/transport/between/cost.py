@@ -1,4 +1,4 @@
-"""What an allreduce between hosts costs, by algorithm: a model in a few measured numbers.
+"""The cost of an allreduce between hosts, by algorithm: a model in a few measured numbers.
 
 The algorithms and their costs are those of Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
 Operations in MPICH" (2005), with what a rank pays to have several messages under way added.

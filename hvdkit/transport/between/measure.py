@@ -1,4 +1,4 @@
-"""How fast the link between hosts is, and the library's own allreduce over it: measured in about 0.1 s at 1 Gbit/s.
+"""Measuring the link between hosts, and the library's own allreduce over it, in about 0.1 s at 1 Gbit/s.
 
 All ranks send to the next one at the same time, so that what is measured is what each has while all are at work.
 """

@@ -1,4 +1,4 @@
-"""Who sends which elements to whom, and when: the algorithms of an allreduce between hosts, as pure plans.
+"""Schedules: the messages of each algorithm of an allreduce between hosts, as pure plans.
 
 Every element's sum is either made by one rank and handed on, or made by several from the same numbers in the same
 order; so all ranks end with the same bits.

@@ -1,4 +1,4 @@
-"""How sums cross between the hosts of a group: what is asked for, what was measured, and what follows from both."""
+"""The choice of an algorithm between the hosts of a group, by the setting and what was measured."""
 
 from __future__ import annotations
 

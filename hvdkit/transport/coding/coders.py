@@ -1,4 +1,4 @@
-"""What coders have in common: opening one for a piece of a bucket, and sending a piece uncoded."""
+"""Opening a coder for a piece of a bucket, and sending a piece uncoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ranks that know only a board find each other: rank 0 opens a store of hvdkit's own and leaves word where it is.
+"""The rendezvous of ranks that know only a store: rank 0 opens a store of hvdkit's own and writes its address there.
 
 Word of a store that is gone (of ranks that torchrun has started again, say) cannot be told from fresh word; but nobody
 answers there, so it is read again until somebody does.

@@ -1,4 +1,4 @@
-"""Where rank 0 leaves word for the others before there is any connection, and what a launcher says of that place."""
+"""The rendezvous store, in which rank 0 writes its address before ranks connect, and how launchers name it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Open MPI cannot do by itself when processes are lost, through the PMIx library that it has loaded.
+"""Calls of the PMIx library that Open MPI has loaded, for what Open MPI cannot do when processes are lost.
 
 Of a whole host that has fallen silent it does not know: it learns of deaths from its launcher's daemon on that host,
 which has gone with it. It takes them from events of PMIx; so each rank sends one to itself.

@@ -1,4 +1,4 @@
-"""Who of this host is still there: each rank holds a lock that the system takes away when the process ends.
+"""The liveness of this host's ranks: each holds a record lock that the system releases when the process ends.
 
 A record lock ends with its process however that dies, works across process namespaces, and is not handed on to a
 forked child (a DataLoader worker, say), so it cannot outlive the rank.
