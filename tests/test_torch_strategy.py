@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,9 @@ from torch_world import Case, Weights, assert_alike, joined, train, train_here, 
 
 import hvdkit.torch as hvd
 from hvdkit.engine.allreduce import AllReduce
+from hvdkit.engine.array_sync import ArraySync
 from hvdkit.engine.groups import Group
+from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.strategy import Parameters, Strategy
 from hvdkit.errors import BackwardInterruptedError
 
@@ -241,6 +245,26 @@ def test_an_optimizer_goes_on_where_the_reduction_of_one_before_has_failed(step:
 @pytest.mark.native("Horovod's core sends each gradient as it arrives")
 def test_gradients_that_were_sent_and_not_reduced_are_not_thrown_away() -> None:
     assert run_ranks(2, _reduction_of_the_first_fails, 2, True, fresh=True) == [[1.5]] * 2
+
+
+def _drop() -> list[bool]:
+    """Are strategies freed with the optimizer and the list of arrays that they belong to?"""
+    with joined():
+        parameter = torch.nn.Parameter(torch.zeros(3))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], 1.0))
+        parameter.sum().backward()
+        optimizer.step()
+        strategies = [weakref.ref(optimizer._hvdkit.strategy)]
+        group = hvd.global_process_set.group("a test")
+        arrays = ArraySync(group, [TensorSpec("a", 3, "float32")], AllReduce(), compute_threads=0)
+        strategies.append(weakref.ref(arrays._strategy))
+        del parameter, optimizer, arrays
+        gc.collect()
+        return [strategy() is None for strategy in strategies]
+
+
+def test_an_optimizer_that_nobody_holds_is_freed() -> None:
+    assert run_ranks(2, _drop) == [[True, True]] * 2
 
 
 def _fail(gradient: torch.Tensor) -> None:

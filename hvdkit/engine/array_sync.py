@@ -13,8 +13,9 @@ from hvdkit.engine.strategy import Parameters, Strategy
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Array
 
-#: Which list a strategy is attached to: one of a user's own may be driven for several, in turn.
-_attached: weakref.WeakKeyDictionary[Strategy, ArraySync] = weakref.WeakKeyDictionary()
+#: By id of a strategy, what drives the list that it is attached to: one of a user's own may be driven for several, in
+#: turn. An ArraySync holds its strategy, so that an id is not used again while its entry is there.
+_attached: weakref.WeakValueDictionary[int, ArraySync] = weakref.WeakValueDictionary()
 
 
 class ArraySync:
@@ -53,7 +54,7 @@ class ArraySync:
         self._put_values(values)
         collective_step(self._group.engine, "plan", attach, name=self._parameters.name)
         self._values.abandon()
-        _attached[self._strategy] = self
+        _attached[id(self._strategy)] = self
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -68,7 +69,7 @@ class ArraySync:
         """
         if self._begun:
             self._strategy.cancel()
-        if _attached.get(self._strategy) is not self:
+        if _attached.get(id(self._strategy)) is not self:
             self._attach(values)
         self._begun = True
         self._gradients.begin(targets)
@@ -122,8 +123,8 @@ class ArraySync:
 
     def close(self) -> None:
         """Free what the strategy has allocated; collective."""
-        if _attached.get(self._strategy) is self:
-            del _attached[self._strategy]
+        if _attached.get(id(self._strategy)) is self:
+            del _attached[id(self._strategy)]
             self._strategy.detach()
 
 
