@@ -8,7 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras_training import ROWS, assert_alike, make_data, make_model, mine
+from averaging import NamedAverage, PeriodicAverage
+from keras_training import ROWS, assert_alike, make_data, make_model, mine, raises
 from tensorflow_world import in_mode, joined
 
 import hvdkit.tensorflow as hvd
@@ -289,3 +290,12 @@ def in_a_part(mode: str) -> None:
 
     if MPI.COMM_WORLD.rank:
         as_one_process(mode, ["SGD"], comm=[2, 1])
+
+
+def refused_strategies() -> None:
+    """A tape knows of no step of an optimizer, and says one thing about gradients."""
+    with joined():
+        with raises(ValueError, "after the optimizer's step"):
+            hvd.DistributedGradientTape(tf.GradientTape(), strategy=PeriodicAverage(2))
+        with raises(ValueError, "op cannot be given with it"):
+            hvd.DistributedGradientTape(tf.GradientTape(), strategy=NamedAverage(), op=hvd.Sum)

@@ -29,3 +29,15 @@ def test_parameters_averaged_now_and_then(backend: str, passes: int, scaled: boo
 @pytest.mark.parametrize("check", ["lists", "refused"])
 def test_in_particular(backend: str, check: str) -> None:
     run_check(2, backend, f"keras_strategies:{check}")
+
+
+@pytest.mark.keras("tensorflow")
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_a_tape_with_a_strategy_of_ones_own(mode: str) -> None:
+    wrap = {"strategy": NamedAverage()}
+    run_check(2, "tensorflow", "tensorflow_training:as_one_process", mode, ["SGD"], "auto", wrap)
+
+
+@pytest.mark.keras("tensorflow")
+def test_strategies_that_a_tape_refuses() -> None:
+    run_check(1, "tensorflow", "tensorflow_training:refused_strategies")

@@ -90,7 +90,8 @@ class Strategy:
         window; not for parameters without a gradient, nor for gradients that were set by hand or belong to a window
         that step() has cut short. A second call says that the gradient was written again (a re-entrant checkpoint
         inside of the pass): the strategy takes the new numbers or, if it has sent the old ones, raises
-        HorovodInternalError.
+        HorovodInternalError. On TensorFlow and JAX it is also called for a parameter that this rank has no gradient of
+        in the step, as GradientSource.fill says then.
         """
 
     def cancel(self) -> None:

@@ -9,10 +9,12 @@ import tensorflow as tf
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.allreduce import AllReduce
+from hvdkit.engine.array_sync import uses_values
 from hvdkit.engine.compression import Coded, wire_of
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.engine.request import ReduceOptions, gradient_options
+from hvdkit.engine.strategy import Strategy, refuse_contradictions
 from hvdkit.tensorflow.compression import Compression, Compressor
 from hvdkit.tensorflow.ops import grouped_allreduce
 from hvdkit.tensorflow.sync import GradientSync
@@ -100,6 +102,7 @@ def DistributedGradientTape(
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    strategy: Strategy | None = None,
 ) -> Any:
     """A tape whose gradient() is that of all ranks; of the given tape's class, with what that has recorded.
 
@@ -109,6 +112,9 @@ def DistributedGradientTape(
     gradient_predivide_factor: the part of the average's division done before sending.
     process_set: ranks that train together; others keep their own gradients. scale_local_gradients: divide gradients of
     sources that register_local_source() was told of by the number of ranks, as if they were averaged too.
+    strategy: what is done instead of `op`: an object of a subclass of hvdkit.engine.strategy.Strategy, the same for all
+    tapes of a training; not together with op, compression or gradient_predivide_factor. It gets IndexedSlices as dense
+    gradients. One that works after the optimizer's step is refused with ValueError, as a tape knows of no step.
     device_dense, device_sparse, num_groups, groups: as in Horovod, accepted; every bucket is full but the last.
 
     A gradient that no rank has stays None, see GradientSync.reduce. Inside a tf.function buckets are reduced while
@@ -121,7 +127,13 @@ def DistributedGradientTape(
     own = type(gradtape)
     tape: Any = object.__new__(type(own.__name__, (_DistributedTape, own), {"__module__": own.__module__}))
     tape.__dict__.update(gradtape.__dict__)
-    tape._hvdkit_reduce = _make_reduce(compression, sparse_as_dense, op, gradient_predivide_factor, process_set)
+    if strategy is None:
+        reduce = _make_reduce(compression, sparse_as_dense, op, gradient_predivide_factor, process_set)
+    else:
+        options = gradient_options(op, gradient_predivide_factor, compression)
+        _check_strategy(strategy, op, gradient_predivide_factor != 1.0, options.wire != "none")
+        reduce = _make_reduce_by(strategy, process_set)
+    tape._hvdkit_reduce = reduce
     tape._hvdkit_set, tape._hvdkit_scale, tape._hvdkit_local = process_set, scale_local_gradients, {}
     return tape
 
@@ -145,6 +157,26 @@ def _make_reduce(
             dense = [_dense(gradient, sparse_as_dense) for gradient in gradients]
             return _reduce_by_adasum(dense, compression, process_set)
         return _find_sync(variables, options, process_set, sparse_as_dense).reduce(gradients)
+
+    return reduce
+
+
+def _check_strategy(strategy: Strategy, op: ReduceOp, predivides: bool, compresses: bool) -> None:
+    refuse_contradictions(
+        strategy, {"op": op is not Average, "gradient_predivide_factor": predivides, "compression": compresses}
+    )
+    if uses_values(strategy):
+        raise ValueError(
+            f"{type(strategy).__name__} works on parameters after the optimizer's step, which a tape does not see. Use "
+            f"hvdkit.tensorflow.DistributedOptimizer(strategy=...)."
+        )
+
+
+def _make_reduce_by(strategy: Strategy, process_set: ProcessSet) -> Reduce:
+    def reduce(variables: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any]:
+        if not (variables and process_set.included()):
+            return gradients
+        return _find_sync(variables, strategy, process_set, True).reduce(gradients)
 
     return reduce
 
@@ -173,11 +205,11 @@ _syncs: dict[Any, GradientSync] = {}
 
 
 def _find_sync(
-    variables: Sequence[Any], options: ReduceOptions, process_set: ProcessSet, sparse_as_dense: bool
+    variables: Sequence[Any], how: ReduceOptions | Strategy, process_set: ProcessSet, sparse_as_dense: bool
 ) -> GradientSync:
-    key = (describe(variables), options, process_set, sparse_as_dense)
+    key = (describe(variables), how, process_set, sparse_as_dense)
     if key not in _syncs:
-        strategy = AllReduce(options)
+        strategy = AllReduce(how) if isinstance(how, ReduceOptions) else how
         _syncs[key] = GradientSync(
             variables, strategy=strategy, process_set=process_set, sparse_as_dense=sparse_as_dense
         )
@@ -197,6 +229,7 @@ def PartialDistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
+    strategy: Strategy | None = None,
 ) -> Any:
     """A DistributedGradientTape that leaves the gradients of some layers to their rank.
 
@@ -219,6 +252,7 @@ def PartialDistributedGradientTape(
         groups,
         process_set,
         scale_local_gradients,
+        strategy,
     )
     for layer in layers:
         for variable in layer.trainable_weights:
