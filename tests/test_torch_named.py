@@ -415,3 +415,26 @@ def _sparse() -> torch.Tensor:
 
 def test_sparse_tensors_are_added_up() -> None:
     assert _on(2, _sparse)[0].tolist() == [1.0, 0.5, 0.5, 0.0, 0.0]
+
+
+def _many_without_names() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    total = sum(range(size))
+    if rank:  # the others begin more than there are names for, before this one comes to any of them
+        assert hvd.allreduce(torch.ones(2), name="between", op=hvd.Sum).tolist() == [size, size]
+    for again in range(2):
+        handles = [hvd.allreduce_async(torch.full((1 + turn % 7,), turn + rank), op=hvd.Sum) for turn in range(700)]
+        if not rank and not again:
+            assert hvd.allreduce(torch.ones(2), name="between", op=hvd.Sum).tolist() == [size, size]
+        for turn in reversed(range(700)):
+            assert hvd.synchronize(handles[turn]).tolist() == [size * turn + total] * (1 + turn % 7)
+    handles = [hvd.allreduce_async(torch.ones(1 + (rank and turn == 300))) for turn in range(600)]
+    with pytest.raises(HorovodInternalError, match="disagree about the shape"):
+        hvd.synchronize(handles[300])
+    assert all(hvd.synchronize(handle).item() == 1 for handle in handles[:300] + handles[301:])
+
+
+@pytest.mark.native("Horovod's core gives every operation a name of its own")
+@pytest.mark.parametrize("size", [2, 3])
+def test_operations_without_names_meet_in_their_order_however_many_are_under_way(size: int) -> None:
+    _on(size, _many_without_names)

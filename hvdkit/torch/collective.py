@@ -58,8 +58,9 @@ class Collective(Generic[Result_co]):
 
     def do_differentiably(self) -> Result_co:
         """Do it; returns the results, with a gradient where one of the tensors needs it."""
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors):
-            return self.pack(_Differentiable.apply(self, *self.tensors))  # type: ignore[no-untyped-call]
+        for tensor in self.tensors:
+            if tensor.requires_grad and torch.is_grad_enabled():
+                return self.pack(_Differentiable.apply(self, *self.tensors))  # type: ignore[no-untyped-call]
         return self.do(in_place=False)
 
     def _start(
@@ -67,13 +68,16 @@ class Collective(Generic[Result_co]):
     ) -> tuple[Tensors, Operation]:
         """Start the operation; returns the memory that it has been given, a tensor for each, and the operation."""
         engine, kind, copied = self.group.engine, self.announcement.kind, self.overwrites and not in_place
-        buffers: list[Buffer]
-        if engine.takes_tensors:
-            memory = [_contiguous(tensor, copied) for tensor in self.tensors]
-            buffers = [TensorBuffer(each.view(-1), dtype_name(each)) for each in memory]
-        else:
-            memory = [to_host(tensor) if copied else own_memory(tensor) for tensor in self.tensors]
-            buffers = [as_buffer(each) for each in memory]
+        memory: list[torch.Tensor] = []
+        buffers: list[Buffer] = []
+        for tensor in self.tensors:
+            if engine.takes_tensors:
+                given = _contiguous(tensor, copied)
+                buffers.append(TensorBuffer(given.view(-1), dtype_name(given)))
+            else:
+                given = to_host(tensor) if copied else own_memory(tensor)
+                buffers.append(as_buffer(given))
+            memory.append(given)
         name = f"{kind}.{self.name}" if self.name else engine.make_name(kind)
         return memory, start(name, self.announcement, buffers)
 

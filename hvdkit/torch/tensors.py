@@ -45,7 +45,7 @@ def as_buffer(tensor: torch.Tensor) -> Buffer:
     return Buffer((flat if bits is None else flat.view(bits)).numpy(), name)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class TensorBuffer(Buffer):
     """A Buffer that is a contiguous tensor, on any device, for engines that take it so. array: (n,)."""
 

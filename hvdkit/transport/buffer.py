@@ -82,7 +82,7 @@ def check_reduction(dtype: str, op: str, call: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Buffer:
     """Contiguous memory seen as numbers.
 

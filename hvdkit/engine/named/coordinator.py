@@ -56,9 +56,11 @@ class Numbers:
     def item(self, name: str, asked: Announcement) -> Item:
         """What to announce an operation by."""
         known = self.by_name.get(name)
-        if known is not None and (known[0] is asked or known[0] == asked):
-            return known[1]
-        return name, asked
+        if known is None or (known[0] is not asked and known[0] != asked):
+            return name, asked
+        if known[0] is not asked:
+            self.by_name[name] = asked, known[1]  # compared sooner the next time
+        return known[1]
 
 
 @dataclass

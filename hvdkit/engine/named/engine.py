@@ -9,14 +9,16 @@ Locks, in the order in which they are taken; no other order is allowed:
 1. `_executing`, by the thread that does what is ready: held through whole collectives, and so for as long as other
    ranks take. A wait for it is limited, and messages go on meanwhile.
 2. `_talking`, by the thread that sends and receives: never held while waiting for another rank.
-3. `_registering`, around the table of operations: never held while anything else is called.
+3. `_registering`, around the table of operations: never held while anything is called that waits.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from hvdkit.config import Config
@@ -51,6 +53,8 @@ _IDLE_S = 0.05  # how often a thread with nothing to do looks at the mail: to an
 _LOOK_S = 0.05  # how often it is looked for what takes too long
 _PAUSE_S = 0.001  # for more announcements to come, as they do many at a time
 _MOST_PAUSES = 10
+_UNNAMED = ".noname."
+_NAMES = 240  # of operations without one; with many divisors, so that calls repeated in a loop get the same ones again
 
 
 class NamedEngine(Naming):
@@ -88,6 +92,7 @@ class NamedEngine(Naming):
         )
         self._executor = Executor(transport, config.fusion_bytes, timeline)
         self._operations: dict[str, Operation] = {}
+        self._queued: dict[str, deque[Operation]] = {}  # operations whose name is still under way
         self._join: Operation | None = None
         self.joining = Joining()
         self._failure: str | None = None
@@ -118,6 +123,10 @@ class NamedEngine(Naming):
         """See Engine."""
         return self._negotiator.add_window
 
+    def make_name(self, kind: str) -> str:
+        """See Engine. The same names come again and again, so that the ranks know them by number."""
+        return f"{kind}{_UNNAMED}{self.count(kind) % _NAMES}"
+
     def submit(self, name: str, asked: Announcement, buffers: Sequence[Buffer]) -> Operation:
         """Begin an operation; it is done some time after every rank has begun it.
 
@@ -146,14 +155,31 @@ class NamedEngine(Naming):
             if self._failure is not None:
                 raise HorovodInternalError(self._failure)
             if self._operations.setdefault(operation.name, operation) is not operation:
+                if _UNNAMED in operation.name:
+                    self._queued.setdefault(operation.name, deque()).append(operation)
+                    return operation
                 raise DuplicateNameError(
                     f"{operation.name} is still under way on {self.who(self.transport.rank)}. Give operations that run "
                     f"at the same time different names, or synchronize() the first one before."
                 )
+        self._negotiate(operation)
+        return operation
+
+    def _negotiate(self, operation: Operation) -> None:
         if self.timeline.on:
             self.timeline.begin(operation.name, f"NEGOTIATE_{operation.asked.kind.upper()}")
         self._negotiator.add(operation.name, operation.asked)
-        return operation
+
+    def _free(self, name: str) -> None:
+        """The operation of this name has ended; the next one that waits for the name begins. With `_registering`."""
+        queue = self._queued.get(name)
+        if queue is None:
+            self._operations.pop(name, None)
+            return
+        operation = self._operations[name] = queue.popleft()
+        if not queue:
+            del self._queued[name]
+        self._negotiate(operation)
 
     def join(self) -> Operation:
         """Begin to take part in the others' operations, and plans, with zeros until all ranks have joined."""
@@ -253,8 +279,8 @@ class NamedEngine(Naming):
         with self._registering:
             for operation in operations:
                 if known.get(operation.name) is operation:
-                    del known[operation.name]
                     operation.done = True
+                    self._free(operation.name)
 
     def _contribution(self, ready: Ready) -> Operation:
         """This rank's part of an operation that it has not submitted, having joined."""
@@ -271,7 +297,8 @@ class NamedEngine(Naming):
             if name == JOIN:
                 operation, self._join = self._join, None
             else:
-                operation = self._operations.pop(name, None)
+                operation = self._operations.get(name)
+                self._free(name)
         if operation is not None:
             operation.error = error or operation.error
             operation.done = True
@@ -305,8 +332,9 @@ class NamedEngine(Naming):
         """Nothing can be done any more: tell all who wait, and who will come."""
         with self._registering:
             self._failure = why
-            waiting = list(self._operations.values())
+            waiting = [*self._operations.values(), *itertools.chain(*self._queued.values())]
             self._operations.clear()
+            self._queued.clear()
             if self._join is not None:
                 waiting.append(self._join)
                 self._join = None
