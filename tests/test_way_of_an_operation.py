@@ -18,13 +18,15 @@ import hvdkit.torch as hvd
 pytestmark = [pytest.mark.ranks, pytest.mark.native("Horovod's core is not Python")]
 
 _ROOT = str(Path(hvdkit.__file__).parent)
+_EXECUTION = "/engine/named/execution.py"
 _REPEATS = 200
 
 
 def _count() -> tuple[list[str], int]:
     """The files of hvdkit's that the calling thread passes, and its Python calls, in the shortest of many allreduces.
 
-    A rank that waits for the others polls; the shortest one is that for which the others have been there before.
+    A rank that waits for the others polls; the shortest one is that for which the others have been there before. Those
+    that the engine's own thread has executed do not count.
     """
     tensor, best = torch.ones(300_000), ([""], sys.maxsize)
     with joined("shared_memory"):
@@ -40,12 +42,13 @@ def _count() -> tuple[list[str], int]:
                 hvd.allreduce(tensor, name="measured", op=hvd.Sum)
             finally:
                 sys.setprofile(None)
-            if repeat > 20 and len(codes) < best[1]:
-                best = sorted({code for code in codes if code.startswith(_ROOT)}), len(codes)
+            files = sorted({code.removeprefix(_ROOT) for code in codes if code.startswith(_ROOT)})
+            if repeat > 20 and _EXECUTION in files and len(codes) < best[1]:
+                best = files, len(codes)
     return best
 
 
 def test_one_allreduce_passes_few_files_and_calls() -> None:
     for files, calls in run_ranks(2, _count):
-        assert calls <= 150, calls
-        assert len(files) <= 22, files
+        assert calls <= 130, calls  # about 100; a rank that is early polls
+        assert len(files) <= 19, files

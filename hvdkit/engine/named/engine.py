@@ -173,13 +173,11 @@ class NamedEngine(Naming):
     def _free(self, name: str) -> None:
         """The operation of this name has ended; the next one that waits for the name begins. With `_registering`."""
         queue = self._queued.get(name)
-        if queue is None:
+        if queue:
+            operation = self._operations[name] = queue.popleft()
+            self._negotiate(operation)
+        else:
             self._operations.pop(name, None)
-            return
-        operation = self._operations[name] = queue.popleft()
-        if not queue:
-            del self._queued[name]
-        self._negotiate(operation)
 
     def join(self) -> Operation:
         """Begin to take part in the others' operations, and plans, with zeros until all ranks have joined."""
