@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hvdkit.transport.api import Transport
 from hvdkit.transport.between.base import BaseTransport
 from hvdkit.transport.between.hierarchical import HierarchicalTransport
-from hvdkit.transport.gloo.rendezvous_store import TransportBoard
+from hvdkit.transport.gloo.rendezvous_store import TransportRendezvousStore
 from hvdkit.transport.gloo.transport import GlooTransport, open_gloo
 from hvdkit.transport.mpi.transport import open_mpi
 from hvdkit.transport.shared.transport import SharedMemoryTransport
@@ -17,7 +17,7 @@ from hvdkit.transport.single import SingleTransport
 def _gloo() -> GlooTransport:
     """Gloo between ranks that mpirun has started: they meet through MPI, and use it no more."""
     mpi = open_mpi()
-    transport = open_gloo(TransportBoard(mpi), mpi.rank, mpi.size, host="here")
+    transport = open_gloo(TransportRendezvousStore(mpi), mpi.rank, mpi.size, host="here")
     mpi.close()
     return transport
 

@@ -43,8 +43,7 @@ from hvdkit.tools.doctor import script
 from hvdkit.tools.doctor.checks import scheduler as doctor_scheduler
 from hvdkit.tools.doctor.look import accelerators, system
 from hvdkit.tools.submit import job, scheduler, times
-from hvdkit.transport.gloo import rendezvous as meeting
-from hvdkit.transport.gloo import rendezvous_store as boards
+from hvdkit.transport.gloo import rendezvous, rendezvous_store
 
 ROOT = Path(__file__).parents[1] / "hvdkit"
 EXAMPLES = settings(
@@ -272,8 +271,8 @@ VARIABLES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[dict[str, 
         ),
         (),
     ),
-    "transport.gloo.rendezvous_store.find_board": (
-        lambda environ: boards.find_board(environ, "torchrun"),
+    "transport.gloo.rendezvous_store.find_rendezvous_store": (
+        lambda environ: rendezvous_store.find_rendezvous_store(environ, "torchrun"),
         _variables("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"),
         (WorldError,),
     ),
@@ -329,13 +328,13 @@ MESSAGES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any], tuple
         _objects(job={"hosts": {"0": "n"}}, ranks={"0": [_PROCESS], "1": None}),
         (LaunchError,),
     ),
-    "transport.gloo.rendezvous.parse_word": (
-        lambda value: meeting.parse_word(json.dumps(value).encode()),
+    "transport.gloo.rendezvous.parse_rendezvous_info": (
+        lambda value: rendezvous.parse_rendezvous_info(json.dumps(value).encode()),
         _objects(addresses=["10.0.0.1"], port=5, mark="x", secret=""),
         (TransportError,),
     ),
-    "transport.gloo.rendezvous.parse_attendance": (
-        lambda value: meeting.parse_attendance(json.dumps(value).encode()),
+    "transport.gloo.rendezvous.parse_rank_info": (
+        lambda value: rendezvous.parse_rank_info(json.dumps(value).encode()),
         _objects(host="n", machine="", address="", reached=""),
         (TransportError,),
     ),
@@ -356,8 +355,8 @@ MESSAGES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any], tuple
 
 BYTES: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]] = {
     "launch.reports.parse_report": (reports.parse_report, (ValueError,)),
-    "transport.gloo.rendezvous.parse_word": (meeting.parse_word, (TransportError,)),
-    "transport.gloo.rendezvous.parse_attendance": (meeting.parse_attendance, (TransportError,)),
+    "transport.gloo.rendezvous.parse_rendezvous_info": (rendezvous.parse_rendezvous_info, (TransportError,)),
+    "transport.gloo.rendezvous.parse_rank_info": (rendezvous.parse_rank_info, (TransportError,)),
     "launch.agent.prefix.Prefixer": (lambda data: prefix.Prefixer(b"[0] ").feed(data), ()),
 }
 

@@ -20,7 +20,7 @@ from hvdkit.errors import RankLostError, TransportError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buckets import Buckets, BucketSpec
 from hvdkit.transport.buffer import Buffer, as_buffer
-from hvdkit.transport.gloo.rendezvous_store import LocalBoard, TransportBoard
+from hvdkit.transport.gloo.rendezvous_store import LocalRendezvousStore, TransportRendezvousStore
 from hvdkit.transport.gloo.transport import GlooTransport, open_gloo
 from hvdkit.transport.polling import Backoff
 from hvdkit.transport.select import choose_backend, choose_transport
@@ -31,7 +31,7 @@ NOTICED_S = 5.0
 
 
 def open_over(group: PipeTransport) -> GlooTransport:
-    return open_gloo(TransportBoard(group), group.rank, group.size, host="here")
+    return open_gloo(TransportRendezvousStore(group), group.rank, group.size, host="here")
 
 
 def small_allreduce(transport: Transport) -> None:
@@ -269,7 +269,7 @@ def beside_torchs_own_group(transport: GlooTransport) -> None:
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", store=transport._meeting.store, rank=transport.rank, world_size=transport.size)
+    dist.init_process_group("gloo", store=transport._rendezvous.store, rank=transport.rank, world_size=transport.size)
     try:
         tensor, buffer = torch.ones(1000), buffer_of(np.ones(1000), "float32")
         for _ in range(20):
@@ -290,7 +290,7 @@ def test_the_scripts_own_group_goes_on_beside_it() -> None:
 
 
 def test_one_rank_needs_nobody() -> None:
-    transport = open_gloo(LocalBoard(), 0, 1, host="here")
+    transport = open_gloo(LocalRendezvousStore(), 0, 1, host="here")
     buffer = Buffer(np.arange(5, dtype=np.float32), "float32")
     transport.allreduce(buffer, scale=0.5)
     expect(buffer, np.arange(5) / 2)

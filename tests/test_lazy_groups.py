@@ -26,7 +26,7 @@ from hvdkit.engine.named.engine import NamedEngine
 from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
-from hvdkit.transport.gloo.rendezvous_store import TransportBoard
+from hvdkit.transport.gloo.rendezvous_store import TransportRendezvousStore
 from hvdkit.transport.gloo.transport import open_gloo
 from hvdkit.transport.shared.transport import SharedMemoryTransport
 
@@ -191,7 +191,7 @@ def test_a_rank_that_has_joined_takes_part_in_the_first_use(transport: str) -> N
 
 def _use_without_rank_one(pipes: PipeTransport, shared: bool) -> str:
     """Rank 1 dies after a set was made of ranks 0 and 1, and before anybody has used it."""
-    base = open_gloo(TransportBoard(pipes), pipes.rank, pipes.size, host="here")
+    base = open_gloo(TransportRendezvousStore(pipes), pipes.rank, pipes.size, host="here")
     world: Transport = SharedMemoryTransport(base, base, host="here") if shared else base
 
     def open_engine(transport: Transport, ranks: Sequence[int]) -> NamedEngine:

@@ -9,8 +9,14 @@ from hvdkit.errors import MissingDependencyError
 from hvdkit.transport.addresses import address_towards
 from hvdkit.transport.backend import Abort, Membership
 from hvdkit.transport.gloo.library import can_load_gloo, load_gloo
-from hvdkit.transport.gloo.rendezvous_store import BoardPlace, LocalBoard, TransportBoard, find_board, read_interface
-from hvdkit.transport.gloo.transport import GlooTransport, open_board, open_gloo
+from hvdkit.transport.gloo.rendezvous_store import (
+    LocalRendezvousStore,
+    StoreLocation,
+    TransportRendezvousStore,
+    find_rendezvous_store,
+    read_interface,
+)
+from hvdkit.transport.gloo.transport import GlooTransport, open_gloo, open_rendezvous_store
 from hvdkit.transport.part import Part, runs_mpi
 from hvdkit.world import World
 
@@ -30,8 +36,8 @@ def connect(world: World, part: Part | None) -> tuple[GlooTransport, Abort | Non
         ) from error
     only_mpi_knows = part is not None or world.size == 0 or (world.launcher == "none" and runs_mpi())
     if world.size == 1 and not only_mpi_knows:
-        return open_gloo(LocalBoard(), 0, 1, **options), None
-    place = BoardPlace("mpi") if only_mpi_knows else find_board(variables, world.launcher)
+        return open_gloo(LocalRendezvousStore(), 0, 1, **options), None
+    place = StoreLocation("mpi") if only_mpi_knows else find_rendezvous_store(variables, world.launcher)
     if place.kind == "mpi":
         from hvdkit.transport.mpi import backend as mpi
 
@@ -39,11 +45,13 @@ def connect(world: World, part: Part | None) -> tuple[GlooTransport, Abort | Non
         if part is not None:
             options["towards"] = address_towards(world.host)
             options["host"] = f"{world.host} (job rank {part.ranks[mpi_transport.rank]})"
-        transport = open_gloo(TransportBoard(mpi_transport), mpi_transport.rank, mpi_transport.size, **options)
+        transport = open_gloo(
+            TransportRendezvousStore(mpi_transport), mpi_transport.rank, mpi_transport.size, **options
+        )
         mpi_transport.close()
         return transport, abort
-    board, towards = open_board(place, world.rank)
-    return open_gloo(board, world.rank, world.size, towards=towards, **options), None
+    store, towards = open_rendezvous_store(place, world.rank)
+    return open_gloo(store, world.rank, world.size, towards=towards, **options), None
 
 
 def takes_calls_from_threads() -> bool:

@@ -1,7 +1,7 @@
 """The rendezvous of ranks that know only a store: rank 0 opens a store of hvdkit's own and writes its address there.
 
-Word of a store that is gone (of ranks that torchrun has started again, say) cannot be told from fresh word; but nobody
-answers there, so it is read again until somebody does.
+An entry about a store that is gone (of ranks that torchrun has started again, say) cannot be told from a fresh one; but
+nobody answers there, so it is read again until somebody does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.addresses import LOOPBACK, address_of, is_loopback, list_addresses
-from hvdkit.transport.gloo.rendezvous_store import Board
+from hvdkit.transport.gloo.rendezvous_store import RendezvousStore
 
 _PAUSE_S = 0.05
 _ANSWER_S = 3.0
@@ -36,10 +36,11 @@ class Stores(Protocol):
 
 
 @dataclass(frozen=True)
-class Word:
-    """What rank 0 leaves on the board: where its store is, best address first, and what marks it as this job's.
+class RendezvousInfo:
+    """What rank 0 puts into the rendezvous store: where its own store is, best address first, and the mark of this job.
 
-    secret: of the job, in hex; "" where others can read the board. It is in the store then, which they can read too.
+    secret: of the job, in hex; "" where others can read the rendezvous store. It is in rank 0's store then, which they
+    can read too.
     """
 
     addresses: tuple[str, ...]
@@ -49,7 +50,7 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Attendance:
+class RankInfo:
     """What each rank says of itself. address: its own. reached: the address by which it reached rank 0's store."""
 
     host: str
@@ -59,8 +60,8 @@ class Attendance:
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """The ranks have found each other.
+class Rendezvous:
+    """The outcome of a rendezvous.
 
     nodes: a number for each rank's host, equal for ranks of the same one. secret: of this job, the same on all ranks.
     """
@@ -72,8 +73,8 @@ class Meeting:
     secret: bytes
 
 
-def parse_word(data: bytes) -> Word:
-    """Read what was left on the board. Raises TransportError for what rank 0 does not leave."""
+def parse_rendezvous_info(data: bytes) -> RendezvousInfo:
+    """Read what rank 0 has put into the rendezvous store. Raises TransportError for anything else."""
     found = _parse(data)
     addresses, port, mark, secret = (found.get(key) for key in ("addresses", "port", "mark", "secret"))
     if (
@@ -85,16 +86,16 @@ def parse_word(data: bytes) -> Word:
         and isinstance(secret, str)
         and re.fullmatch(r"([0-9a-f]{64})?", secret)
     ):
-        return Word(tuple(addresses), port, mark, secret)
+        return RendezvousInfo(tuple(addresses), port, mark, secret)
     raise _strange(data)
 
 
-def parse_attendance(data: bytes) -> Attendance:
+def parse_rank_info(data: bytes) -> RankInfo:
     """Read what a rank says of itself. Raises TransportError for what no rank says."""
     found = _parse(data)
-    words = [found.get(one.name) for one in fields(Attendance)]
+    words = [found.get(one.name) for one in fields(RankInfo)]
     if all(isinstance(one, str) for one in words):
-        return Attendance(*map(str, words))
+        return RankInfo(*map(str, words))
     raise _strange(data)
 
 
@@ -114,8 +115,8 @@ def _strange(data: bytes) -> TransportError:
     )
 
 
-def meet(
-    board: Board,
+def find_peers(
+    rendezvous_store: RendezvousStore,
     stores: Stores,
     rank: int,
     size: int,
@@ -125,10 +126,10 @@ def meet(
     interface: str,
     towards: str,
     deadline: float,
-) -> Meeting:
-    """Meet the other ranks; collective.
+) -> Rendezvous:
+    """Find the other ranks; collective.
 
-    name: of this meeting, on the board. host: this host's name, for messages. interface: to be used; "" for any.
+    name: the key of this rendezvous. host: this host's name, for messages. interface: to be used; "" for any.
     towards: the address of this host that others most likely reach. deadline: on the clock of time.monotonic().
     Raises TransportError naming the ranks that have not come.
     """
@@ -137,20 +138,20 @@ def meet(
         store, reached = stores.host(), ""
         mark, secret = secrets.token_hex(16), secrets.token_hex(32)
         store.set("mark", mark)
-        if not board.private:
+        if not rendezvous_store.private:
             store.set("secret", secret)
         addresses = (own,) if own else tuple(list_addresses(towards))
-        word = Word(addresses, store.port, mark, secret if board.private else "")
-        board.put(name, json.dumps(asdict(word)).encode())
+        info = RendezvousInfo(addresses, store.port, mark, secret if rendezvous_store.private else "")
+        rendezvous_store.put(name, json.dumps(asdict(info)).encode())
         address = own
     else:
-        store, reached, address, secret = _find_store(board, stores, name, rank, deadline)
+        store, reached, address, secret = _find_store(rendezvous_store, stores, name, rank, deadline)
         address = own or address
-    store.set(f"rank/{rank}", json.dumps(asdict(Attendance(host, _machine(), address, reached))))
-    everyone = [parse_attendance(one) for one in collect(store, "rank", size, deadline)]
+    store.set(f"rank/{rank}", json.dumps(asdict(RankInfo(host, _machine(), address, reached))))
+    everyone = [parse_rank_info(one) for one in collect(store, "rank", size, deadline)]
     machines = list(dict.fromkeys(one.machine for one in everyone))
     nodes = tuple(machines.index(one.machine) for one in everyone)
-    return Meeting(
+    return Rendezvous(
         store,
         tuple(one.host for one in everyone),
         nodes,
@@ -159,7 +160,7 @@ def meet(
     )
 
 
-def choose_address(everyone: Sequence[Attendance], nodes: Sequence[int], rank: int) -> str:
+def choose_address(everyone: Sequence[RankInfo], nodes: Sequence[int], rank: int) -> str:
     """The address by which a rank is reached by all others. Raises TransportError if there is none."""
     if len(set(nodes)) == 1:
         return LOOPBACK
@@ -187,29 +188,31 @@ def collect(store: Any, what: str, size: int, deadline: float) -> list[bytes]:
     return [bytes(one) for one in store.multi_get(keys)]
 
 
-def _find_store(board: Board, stores: Stores, name: str, rank: int, deadline: float) -> tuple[Any, str, str, str]:
-    """Rank 0's store, the address by which it was reached, this host's own towards it, and the word's secret."""
-    seen = "it has left no word"
+def _find_store(
+    rendezvous_store: RendezvousStore, stores: Stores, name: str, rank: int, deadline: float
+) -> tuple[Any, str, str, str]:
+    """Rank 0's store, the address by which it was reached, this host's own towards it, and the job's secret."""
+    seen = "it has not said where its store is"
     while time.monotonic() < deadline:
-        found = board.get(name)
+        found = rendezvous_store.get(name)
         if found is not None:
-            word = parse_word(found)
-            for address in word.addresses:
-                store, own = _try_store(stores, address, word)
+            info = parse_rendezvous_info(found)
+            for address in info.addresses:
+                store, own = _try_store(stores, address, info)
                 if store is not None:
-                    return store, address, own, word.secret
-                seen = f"it should be at {address}:{word.port}, and is not: {own}"
+                    return store, address, own, info.secret
+                seen = f"it should be at {address}:{info.port}, and is not: {own}"
         time.sleep(_PAUSE_S)
     raise TransportError(f"Rank {rank} has not found rank 0: {seen}. Rank 0's own output may say why.")
 
 
-def _try_store(stores: Stores, address: str, word: Word) -> tuple[Any, str]:
+def _try_store(stores: Stores, address: str, info: RendezvousInfo) -> tuple[Any, str]:
     """The store and this host's own address towards it; None and what happened if it is not there."""
     try:
-        with socket.create_connection((address, word.port), timeout=_ANSWER_S) as probe:
+        with socket.create_connection((address, info.port), timeout=_ANSWER_S) as probe:
             own = str(probe.getsockname()[0])
-        store = stores.join(address, word.port, _ANSWER_S)
-        if store.check(["mark"]) and store.get("mark") == word.mark.encode():
+        store = stores.join(address, info.port, _ANSWER_S)
+        if store.check(["mark"]) and store.get("mark") == info.mark.encode():
             return store, own
     except (OSError, TransportError, RuntimeError) as error:
         return None, str(error)

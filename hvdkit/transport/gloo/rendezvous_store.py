@@ -15,21 +15,21 @@ from hvdkit.transport.small_collectives import broadcast_bytes
 _ANSWER_S = 10.0
 
 
-class Board(Protocol):
-    """What one rank puts here the others find, sooner or later. private: and nobody else."""
+class RendezvousStore(Protocol):
+    """Keeps values by key: what one rank puts, the others get. private: nobody else can read it."""
 
     private: bool
 
     def put(self, key: str, value: bytes) -> None:
-        """Leave a value, in place of an older one."""
+        """Store a value, in place of an older one."""
 
     def get(self, key: str) -> bytes | None:
-        """What has been left last; None if nothing has. It may be from processes that are no more."""
+        """The value that was put last; None if there is none. It may be from processes that have ended."""
 
 
 @dataclass(frozen=True)
-class BoardPlace:
-    """Where the board is.
+class StoreLocation:
+    """Where the rendezvous store is.
 
     kind: "http" is horovodrun's, "store" torch's TCPStore, "mpi" is MPI itself. hosted: does rank 0 start it?
     """
@@ -40,20 +40,20 @@ class BoardPlace:
     hosted: bool = False
 
 
-def find_board(variables: Mapping[str, str], launcher: str) -> BoardPlace:
-    """Read where the launcher has put the board. launcher: see World.
+def find_rendezvous_store(variables: Mapping[str, str], launcher: str) -> StoreLocation:
+    """Read where the launcher has its rendezvous store. launcher: see World.
 
     Raises WorldError if the launcher should have said, and has not, or not well.
     """
     names: tuple[str, str]
     if launcher == "horovodrun":
         names = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
-        return BoardPlace("http", *_read_place(variables, names, launcher))
+        return StoreLocation("http", *_read_place(variables, names, launcher))
     names = "MASTER_ADDR", "MASTER_PORT"
     if launcher == "torchrun" or all(variables.get(name) for name in names):
         agents = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        return BoardPlace("store", *_read_place(variables, names, launcher), hosted=not agents)
-    return BoardPlace("mpi")
+        return StoreLocation("store", *_read_place(variables, names, launcher), hosted=not agents)
+    return StoreLocation("mpi")
 
 
 def read_interface(variables: Mapping[str, str]) -> str:
@@ -75,7 +75,7 @@ def _read_place(variables: Mapping[str, str], names: tuple[str, str], launcher: 
     )
 
 
-class HttpBoard:
+class HttpRendezvousStore:
     """horovodrun's own: PUT and GET of /scope/key, by whoever reaches its port. Proxies are not asked."""
 
     private = False
@@ -84,13 +84,13 @@ class HttpBoard:
         self._place = address, port
 
     def put(self, key: str, value: bytes) -> None:
-        """See Board.put. Raises TransportError."""
+        """See RendezvousStore.put. Raises TransportError."""
         status, _ = self._ask("PUT", key, value)
         if status != 200:
             raise TransportError(f"horovodrun's rendezvous server at {self._place} answered PUT with status {status}.")
 
     def get(self, key: str) -> bytes | None:
-        """See Board.get. Raises TransportError."""
+        """See RendezvousStore.get. Raises TransportError."""
         status, value = self._ask("GET", key)
         return value if status == 200 else None
 
@@ -109,7 +109,7 @@ class HttpBoard:
             connection.close()
 
 
-class StoreBoard:
+class TcpRendezvousStore:
     """A TCPStore of torch's, which answers whoever reaches its port. open_store: connects to it; called once."""
 
     private = False
@@ -118,17 +118,17 @@ class StoreBoard:
         self._store = open_store()
 
     def put(self, key: str, value: bytes) -> None:
-        """See Board.put."""
+        """See RendezvousStore.put."""
         self._store.set(f"hvdkit/{key}", value)
 
     def get(self, key: str) -> bytes | None:
-        """See Board.get."""
+        """See RendezvousStore.get."""
         name = f"hvdkit/{key}"
         return bytes(self._store.get(name)) if self._store.check([name]) else None
 
 
-class LocalBoard:
-    """The board of a world of one rank."""
+class LocalRendezvousStore:
+    """The store of a world of one rank."""
 
     private = True
 
@@ -136,15 +136,15 @@ class LocalBoard:
         self._values: dict[str, bytes] = {}
 
     def put(self, key: str, value: bytes) -> None:
-        """See Board.put."""
+        """See RendezvousStore.put."""
         self._values[key] = value
 
     def get(self, key: str) -> bytes | None:
-        """See Board.get."""
+        """See RendezvousStore.get."""
         return self._values.get(key)
 
 
-class TransportBoard:
+class TransportRendezvousStore:
     """A transport of the same ranks that there is already: put() and the others' first get() are one collective."""
 
     private = True
@@ -154,11 +154,11 @@ class TransportBoard:
         self._found: bytes | None = None
 
     def put(self, key: str, value: bytes) -> None:
-        """See Board.put; on rank 0."""
+        """See RendezvousStore.put; on rank 0."""
         broadcast_bytes(self._transport, value, 0)
 
     def get(self, key: str) -> bytes | None:
-        """See Board.get; on the others."""
+        """See RendezvousStore.get; on the others."""
         if self._found is None:
             self._found = broadcast_bytes(self._transport, b"", 0)
         return self._found

@@ -20,30 +20,35 @@ from hvdkit.transport.gloo.library import Group, TcpStores, load_gloo
 from hvdkit.transport.gloo.messages import PeerMessages
 from hvdkit.transport.gloo.nonblocking import GlooWire
 from hvdkit.transport.gloo.peers import PeerConnections, PeerMailbox
-from hvdkit.transport.gloo.rendezvous import Meeting, collect, meet
-from hvdkit.transport.gloo.rendezvous_store import Board, BoardPlace, HttpBoard, StoreBoard
+from hvdkit.transport.gloo.rendezvous import Rendezvous, collect, find_peers
+from hvdkit.transport.gloo.rendezvous_store import (
+    HttpRendezvousStore,
+    RendezvousStore,
+    StoreLocation,
+    TcpRendezvousStore,
+)
 from hvdkit.transport.polling import Backoff, calls
 from hvdkit.transport.request import Request
 
 _START_S = 120.0
-_NEWS_S = 2.0  # for word of the rank whose end made a collective fail
+_NEWS_S = 2.0  # until the rank whose end made a collective fail is known
 
-_meetings = itertools.count()
+_rendezvous_numbers = itertools.count()
 
 
-def open_board(place: BoardPlace, rank: int) -> tuple[Board, str]:
-    """The board of a launcher without MPI, and the address of this host towards it. Raises TransportError."""
+def open_rendezvous_store(place: StoreLocation, rank: int) -> tuple[RendezvousStore, str]:
+    """The store of a launcher without MPI, and the address of this host towards it. Raises TransportError."""
     towards = address_towards(place.address)
     if place.kind == "http":
-        return HttpBoard(place.address, place.port), towards
+        return HttpRendezvousStore(place.address, place.port), towards
     stores = TcpStores()
     if place.hosted and rank == 0:
-        return StoreBoard(lambda: stores.host_at(place.address, place.port)), towards
-    return StoreBoard(lambda: stores.join(place.address, place.port, _START_S)), towards
+        return TcpRendezvousStore(lambda: stores.host_at(place.address, place.port)), towards
+    return TcpRendezvousStore(lambda: stores.join(place.address, place.port, _START_S)), towards
 
 
 def open_gloo(
-    board: Board,
+    store: RendezvousStore,
     rank: int,
     size: int,
     *,
@@ -52,7 +57,7 @@ def open_gloo(
     towards: str = "",
     arithmetic: Arithmetic | None = None,
 ) -> GlooTransport:
-    """A transport of all ranks that read the same board; collective.
+    """A transport of all ranks that have the same rendezvous store; collective.
 
     host: name of this host, for messages. interface: that Gloo uses between hosts; "" for what leads to rank 0.
     towards: the address of this host that others most likely reach. arithmetic: numpy's if None.
@@ -60,25 +65,25 @@ def open_gloo(
     """
     load_gloo()
     deadline = time.monotonic() + _START_S
-    meeting = meet(
-        board,
+    rendezvous = find_peers(
+        store,
         TcpStores(),
         rank,
         size,
-        name=f"meeting-{next(_meetings)}",
+        name=f"rendezvous-{next(_rendezvous_numbers)}",
         host=host,
         interface=interface,
         towards=towards or address_towards(host),
         deadline=deadline,
     )
-    with listen(meeting.address, size) as listener:
-        place = f"{meeting.address} {listener.getsockname()[1]}"
-        meeting.store.set(f"peers/{rank}", place)
-        told = [one.decode().split() for one in collect(meeting.store, "peers", size, deadline)]
+    with listen(rendezvous.address, size) as listener:
+        place = f"{rendezvous.address} {listener.getsockname()[1]}"
+        rendezvous.store.set(f"peers/{rank}", place)
+        told = [one.decode().split() for one in collect(rendezvous.store, "peers", size, deadline)]
         places = [(address, int(port)) for address, port in told]
-        connections = connect_all(listener, rank, places, meeting.secret, deadline)
-    peers = PeerConnections(rank, connections, meeting.hosts)
-    return GlooTransport(meeting, peers, range(size), "world", arithmetic or NumpyArithmetic())
+        connections = connect_all(listener, rank, places, rendezvous.secret, deadline)
+    peers = PeerConnections(rank, connections, rendezvous.hosts)
+    return GlooTransport(rendezvous, peers, range(size), "world", arithmetic or NumpyArithmetic())
 
 
 class GlooTransport(BaseTransport):
@@ -93,7 +98,7 @@ class GlooTransport(BaseTransport):
 
     def __init__(
         self,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         peers: PeerConnections,
         ranks: Sequence[int],
         key: str,
@@ -104,7 +109,7 @@ class GlooTransport(BaseTransport):
         size = len(self.ranks)
         between = BetweenHosts(algorithm, ("library", "pieces"), size)
         super().__init__(self.ranks.index(peers.rank), size, arithmetic, between)
-        self._meeting, self._peers, self._key = meeting, peers, key
+        self._rendezvous, self._peers, self._key = rendezvous, peers, key
         self._made = itertools.count()
         self._wire: GlooWire | None = None  # opened at the first collective, to which all ranks come
         self._messages: PeerMessages | None = None
@@ -144,9 +149,9 @@ class GlooTransport(BaseTransport):
         return self._connect(self._name())
 
     def _connect(self, key: str) -> GlooWire:
-        meeting = self._meeting
+        rendezvous = self._rendezvous
         self._assemble(key)
-        group = Group(meeting.store, key, self.rank, self.size, meeting.address, self._explain)
+        group = Group(rendezvous.store, key, self.rank, self.size, rendezvous.address, self._explain)
         barrier = group.barrier()  # a rank that closes its connections breaks those that others still make
         barrier.check = self.check
         barrier.wait()
@@ -175,11 +180,11 @@ class GlooTransport(BaseTransport):
         if number is None:
             return None
         members, key = [self.ranks[rank] for rank in groups[number]], f"{key}.{number}"
-        return GlooTransport(self._meeting, self._peers, members, key, self.arithmetic, self.between.algorithm)
+        return GlooTransport(self._rendezvous, self._peers, members, key, self.arithmetic, self.between.algorithm)
 
     def find_nodes(self) -> list[int]:
         """See BaseTransport.find_nodes. A host is what has one name and one boot."""
-        return [self._meeting.nodes[rank] for rank in self.ranks]
+        return [self._rendezvous.nodes[rank] for rank in self.ranks]
 
     def open_mailbox(self) -> PeerMailbox:
         """See Transport.open_mailbox."""

@@ -1,4 +1,4 @@
-"""How ranks without MPI find each other: what launchers say, word that is out of date, and who has not come."""
+"""How ranks without MPI find each other: what launchers say, entries that are out of date, and who has not come."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from key_value_server import serve_values
 
 from hvdkit.errors import TransportError, WorldError
 from hvdkit.transport.addresses import address_of, address_towards, is_loopback, list_addresses
-from hvdkit.transport.gloo import rendezvous as meeting
+from hvdkit.transport.gloo import rendezvous
 from hvdkit.transport.gloo.library import TcpStores
-from hvdkit.transport.gloo.rendezvous import Attendance, Meeting, choose_address, meet
+from hvdkit.transport.gloo.rendezvous import RankInfo, Rendezvous, choose_address, find_peers
 from hvdkit.transport.gloo.rendezvous_store import (
-    Board,
-    BoardPlace,
-    HttpBoard,
-    LocalBoard,
-    StoreBoard,
-    find_board,
+    HttpRendezvousStore,
+    LocalRendezvousStore,
+    RendezvousStore,
+    StoreLocation,
+    TcpRendezvousStore,
+    find_rendezvous_store,
     read_interface,
 )
 
@@ -32,16 +32,20 @@ HOROVODRUN = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_RENDEZVO
 @pytest.mark.parametrize(
     "variables, launcher, place",
     [
-        ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}, "torchrun", BoardPlace("store", "node1", 29500)),
-        ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}, "torchrun", BoardPlace("store", "node1", 29500, True)),
-        (TORCHRUN, "slurm", BoardPlace("store", "node1", 29500, True)),
-        (HOROVODRUN, "horovodrun", BoardPlace("http", "10.0.0.1", 4711)),
-        ({**HOROVODRUN, **TORCHRUN}, "horovodrun", BoardPlace("http", "10.0.0.1", 4711)),
-        ({"MASTER_ADDR": "node1"}, "openmpi", BoardPlace("mpi")),
+        ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}, "torchrun", StoreLocation("store", "node1", 29500)),
+        (
+            {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"},
+            "torchrun",
+            StoreLocation("store", "node1", 29500, True),
+        ),
+        (TORCHRUN, "slurm", StoreLocation("store", "node1", 29500, True)),
+        (HOROVODRUN, "horovodrun", StoreLocation("http", "10.0.0.1", 4711)),
+        ({**HOROVODRUN, **TORCHRUN}, "horovodrun", StoreLocation("http", "10.0.0.1", 4711)),
+        ({"MASTER_ADDR": "node1"}, "openmpi", StoreLocation("mpi")),
     ],
 )
-def test_the_launcher_says_where_the_ranks_meet(variables: dict[str, str], launcher: str, place: BoardPlace) -> None:
-    assert find_board(variables, launcher) == place
+def test_the_launcher_says_where_the_ranks_meet(variables: dict[str, str], launcher: str, place: StoreLocation) -> None:
+    assert find_rendezvous_store(variables, launcher) == place
 
 
 @pytest.mark.parametrize(
@@ -55,7 +59,7 @@ def test_the_launcher_says_where_the_ranks_meet(variables: dict[str, str], launc
 )
 def test_a_launcher_that_does_not_say_is_an_error(variables: dict[str, str], launcher: str, named: str) -> None:
     with pytest.raises(WorldError, match=f"{named}.*hvdrun"):
-        find_board(variables, launcher)
+        find_rendezvous_store(variables, launcher)
 
 
 def test_torchs_interface_comes_before_horovods() -> None:
@@ -76,8 +80,8 @@ def test_addresses_of_this_host() -> None:
         address_of("nowhere")
 
 
-def attendance(machine: str, address: str, reached: str) -> Attendance:
-    return Attendance(machine, machine, address, reached)
+def attendance(machine: str, address: str, reached: str) -> RankInfo:
+    return RankInfo(machine, machine, address, reached)
 
 
 def test_ranks_of_one_host_use_the_loopback_and_others_what_rank_0_was_reached_by() -> None:
@@ -91,16 +95,16 @@ def test_ranks_of_one_host_use_the_loopback_and_others_what_rank_0_was_reached_b
         choose_address([here[0], attendance("a", "127.0.0.1", "127.0.0.1"), apart[2]], [0, 0, 1], 1)
 
 
-def gather(board: Board, ranks: list[int], size: int, seconds: float = 20.0) -> list[Any]:
-    """What meet() returns or raises on these ranks, which are threads here."""
+def gather(launcher_store: RendezvousStore, ranks: list[int], size: int, seconds: float = 20.0) -> list[Any]:
+    """What find_peers() returns or raises on these ranks, which are threads here."""
     answers: list[Any] = [None] * len(ranks)
 
     def run(at: int, rank: int) -> None:
         if rank == 0:
             time.sleep(0.3)  # the others look for it meanwhile
         try:
-            answers[at] = meet(
-                board,
+            answers[at] = find_peers(
+                launcher_store,
                 TcpStores(),
                 rank,
                 size,
@@ -121,49 +125,51 @@ def gather(board: Board, ranks: list[int], size: int, seconds: float = 20.0) -> 
     return answers
 
 
-def expect_meeting(answers: list[Any]) -> None:
+def expect_rendezvous(answers: list[Any]) -> None:
     for one in answers:
-        assert isinstance(one, Meeting), one
+        assert isinstance(one, Rendezvous), one
         assert one.hosts == tuple(f"host of {rank}" for rank in range(len(answers)))
         assert (one.nodes, one.address) == ((0,) * len(answers), "127.0.0.1")
         assert len(one.secret) == 32 and one.secret == answers[0].secret
 
 
 def test_ranks_meet_on_any_board() -> None:
-    there = gather(LocalBoard(), [0, 1, 2], 3)
-    expect_meeting(there)
+    there = gather(LocalRendezvousStore(), [0, 1, 2], 3)
+    expect_rendezvous(there)
     assert not there[0].store.check(["secret"])  # anybody could ask the store for it
     with serve_values() as port:
-        expect_meeting(gather(HttpBoard("127.0.0.1", port), [0, 1, 2], 3))
-    expect_meeting(gather(StoreBoard(TcpStores().host), [0, 1, 2], 3))
+        expect_rendezvous(gather(HttpRendezvousStore("127.0.0.1", port), [0, 1, 2], 3))
+    expect_rendezvous(gather(TcpRendezvousStore(TcpStores().host), [0, 1, 2], 3))
 
 
 @pytest.mark.parametrize("answering", [False, True])
 def test_word_of_ranks_that_are_no_more_is_not_believed(answering: bool) -> None:
-    board, store = LocalBoard(), TcpStores().host()
+    launcher_store, store = LocalRendezvousStore(), TcpStores().host()
     store.set("mark", "of an older job")
     port = store.port
     if not answering:
         del store
-    board.put("test", json.dumps({"addresses": ["127.0.0.1"], "port": port, "mark": "gone", "secret": ""}).encode())
-    expect_meeting(gather(board, [0, 1], 2))
+    launcher_store.put(
+        "test", json.dumps({"addresses": ["127.0.0.1"], "port": port, "mark": "gone", "secret": ""}).encode()
+    )
+    expect_rendezvous(gather(launcher_store, [0, 1], 2))
 
 
 def test_ranks_that_do_not_come_are_named() -> None:
-    for error in gather(LocalBoard(), [0, 2], 4, seconds=2.0):
+    for error in gather(LocalRendezvousStore(), [0, 2], 4, seconds=2.0):
         assert "2 of 4 ranks have not come: 1, 3" in str(error)
-    (error,) = gather(LocalBoard(), [1], 2, seconds=1.0)
-    assert "Rank 1 has not found rank 0: it has left no word" in str(error)
+    (error,) = gather(LocalRendezvousStore(), [1], 2, seconds=1.0)
+    assert "Rank 1 has not found rank 0: it has not said where its store is" in str(error)
 
 
 def test_a_rendezvous_server_that_is_gone_is_told() -> None:
     with serve_values() as port:
-        board = HttpBoard("127.0.0.1", port)
-        assert board.get("nothing") is None
+        launcher_store = HttpRendezvousStore("127.0.0.1", port)
+        assert launcher_store.get("nothing") is None
     with pytest.raises(TransportError, match=rf"127.0.0.1:{port} cannot be reached"):
-        board.get("nothing")
+        launcher_store.get("nothing")
 
 
 def test_hosts_are_told_apart_by_name_and_boot() -> None:
-    name, _, boot = meeting._machine().partition(" ")
+    name, _, boot = rendezvous._machine().partition(" ")
     assert name and boot
