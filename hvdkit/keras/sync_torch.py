@@ -95,14 +95,16 @@ class TorchDriver:
 
     def enter(self) -> None:
         """See StrategyDriver.enter."""
-        for sync in self._all():
-            sync.enter()
-            sync.zeroed()  # a backward pass may have been cut short
+        if self._hooked is not None:
+            self._hooked.enter()
+            self._hooked.zeroed()  # a backward pass may have been cut short
 
     def close(self) -> None:
         """See StrategyDriver.close."""
-        for sync in self._all():
+        if self._hooked is not None:
+            self._hooked.close()
+        for sync in self._others.values():
             sync.close()
-
-    def _all(self) -> list[GradientSync]:
-        return [*([] if self._hooked is None else [self._hooked]), *self._others.values()]
+        # They are numbered when they are needed first: a rank that comes later has none of them.
+        self._others.clear()
+        self._reduced = None
