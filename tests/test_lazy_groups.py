@@ -42,6 +42,11 @@ def taken() -> tuple[int, int, int]:
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), mappings
 
 
+def _assert_nothing_taken(before: tuple[int, int, int], after: tuple[int, int, int]) -> None:
+    """Less is fine: a thread that has been joined is there for a moment longer."""
+    assert all(now <= then for then, now in zip(before, after, strict=True)), f"{before} before, {after} after"
+
+
 def _sum(process_set: hvd.ProcessSet, name: str) -> list[float]:
     return hvd.allreduce(torch.full((3,), float(hvd.rank())), name=name, op=hvd.Sum, process_set=process_set).tolist()
 
@@ -54,7 +59,7 @@ def _many_sets(transport: str) -> tuple[tuple[int, int, int], tuple[int, int, in
         for _ in range(3):
             sets = [hvd.add_process_set(ranks) for ranks in ([0, 1], [1, 2], [0, 2])]
             after = taken()
-            assert after == before
+            _assert_nothing_taken(before, after)
             for one in sets:
                 assert hvd.remove_process_set(one)  # that nobody has used
         orders = [list(order) for count in (2, 3) for order in itertools.permutations(range(3), count)]
@@ -69,7 +74,7 @@ def _many_sets(transport: str) -> tuple[tuple[int, int, int], tuple[int, int, in
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_fourteen_sets_that_are_not_used_take_no_descriptor_thread_nor_mapping(transport: str) -> None:
     for before, after, right in run_ranks(3, _many_sets, transport):
-        assert after == before
+        _assert_nothing_taken(before, after)
         assert len(right) == 4 + 6 + 1 and all(right)
 
 
