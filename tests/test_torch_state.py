@@ -397,7 +397,7 @@ def broadcast_state_that_does_not_fit() -> str:
 def test_other_parameter_groups_are_an_error_on_every_rank(size: int) -> None:
     answers = run_ranks(size, broadcast_state_that_does_not_fit)
     assert all(answer == answers[0] for answer in answers)
-    assert "rank 0: [2, 1]; rank 1: [1, 2]" in answers[0]
+    assert "Number 0 is of 2 parameters on rank 0 and of 1 parameters on rank 1" in answers[0]
 
 
 # objects ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Are the ranks' parameters still equal? They should never differ; compared now and then, by checksums, it is cheap.
+"""Equal parameters on all ranks: broadcast at the beginning, compared by checksums now and then.
 
 Every rank computes each tensor's checksum from its own memory; 16 bytes of all ranks then say whether they are equal.
 Only where they are not do the ranks tell each other the checksums themselves, and so which tensors differ and where.
@@ -9,16 +9,73 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from hvdkit.engine.api import Engine
+from hvdkit.engine.groups import global_process_set
 from hvdkit.engine.named.collective_step import collective_step
+from hvdkit.engine.named.submit import root_options
 from hvdkit.engine.objects import allgather_object
-from hvdkit.errors import ReplicasDifferError
+from hvdkit.errors import HorovodInternalError, ReplicasDifferError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.small_collectives import gather_bytes
 
 #: (name, checksum) of each tensor, in the same order on all ranks.
 Checksums = Sequence[tuple[str, int]]
+Result = TypeVar("Result")
+
+
+def broadcast_state(
+    call: str,
+    kind: str,
+    described: Sequence[str],
+    broadcast: Callable[[Transport], Result],
+    root_rank: int,
+    *,
+    owner: str = "",
+    key: Callable[[str], str] = str,
+    cure: str = "Build the model from the same configuration on every rank.",
+) -> Result:
+    """Compare what all ranks hold, then have `broadcast` send root's; collective. Returns what `broadcast` returns.
+
+    call: the public function. kind: of what the ranks hold, in the plural. described: each of them, in the order in
+    which it is sent. key: what of a description must be equal on all ranks. owner, cure: for the error.
+    Raises ValueError for a root that does not exist, NotInitializedError before init(), HorovodInternalError on every
+    rank, before anything is sent, if the ranks hold different ones, and if a rank calls something else or has left.
+    """
+    group = global_process_set.group(f"{call}()")
+    options = root_options(global_process_set, root_rank)
+    problem = ""
+
+    def compare_and_broadcast(transport: Transport, _: Sequence[int]) -> Result | None:
+        nonlocal problem
+        held = allgather_object(transport, (owner, list(described)))
+        problem = _explain_mismatch(held, root_rank, kind, key)
+        return None if problem else broadcast(transport)
+
+    result = collective_step(group.engine, call, compare_and_broadcast, options=options)
+    if problem:
+        raise HorovodInternalError(f"{call}(): {problem} {cure}")
+    return result  # type: ignore[no-any-return]
+
+
+def _explain_mismatch(
+    held: Sequence[tuple[str, Sequence[str]]], root_rank: int, kind: str, key: Callable[[str], str]
+) -> str:
+    """Say how a rank's state differs from root's; "" if no rank's does. held: owner and descriptions of every rank."""
+    owner, root = held[root_rank]
+    for rank, (other_owner, other) in enumerate(held):
+        if list(map(key, other)) == list(map(key, root)):
+            continue
+        pairs = list(zip(root, other, strict=False))
+        at = next((i for i, (mine, theirs) in enumerate(pairs) if key(mine) != key(theirs)), len(pairs))
+        owners = f" Rank {root_rank} has {owner}; rank {rank} has {other_owner}." if owner != other_owner else ""
+        return (
+            f"the ranks hold different {kind} ({len(root)} on rank {root_rank}, {len(other)} on rank {rank}). Number "
+            f"{at} is {root[at] if at < len(root) else 'nothing'} on rank {root_rank} and "
+            f"{other[at] if at < len(other) else 'nothing'} on rank {rank}.{owners}"
+        )
+    return ""
 
 
 class ReplicaCheck:

@@ -44,10 +44,15 @@ from hvdkit.keras.averages import average_metrics, evaluate
 from hvdkit.keras.basics import cuda_built, describe, init, rocm_built
 from hvdkit.keras.compression import Compression
 from hvdkit.keras.data import shard
-from hvdkit.keras.objects import allgather_object, broadcast_object
 from hvdkit.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdkit.keras.saved_models import load_model
-from hvdkit.keras.state import broadcast_global_variables, broadcast_model, broadcast_variables
+from hvdkit.keras.state import (
+    allgather_object,
+    broadcast_global_variables,
+    broadcast_model,
+    broadcast_object,
+    broadcast_variables,
+)
 from hvdkit.keras.values import allgather, allreduce, barrier, broadcast, reducescatter
 from hvdkit.profiling.session import profile
 from hvdkit.training.schedules import linear_scale, square_root_scale

@@ -18,8 +18,8 @@ from hvdkit.engine import runtime as engine
 from hvdkit.errors import ConfigError
 from hvdkit.keras import checkpoint
 from hvdkit.keras.kept_variables import KeptVariables
-from hvdkit.keras.objects import broadcast_object
 from hvdkit.keras.replicas import find_sync
+from hvdkit.keras.state import broadcast_object
 
 
 class KerasState(ObjectState):

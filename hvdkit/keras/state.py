@@ -1,21 +1,21 @@
-"""Starting equal: variables from one rank to all."""
+"""Starting equal: variables and objects from one rank to all, after the steps that are under way."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
 
-from hvdkit.engine import runtime as engine
-from hvdkit.engine.groups import global_process_set
-from hvdkit.engine.named.collective_step import collective_step
-from hvdkit.engine.objects import allgather_object as gather
-from hvdkit.errors import HorovodInternalError
+from hvdkit.engine import job_objects
+from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.engine.replicate import broadcast_state
 from hvdkit.keras.backends import settle
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer
+
+T = TypeVar("T")
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
@@ -24,61 +24,40 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
     variables: Keras's or the backend's own, of the same shapes and dtypes and in the same order on all ranks, else
     HorovodInternalError on every rank, before anything is overwritten. ValueError for a root that is not there.
     """
-    _spread(variables, root_rank, "")
+    _broadcast(variables, root_rank, "")
 
 
-def _spread(variables: Iterable[Any], root_rank: int, owner: str) -> None:
+def _broadcast(variables: Iterable[Any], root_rank: int, owner: str) -> None:
     """See broadcast_variables. owner: what has these variables on this rank, for the error."""
-    made = engine.runtime("broadcast_variables()")
-    if not 0 <= root_rank < made.world.size:
-        raise ValueError(f"root_rank is {root_rank}; there are {made.world.size} ranks.")
     settle()
-    given = list(variables)
-    mine = owner, [f"{getattr(one, 'path', one.name)} {one.dtype} {list(one.shape)}" for one in given]
+    listed = list(variables)
 
-    def spread(transport: Transport, _: Sequence[int]) -> str:
-        problem = _compare(gather(transport, mine), root_rank)
-        if problem:
-            return problem
-        for variable in given:
+    def broadcast(transport: Transport) -> None:
+        for variable in listed:
             array = np.array(keras.ops.convert_to_numpy(variable), order="C", copy=True)
             transport.broadcast(Buffer(array.reshape(-1).view(np.uint8), "uint8"), root_rank)
             if transport.rank != root_rank:
                 variable.assign(array)
-        return ""
 
-    group = global_process_set.group("broadcast_variables()")
-    options = [("root rank", str(root_rank))]
-    problem = collective_step(group.engine, "broadcast_variables", spread, options=options)
-    if problem:
-        raise HorovodInternalError(problem)
-
-
-def _compare(described: Sequence[tuple[str, Sequence[str]]], root_rank: int) -> str:
-    """What is wrong with the ranks' variables; "" if nothing is."""
-    owner, root = described[root_rank]
-    for rank, (other_owner, other) in enumerate(described):
-        if [_kind(one) for one in other] == [_kind(one) for one in root]:
-            continue
-        pairs = list(zip(root, other, strict=False))
-        at = next((i for i, (one, two) in enumerate(pairs) if _kind(one) != _kind(two)), len(pairs))
-        seen = (
-            f"The ranks hold different variables ({len(root)} on rank {root_rank}, {len(other)} on rank {rank}). "
-            f"Number {at} is {root[at] if at < len(root) else 'nothing'} on rank {root_rank} and "
-            f"{other[at] if at < len(other) else 'nothing'} on rank {rank}. "
-        )
-        if owner == other_owner:
-            return f"{seen}Build the model from the same configuration on every rank."
-        return (
-            f"{seen}Rank {root_rank} has {owner}; rank {rank} has {other_owner}. If a rank has loaded its model from a "
-            f"file, call hvd.load_model() on every rank, or compile the model with the same optimizer on the others "
-            f"and call optimizer.build(model.trainable_variables) on them before the broadcast."
-        )
-    return ""
+    described = [
+        f"{getattr(variable, 'path', variable.name)} {variable.dtype} {list(variable.shape)}" for variable in listed
+    ]
+    broadcast_state(
+        "broadcast_variables",
+        "variables",
+        described,
+        broadcast,
+        root_rank,
+        owner=owner,
+        key=_dtype_and_shape,
+        cure="Build the model from the same configuration on every rank. If a rank has loaded its model from a file, "
+        "call hvd.load_model() on every rank, or compile the model with the same optimizer on the others and call "
+        "optimizer.build(model.trainable_variables) on them before the broadcast.",
+    )
 
 
-def _kind(description: str) -> str:
-    """Dtype and shape: names hold counters of the models that a rank has made."""
+def _dtype_and_shape(description: str) -> str:
+    """Names hold counters of the models that a rank has made."""
     return description.partition(" ")[2]
 
 
@@ -91,7 +70,7 @@ def broadcast_model(model: keras.Model, root_rank: int = 0, local_variables: Seq
     sync_state(model)
     local = {id(variable) for variable in local_variables}
     shared = [weight for weight in model.weights if id(weight) not in local and id(weight.value) not in local]
-    _spread([*shared, *optimizer_variables(model)], root_rank, _describe_optimizer(model))
+    _broadcast([*shared, *optimizer_variables(model)], root_rank, _describe_optimizer(model))
 
 
 def _describe_optimizer(model: keras.Model) -> str:
@@ -120,3 +99,23 @@ def sync_state(model: keras.Model) -> None:
     """Have the variables hold what the training has come to: while an epoch runs on JAX, they do not."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
+
+
+def broadcast_object(
+    obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> T:
+    """Give every rank a copy of root's object (anything that can be pickled); what the others pass does not count.
+
+    Raises ValueError for a root that does not exist, NotInitializedError before init().
+    """
+    settle()
+    return job_objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def allgather_object(obj: T, name: str | None = None) -> list[T]:
+    """Give every rank the list of all ranks' objects (anything that can be pickled), in rank order.
+
+    Raises NotInitializedError before init().
+    """
+    settle()
+    return job_objects.allgather_object(obj, name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import io
 import os
@@ -19,7 +18,7 @@ from hvdkit.checkpoint.randomness import decode, encode
 from hvdkit.checkpoint.store import Store
 from hvdkit.errors import Preempted
 from hvdkit.torch.data import ShardedSampler
-from hvdkit.torch.state import share_state
+from hvdkit.torch.state import map_nested, share_state
 
 __all__ = ["Checkpoints", "Preempted", "load", "save"]
 
@@ -97,7 +96,7 @@ class TorchKept:
         states = {name: _state_of(one, during_epoch) for name, one in self._things.items()}
         for name, state in states.items():
             _check_plain(name, state)
-        copied = _map_tensors(states, lambda tensor: tensor.detach().to("cpu", copy=True))
+        copied = map_nested(states, torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
 
         def write() -> None:
             with (folder / _FILE).open("xb") as file:
@@ -161,7 +160,7 @@ def _state_of(thing: Any, during_epoch: bool) -> Any:
 
 def _check_plain(name: str, state: Any) -> None:
     skeleton = io.BytesIO()
-    torch.save(_map_tensors(state, lambda tensor: torch.empty(0)), skeleton)
+    torch.save(map_nested(state, torch.Tensor, lambda tensor: torch.empty(0)), skeleton)
     skeleton.seek(0)
     try:
         torch.load(skeleton, weights_only=True)
@@ -171,20 +170,6 @@ def _check_plain(name: str, state: Any) -> None:
             f"{name!r} cannot be kept: its state_dict() holds more than tensors, numbers, texts, lists and dicts, and "
             f"would have to be loaded by executing code. {why}"
         ) from None
-
-
-def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A copy of nested dicts, lists and tuples in which tensors are changed."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if type(value) in (list, tuple):
-        return type(value)(_map_tensors(one, change) for one in value)
-    if isinstance(value, dict):
-        other = copy.copy(value)  # a module's has attributes too
-        for key, one in value.items():
-            other[key] = _map_tensors(one, change)
-        return other
-    return copy.deepcopy(value)
 
 
 def _digest(state: Any) -> str:

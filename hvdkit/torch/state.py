@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +12,7 @@ import torch
 from hvdkit.engine import objects
 from hvdkit.engine.groups import global_process_set
 from hvdkit.engine.job_objects import broadcast_object
-from hvdkit.engine.named.collective_step import collective_step
-from hvdkit.errors import HorovodInternalError
+from hvdkit.engine.replicate import broadcast_state
 from hvdkit.torch.collective import own_memory
 from hvdkit.torch.tensors import as_buffer
 from hvdkit.transport.api import Transport
@@ -27,42 +28,20 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
     Raises ValueError for a root that does not exist, NotInitializedError before init(), HorovodInternalError also if a
     rank calls something else in its place, has joined or has left.
     """
-    group = global_process_set.group("broadcast_parameters()")
     tensors = [(name, value) for name, value in _entries(params) if isinstance(value, torch.Tensor)]
-    _check_root(root_rank, group.transport.size)
-    mine = [f"{name} {value.dtype} {list(value.shape)}" for name, value in tensors]
 
-    def spread(transport: Transport, _: Sequence[int]) -> str:
-        described = objects.allgather_object(transport, mine)
-        for rank, other in enumerate(described):
-            if other != described[root_rank]:
-                return _explain(described[root_rank], other, root_rank, rank)
+    def broadcast(transport: Transport) -> None:
         for _name, tensor in tensors:
             _overwrite(transport, tensor, root_rank)
-        return ""
 
-    options = [("root rank", str(root_rank))]
-    problem = collective_step(group.engine, "broadcast_parameters", spread, options=options)
-    if problem:
-        raise HorovodInternalError(problem)
+    described = [f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in tensors]
+    broadcast_state("broadcast_parameters", "tensors", described, broadcast, root_rank)
 
 
 def _entries(params: Mapping[str, Any] | Iterable[Any]) -> list[tuple[str, Any]]:
     if isinstance(params, Mapping):
         return sorted(params.items())  # whatever order it was made in
     return [each if isinstance(each, tuple) else (f"number {at}", each) for at, each in enumerate(params)]
-
-
-def _explain(root: list[str], other: list[str], root_rank: int, rank: int) -> str:
-    pairs = list(zip(root, other, strict=False))
-    at = next((i for i, (one, two) in enumerate(pairs) if one != two), len(pairs))
-    here = root[at] if at < len(root) else "nothing"
-    there = other[at] if at < len(other) else "nothing"
-    return (
-        f"broadcast_parameters(): the ranks hold different tensors ({len(root)} on rank {root_rank}, {len(other)} on "
-        f"rank {rank}). Number {at} is {here} on rank {root_rank} and {there} on rank {rank}. Build the model from the "
-        f"same configuration on every rank."
-    )
 
 
 def _overwrite(transport: Transport, tensor: torch.Tensor, root_rank: int) -> None:
@@ -84,38 +63,34 @@ def broadcast_optimizer_state(
     Raises ValueError for a root that does not exist, NotInitializedError before init(), HorovodInternalError also if a
     rank calls something else in its place, has joined or has left.
     """
-    group = global_process_set.group("broadcast_optimizer_state()")
-    _check_root(root_rank, group.transport.size)
-    is_root = group.transport.rank == root_rank
-    sizes = [len(one["params"]) for one in optimizer.param_groups]
-    owned: list[torch.Tensor] = []
-    skeleton = objects.pack(_take_out(optimizer.state_dict(), owned)) if is_root else b""
 
-    def spread(transport: Transport, _: Sequence[int]) -> tuple[list[list[int]], Any, list[torch.Tensor]]:
-        seen = objects.allgather_object(transport, sizes)
-        if any(one != seen[root_rank] for one in seen):
-            return seen, None, []
-        shape = objects.unpack(broadcast_bytes(transport, skeleton, root_rank))
-        if is_root:
-            tensors = [tensor.detach().cpu().contiguous() for tensor in owned]
-        else:
-            tensors = [torch.empty(size, dtype=dtype) for size, dtype in _placeholders(shape)]
+    is_root = global_process_set.group("broadcast_optimizer_state()").transport.rank == root_rank
+    tensors: list[torch.Tensor] = []
+
+    def take_out(tensor: torch.Tensor) -> _Placeholder:
+        tensors.append(tensor.detach().cpu().contiguous())
+        return _Placeholder(tuple(tensor.shape), tensor.dtype)
+
+    def make_room(placeholder: _Placeholder) -> torch.Tensor:
+        tensors.append(torch.empty(placeholder.shape, dtype=placeholder.dtype))
+        return tensors[-1]
+
+    skeleton = objects.pack(map_nested(optimizer.state_dict(), torch.Tensor, take_out)) if is_root else b""
+
+    def broadcast(transport: Transport) -> Any:
+        sent = broadcast_bytes(transport, skeleton, root_rank)
+        state = None if is_root else map_nested(objects.unpack(sent), _Placeholder, make_room)
         for tensor in tensors:
             _overwrite(transport, tensor, root_rank)
-        return seen, shape, tensors
+        return state
 
-    options = [("root rank", str(root_rank))]
-    seen, shape, tensors = collective_step(group.engine, "broadcast_optimizer_state", spread, options=options)
-    if shape is None:
-        told = "; ".join(f"rank {rank}: {size}" for rank, size in enumerate(seen))
-        raise HorovodInternalError(
-            f"broadcast_optimizer_state(): the ranks' optimizers have different parameter groups (sizes {told}). "
-            f"Build the optimizer in the same way on every rank."
-        )
+    described = [f"of {len(group['params'])} parameters" for group in optimizer.param_groups]
+    cure = "Build the optimizer in the same way on every rank."
+    state = broadcast_state("broadcast_optimizer_state", "parameter groups", described, broadcast, root_rank, cure=cure)
     if not is_root:
-        optimizer.load_state_dict(_put_back(shape, iter(tensors)))
-    for one in optimizer.param_groups:
-        for parameter in one["params"]:
+        optimizer.load_state_dict(state)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)  # Horovod's leave gradients, and scripts read them
 
@@ -133,45 +108,23 @@ def share_state(thing: Any) -> None:
         thing.load_state_dict(broadcast_object(thing.state_dict()))
 
 
-def _check_root(root_rank: int, size: int) -> None:
-    if not 0 <= root_rank < size:
-        raise ValueError(f"root_rank is {root_rank}; there are {size} ranks, from 0 to {size - 1}.")
-
-
+@dataclass(frozen=True)
 class _Placeholder:
     """Stands for a tensor that is sent by itself."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
-def _take_out(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """A copy of nested dicts, lists and tuples with a placeholder for each tensor, which goes to `tensors`."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return _Placeholder(value)
+def map_nested(value: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
+    """A copy of nested dicts, lists and tuples in which values of this type are changed."""
+    if isinstance(value, kind):
+        return change(value)
+    if type(value) in (list, tuple):
+        return type(value)(map_nested(inner, kind, change) for inner in value)
     if isinstance(value, dict):
-        return {key: _take_out(one, tensors) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_take_out(one, tensors) for one in value)
-    return value
-
-
-def _placeholders(value: Any) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    if isinstance(value, _Placeholder):
-        return [(value.shape, value.dtype)]
-    if isinstance(value, dict):
-        return [found for one in value.values() for found in _placeholders(one)]
-    if isinstance(value, (list, tuple)):
-        return [found for one in value for found in _placeholders(one)]
-    return []
-
-
-def _put_back(value: Any, tensors: Any) -> Any:
-    if isinstance(value, _Placeholder):
-        return next(tensors)
-    if isinstance(value, dict):
-        return {key: _put_back(one, tensors) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_put_back(one, tensors) for one in value)
-    return value
+        other = copy.copy(value)  # a module's state has attributes too
+        for key, inner in value.items():
+            other[key] = map_nested(inner, kind, change)
+        return other
+    return copy.deepcopy(value)

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdkit.keras.objects import allgather_object
+from hvdkit.keras.state import allgather_object
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
