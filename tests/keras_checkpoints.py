@@ -110,7 +110,7 @@ def states(directory: Path) -> None:
         second.load_from(str(directory))
         assert second.epoch == 3
         for name in ("model", "optimizer", "other", "loose"):
-            for one in second._handlers[name]._same():
+            for one in second._handlers[name].variables():
                 np.testing.assert_array_equal(keras.ops.convert_to_numpy(one), 3)
         if keras.backend.backend() == "tensorflow":
             import hvdkit.tensorflow as hvd_tensorflow

@@ -43,8 +43,7 @@ FRONT_DOORS = {
     "__init__": {"launch.function"},  # hvdkit.run, as horovod.run
     # hvdkit.tensorflow.DistributedOptimizer is for Keras' optimizers, as Horovod's.
     "tensorflow.__init__": {"keras.tensorflow_optimizer"},
-    "tensorflow.elastic": {"keras.elastic"},  # TensorFlowKerasState
-    "tensorflow.keras.__init__": {"keras"},  # Horovod's name of hvdkit.keras
+    "tensorflow.keras.__init__": {"keras"},  # Horovod's name of hvdkit.keras; tensorflow.elastic enters here too
     # Python itself calls it, through sitecustomize: a variable names what is to be imported before the script begins.
     "startup.__init__": {"alias_horovod", "wrap", "tools.compare.recorder.start"},
 }

@@ -6,7 +6,7 @@ import hashlib
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,20 +15,55 @@ from hvdkit.transport.buffer import Array
 _FILE = "arrays.npz"
 
 
-class Variables(Protocol):
-    """A fixed list of variables, with a copy of their values in memory."""
+class SavedVariables:
+    """A fixed list of variables, with a copy of their values in memory; a Handler of elastic.state too.
+
+    owner: whose they are, for errors. list_variables: each has assign(). view: a variable's values, which are copied at
+    once. broadcast: overwrites variables on all ranks with those of a rank; collective.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        list_variables: Callable[[], Sequence[Any]],
+        view: Callable[[Any], Array],
+        broadcast: Callable[[Sequence[Any], int], Any],
+    ) -> None:
+        self._owner, self._list_variables, self._view, self._broadcast = owner, list_variables, view, broadcast
+        self._saved = [np.array(view(variable)) for variable in list_variables()]
 
     def save(self) -> None:
-        """Copy the values."""
+        """Copy the values, into the memory of the last copy."""
+        for copy, variable in zip(self._saved, self.variables(), strict=True):
+            np.copyto(copy, self._view(variable))
+
+    def restore(self) -> None:
+        """Overwrite the variables with the copy."""
+        self.assign(self._saved)
 
     def sync(self) -> None:
-        """Broadcast the values of rank 0; collective."""
+        """Broadcast the values of rank 0; collective. Does not copy them."""
+        self._broadcast(self.variables(), 0)
 
     def arrays(self) -> Sequence[Array]:
         """The copy."""
+        return self._saved
 
     def assign(self, arrays: Sequence[Array]) -> None:
         """Overwrite the variables."""
+        for variable, value in zip(self.variables(), arrays, strict=True):
+            variable.assign(value)
+
+    def variables(self) -> Sequence[Any]:
+        """The variables. Raises ValueError if there are more or fewer than there were at first."""
+        variables = self._list_variables()
+        if len(variables) != len(self._saved):
+            raise ValueError(
+                f"{self._owner} had {len(self._saved)} variables when its state was made, and has {len(variables)} "
+                f"now. Build it before: with keras.Input or model.build(), or "
+                f"optimizer.build(model.trainable_variables)."
+            )
+        return variables
 
 
 class CheckpointableArrays:
@@ -36,7 +71,7 @@ class CheckpointableArrays:
 
     files: Sequence[str] = (_FILE,)
 
-    def __init__(self, framework: str, things: Mapping[str, Variables]) -> None:
+    def __init__(self, framework: str, things: Mapping[str, SavedVariables]) -> None:
         self.framework, self._things = framework, dict(things)
 
     def _arrays(self) -> dict[str, Sequence[Array]]:

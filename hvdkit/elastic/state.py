@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hvdkit.checkpoint.store import Store
 from hvdkit.errors import CheckpointError, HostsUpdatedInterrupt
 
 
@@ -86,22 +87,35 @@ class State(ABC):
         if self._seen_s > before:
             raise HostsUpdatedInterrupt(results == HostUpdateResult.removed)
 
+    def open_store(self, directory: str) -> Store:
+        """The store of all values, in a directory of checkpoints on a disk that survives the job. For subclasses.
+
+        Raises CheckpointError for a state that cannot be written.
+        """
+        raise CheckpointError(f"A {type(self).__name__} has no way to be written to {directory}, or read from it.")
+
     def save_to(self, directory: str) -> None:
-        """Write all values to a checkpoint on a disk that survives the job; collective. For subclasses."""
-        raise CheckpointError(f"A {type(self).__name__} has no way to be written to {directory}.")
+        """Write all values to a checkpoint; collective. Raises CheckpointError, on rank 0, if that is not possible."""
+        self.start_saving(directory)()
 
     def start_saving(self, directory: str) -> Callable[[], None]:
-        """As save_to(), but return when all is copied, if that is possible; collective.
+        """As save_to(), but return when all is copied; collective.
 
         Returns a function that waits until it is on the disk, and raises CheckpointError, on rank 0, if it could not be
         written; not collective.
         """
-        self.save_to(directory)
-        return lambda: None
+        store = self.open_store(directory)
+        store.save()
+        return store.wait
 
     def load_from(self, directory: str) -> bool:
-        """Load all values from the newest checkpoint; False if there is none. Collective. For subclasses."""
-        raise CheckpointError(f"A {type(self).__name__} has no way to be read from {directory}.")
+        """Load all values from the newest checkpoint; False if there is none. Collective. Raises as Store.load()."""
+        store = self.open_store(directory)
+        if not store.load():
+            return False
+        for name, value in store.values.items():
+            setattr(self, name, value)
+        return True
 
     def tell(self, value: Any) -> Any:
         """Return rank 0's value on every rank; collective."""
@@ -167,6 +181,10 @@ class ObjectState(State):
 
     def _plain(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._names if name not in self._handlers}
+
+    def present(self) -> dict[str, Any]:
+        """The values that are not None, by name."""
+        return {name: getattr(self, name) for name in self._names if getattr(self, name) is not None}
 
     def _put(self, values: dict[str, Any]) -> None:
         for name, value in values.items():

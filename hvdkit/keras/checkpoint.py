@@ -10,13 +10,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdkit.checkpoint.arrays import CheckpointableArrays, digest_of
+from hvdkit.checkpoint.arrays import CheckpointableArrays, SavedVariables, digest_of
 from hvdkit.checkpoint.checkpoints import TrainingCheckpoints
 from hvdkit.checkpoint.store import Store
 from hvdkit.errors import Preempted
 from hvdkit.keras.backends import settle
-from hvdkit.keras.kept_variables import KeptVariables
-from hvdkit.keras.state import broadcast_model, optimizer_variables, sync_state
+from hvdkit.keras.state import broadcast_model, optimizer_variables, saved_variables, sync_state
 
 __all__ = ["Checkpoints", "Preempted", "load", "save"]
 
@@ -97,33 +96,18 @@ def load(directory: str | os.PathLike[str], *, model: keras.Model, **values: Any
     return store.values if store.load() else None
 
 
-def save_things(directory: str | os.PathLike[str], things: Mapping[str, Any]) -> None:
-    """As save(), of a "model", other models, optimizers, numbers and texts, under names."""
-    kept, values = _sort(things)
-    store = Store(directory, kept, values, keep=3)
-    store.save()
-    store.wait()
-
-
-def load_things(directory: str | os.PathLike[str], things: Mapping[str, Any]) -> dict[str, Any] | None:
-    """As load(), of what save_things() has saved; returns the numbers and texts."""
-    kept, values = _sort(things)
-    store = Store(directory, kept, values, keep=1)
-    return store.values if store.load() else None
-
-
-def _sort(things: Mapping[str, Any]) -> tuple[KerasKept, dict[str, Any]]:
+def open_store(directory: str | os.PathLike[str], things: Mapping[str, Any]) -> Store:
+    """A store of a "model", other models, optimizers, numbers and texts, under names."""
     model: keras.Model = things["model"]
-    own = getattr(model, "optimizer", None)
-    others: dict[str, KeptVariables] = {}
-    values: dict[str, Any] = {}
-    for name, one in things.items():
-        if isinstance(one, keras.Model | keras.optimizers.Optimizer):
-            if one is not model and one is not own:
-                others[name] = KeptVariables.of(one)
-        else:
-            values[name] = one
-    return KerasKept(model, others), values
+    with_variables = {
+        name: thing for name, thing in things.items() if isinstance(thing, keras.Model | keras.optimizers.Optimizer)
+    }
+    own = (model, getattr(model, "optimizer", None))
+    others = {
+        name: saved_variables(thing) for name, thing in with_variables.items() if all(thing is not part for part in own)
+    }
+    values = {name: thing for name, thing in things.items() if name not in with_variables}
+    return Store(directory, KerasKept(model, others), values, keep=3)
 
 
 class KerasKept:
@@ -134,7 +118,7 @@ class KerasKept:
 
     framework = f"keras {keras.__version__} on {keras.backend.backend()}"
 
-    def __init__(self, model: keras.Model, others: Mapping[str, KeptVariables] | None = None) -> None:
+    def __init__(self, model: keras.Model, others: Mapping[str, SavedVariables] | None = None) -> None:
         self._model = model
         self._others = CheckpointableArrays(self.framework, others) if others else None
         self.files: Sequence[str] = (_FILE, *(self._others.files if self._others else ()))

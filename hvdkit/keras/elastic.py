@@ -12,14 +12,14 @@ from typing import Any
 
 import keras
 
+from hvdkit.checkpoint.store import Store
 from hvdkit.elastic.run import run as run_elastic
 from hvdkit.elastic.state import Handler, ObjectState
 from hvdkit.engine import runtime as engine
 from hvdkit.errors import ConfigError
 from hvdkit.keras import checkpoint
-from hvdkit.keras.kept_variables import KeptVariables
 from hvdkit.keras.replicas import find_sync
-from hvdkit.keras.state import broadcast_object
+from hvdkit.keras.state import broadcast_object, saved_variables
 
 
 class KerasState(ObjectState):
@@ -43,7 +43,7 @@ class KerasState(ObjectState):
 
     def handler_for(self, value: Any) -> Handler | None:
         """See ObjectState.handler_for."""
-        return KeptVariables.of(value) if isinstance(value, keras.Model | keras.optimizers.Optimizer) else None
+        return saved_variables(value) if isinstance(value, keras.Model | keras.optimizers.Optimizer) else None
 
     def reset(self) -> None:
         """See State.reset: steps that were compiled for another number of ranks are not to be used again."""
@@ -53,19 +53,9 @@ class KerasState(ObjectState):
             if sync is not None and sync.is_traced_with_ranks:
                 model.train_function = None
 
-    def save_to(self, directory: str) -> None:
-        """See State.save_to. Raises ValueError for a value that is no model, optimizer, number nor text."""
-        checkpoint.save_things(directory, self._things())
-
-    def load_from(self, directory: str) -> bool:
-        """See State.load_from."""
-        values = checkpoint.load_things(directory, self._things())
-        for name, value in (values or {}).items():
-            setattr(self, name, value)
-        return values is not None
-
-    def _things(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._names if getattr(self, name) is not None}
+    def open_store(self, directory: str) -> Store:
+        """See State.open_store. Raises ValueError for a value that is no model, optimizer, number nor text."""
+        return checkpoint.open_store(directory, self.present())
 
 
 class CommitStateCallback(keras.callbacks.Callback):
@@ -136,9 +126,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """
     backend = keras.backend.backend()
     if backend == "tensorflow":
-        from hvdkit.tensorflow.elastic import run as run_on_tensorflow  # where errors of graphs are TensorFlow's
+        from hvdkit.tensorflow.tracing import raise_what_failed
 
-        return run_on_tensorflow(func)
+        return run_elastic(raise_what_failed(func))
     if backend != "jax":
         return run_elastic(func)
 

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 import keras
 import numpy as np
 
+from hvdkit.checkpoint.arrays import SavedVariables
 from hvdkit.engine import job_objects
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.replicate import broadcast_state
-from hvdkit.keras.backends import settle
+from hvdkit.keras.backends import settle, view_of
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer
 
@@ -99,6 +100,18 @@ def sync_state(model: keras.Model) -> None:
     """Have the variables hold what the training has come to: while an epoch runs on JAX, they do not."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
+
+
+def saved_variables(owner: Any) -> SavedVariables:
+    """Keep the variables of a model or of an optimizer."""
+    if not isinstance(owner, keras.Model):
+        return SavedVariables(f"The optimizer {owner.name}", lambda: owner.variables, view_of, broadcast_variables)
+
+    def list_variables() -> Sequence[Any]:
+        sync_state(owner)
+        return list(owner.weights)
+
+    return SavedVariables(f"The model {owner.name}", list_variables, view_of, broadcast_variables)
 
 
 def broadcast_object(

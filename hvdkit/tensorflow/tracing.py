@@ -6,7 +6,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +15,8 @@ from hvdkit.errors import HorovodInternalError, NotInitializedError, XlaError
 from hvdkit.tensorflow.errors import as_tensorflow_error, code_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 def in_python(function: Function) -> Function:
@@ -172,6 +174,28 @@ def _call_in_thread(function: Any, tensors: Sequence[Any], dtypes: Sequence[Any]
 
 #: What a graph's operation has raised last: of its error TensorFlow lets only the text through.
 _raised: list[Exception] = []
+
+
+def raise_what_failed(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Raise HorovodInternalError from a function in which a collective fails inside a graph.
+
+    There it is an error of TensorFlow's.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except HorovodInternalError:
+            raise  # in eager mode they are errors of TensorFlow's as well
+        except tf.errors.OpError as error:
+            if (found := behind(error)) is not None:
+                raise found from error
+            if isinstance(error, tf.errors.UnknownError) and "Horovod" in error.message:  # of Horovod's core
+                raise HorovodInternalError(error.message) from error
+            raise
+
+    return call
 
 
 def behind(error: tf.errors.OpError) -> HorovodInternalError | None:

@@ -51,15 +51,9 @@ def save(directory: str | os.PathLike[str], *, keep: int = 3, **things: Any) -> 
 
     Raises CheckpointError, on rank 0, if it could not be written.
     """
-    start_saving(directory, keep=keep, **things)()
-
-
-def start_saving(directory: str | os.PathLike[str], *, keep: int = 3, **things: Any) -> Callable[[], None]:
-    """save() that returns as soon as all is copied; what it returns waits until it is on the disk, and raises."""
-    kept, values = _sort(things)
-    store = Store(directory, kept, values, keep=keep)
+    store = open_store(directory, things, keep=keep)
     store.save()
-    return store.wait
+    store.wait()
 
 
 def load(directory: str | os.PathLike[str], **things: Any) -> dict[str, Any] | None:
@@ -68,9 +62,14 @@ def load(directory: str | os.PathLike[str], **things: Any) -> dict[str, Any] | N
     Returns the numbers and texts among them, as they were saved; None if there is no checkpoint. Raises as
     Checkpoints.load().
     """
-    kept, values = _sort(things)
-    store = Store(directory, kept, values, keep=1)
+    store = open_store(directory, things)
     return store.values if store.load() else None
+
+
+def open_store(directory: str | os.PathLike[str], things: Mapping[str, Any], *, keep: int = 3) -> Store:
+    """A store of what has state_dict() and load_state_dict(), and of numbers and texts, under names."""
+    kept, values = _sort(things)
+    return Store(directory, kept, values, keep=keep)
 
 
 def _sort(things: Mapping[str, Any]) -> tuple[TorchKept, dict[str, Any]]:

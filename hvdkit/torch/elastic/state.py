@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from hvdkit.checkpoint.store import Store
 from hvdkit.elastic.state import Handler, ObjectState
 from hvdkit.engine.job_objects import broadcast_object
 from hvdkit.torch import checkpoint
@@ -34,23 +34,9 @@ class TorchState(ObjectState):
     ) -> None:
         super().__init__(broadcast_object, model=model, optimizer=optimizer, **kwargs)
 
-    def save_to(self, directory: str) -> None:
-        """See State.save_to. Raises ValueError for a value that is neither a number, a text nor has a state_dict."""
-        self.start_saving(directory)()
-
-    def start_saving(self, directory: str) -> Callable[[], None]:
-        """See State.start_saving. Raises ValueError as save_to() does."""
-        return checkpoint.start_saving(directory, **self._things())
-
-    def load_from(self, directory: str) -> bool:
-        """See State.load_from."""
-        values = checkpoint.load(directory, **self._things())
-        for name, value in (values or {}).items():
-            setattr(self, name, value)
-        return values is not None
-
-    def _things(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._names if getattr(self, name) is not None}
+    def open_store(self, directory: str) -> Store:
+        """See State.open_store. Raises ValueError for a value that is neither a number, a text nor has a state_dict."""
+        return checkpoint.open_store(directory, self.present())
 
     def handler_for(self, value: Any) -> Handler | None:
         """See ObjectState.handler_for."""
