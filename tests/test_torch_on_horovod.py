@@ -18,8 +18,8 @@ import hvdkit.torch as hvd
 from hvdkit.config import Config
 from hvdkit.engine.choice import choose_binding, choose_engine
 from hvdkit.engine.horovod.binding import Call
-from hvdkit.engine.horovod.buckets import HorovodBuckets
 from hvdkit.engine.horovod.start import variables_for
+from hvdkit.engine.horovod.transport import HorovodBuckets
 from hvdkit.errors import ConfigError, HorovodInternalError, MissingDependencyError, TransportError
 from hvdkit.transport.arithmetic import NumpyArithmetic
 from hvdkit.transport.buckets import BucketSpec

@@ -9,7 +9,8 @@ from typing import Any
 from hvdkit.engine.compression import Policy, Wire, wire_of_gradients
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.reduce_op import Average, Sum
-from hvdkit.transport.buffer import COMPLEX, FLOAT8
+from hvdkit.transport.buffer import COMPLEX, FLOAT8, Narrow
+from hvdkit.transport.coding.api import Coding
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,24 @@ def check_gradient(name: str, dtype: str, *, horovod: bool = False, adasum: bool
             f"{name} is {dtype}, which {who} cannot add. {cure}, or train its real and imaginary part as real numbers "
             "(torch.view_as_complex, tf.complex)."
         )
+
+
+def check_wire(what: str, dtype: str, wire: Narrow | Coding) -> Narrow:
+    """The dtype in which numbers of `dtype` are sent; TypeError for coded ones, and for sums of bfloat16.
+
+    what: is reduced so, for the message.
+    """
+    if not isinstance(wire, str):
+        raise TypeError(
+            f"compression is {wire!r}: Horovod's core, which is the engine here, sends numbers as they are or as "
+            f"float16. Use hvd.Compression.fp16, or hvdkit's own engine (HVDKIT_ENGINE=native)."
+        )
+    if "bfloat16" in (dtype, wire):
+        raise TypeError(
+            f"{what}: Horovod's core, which is the engine here, cannot add bfloat16. Use float16 "
+            f"(hvd.Compression.fp16), or hvdkit's own engine (HVDKIT_ENGINE=native)."
+        )
+    return wire
 
 
 def gradient_options(op: Any, predivide: float, compression: Any) -> ReduceOptions:

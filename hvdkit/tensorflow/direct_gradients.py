@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdkit.engine.groups import Group
-from hvdkit.engine.horovod.gradients import plan_gradients
+from hvdkit.engine.horovod.operations import plan_gradients
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.tensorflow.compression import Compression

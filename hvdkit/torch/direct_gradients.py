@@ -13,7 +13,7 @@ import torch
 
 from hvdkit.engine.groups import Group
 from hvdkit.engine.horovod.binding import Binding, Request
-from hvdkit.engine.horovod.gradients import plan_gradients
+from hvdkit.engine.horovod.operations import plan_gradients
 from hvdkit.engine.horovod.transport import wait
 from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.request import ReduceOptions
