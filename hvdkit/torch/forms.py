@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from hvdkit.errors import NotInitializedError
 from hvdkit.torch.collective import Collective
 from hvdkit.torch.handles import Handle
 
@@ -33,7 +34,10 @@ def in_place(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]
     definition: Callable[Parameters, Collective[Result]] = call.__wrapped__  # type: ignore[attr-defined]
 
     def form(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        return definition(*args, **kwargs).do(in_place=True)
+        try:
+            return definition(*args, **kwargs).do(in_place=True)
+        except NotInitializedError:
+            raise NotInitializedError(f"{name}_()") from None
 
     name = definition.__name__.strip("_")
     docstring = f"""Do {name}() in place: overwrite what it is given with the result, and return that.
@@ -48,7 +52,10 @@ def asynchronous(call: Callable[Parameters, Any], *, in_place: bool = False) -> 
     definition: Callable[Parameters, Collective[Any]] = call.__wrapped__  # type: ignore[attr-defined]
 
     def form(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Handle:
-        return definition(*args, **kwargs).begin(in_place=in_place)
+        try:
+            return definition(*args, **kwargs).begin(in_place=in_place)
+        except NotInitializedError:
+            raise NotInitializedError(f"{name}_async{end}()") from None
 
     name, end = definition.__name__.strip("_"), "_" if in_place else ""
     docstring = f"""Begin {name}{end}(); synchronize() returns its result.
