@@ -114,6 +114,12 @@ class Config:
         "leaves malloc alone, as MALLOC_..._ and GLIBC_TUNABLES do",
         flag="--malloc-keep-bytes",
     )
+    gc_freeze: bool = setting(
+        True,
+        parse_bool,
+        "leave the objects that are there at the first init() out of Python's garbage collections, each of which looks "
+        "at all of them otherwise",
+    )
     autotune: bool = setting(
         False,
         parse_bool,

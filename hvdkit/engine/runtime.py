@@ -25,6 +25,7 @@ from hvdkit.errors import ConfigError, NotInitializedError
 from hvdkit.hook import install_exception_hook, uninstall_exception_hook
 from hvdkit.log import configure_logging, logger
 from hvdkit.stacks import offer_all_stacks
+from hvdkit.startup.garbage import freeze_objects
 from hvdkit.startup.malloc import keep_freed_memory
 from hvdkit.transport.api import Transport
 from hvdkit.transport.arithmetic import Arithmetic
@@ -122,6 +123,8 @@ def init(
     if config.elastic:  # those who have let this rank in would wait for it
         install_exception_hook(launched.rank, launched.host, None)
     keep_freed_memory(config.malloc_keep_bytes)
+    if config.gc_freeze:
+        freeze_objects()
     offer_all_stacks()
     with arriving(config, launched, part=part.ranks if part is not None else ()):
         made = _join(config, launched.launcher, process_sets, arithmetic, framework, opener, part)
