@@ -1,9 +1,13 @@
-"""Names of a group's ranks for messages, and of its operations that the user has given none."""
+"""Names of a group's ranks and operations, and the messages that all engines have about them."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+
+from hvdkit.errors import DuplicateNameError
+
+SHUT_DOWN = "hvdkit has been shut down (or the process set removed). Call hvd.init() first."
 
 
 class Naming:
@@ -23,6 +27,13 @@ class Naming:
         places = [f"job rank {self._job_ranks[rank]}"] if self._job_ranks else []
         places += [f"host {self._hosts[rank]}"] if self._hosts[rank] else []
         return f"rank {self.ranks[rank]}" + (f" ({', '.join(places)})" if places else "")
+
+    def duplicate(self, name: str, rank: int) -> DuplicateNameError:
+        """The error of an operation whose name another one on this rank still has."""
+        return DuplicateNameError(
+            f"{name} is still under way on {self.who(rank)}. Give operations that run at the same time different "
+            f"names, or synchronize() the first one before."
+        )
 
     def make_name(self, kind: str) -> str:
         """A name for an operation without one: the n-th of its kind here and so on every rank."""

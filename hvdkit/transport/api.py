@@ -14,7 +14,7 @@ from hvdkit.errors import TransportError
 from hvdkit.transport.arguments import check_message
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.buckets import ALLREDUCE, Buckets, BucketSpec, Phases
-from hvdkit.transport.buffer import Buffer, Op
+from hvdkit.transport.buffer import Buffer, Op, make_buffer
 from hvdkit.transport.division import Groups
 from hvdkit.transport.request import DoneRequest, Request
 
@@ -56,12 +56,17 @@ class Transport(ABC):
         scale: 1.0 for integer and bool buffers; applied before float16 and bfloat16 are rounded.
         """
 
-    @abstractmethod
     def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Buffer:
         """Reduce `buffer` (sum(counts),) over all ranks; rank i gets the i-th piece, (counts[i],), in new memory.
 
-        Raises ValueError for counts that do not fit the buffer, as all methods with counts do.
+        Raises ValueError for counts that do not fit the buffer, as all methods with counts do. By default each rank
+        gets the others' pieces and adds them up.
         """
+        received = self.alltoall(buffer, counts, [counts[self.rank]] * self.size)
+        result = make_buffer(counts[self.rank], buffer.dtype)
+        pieces = [received.slice(at * result.count, (at + 1) * result.count) for at in range(self.size)]
+        self.arithmetic.combine(result, pieces, op)
+        return result
 
     @abstractmethod
     def allgather(self, buffer: Buffer, counts: Sequence[int]) -> Buffer:

@@ -10,9 +10,9 @@ from hvdkit.engine.horovod.operations import Running, collect, start_operation
 from hvdkit.engine.horovod.transport import HorovodTransport
 from hvdkit.engine.named.joining import Joining
 from hvdkit.engine.named.operation import JOIN, JOINING, Action, Announcement, Operation
-from hvdkit.engine.naming import Naming
+from hvdkit.engine.naming import SHUT_DOWN, Naming
 from hvdkit.engine.observe.stragglers import Window
-from hvdkit.errors import DuplicateNameError, HorovodInternalError
+from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.polling import Backoff
 from hvdkit.transport.small_collectives import gather_bytes
@@ -25,6 +25,7 @@ class HorovodEngine(Naming):
     """
 
     notice_s = float("inf")
+    stopped = False  # Horovod ends operations by itself
 
     def __init__(
         self,
@@ -58,10 +59,7 @@ class HorovodEngine(Naming):
             if name in self._running:
                 self._take(self._running[name])  # done, and nobody has asked
             if name in self._running:
-                raise DuplicateNameError(
-                    f"{name} is still under way on {self.who(self.transport.rank)}. Give operations that run at the "
-                    f"same time different names, or synchronize() the first one before."
-                )
+                raise self.duplicate(name, self.transport.rank)
             start_operation(self.transport, operation)
             self._running[name] = operation
         return operation
@@ -96,9 +94,8 @@ class HorovodEngine(Naming):
     def wait(self, operation: Operation) -> None:
         """Return when the operation is done; raises what it failed with."""
         backoff = Backoff()
-        while not operation.done:
-            if not self._take(operation):
-                backoff.pause()
+        while not (operation.done or self._take(operation)):
+            backoff.pause()
         if operation.error is not None:
             raise operation.error
 
@@ -138,12 +135,7 @@ class HorovodEngine(Naming):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise HorovodInternalError("hvdkit has been shut down (or the process set removed). Call hvd.init() first.")
-
-    @property
-    def stopped(self) -> bool:
-        """See Engine. Horovod ends operations by itself."""
-        return False
+            raise HorovodInternalError(SHUT_DOWN)
 
     def leave(self, why: str) -> None:
         """Take no further part; Horovod tells the others when this process ends."""

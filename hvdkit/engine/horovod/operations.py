@@ -47,13 +47,10 @@ def start_operation(transport: HorovodTransport, operation: Running) -> None:
     else:
         assert asked.kind == "allgather"
         arrays.append(np.array([[shape[0] for _, shape in asked.tensors]], np.int64))
-    groups = [[array] for array in arrays]  # that Horovod is given in one call each
-    if asked.kind == "allreduce":
-        by_dtype: dict[str, list[Any]] = {}
-        for array, (dtype, _) in zip(arrays, asked.tensors, strict=True):
-            by_dtype.setdefault(dtype, []).append(array)
-        groups = list(by_dtype.values())
-    for number, group in enumerate(groups):
+    groups: dict[str | int, list[Any]] = {}  # that Horovod is given in one call each
+    for at, array in enumerate(arrays):
+        groups.setdefault(asked.tensors[at][0] if asked.kind == "allreduce" else at, []).append(array)
+    for number, group in enumerate(groups.values()):
         name = f"{call.name}.{number}" if number else call.name
         operation.requests.append(binding.start(replace(call, name=name), group))
 

@@ -87,14 +87,6 @@ class HorovodTransport(Transport):
         if buffer.count:
             self._do("allreduce", buffer, op=op, postscale=scale)
 
-    def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Buffer:
-        """See Transport. Pieces of any length: each rank gets the others' and adds them up."""
-        received = self.alltoall(buffer, counts, [counts[self.rank]] * self.size)
-        result = make_buffer(counts[self.rank], buffer.dtype)
-        pieces = [received.slice(at * result.count, (at + 1) * result.count) for at in range(self.size)]
-        self.arithmetic.combine(result, pieces, op)
-        return result
-
     def allgather(self, buffer: Buffer, counts: Sequence[int]) -> Buffer:
         """See Transport."""
         return self.binding.buffer_of(self._do("allgather", buffer), buffer)
@@ -187,10 +179,9 @@ class HorovodBuckets(SteppedBuckets):
 
 def wait(request: Request) -> list[Any]:
     """Wait for an operation and return its results; can be interrupted, which Horovod's own waiting cannot."""
-    if not request.done():
-        backoff = Backoff()
-        while not request.done():
-            backoff.pause()
+    backoff = Backoff()
+    while not request.done():
+        backoff.pause()
     return request.result()
 
 

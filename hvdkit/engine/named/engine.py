@@ -39,11 +39,11 @@ from hvdkit.engine.named.operation import (
 )
 from hvdkit.engine.named.step_runner import StepRunner
 from hvdkit.engine.named.tree import FANOUT
-from hvdkit.engine.naming import Naming
+from hvdkit.engine.naming import SHUT_DOWN, Naming
 from hvdkit.engine.observe.stall import Stalls
 from hvdkit.engine.observe.stragglers import Stragglers, Window
 from hvdkit.engine.observe.timeline import Timeline
-from hvdkit.errors import DuplicateNameError, HorovodInternalError, RanksDisagreeError, TransportError
+from hvdkit.errors import HorovodInternalError, RanksDisagreeError, TransportError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.polling import Backoff
@@ -158,10 +158,7 @@ class NamedEngine(Naming):
                 if _UNNAMED in operation.name:
                     self._queued.setdefault(operation.name, deque()).append(operation)
                     return operation
-                raise DuplicateNameError(
-                    f"{operation.name} is still under way on {self.who(self.transport.rank)}. Give operations that run "
-                    f"at the same time different names, or synchronize() the first one before."
-                )
+                raise self.duplicate(operation.name, self.transport.rank)
         self._negotiate(operation)
         return operation
 
@@ -395,6 +392,6 @@ class NamedEngine(Naming):
         self._awake.set()
         if self._thread is not None:
             self._thread.join()
-        self._fail("hvdkit has been shut down (or the process set removed). Call hvd.init() first.")
+        self._fail(SHUT_DOWN)
         self._negotiator.close(idle=idle)
         self.transport.close(idle=idle)
