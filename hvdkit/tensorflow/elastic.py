@@ -18,12 +18,14 @@ from hvdkit.elastic.run import run as run_elastic
 from hvdkit.elastic.run import run_fn
 from hvdkit.elastic.state import Handler, ObjectState
 from hvdkit.engine.basics import rank, shutdown
+from hvdkit.errors import HorovodInternalError
 from hvdkit.tensorflow.basics import init
 from hvdkit.tensorflow.state import broadcast_object, broadcast_object_fn, broadcast_variables
 from hvdkit.tensorflow.tracing import raise_what_failed
 from hvdkit.tensorflow.variables import view_of
 
 __all__ = [
+    "HorovodInternalError",
     "TensorFlowKerasState",  # noqa: F822 (it comes from __getattr__)
     "TensorFlowState",
     "broadcast_object",
