@@ -302,6 +302,21 @@ def _gradients(model: Any, x: Any, y: Any) -> list[Any]:
     return list(jax.grad(loss_of)([variable.value for variable in model.trainable_variables]))
 
 
+def frozen_gradients() -> None:
+    """Gradients that are handed over are reduced whether or not their variables are trainable."""
+    with joined():
+        model = make_model()
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
+        variables, before = list(model.trainable_variables), model.get_weights()
+        optimizer.build(variables)
+        for layers in (model.layers[:1], model.layers):
+            for layer in layers:
+                layer.trainable = False
+            optimizer.apply([keras.ops.full(each.shape, hvd.rank() + 1.0) for each in variables], variables)
+        for new, old in zip(model.get_weights(), before, strict=True):
+            np.testing.assert_allclose(new - old, -2 * sum(range(1, hvd.size() + 1)), rtol=1e-5)
+
+
 def apply_by_hand() -> None:
     """A loop of one's own that calls optimizer.apply, eagerly."""
     with joined():

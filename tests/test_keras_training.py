@@ -74,7 +74,17 @@ def test_a_model_of_mixed_precision_is_wrapped_by_compile(backend: str) -> None:
 
 
 @each_backend
-@pytest.mark.parametrize("check", ["frozen_layers", "partial", "apply_by_hand", "two_optimizers", "different_models"])
+@pytest.mark.parametrize(
+    "check",
+    [
+        "frozen_layers",
+        "frozen_gradients",
+        "partial",
+        "apply_by_hand",
+        "two_optimizers",
+        "different_models",
+    ],
+)
 def test_in_particular(backend: str, check: str) -> None:
     run_check(2, backend, f"keras_training:{check}")
 

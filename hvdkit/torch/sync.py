@@ -43,7 +43,8 @@ class GradientSync:
     synchronize() hands to the strategy. One that does not overlap backward is called by begin_step() instead.
 
     groups: see number_groups. sparse: reduces sparse gradients, which the strategy then does not get; None to give them
-    to the strategy as dense ones. hooks: without them all gradients are found by begin_step(), in `parameter.grad`.
+    to the strategy as dense ones. hooks: without them all gradients are found by begin_step(), in `parameter.grad`,
+    also those of parameters that are frozen.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class GradientSync:
         self.strategy = strategy
         self._process_set, self._passes, self._sparse = process_set, passes, sparse
         self._hooked = hooks and strategy.overlaps_backward
+        self._with_frozen = not hooks
         self._groups = groups if groups is not None else {}
         self.enter()
         self._named: list[tuple[str, torch.nn.Parameter]] = []
@@ -101,12 +103,15 @@ class GradientSync:
 
     def _check(self, named: Named) -> None:
         for name, parameter in named:
-            if parameter.requires_grad:
+            if self._is_trained(parameter):
                 self.strategy.check(f"the parameter {name}", dtype_name(parameter))
+
+    def _is_trained(self, parameter: torch.nn.Parameter) -> bool:
+        return self._with_frozen or parameter.requires_grad
 
     def _unfrozen(self) -> list[int]:
         """Parameters that are trained and have no hook yet."""
-        return [index for index in self._frozen if self._named[index][1].requires_grad]
+        return [index for index in self._frozen if self._is_trained(self._named[index][1])]
 
     def _hook(self) -> list[int]:
         """Hook the parameters that are trained and have no hook yet; returns which."""
@@ -225,7 +230,7 @@ class GradientSync:
         """Agree on what is sparse and attach the strategy to the rest, also where this rank has joined; collective."""
         # What was unfrozen since the last reduction had no hook in this pass.
         self._written |= {index for index in self._hook() if self._named[index][1].grad is not None}
-        trained = [index for index, (_, parameter) in enumerate(self._named) if parameter.requires_grad]
+        trained = [index for index, (_, parameter) in enumerate(self._named) if self._is_trained(parameter)]
         if self._sparse is not None:
             self._sparse.agree(transport, self._named)
             trained = [index for index in trained if index not in self._sparse.indices]
