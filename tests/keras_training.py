@@ -317,6 +317,29 @@ def frozen_gradients() -> None:
             np.testing.assert_allclose(new - old, -2 * sum(range(1, hvd.size() + 1)), rtol=1e-5)
 
 
+def other_numbers_of_gradients() -> None:
+    """Around a LossScaleOptimizer too they are named by Keras's own errors; a subclass returns what it returns."""
+
+    class Returning(keras.optimizers.SGD):
+        def apply(self, *args: Any) -> str:
+            super().apply(*args)
+            return "applied"
+
+    with joined():
+        variables = make_model().trainable_variables
+        gradients = [keras.ops.ones(each.shape) for each in variables]
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(Returning(0.1)))
+        with raises(ValueError, "must be built"):
+            optimizer.stateless_apply([], gradients, [each.value for each in variables])
+        optimizer.build(variables)
+        with raises(ValueError, "gradients must match"):
+            optimizer.apply(gradients[:1])
+        words = "not supported" if keras.backend.backend() == "tensorflow" else "1:1"
+        with raises((ValueError, NotImplementedError), words):
+            optimizer.stateless_apply([each.value for each in optimizer.variables], gradients, [variables[0].value])
+        assert hvd.DistributedOptimizer(Returning(0.1)).apply(gradients, variables) == "applied"
+
+
 def apply_by_hand() -> None:
     """A loop of one's own that calls optimizer.apply, eagerly."""
     with joined():

@@ -79,6 +79,7 @@ def test_a_model_of_mixed_precision_is_wrapped_by_compile(backend: str) -> None:
     [
         "frozen_layers",
         "frozen_gradients",
+        "other_numbers_of_gradients",
         "partial",
         "apply_by_hand",
         "two_optimizers",

@@ -33,9 +33,10 @@ class Distributed:
             variables = self._trainable_variables if trainable_variables is None else trainable_variables  # type: ignore[attr-defined]
             if len(grads := list(grads)) == len(variables):  # else the optimizer's own message says it better
                 grads = sync.reduce(grads, variables)
-        super().apply(grads, trainable_variables)  # type: ignore[misc]
+        result = super().apply(grads, trainable_variables)  # type: ignore[misc]
         # Keras counts a step as its last deed.
         sync.after_step(self._iterations % passes == 0 if passes else True)  # type: ignore[attr-defined]
+        return result
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
         with sync_of(self).window_of(trainable_variables):
@@ -73,20 +74,22 @@ class DistributedLossScale:
         if inner.gradient_accumulation_steps:
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
         variables = inner._trainable_variables if trainable_variables is None else trainable_variables
-        reduced = sync.reduce(grads, variables)
+        if len(grads := list(grads)) == len(variables):  # see Distributed.apply
+            grads = sync.reduce(grads, variables)
         with sync.done():
-            return super().apply(reduced, trainable_variables)  # type: ignore[misc]
+            return super().apply(grads, trainable_variables)  # type: ignore[misc]
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         """The optimizer's own, as `apply`."""
         inner, sync = self.inner_optimizer, sync_of(self)  # type: ignore[attr-defined]
         if inner.gradient_accumulation_steps:
             return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
-        values = zip(inner._trainable_variables, trainable_variables, strict=True)
-        with keras.StatelessScope(state_mapping=list(values)):
-            reduced = sync.reduce(grads, inner._trainable_variables)
+        variables = inner._trainable_variables
+        if len(grads := list(grads)) == len(variables) == len(trainable_variables):
+            with keras.StatelessScope(state_mapping=list(zip(variables, trainable_variables, strict=True))):
+                grads = sync.reduce(grads, variables)
         with sync.done():
-            return super().stateless_apply(optimizer_variables, reduced, trainable_variables)  # type: ignore[misc]
+            return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
 
     def check_finite(self, grads: Any) -> Any:
         """Are the gradients finite on all ranks?"""
