@@ -11,6 +11,7 @@ from keras_training import ROWS, _gradients, assert_alike, joined, make_data, ma
 from numpy.typing import NDArray
 
 import hvdkit.keras as hvd
+from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.source import HostCopies
 from hvdkit.engine.strategy import Parameters
@@ -85,6 +86,23 @@ def lists() -> None:
                 trained = slice(2 if step % 3 == 0 else 4)
                 optimizer.apply(gradients[trained], each.trainable_variables[trained])
         assert_alike(model, reference)
+
+
+def caught_mismatch() -> None:
+    """Ranks that have caught a PlanMismatchError go on with the variables of before."""
+    with joined():
+        model = make_model()
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), strategy=AllReduce())
+        optimizer.build(model.trainable_variables)
+        gradients = [keras.ops.full(variable.shape, float(hvd.rank())) for variable in model.trainable_variables]
+        optimizer.apply(gradients, model.trainable_variables)
+        own = slice(1 + hvd.rank())
+        with raises(Exception, "do not hold the same parameters"):
+            optimizer.apply(gradients[own], model.trainable_variables[own])
+        before = model.get_weights()
+        optimizer.apply(gradients, model.trainable_variables)
+        for new, old in zip(model.get_weights(), before, strict=True):
+            np.testing.assert_allclose(new - old, -0.5, rtol=1e-5)
 
 
 class _Reads(NamedAverage):

@@ -52,6 +52,7 @@ class ArraySync:
             self._strategy.attach(self._parameters, self._group)
 
         self._put_values(values)
+        _attached.pop(id(self._strategy), None)  # if attach() raises, the list before is attached anew too
         collective_step(self._group.engine, "plan", attach, name=self._parameters.name)
         self._values.abandon()
         _attached[id(self._strategy)] = self
