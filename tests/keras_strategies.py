@@ -88,6 +88,20 @@ def lists() -> None:
         assert_alike(model, reference)
 
 
+def local_steps() -> None:
+    """A step on variables that are each rank's own, or on none, is no step of the strategy."""
+    with joined():
+        strategy, model = PeriodicAverage(2), make_model()
+        optimizer = hvd.PartialDistributedOptimizer(
+            keras.optimizers.SGD(0.1), local_layers=model.layers[0], strategy=strategy
+        )
+        optimizer.build(model.trainable_variables)
+        gradients = _gradients(model, *(array[:ROWS] for array in mine(make_data())))
+        for part in (slice(2, 4), slice(0, 2), slice(2, 4), slice(0, 0)):
+            optimizer.apply(gradients[part], model.trainable_variables[part])
+        assert strategy.state_dict() == {"steps": 2}
+
+
 def caught_mismatch() -> None:
     """Ranks that have caught a PlanMismatchError go on with the variables of before."""
     with joined():

@@ -26,7 +26,7 @@ def test_parameters_averaged_now_and_then(backend: str, passes: int, scaled: boo
 
 
 @each_backend
-@pytest.mark.parametrize("check", ["lists", "refused", "caught_mismatch"])
+@pytest.mark.parametrize("check", ["lists", "refused", "local_steps", "caught_mismatch"])
 def test_in_particular(backend: str, check: str) -> None:
     run_check(2, backend, f"keras_strategies:{check}")
 

@@ -36,6 +36,7 @@ class GradientSync:
         self._local_layers, self._scale_local, self._passes_factor = list(local_layers), scale_local, passes_factor
         self._local: set[int] = set()
         self._done = False
+        self._reduced = False  # has the strategy had gradients of the last step or window?
         self._variables: Sequence[Any] = ()
         if self.strategy is not None and any(sync.strategy is self.strategy for sync in _syncs):
             raise ValueError(f"This {type(self.strategy).__name__} serves another optimizer; make one for each.")
@@ -104,6 +105,7 @@ class GradientSync:
         for index, gradient in enumerate(result):
             if id(variables[index]) in local and gradient is not None and self._scale_local:
                 result[index] = gradient / self._size
+        self._reduced = bool(shared)
         if shared:
             reduced = act(self._driver, [result[index] for index in shared], [variables[index] for index in shared])
             for index, gradient in zip(shared, reduced, strict=True):
@@ -111,8 +113,8 @@ class GradientSync:
         return result
 
     def after_step(self, due: Any) -> None:
-        """The optimizer has stepped; due: see StrategyDriver.after_step."""
-        if self._driver is not None:
+        """The optimizer has stepped, which the strategy is told if it had the gradients; due: see StrategyDriver."""
+        if self._driver is not None and self._reduced:
             self._driver.after_step(due)
 
     def _local_ids(self) -> set[int]:
