@@ -438,3 +438,25 @@ def _many_without_names() -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_operations_without_names_meet_in_their_order_however_many_are_under_way(size: int) -> None:
     _on(size, _many_without_names)
+
+
+def _join_behind_many() -> None:
+    rank = hvd.rank()
+    if rank == 0:  # the others begin more than there are names for, and join, before this one comes to any of them
+        hvd.allreduce(torch.ones(1), name="between")
+        time.sleep(0.3)
+    handles = [hvd.allgather_async(torch.tensor([turn + rank])) for turn in range(300)]
+    if rank:
+        handle = hvd.allreduce_async(torch.ones(1), name="between")
+        hvd.join()
+        hvd.synchronize(handle)
+    for turn, handle in enumerate(handles):
+        assert hvd.synchronize(handle).tolist() == [turn + other for other in range(hvd.size())]
+    if not rank:
+        hvd.join()
+
+
+@pytest.mark.native("Horovod's core gives every operation a name of its own")
+@pytest.mark.parametrize("size", [2, 3])
+def test_join_comes_after_the_operations_without_names_that_were_begun_before(size: int) -> None:
+    _on(size, _join_behind_many)

@@ -94,6 +94,7 @@ class NamedEngine(Naming):
         self._operations: dict[str, Operation] = {}
         self._queued: dict[str, deque[Operation]] = {}  # operations whose name is still under way
         self._join: Operation | None = None
+        self._join_waits = False  # to be announced, for the queued operations
         self.joining = Joining()
         self._failure: str | None = None
         self._executing, self._talking = threading.RLock(), threading.RLock()
@@ -173,6 +174,7 @@ class NamedEngine(Naming):
         if queue:
             operation = self._operations[name] = queue.popleft()
             self._negotiate(operation)
+            self._announce_join()
         else:
             self._operations.pop(name, None)
 
@@ -183,10 +185,16 @@ class NamedEngine(Naming):
             if self._failure is not None:
                 raise HorovodInternalError(self._failure)
             self.joining.begin()
-            self._join = operation
-        self._negotiator.add("", JOINING)
+            self._join, self._join_waits = operation, True
+            self._announce_join()
         self._awake.set()
         return operation
+
+    def _announce_join(self) -> None:
+        """Announce the join when this rank has announced all operations before it. With `_registering`."""
+        if self._join_waits and not any(self._queued.values()):
+            self._join_waits = False
+            self._negotiator.add("", JOINING)
 
     def withdraw(self, name: str) -> None:
         """Take back an operation without buffers, if it is still under way."""
