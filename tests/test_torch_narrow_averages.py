@@ -90,3 +90,17 @@ def _gradients(transport: str) -> None:
 @TRANSPORTS
 def test_gradients_that_float16_holds_are_averaged(transport: str) -> None:
     run_ranks(RANKS, _gradients, transport)
+
+
+def _factors() -> None:
+    with joined():
+        for count in COUNTS:
+            for dtype in (torch.float16, torch.bfloat16):
+                for factor in (0.0, -0.25, -3.0):
+                    scaled = hvd.allreduce(torch.ones(count, dtype=dtype), op=hvd.Sum, postscale_factor=factor)
+                    assert (scaled == RANKS * factor).all()
+
+
+@pytest.mark.native("Horovod adds no bfloat16")
+def test_factors_of_16_bits_may_be_0_or_negative() -> None:
+    run_ranks(RANKS, _factors)

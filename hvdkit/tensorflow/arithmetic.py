@@ -31,7 +31,7 @@ class TensorflowArithmetic(NumpyArithmetic):
                 for other in others:
                     total = total + other
                 if scale != 1.0:
-                    total = total / (1 / scale) if scale < 1 else total * scale
+                    total = total / (1 / scale) if 0 < abs(scale) < 1 else total * scale
                 _put(out, start, tf.cast(total, out.dtype))
 
     def cast(self, out: Buffer, source: Buffer, scale: float = 1.0) -> None:

@@ -81,7 +81,7 @@ class TorchArithmetic(NumpyArithmetic):
             for tensor in tensors[1:]:
                 part.add_(tensor[start:stop])
             if scale != 1.0:
-                part.div_(1 / scale) if scale < 1 else part.mul_(scale)
+                part.div_(1 / scale) if 0 < abs(scale) < 1 else part.mul_(scale)
             target[start:stop].copy_(part)
 
     def cast(self, out: Buffer, source: Buffer, scale: float = 1.0) -> None:
