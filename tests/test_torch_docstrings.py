@@ -37,5 +37,7 @@ def test_a_form_of_a_call_takes_what_the_call_takes_and_points_to_it(name: str, 
     assert dict(inspect.signature(form).parameters) == parameters
     assert f"as {call}()" in form.__doc__
     assert form.__name__ == name and pickle.loads(pickle.dumps(form)) is form
+    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument"):
+        form(unknown=1)
     returns = typing.get_type_hints(form)["return"]
     assert returns is int if "_async" in name else returns == typing.get_type_hints(getattr(hvd, call))["return"]

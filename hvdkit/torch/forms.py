@@ -7,6 +7,7 @@ other forms of it, with the same parameters.
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -22,8 +23,10 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 def collective(definition: Callable[Parameters, Collective[Result]]) -> Callable[Parameters, Result]:
     """The call that does what `definition` returns, and returns the result."""
 
+    define = _rename(definition, definition.__name__.strip("_"))
+
     def form(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        return definition(*args, **kwargs).do_differentiably()
+        return define(*args, **kwargs).do_differentiably()
 
     result = definition.__annotations__["return"].removeprefix("Collective[").removesuffix("]")
     return _describe(form, definition, definition.__name__, definition.__doc__, result)
@@ -35,11 +38,12 @@ def in_place(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]
 
     def form(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         try:
-            return definition(*args, **kwargs).do(in_place=True)
+            return define(*args, **kwargs).do(in_place=True)
         except NotInitializedError:
             raise NotInitializedError(f"{name}_()") from None
 
     name = definition.__name__.strip("_")
+    define = _rename(definition, f"{name}_")
     docstring = f"""Do {name}() in place: overwrite what it is given with the result, and return that.
 
     Shapes, dtypes, arguments and what it raises: as {name}(). A slice or a view with gaps will do. Not differentiable.
@@ -53,17 +57,26 @@ def asynchronous(call: Callable[Parameters, Any], *, in_place: bool = False) -> 
 
     def form(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Handle:
         try:
-            return definition(*args, **kwargs).begin(in_place=in_place)
+            return define(*args, **kwargs).begin(in_place=in_place)
         except NotInitializedError:
             raise NotInitializedError(f"{name}_async{end}()") from None
 
     name, end = definition.__name__.strip("_"), "_" if in_place else ""
+    define = _rename(definition, f"{name}_async{end}")
     docstring = f"""Begin {name}{end}(); synchronize() returns its result.
 
     Shapes, dtypes, arguments and what it raises: as {name}(), but what ranks disagree about is raised by
     synchronize(). Not differentiable. The caller leaves the tensors alone until then.
     """
     return _describe(form, definition, f"{name}_async{end}", docstring, "int")
+
+
+def _rename(definition: Call, name: str) -> Call:
+    """A copy of the definition that is called so in Python's errors about arguments."""
+    parts = definition.__code__, definition.__globals__, name, definition.__defaults__, definition.__closure__
+    copy = types.FunctionType(*parts)
+    copy.__qualname__ = name
+    return copy  # type: ignore[return-value]
 
 
 def _describe(form: Call, definition: Callable[..., Any], name: str, docstring: str | None, result: str) -> Call:

@@ -27,6 +27,8 @@ def name_of_dtype(dtype: torch.dtype) -> str:
     try:
         return NAMES[dtype]
     except KeyError:
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"hvdkit.torch takes torch tensors; this one's dtype is {dtype!r}.") from None
         raise TypeError(f"{dtype} cannot be sent between ranks; hvdkit sends {', '.join(NAMES.values())}") from None
 
 
