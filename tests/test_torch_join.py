@@ -287,3 +287,23 @@ def test_a_rank_that_ends_without_joining_is_told_to_those_who_have() -> None:
     except RanksFailedError as error:  # MPI's own end waits for nobody in particular
         told = error.results[0]
     assert "has reached the end of its script; join() waits for it on rank 0" in told
+
+
+def _goes_on_without_names() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    for _ in range(2):
+        for _ in range(3 + 4 * rank):
+            hvd.allreduce(torch.ones(2))
+        if rank == size - 1:
+            with pytest.raises(HorovodInternalError, match="has joined"):
+                hvd.add_process_set([0])
+        hvd.join()
+        assert hvd.allreduce(torch.full((2,), float(rank)), op=hvd.Sum).tolist() == [sum(range(size))] * 2
+        assert hvd.allgather(torch.tensor([rank])).tolist() == list(range(size))
+        assert hvd.remove_process_set(hvd.add_process_set([size - 1]))
+
+
+@pytest.mark.native("Horovod's core counts on, and waits")
+@pytest.mark.parametrize("size", [2, 3])
+def test_operations_without_names_meet_again_when_all_have_joined(size: int) -> None:
+    _on(size, _goes_on_without_names)

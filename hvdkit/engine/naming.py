@@ -7,6 +7,10 @@ from collections.abc import Sequence
 
 from hvdkit.errors import DuplicateNameError
 
+#: In the names of operations without one, before their number.
+UNNAMED = ".noname."
+#: What steps that have no name are counted as.
+STEP = "step"
 SHUT_DOWN = "hvdkit has been shut down (or the process set removed). Call hvd.init() first."
 
 
@@ -37,10 +41,16 @@ class Naming:
 
     def make_name(self, kind: str) -> str:
         """A name for an operation without one: the n-th of its kind here and so on every rank."""
-        return f"{kind}.noname.{self.count(kind)}"
+        return f"{kind}{UNNAMED}{self.count(kind + UNNAMED)}"
 
     def count(self, kind: str) -> int:
         """How many of a kind there have been with this one, from 1; the same on every rank where the order is."""
         with self._counting:
             number = self._counters[kind] = self._counters.get(kind, 0) + 1
         return number
+
+    def count_anew(self) -> None:
+        """Count operations and steps without names from 1 again, where all ranks have come to the end of theirs."""
+        with self._counting:
+            for kind in [kind for kind in self._counters if kind == STEP or kind.endswith(UNNAMED)]:
+                del self._counters[kind]

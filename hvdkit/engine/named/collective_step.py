@@ -11,6 +11,7 @@ from typing import Any
 
 from hvdkit.engine.api import Engine
 from hvdkit.engine.named.operation import Action, Announcement
+from hvdkit.engine.naming import STEP
 
 
 def collective_step(
@@ -22,5 +23,5 @@ def collective_step(
     so that ranks which come to different ones are told. options: what all ranks must say alike, as (word, value).
     Raises HorovodInternalError if the ranks disagree or one has left, and what `action` raises on all ranks alike.
     """
-    named = f"{kind}.{name}" if name else f"step.{engine.count('step')}"
+    named = f"{kind}.{name}" if name else f"{STEP}.{engine.count(STEP)}"
     return engine.do(named, Announcement(kind, (), tuple(options)), (), action=action).outcome

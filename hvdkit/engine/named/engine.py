@@ -39,7 +39,7 @@ from hvdkit.engine.named.operation import (
 )
 from hvdkit.engine.named.step_runner import StepRunner
 from hvdkit.engine.named.tree import FANOUT
-from hvdkit.engine.naming import SHUT_DOWN, Naming
+from hvdkit.engine.naming import SHUT_DOWN, UNNAMED, Naming
 from hvdkit.engine.observe.stall import Stalls
 from hvdkit.engine.observe.stragglers import Stragglers, Window
 from hvdkit.engine.observe.timeline import Timeline
@@ -53,7 +53,6 @@ _IDLE_S = 0.05  # how often a thread with nothing to do looks at the mail: to an
 _LOOK_S = 0.05  # how often it is looked for what takes too long
 _PAUSE_S = 0.001  # for more announcements to come, as they do many at a time
 _MOST_PAUSES = 10
-_UNNAMED = ".noname."
 _NAMES = 240  # of operations without one; with many divisors, so that calls repeated in a loop get the same ones again
 
 
@@ -126,7 +125,7 @@ class NamedEngine(Naming):
 
     def make_name(self, kind: str) -> str:
         """See Engine. The same names come again and again, so that the ranks know them by number."""
-        return f"{kind}{_UNNAMED}{self.count(kind) % _NAMES}"
+        return f"{kind}{UNNAMED}{self.count(kind + UNNAMED) % _NAMES}"
 
     def submit(self, name: str, asked: Announcement, buffers: Sequence[Buffer]) -> Operation:
         """Begin an operation; it is done some time after every rank has begun it.
@@ -156,7 +155,7 @@ class NamedEngine(Naming):
             if self._failure is not None:
                 raise HorovodInternalError(self._failure)
             if self._operations.setdefault(operation.name, operation) is not operation:
-                if _UNNAMED in operation.name:
+                if UNNAMED in operation.name:
                     self._queued.setdefault(operation.name, deque()).append(operation)
                     return operation
                 raise self.duplicate(operation.name, self.transport.rank)
@@ -309,6 +308,7 @@ class NamedEngine(Naming):
     def _all_joined(self, last: int) -> None:
         join = self._join
         if join is not None:
+            self.count_anew()  # those who had more work have begun more
 
             def settle() -> None:
                 join.last_joined = self.joining.settle(self.transport, last)
