@@ -460,3 +460,22 @@ def _join_behind_many() -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_join_comes_after_the_operations_without_names_that_were_begun_before(size: int) -> None:
     _on(size, _join_behind_many)
+
+
+def _given_up() -> list[float | None]:
+    def difference(turn: int) -> float | None:
+        try:
+            return float(hvd.synchronize(handles[turn])) - 2 * turn
+        except HorovodInternalError:
+            return None
+
+    if hvd.rank():  # the other one begins more than there are names for, and some of them are given up
+        time.sleep(2.5)
+    handles = [hvd.allreduce_async(torch.tensor([turn]), op=hvd.Sum) for turn in range(300)]
+    return [difference(turn) for turn in range(300)]
+
+
+@pytest.mark.native("Horovod's core gives every operation a name of its own")
+def test_an_operation_without_a_name_that_comes_after_it_was_given_up_meets_no_later_one() -> None:
+    first, second = _on(2, _given_up, stall_shutdown_s=1.0)
+    assert first == second and None in first and {*first} <= {None, 0}

@@ -92,6 +92,7 @@ class NamedEngine(Naming):
         self._executor = Executor(transport, config.fusion_bytes, timeline)
         self._operations: dict[str, Operation] = {}
         self._queued: dict[str, deque[Operation]] = {}  # operations whose name is still under way
+        self._missed: dict[str, deque[Exception]] = {}  # why operations failed that have not begun here, by name
         self._join: Operation | None = None
         self._join_waits = False  # to be announced, for the queued operations
         self.joining = Joining()
@@ -154,6 +155,10 @@ class NamedEngine(Naming):
         with self._registering:
             if self._failure is not None:
                 raise HorovodInternalError(self._failure)
+            missed = self._missed.get(operation.name)
+            if missed:  # it is the one that has failed, and must not meet the next one of that name
+                operation.error, operation.done = missed.popleft(), True
+                return operation
             if self._operations.setdefault(operation.name, operation) is not operation:
                 if UNNAMED in operation.name:
                     self._queued.setdefault(operation.name, deque()).append(operation)
@@ -300,6 +305,8 @@ class NamedEngine(Naming):
                 operation, self._join = self._join, None
             else:
                 operation = self._operations.get(name)
+                if operation is None and error is not None and UNNAMED in name:
+                    self._missed.setdefault(name, deque()).append(error)
                 self._free(name)
         if operation is not None:
             operation.error = error or operation.error
@@ -309,6 +316,7 @@ class NamedEngine(Naming):
         join = self._join
         if join is not None:
             self.count_anew()  # those who had more work have begun more
+            self._missed.clear()
 
             def settle() -> None:
                 join.last_joined = self.joining.settle(self.transport, last)
