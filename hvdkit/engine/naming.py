@@ -20,6 +20,8 @@ class Naming:
     hosts: of each rank, "" where that is not known. ranks: of each rank, its number in the world. job_ranks: see World.
     """
 
+    most_names = 0  # that operations without one take in turns; 0 for a new one each time
+
     def __init__(self, hosts: Sequence[str], ranks: Sequence[int], job_ranks: Sequence[int] | None = None) -> None:
         self.ranks = list(ranks)
         self._hosts, self._job_ranks = hosts, job_ranks
@@ -41,7 +43,8 @@ class Naming:
 
     def make_name(self, kind: str) -> str:
         """A name for an operation without one: the n-th of its kind here and so on every rank."""
-        return f"{kind}{UNNAMED}{self.count(kind + UNNAMED)}"
+        number = self.count(kind + UNNAMED)
+        return f"{kind}{UNNAMED}{number % self.most_names if self.most_names else number}"
 
     def count(self, kind: str) -> int:
         """How many of a kind there have been with this one, from 1; the same on every rank where the order is."""

@@ -53,7 +53,6 @@ _IDLE_S = 0.05  # how often a thread with nothing to do looks at the mail: to an
 _LOOK_S = 0.05  # how often it is looked for what takes too long
 _PAUSE_S = 0.001  # for more announcements to come, as they do many at a time
 _MOST_PAUSES = 10
-_NAMES = 240  # of operations without one; with many divisors, so that calls repeated in a loop get the same ones again
 
 
 class NamedEngine(Naming):
@@ -64,6 +63,7 @@ class NamedEngine(Naming):
     """
 
     takes_tensors = False
+    most_names = 240  # with many divisors, so that calls repeated in a loop get the same ones again, known by number
 
     def __init__(
         self,
@@ -89,6 +89,7 @@ class NamedEngine(Naming):
             fanout=FANOUT,
             hear_of_steps=lambda *message: self._steps.hear(*message),
         )
+        self.report_window: Callable[[Window], None] = self._negotiator.add_window
         self._executor = Executor(transport, config.fusion_bytes, timeline)
         self._operations: dict[str, Operation] = {}
         self._queued: dict[str, deque[Operation]] = {}  # operations whose name is still under way
@@ -111,22 +112,12 @@ class NamedEngine(Naming):
             notice_s=self.notice_s,
         )
         self._awake = threading.Event()
-        self._closing = False
-        self._next_look_s = 0.0
+        self._closing, self._next_look_s = False, 0.0
         self._process = os.getpid()
         self._thread: threading.Thread | None = None
         if transport.size > 1:
             self._thread = threading.Thread(target=self._run, name="hvdkit-named", daemon=True)
             self._thread.start()
-
-    @property
-    def report_window(self) -> Callable[[Window], None]:
-        """See Engine."""
-        return self._negotiator.add_window
-
-    def make_name(self, kind: str) -> str:
-        """See Engine. The same names come again and again, so that the ranks know them by number."""
-        return f"{kind}{UNNAMED}{self.count(kind + UNNAMED) % _NAMES}"
 
     def submit(self, name: str, asked: Announcement, buffers: Sequence[Buffer]) -> Operation:
         """Begin an operation; it is done some time after every rank has begun it.
@@ -178,7 +169,9 @@ class NamedEngine(Naming):
         if queue:
             operation = self._operations[name] = queue.popleft()
             self._negotiate(operation)
-            self._announce_join()
+            if self._join_waits and not any(self._queued.values()):
+                self._join_waits = False
+                self._negotiator.add("", JOINING)
         else:
             self._operations.pop(name, None)
 
@@ -189,16 +182,11 @@ class NamedEngine(Naming):
             if self._failure is not None:
                 raise HorovodInternalError(self._failure)
             self.joining.begin()
-            self._join, self._join_waits = operation, True
-            self._announce_join()
+            self._join, self._join_waits = operation, any(self._queued.values())
+            if not self._join_waits:
+                self._negotiator.add("", JOINING)
         self._awake.set()
         return operation
-
-    def _announce_join(self) -> None:
-        """Announce the join when this rank has announced all operations before it. With `_registering`."""
-        if self._join_waits and not any(self._queued.values()):
-            self._join_waits = False
-            self._negotiator.add("", JOINING)
 
     def withdraw(self, name: str) -> None:
         """Take back an operation without buffers, if it is still under way."""
@@ -258,15 +246,14 @@ class NamedEngine(Naming):
             elif isinstance(answer, Failed):
                 kind = RanksDisagreeError if answer.disagree else HorovodInternalError
                 self._finish(answer.name, kind(answer.why))
-            elif isinstance(answer, AllJoined):
-                self._do(ready)
-                ready = []
-                self._all_joined(answer.last)
             else:
                 self._do(ready)
                 ready = []
-                self._end_joining()
-                self._fail(answer.why)
+                if isinstance(answer, AllJoined):
+                    self._all_joined(answer.last)
+                else:
+                    self._end_joining()
+                    self._fail(answer.why)
         if ready:
             self._do(ready)
 
