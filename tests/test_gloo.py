@@ -18,6 +18,7 @@ from ranks import run_ranks
 
 from hvdkit.errors import RankLostError, TransportError
 from hvdkit.transport.api import Transport
+from hvdkit.transport.between.hierarchical import HierarchicalTransport
 from hvdkit.transport.buckets import Buckets, BucketSpec
 from hvdkit.transport.buffer import Buffer, as_buffer
 from hvdkit.transport.gloo.rendezvous_store import LocalRendezvousStore, TransportRendezvousStore
@@ -148,6 +149,31 @@ def test_a_killed_rank_is_noticed_and_named_by_all_others(call: Call, shared: bo
         said, seconds = answers[rank]
         assert "Rank 1 on host here has died (killed, crashed or out of memory)" in said
         assert seconds < NOTICED_S
+
+
+def lose_rank_one_of_two_hosts(group: PipeTransport) -> str:
+    """The error of a rank, each of which finds out by itself: those that know already stay."""
+    nodes = [rank % 2 for rank in range(group.size)]
+    transport = HierarchicalTransport(open_over(group), nodes=nodes, host="here", small_bytes=1)
+    reduce_scatter(transport)
+    transport.barrier()
+    if group.rank == 1:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    error = ""
+    try:
+        reduce_scatter(transport)
+    except RankLostError as lost:
+        error = str(lost)
+    time.sleep(NOTICED_S)
+    return error
+
+
+@pytest.mark.ranks
+def test_a_rank_that_is_killed_on_another_host_is_noticed_by_all() -> None:
+    answers = run_piped(4, lose_rank_one_of_two_hosts, timeout=20)
+    for rank in (0, 2, 3):
+        assert "Rank 1 on host here has died (killed, crashed or out of memory)" in answers[rank]
 
 
 def leave_early(group: PipeTransport) -> str:

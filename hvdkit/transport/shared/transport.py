@@ -224,7 +224,7 @@ class SharedMemoryTransport(Transport):
             self._local,
             specs,
             arithmetic=self.arithmetic,
-            check=self._liveness.check,
+            check=self.check,
             directory=self._directory,
             shards=self._shards,
             depth=depth,
@@ -237,8 +237,9 @@ class SharedMemoryTransport(Transport):
             self._staging = None
 
     def check(self) -> None:
-        """See Transport.check."""
+        """See Transport.check. The base may know of ranks on other hosts."""
         self._liveness.check()
+        self._base.check()
 
     def leave(self) -> None:
         """See Transport.leave."""
