@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +12,7 @@ from numbers_of_ranks import DTYPES, buffer_of, expect, pattern, reduced, values
 from hvdkit.errors import TransportError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer, make_buffer
-from hvdkit.transport.request import Request
+from hvdkit.transport.request import DoneRequest, Request
 
 LARGE = 1_500_007  # float32: more than a socket, a ring or MPI's eager messages hold
 
@@ -128,6 +129,74 @@ def blocking_and_non_blocking_forms_keep_one_order(transport: Transport) -> None
         expect(request.wait(), reduced(size, 501))
 
 
+def what_is_begun_goes_on_while_a_rank_waits_for_something_else(transport: Transport) -> None:
+    """Rank 0 waits for the request first, and the others for what rank 0 does after that."""
+    rank, size = transport.rank, transport.size
+    others = _peers(transport)
+    steps: list[Callable[[], Request]] = [
+        lambda: transport.iallreduce(buffer_of(np.ones(501), "float16")),  # of two collectives, as the next one
+        lambda: transport.ialltoall(buffer_of([rank] * size, "int32"), [1] * size, [1] * size),
+    ]
+    if rank == 0:
+        steps += [lambda: transport.ireceive(make_buffer(2 * LARGE, "float32"), 1)] if others else []
+        steps += [lambda: transport.isend(make_buffer(2 * LARGE, "float32"), 1)] if others else []
+    elif rank == 1:
+        steps += [lambda: transport.isend(make_buffer(2 * LARGE, "float32"), 0)]
+        steps += [lambda: transport.ireceive(make_buffer(2 * LARGE, "float32"), 0)]
+    else:
+        steps += [lambda: DoneRequest()] * 2
+
+    def collective() -> None:
+        total = buffer_of([1], "int32")
+        transport.allreduce(total)
+        expect(total, [size])
+
+    def message() -> None:
+        number = buffer_of([7], "int32")
+        for peer in others if rank == 0 else ():
+            transport.send(number, peer, 3)
+        if rank:
+            transport.receive(number, 0, 3)
+
+    for step in steps:
+        for then in (collective, message, transport.barrier):
+            transport.barrier()
+            if rank == 0:
+                time.sleep(0.02)  # the others are in their waits by then
+            request = step()
+            if (rank == 0 and step in steps[:2]) or (rank == 1 and step in steps[2:]):
+                request.wait()
+                then()
+            else:
+                then()
+                request.wait()
+
+
+def a_request_of_a_closed_group_is_an_error(transport: Transport) -> None:
+    if transport.size == 1:
+        return
+    group = transport.subgroup(range(transport.size))
+    assert group is not None
+    group.barrier()
+    request = group.ireceive(make_buffer(1, "float32"), (group.rank + 1) % group.size)
+    group.close()
+    with pytest.raises(TransportError, match="closed before"):
+        request.wait()
+
+
+def what_is_refused_leaves_the_transport_as_it_was(transport: Transport) -> None:
+    for call in (transport.allreduce, transport.iallreduce):
+        with pytest.raises(ValueError, match="cannot scale int32"):
+            call(buffer_of([1], "int32"), "sum", 0.5)
+    halves = buffer_of(np.ones(5), "float16")
+    expect(transport.iallreduce(halves).wait(), np.full(5, transport.size))
+    if transport.size > 1:
+        request = transport.isend(buffer_of([1, 2, 3], "uint8"), (transport.rank + 1) % transport.size)
+        with pytest.raises(TransportError, match=r"of 3 bytes has come .* 8 bytes"):
+            transport.receive(make_buffer(2, "float32"), (transport.rank - 1) % transport.size)
+        request.wait()
+
+
 def groups_send_messages_of_their_own(transport: Transport) -> None:
     ranks = list(range(transport.size))[::-1]
     first, second = transport.subgroup(ranks), transport.subgroup(ranks)
@@ -175,6 +244,9 @@ MESSAGE_CHECKS: dict[str, Callable[[Transport], None]] = {
         messages_arrive_by_tag_in_the_order_of_sending,
         requests_of_all_kinds_are_done_in_any_order,
         blocking_and_non_blocking_forms_keep_one_order,
+        what_is_begun_goes_on_while_a_rank_waits_for_something_else,
+        a_request_of_a_closed_group_is_an_error,
+        what_is_refused_leaves_the_transport_as_it_was,
         groups_send_messages_of_their_own,
         messages_that_cannot_be_are_refused,
     )

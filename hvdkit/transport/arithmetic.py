@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.transport.buffer import HALF, SCALED, STORAGE, Array, Buffer, Op, check_reduction
+from hvdkit.transport.buffer import HALF, STORAGE, Array, Buffer, Op, check_reduction, check_scale
 
 _CHUNK_BYTES = 256 * 1024
 
@@ -65,8 +65,7 @@ class NumpyArithmetic:
                     f"cannot combine {source.count} {source.dtype} into {out.count} {out.dtype}; they must be alike"
                 )
         check_reduction(dtype, op, "combine")
-        if scale != 1.0 and out.dtype not in SCALED:
-            raise ValueError(f"cannot scale {out.dtype} by {scale}; only floating-point buffers are scaled")
+        check_scale(out.dtype, scale)
         function = _COMBINE_BOOL[op] if out.dtype == "bool" else _COMBINE[op]
         arrays = [source.array for source in sources]
         with np.errstate(all="ignore"):

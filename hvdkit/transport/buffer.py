@@ -82,6 +82,12 @@ def check_reduction(dtype: str, op: str, call: str) -> None:
         )
 
 
+def check_scale(dtype: str, scale: float) -> None:
+    """Raise ValueError for a factor on numbers that are not multiplied with factors."""
+    if scale != 1.0 and dtype not in SCALED:
+        raise ValueError(f"cannot scale {dtype} by {scale}; only floating-point buffers are scaled")
+
+
 @dataclass(slots=True, eq=False)
 class Buffer:
     """Contiguous memory seen as numbers.

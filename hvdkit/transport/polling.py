@@ -1,7 +1,8 @@
 """Backoff that yields: what a rank does while another one is not there yet.
 
 Whoever has a thread do collectives may watch its waits (watch_waits()), also to end them; and may see by what the
-thread has begun (calls()) whether ranks have begun the same.
+thread has begun (calls()) whether ranks have begun the same. What a thread has begun and not waited for goes on in all
+of its waits (drive()): other ranks may wait for it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.calls = Calls()
         self.look: Callable[[], None] | None = None
+        self.driven: list[Callable[[], bool]] = []
 
 
 _this_thread = _Thread()
@@ -57,6 +59,25 @@ def look() -> None:
         _this_thread.look()
 
 
+def drive(step: Callable[[], bool]) -> None:
+    """Have `step` called in this thread's waits until it returns True: there is nothing more to do. It never raises."""
+    if step not in _this_thread.driven:
+        _this_thread.driven.append(step)
+
+
+def drives() -> bool:
+    """Is there anything that this thread's waits have to drive?"""
+    return bool(_this_thread.driven)
+
+
+def drive_all() -> None:
+    """Call what this thread's waits have to drive."""
+    driven = _this_thread.driven
+    for step in tuple(driven):
+        if step() and step in driven:
+            driven.remove(step)
+
+
 class Backoff:
     """Paces a polling loop and looks after the peers meanwhile; one object for one wait.
 
@@ -71,6 +92,8 @@ class Backoff:
     def pause(self) -> None:
         """Give the core to whoever needs it: yield at first, sleep later."""
         self._turns += 1
+        if _this_thread.driven:
+            drive_all()
         if self._turns <= _YIELDS:
             os.sched_yield()
             return

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
+from hvdkit.errors import TransportError
 from hvdkit.transport.buffer import Buffer, make_buffer
-from hvdkit.transport.polling import Backoff, calls
+from hvdkit.transport.polling import Backoff, calls, drive, drive_all
 
 
 class Request(ABC):
@@ -63,41 +65,95 @@ class AllRequests(Request):
         return all(request.done() for request in self._requests)
 
 
+class MessageRequest(Request):
+    """A message under way, as `request`, which goes on in all waits of the thread that has begun it.
+
+    For the other rank may wait for it before it comes to what this one waits for; and what nobody waits for keeps its
+    memory until it is done.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.out = request.out
+        self._request, self._done = request, False
+        self._failure: Exception | None = None
+        self._lock = threading.RLock()
+        if not self._step():
+            drive(self._step)
+
+    def _step(self) -> bool:
+        """Is it done, or has it failed?"""
+        with self._lock:
+            if not self._done and self._failure is None:
+                try:
+                    self._done = self._request.done()
+                except Exception as error:  # for whoever waits for it
+                    leave_behind(self._request)
+                    self._failure = error
+            return self._done or self._failure is not None
+
+    def done(self) -> bool:
+        """See Request.done."""
+        drive_all()
+        if self._step() and self._failure is not None:
+            raise self._failure
+        return self._done
+
+
 class StepQueue:
     """Operations of several collectives each, begun by all ranks in one order.
 
     All ranks must post collectives in one order, so an operation may post while those before it have posted all of
-    theirs. Whoever asks after one of them drives them all. As of a transport's collectives, one thread at a time.
+    theirs. Whoever asks after one of them drives them all, and so does each wait of the thread that has begun one: the
+    other ranks may wait for it first. As of a transport's collectives, one thread at a time.
     """
 
     def __init__(self) -> None:
         #: In the order of their beginning.
         self.running: list[StepRequest] = []
         self._failure: BaseException | None = None
+        self._lock = threading.RLock()
 
     def begin(self, steps: Iterator[bool], out: Buffer, check: Callable[[], None]) -> Request:
         """Begin an operation. steps: yields where it would have to wait: True once it has posted all collectives."""
         request = StepRequest(self, steps, out, check)
-        self.running.append(request)
-        self.advance()
+        with self._lock:
+            self.running.append(request)
+            self.advance()
+        if self.running:
+            drive(self._step)
         return request
+
+    def _step(self) -> bool:
+        """See drive(). What fails is told to those who wait for an operation of the queue."""
+        try:
+            self.advance()
+        except Exception:
+            return True
+        return not self.running
+
+    def close(self) -> None:
+        """Give up what is under way: whoever asks after it gets a TransportError."""
+        if self.running and self._failure is None:
+            leave_behind(self.running)
+            self._failure = closed_meanwhile()
 
     def advance(self) -> None:
         """Do what can be done without waiting. Raises what one of them has failed with, now and later."""
-        if self._failure is not None:
-            raise self._failure
-        for request in list(self.running):
-            try:
-                posted = next(request.steps)
-            except StopIteration:
-                self.running.remove(request)
-                continue
-            except BaseException as error:
-                calls().uncertain = True
-                self._failure = error
-                raise
-            if not posted:
-                break
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            for request in list(self.running):
+                try:
+                    posted = next(request.steps)
+                except StopIteration:
+                    self.running.remove(request)
+                    continue
+                except BaseException as error:
+                    calls().uncertain = True
+                    self._failure = error
+                    raise
+                if not posted:
+                    break
 
 
 class StepRequest(Request):
@@ -112,6 +168,11 @@ class StepRequest(Request):
         if self in self._queue.running:
             self._queue.advance()
         return self not in self._queue.running
+
+
+def closed_meanwhile() -> TransportError:
+    """The error of an operation whose transport has been closed."""
+    return TransportError("The transport was closed before this operation was done. Wait for all requests before that.")
 
 
 # What nobody waits for any more, because it or a step before it failed. It may still write to its memory.

@@ -15,7 +15,7 @@ from hvdkit.transport.between.measure import measure
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.between.wire import Wire
 from hvdkit.transport.buckets import BucketSpec
-from hvdkit.transport.buffer import Buffer, Op, check_reduction, make_buffer
+from hvdkit.transport.buffer import Buffer, Op, check_reduction, check_scale, make_buffer
 from hvdkit.transport.division import Groups
 from hvdkit.transport.request import NOTHING, Request, StepQueue
 
@@ -55,6 +55,7 @@ class BaseTransport(Transport):
 
     def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
         """See Transport.allreduce."""
+        check_scale(buffer.dtype, scale)
         if scale == 1.0 or not self.wire.can_reduce(buffer.dtype):
             self.iallreduce(buffer, op, scale).wait()
         else:
@@ -84,6 +85,7 @@ class BaseTransport(Transport):
     def iallreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> Request:
         """See Transport.iallreduce."""
         check_reduction(buffer.dtype, op, "allreduce")
+        check_scale(buffer.dtype, scale)
         wire = self.wire
         if scale == 1.0 and self._is_one_call(wire, buffer.count) and wire.can_reduce(buffer.dtype):
             return self._watched(wire.allreduce(buffer, buffer, op))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hvdkit.errors import MissingDependencyError, TransportError
 from hvdkit.optional_import import optional_import
 from hvdkit.transport.buffer import Array, Buffer, Op
-from hvdkit.transport.polling import calls, look
+from hvdkit.transport.polling import calls, drives, look
 from hvdkit.transport.request import NOTHING, Request
 
 if TYPE_CHECKING:
@@ -197,7 +197,9 @@ class GlooRequest(Request):
         return True
 
     def wait(self) -> Buffer:
-        """See Request.wait. The thread sleeps in Gloo."""
+        """See Request.wait. The thread sleeps in Gloo, unless its waits have something to drive."""
+        if drives():
+            return super().wait()
         try:
             for work in self._works:
                 while not work.is_completed():

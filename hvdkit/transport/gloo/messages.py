@@ -11,7 +11,7 @@ from hvdkit.errors import TransportError
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.gloo.peers import PeerMailbox
 from hvdkit.transport.polling import calls
-from hvdkit.transport.request import Request
+from hvdkit.transport.request import Request, closed_meanwhile
 
 _TAG = struct.Struct("<I")
 
@@ -20,7 +20,7 @@ class PeerMessages:
     """The messages of a group, each with its tag before it in a mailbox of its own, which close() closes."""
 
     def __init__(self, mailbox: PeerMailbox) -> None:
-        self.mailbox = mailbox
+        self.mailbox, self._closed = mailbox, False
         self._receives: defaultdict[tuple[int, int], deque[_Receive]] = defaultdict(deque)
         self._arrived: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(deque)
 
@@ -38,7 +38,9 @@ class PeerMessages:
         return request
 
     def advance(self) -> None:
-        """Give what has arrived to the requests that wait for it."""
+        """Give what has arrived to the requests that wait for it. Raises TransportError after close()."""
+        if self._closed:
+            raise closed_meanwhile()
         for peer, message in self.mailbox.receive():
             self._arrived[peer, _TAG.unpack_from(message)[0]].append(message)
         for key in [key for key in self._arrived if self._receives.get(key)]:
@@ -52,6 +54,7 @@ class PeerMessages:
 
     def close(self) -> None:
         """Close the mailbox. Messages that nobody has received are lost."""
+        self._closed = True
         self.mailbox.close()
         self._receives.clear()
         self._arrived.clear()

@@ -28,7 +28,7 @@ from hvdkit.transport.gloo.rendezvous_store import (
     TcpRendezvousStore,
 )
 from hvdkit.transport.polling import Backoff, calls
-from hvdkit.transport.request import Request
+from hvdkit.transport.request import MessageRequest, Request
 
 _START_S = 120.0
 _NEWS_S = 2.0  # until the rank whose end made a collective fail is known
@@ -160,12 +160,12 @@ class GlooTransport(BaseTransport):
     def isend(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
         """See Transport.isend."""
         check_message(peer, tag, self.rank, self.size)
-        return self._watched(self._open_messages().send(buffer, peer, tag))
+        return self._watched(MessageRequest(self._open_messages().send(buffer, peer, tag)))
 
     def ireceive(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
         """See Transport.ireceive."""
         check_message(peer, tag, self.rank, self.size)
-        return self._watched(self._open_messages().receive(buffer, peer, tag))
+        return self._watched(MessageRequest(self._open_messages().receive(buffer, peer, tag)))
 
     def _open_messages(self) -> PeerMessages:
         if self._messages is None:
@@ -220,6 +220,7 @@ class GlooTransport(BaseTransport):
                 self.barrier()  # so that nobody takes an orderly end for a rank that left others waiting
         finally:
             self._closed = True
+            self._queue.close()
             if self._wire is not None:
                 self._wire.close()
                 self._wire = None

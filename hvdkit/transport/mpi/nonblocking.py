@@ -21,7 +21,7 @@ from hvdkit.transport.mpi.library import (
 )
 from hvdkit.transport.mpi.messages import MpiMessages
 from hvdkit.transport.polling import calls
-from hvdkit.transport.request import NOTHING, Request
+from hvdkit.transport.request import NOTHING, Request, closed_meanwhile
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -39,24 +39,28 @@ class MpiRequest(Request):
         return bool(call_mpi(self._what, self._request.Test))
 
 
-class _Receive(MpiRequest):
-    """A message that is to come. status: filled by done()."""
+class _Message(MpiRequest):
+    """A message to or from another rank, over `wire`, of any number of bytes up to those of `out`."""
 
-    def __init__(self, what: str, request: MPI.Request, out: Buffer, memory: Sequence[Any], status: MPI.Status) -> None:
+    def __init__(self, what: str, wire: MpiWire, request: MPI.Request, out: Buffer, memory: Sequence[Any]) -> None:
         super().__init__(what, request, out, memory)
-        self._status, self._done = status, False
+        self._wire, self._status, self._done = wire, load_mpi().Status(), False
 
     def done(self) -> bool:
         """See Request.done."""
-        if not self._done and call_mpi(self._what, self._request.Test, self._status):
-            self._done = True
-            count = self._status.Get_count(self._memory[2])
-            if count != self.out.count:
-                raise TransportError(
-                    f"A message of {count} elements has come, and {self.out.count} were expected. Send and receive the "
-                    f"same number of elements of the same dtype."
-                )
+        if not self._done:
+            self._wire.check_open()
+            self._done = bool(call_mpi(self._what, self._request.Test, self._status))
+            if self._done:
+                self._check_size()
         return self._done
+
+    def _check_size(self) -> None:
+        if self._what == "MPI_Irecv" and (count := self._status.Get_count(load_mpi().BYTE)) != self.out.nbytes:
+            raise TransportError(
+                f"A message of {count} bytes has come from rank {self._status.Get_source()}, and {self.out.nbytes} "
+                f"bytes were expected. Send and receive the same number of elements of the same dtype."
+            )
 
 
 class MpiWire:
@@ -65,7 +69,7 @@ class MpiWire:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.rank, self.size = comm.rank, comm.size
         self.messages: Messages | None = MpiMessages(comm)
-        self.comm = comm
+        self.comm, self._closed = comm, False
         self._mpi = load_mpi()
 
     @property
@@ -114,18 +118,23 @@ class MpiWire:
 
     def isend(self, buffer: Buffer, peer: int, tag: int) -> Request:
         """See Transport.isend; of as many elements as MPI counts."""
-        check_not_ended(self._mpi)
-        calls().uncertain = True
-        memory = moved(buffer)
-        return MpiRequest("MPI_Isend", call_mpi("MPI_Isend", self.comm.Isend, memory, peer, tag), buffer, memory)
+        return self._begin_message("MPI_Isend", buffer, peer, tag)
 
     def ireceive(self, buffer: Buffer, peer: int, tag: int) -> Request:
         """See Transport.ireceive; of as many elements as MPI counts."""
+        return self._begin_message("MPI_Irecv", buffer, peer, tag)
+
+    def _begin_message(self, what: str, buffer: Buffer, peer: int, tag: int) -> Request:
         check_not_ended(self._mpi)
         calls().uncertain = True
         memory = moved(buffer)
-        request = call_mpi("MPI_Irecv", self.comm.Irecv, memory, peer, tag)
-        return _Receive("MPI_Irecv", request, buffer, memory, self._mpi.Status())
+        return _Message(what, self, call_mpi(what, getattr(self.comm, what[4:]), memory, peer, tag), buffer, memory)
+
+    def check_open(self) -> None:
+        """Raise TransportError after close()."""
+        check_not_ended(self._mpi)
+        if self._closed:
+            raise closed_meanwhile()
 
     def _begin(self, what: str, out: Buffer, *arguments: Any) -> MpiRequest:
         check_not_ended(self._mpi)
@@ -134,5 +143,6 @@ class MpiWire:
 
     def close(self, *, idle: bool = True) -> None:
         """See Wire.close. Where it is not idle MPI keeps what the others may still send to."""
+        self._closed = True
         if idle and self.comm != self._mpi.COMM_NULL:
             free_comm(self.comm)

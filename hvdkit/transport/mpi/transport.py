@@ -20,7 +20,7 @@ from hvdkit.transport.mpi.library import collective, free_comm, load_mpi, own_co
 from hvdkit.transport.mpi.mailbox import MpiMailbox
 from hvdkit.transport.mpi.nonblocking import MpiWire
 from hvdkit.transport.mpi.ulfm import world_comm
-from hvdkit.transport.request import AllRequests, Request
+from hvdkit.transport.request import AllRequests, MessageRequest, Request
 from hvdkit.transport.small_collectives import gather_ints
 
 if TYPE_CHECKING:
@@ -114,10 +114,10 @@ class MpiTransport(BaseTransport):
         """See Transport.close. Where it is not idle MPI keeps the communicator, for collectives left in the middle."""
         if self._wire is not None:
             wire, self._wire = self._wire, None
-            if idle:
-                if self._spare is not None:
-                    free_comm(self._spare)
-                wire.close()
+            self._queue.close()
+            if idle and self._spare is not None:
+                free_comm(self._spare)
+            wire.close(idle=idle)
 
 
 def _countable(buffer: Buffer) -> list[Buffer]:
@@ -127,4 +127,4 @@ def _countable(buffer: Buffer) -> list[Buffer]:
 
 
 def _together(requests: list[Request], buffer: Buffer) -> Request:
-    return requests[0] if len(requests) == 1 else AllRequests(requests, buffer)
+    return MessageRequest(requests[0] if len(requests) == 1 else AllRequests(requests, buffer))
