@@ -31,9 +31,10 @@ class Transport(ABC):
     arguments that agree; one thread at a time. Raises TransportError (RankLostError where the dead rank is known) when
     the others cannot be reached.
 
-    The forms that begin with i return at once. All ranks begin collectives of both forms in one order, and may wait for
-    them in any; none is under way when a group is split or closed, or buckets or a mailbox are opened. A transport
-    without non-blocking collectives of its own does them before it returns.
+    The forms that begin with i return at once; but a group's first collective may wait for all ranks. All ranks begin
+    collectives of both forms in one order, and may wait for them in any; none is under way when a group is split or
+    closed, or buckets or a mailbox are opened. A transport without non-blocking collectives of its own does them before
+    it returns. What a thread has begun goes on in its waits of any kind.
 
     backend: what moves bytes where ranks share no memory: "mpi", "gloo", or "none" for one rank.
     local_ranks: how many ranks at most are summed inside a host before the sum crosses to others (1 where nothing is),
