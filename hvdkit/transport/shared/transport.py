@@ -11,7 +11,7 @@ from hvdkit.transport.api import Crossing, Transport
 from hvdkit.transport.arguments import check_root
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.buckets import BucketSpec, InPlaceSegment
-from hvdkit.transport.buffer import HALF, Buffer, Op
+from hvdkit.transport.buffer import HALF, Buffer, Op, check_scale
 from hvdkit.transport.division import Groups, find_group
 from hvdkit.transport.mailbox import Mailbox, OpeningMailbox
 from hvdkit.transport.request import Request
@@ -84,6 +84,8 @@ class SharedMemoryTransport(Transport):
 
     def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
         """See Transport.allreduce."""
+        if scale != 1.0:
+            check_scale(buffer.dtype, scale)
         nbytes = buffer.array.nbytes
         if 0 < nbytes <= self._slot_bytes:
             (self._slots or self._open_slots()).allreduce(buffer, op, scale, self._base.arithmetic)
