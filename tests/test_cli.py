@@ -138,6 +138,8 @@ def test_doctor_shows_every_setting_and_its_origin(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HVDKIT_TRANSPORT", "mpi")
+    monkeypatch.setenv("HVDKIT_SHARED_DIRECTORY", "/dev/shm/" + "with/a/long/name/" * 8)
+    monkeypatch.setenv("COLUMNS", "80")
     assert cli.main(["doctor", "--settings", "--json"]) == 0
     settings = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
     assert settings.keys() == {setting.name for setting in read_settings({})}

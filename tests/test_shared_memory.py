@@ -84,7 +84,8 @@ def test_too_little_shared_memory_is_an_error_on_every_rank(small_directory: tup
         found = re.search(rf"([\d.]+) MiB of shared memory are needed in {directory}, where ([\d.]+) MiB", message)
         assert found, message
         needed, free = map(float, found.groups())
-        assert needed >= SIZE * 2 and (not mounted or 0.9 <= free <= 1.0)
+        # Another rank may hold its part still while this one looks.
+        assert needed >= SIZE * 2 and (not mounted or 0 <= free <= 1.0)
         assert "No space left on device" in message and "set HVDKIT_TRANSPORT=mpi" in message
         assert total == 0 + 1 + 2
     assert os.listdir(directory) == []

@@ -54,8 +54,9 @@ def _print_table(settings: Sequence[Setting]) -> None:
     from rich.table import Table
 
     table = Table(title="hvdkit settings", box=SIMPLE)
-    for title, wrap in (("variable", False), ("value", False), ("from", False), ("meaning", True)):
-        table.add_column(title, no_wrap=not wrap, overflow="fold")
+    longest = max(len(setting.variable) for setting in settings)  # a long value is folded, a name never is
+    for title, width in (("variable", longest), ("value", 8), ("from", 11), ("meaning", 16)):
+        table.add_column(title, min_width=width, overflow="fold")
     for setting in settings:
         origin = "environment" if setting.origin == setting.variable else setting.origin
         style = "" if setting.origin == "default" else "bold"
