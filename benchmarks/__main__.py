@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.parts import PARTS, Done, Part, run_part
 from benchmarks.rows import show_rows
-from hvdkit.tools.bench.machine import describe_machine
+from hvdkit.tools.bench.report import describe_machine
 
 
 def main() -> int:

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 
 import hvdkit.torch as hvd
+from benchmarks.horovod_job import HorovodJob, joined_with_horovod
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.tools.bench.figures import OURS, Figures, summarise
-from hvdkit.tools.bench.horovod_job import HorovodJob
-from hvdkit.tools.bench.rank import joined
-from hvdkit.tools.bench.turns import Call, Turn, plan_calls, take_turns, time_in_a_row
+from hvdkit.tools.bench.interleave import Call, Turn, interleave, plan_calls, time_in_a_row
+from hvdkit.tools.bench.plan import OURS
+from hvdkit.tools.bench.summary import Summary, summarise
 
 _MANY = 200
 _ONE_AIM_S = 60e-6
@@ -77,7 +77,7 @@ def _turns(nbytes: int, count: int, job: HorovodJob | None) -> dict[str, Turn]:
     return turns
 
 
-def judge(peer: str, count: int, figures: Figures) -> tuple[str, bool | None]:
+def judge(peer: str, count: int, figures: Summary) -> tuple[str, bool | None]:
     """The aim for a peer in words, and whether it is met: hvdkit's time of one; the peers' ratios of many."""
     if count == 1:
         return (f"under {1e6 * _ONE_AIM_S:g} us", figures.median_s < _ONE_AIM_S) if peer == OURS else ("", None)
@@ -90,11 +90,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=float, default=0.2, help="how long a peer's turn in a round takes, about")
     options = parser.parse_args()
-    with joined(threads=1) as (job, notes):
+    with joined_with_horovod(threads=1) as (job, notes):
         where, rows = " ".join([hvd.describe() + ".", *notes]), []
         for work, (nbytes, count) in WORKS.items():
             turns = _turns(nbytes, count, job)
-            times = take_turns(turns, plan_calls(turns, options.seconds), options.rounds)
+            times = interleave(turns, plan_calls(turns, options.seconds), options.rounds)
             for peer, figures in summarise(times, OURS).items():
                 aim, met = judge(peer, count, figures)
                 rows.append(Row(f"allreduce, {work}", peer, figures.median_s, figures.ratio, OURS, aim, met))

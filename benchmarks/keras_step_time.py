@@ -2,20 +2,28 @@
 
     KERAS_BACKEND=jax hvdrun -np 2 python -m benchmarks.keras_step_time
 
-What `hvdkit bench step --keras` measures, beside its aims.
+The model is the MLP of hvdkit/tools/bench/step.py, trained by the function that fit() calls for each step.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
 import keras
+import numpy as np
 
 import hvdkit.keras as hvd
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.tools.bench.figures import NO_COMMUNICATION, OURS, summarise
-from hvdkit.tools.bench.keras_rank import measure_keras_step
-from hvdkit.tools.bench.keras_step import join
-from hvdkit.tools.bench.plan import Plan
+from hvdkit.tools.bench.interleave import Turn, interleave, time_each
+from hvdkit.tools.bench.plan import NO_COMMUNICATION, OURS, STEPS
+from hvdkit.tools.bench.summary import summarise
 
+Step = Callable[[], Any]
+Wrap = Callable[[Any], Any]
+ROWS, WIDTH, LAYERS = 64, 1024, 8
 AIMS = {"tensorflow": 1.15, "torch": 1.25, "jax": 1.25}
 
 
@@ -26,11 +34,92 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads that each rank computes with; not on JAX")
     options = parser.parse_args()
     work, aim, rows = join(options.threads), AIMS[keras.backend.backend()], []
-    case = measure_keras_step(Plan("step", rounds=options.rounds), work)
-    for peer, figures in summarise(case.times, NO_COMMUNICATION).items():
+    turns = make_peers()
+    times = interleave(turns, dict.fromkeys(turns, STEPS), options.rounds)
+    for peer, figures in summarise(times, NO_COMMUNICATION).items():
         told, met = (f"at most x{aim:.2f}", figures.ratio <= aim) if peer == OURS else ("", None)
-        rows.append(Row(case.work, peer, figures.median_s, figures.ratio, NO_COMMUNICATION, told, met))
+        rows.append(Row(work, peer, figures.median_s, figures.ratio, NO_COMMUNICATION, told, met))
     finish(rows, hvd.describe(), options.json, first=hvd.rank() == 0)
+
+
+def join(threads: int) -> str:
+    """Begin hvdkit, with so many threads a rank (JAX takes what it likes); returns the name of the work."""
+    backend = keras.backend.backend()
+    if backend == "torch":
+        importlib.import_module("torch").set_num_threads(threads)
+    if backend == "tensorflow":
+        threading = importlib.import_module("tensorflow").config.threading
+        threading.set_intra_op_parallelism_threads(threads)
+        threading.set_inter_op_parallelism_threads(threads)
+    hvd.init()
+    return f"Keras MLP on {backend}"
+
+
+def make_peers() -> dict[str, Turn]:
+    """The turns of every peer, warmed up; collective."""
+    turns: dict[str, Turn] = {}
+    for name, wrap in _list_peers().items():
+        turns[name] = functools.partial(time_each, _make_step(wrap), hvd.barrier)
+        turns[name](3)
+    return turns
+
+
+def _make_step(wrap: Wrap) -> Step:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((WIDTH,))])
+    for _ in range(LAYERS):
+        model.add(keras.layers.Dense(WIDTH, activation="relu"))
+    model.compile(wrap(keras.optimizers.SGD(1e-4)), "mse", jit_compile=keras.backend.backend() == "jax")
+    inputs = np.random.RandomState(hvd.rank()).randn(ROWS, WIDTH).astype("float32")
+    model.fit(inputs, inputs, batch_size=ROWS, epochs=1, verbose=0)
+    return _STEPS[keras.backend.backend()](model, inputs)
+
+
+def _tensorflow_step(model: Any, inputs: Any) -> Step:
+    data = importlib.import_module("tensorflow").data
+    batches = iter(data.Dataset.from_tensors((inputs, inputs)).cache().repeat().prefetch(2))
+    return lambda: float(model.train_function(batches)["loss"])
+
+
+def _torch_step(model: Any, inputs: Any) -> Step:
+    batch = keras.ops.convert_to_tensor(inputs)
+    return lambda: model.train_function([(batch, batch)])
+
+
+def _jax_step(model: Any, inputs: Any) -> Step:
+    jax = importlib.import_module("jax")
+    batch = jax.numpy.asarray(inputs)
+    names = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+    held = [model._get_jax_state(**dict.fromkeys(names, True), purge_model_variables=True)]
+
+    def step() -> None:
+        logs, held[0] = model.train_function(held[0], iter([(batch, batch)]))
+        jax.block_until_ready((logs, held[0]))
+
+    return step
+
+
+_STEPS = {"tensorflow": _tensorflow_step, "torch": _torch_step, "jax": _jax_step}
+
+
+def _list_peers() -> dict[str, Wrap]:
+    peers: dict[str, Wrap] = {NO_COMMUNICATION: lambda optimizer: optimizer, OURS: hvd.DistributedOptimizer}
+    if keras.backend.backend() != "tensorflow":
+        return peers
+    try:
+        horovod = importlib.import_module("horovod.tensorflow")
+    except ImportError:
+        return peers
+    horovod.init()
+
+    class WithHorovod(keras.optimizers.SGD):
+        """Its own optimizer wrapper fails with Keras 3, so its operation is called by hand."""
+
+        def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+            return super().apply(horovod.grouped_allreduce(list(grads)), trainable_variables)
+
+    peers["Horovod's op"] = lambda optimizer: WithHorovod.from_config(optimizer.get_config())
+    return peers
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.tools.bench.models import MODELS
+from hvdkit.tools.bench.step import MODELS
 
 _AIM_MB = 150
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.rows import Row, read_rows
-from hvdkit.tools.limited import read_tail, run_limited
+from hvdkit.launch.process import read_tail, run_into_file
 
 _TAIL = 12  # lines of a part that failed
 
@@ -72,7 +72,9 @@ def run_part(part: Part, environ: Mapping[str, str]) -> Done:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
         rows, output = Path(folder, "rows.json"), Path(folder, "output")
-        code = run_limited(build_command(part, rows), {**environ, **part.variables}, output, part.limit_s)
+        code = run_into_file(
+            build_command(part, rows), environ={**environ, **part.variables}, output=output, timeout_s=part.limit_s
+        )
         seconds = time.monotonic() - began
         if code == 0 and rows.exists():
             where, read = read_rows(rows)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hvdkit.config import Config
 from hvdkit.profiling.prediction import Cluster, Prediction, Work, predict_scaling
-from hvdkit.tools.charts import Axis, Line, build_page, build_table, draw_lines
+from hvdkit.tools.charts import build_page, build_table, draw_lines, embed, label_log_axis, new_figure
 from hvdkit.transport.between.cost import Link
 
 GIGABITS = (1, 10, 100, 400)
@@ -94,26 +94,33 @@ def draw_page(drawn: Sequence[Drawn], cluster: Cluster, fitted: str, where: str)
     parts = [f"<p>Fitted on {where}: {fitted}. One rank a host.</p>"]
     for one in drawn:
         parts.append(f"<h2>{one.name}</h2><p>{one.of}; dashed: Horovod's ring by the same model, or published.</p>")
-        parts.append(_draw(one, cluster, "efficiency", Axis("efficiency", show="{:.0%}".format), _published(one)))
-        parts.append(_draw(one, cluster, "step_s", Axis("seconds a step", log=True), []))
+        parts.append(_draw(one, cluster, "efficiency", "efficiency", _published(one)))
+        parts.append(_draw(one, cluster, "step_s", "seconds a step", {}))
     rows = [[one.text, str(one.hosts), f"{one.efficiency:.1%}", one.source] for one in REFERENCES]
     parts.append("<h2>Published</h2>" + build_table(["what", "hosts", "efficiency", "source"], rows))
     return build_page("How training scales", parts)
 
 
-def _draw(drawn: Drawn, cluster: Cluster, what: str, y: Axis, more: Sequence[Line]) -> str:
-    lines = []
+def _draw(
+    drawn: Drawn, cluster: Cluster, what: str, label: str, published: Mapping[str, Sequence[tuple[float, float]]]
+) -> str:
+    lines: dict[str, Sequence[tuple[float, float]]] = {}
     for gigabits in GIGABITS:
         found = predict_drawn(drawn, cluster, gigabits, HOSTS)
-        lines.append(Line(f"{gigabits} Gbit/s", [(one.hosts, getattr(one, what)) for one in found]))
+        lines[f"{gigabits} Gbit/s"] = [(one.hosts, getattr(one, what)) for one in found]
     ring = predict_drawn(horovod(drawn), replace(cluster, algorithm="ring"), GIGABITS[2], HOSTS)
     name = f"Horovod's ring, {GIGABITS[2]} Gbit/s"
-    lines.append(Line(name, [(one.hosts, getattr(one, what)) for one in ring], dashed=True))
-    return draw_lines([*lines, *more], x=Axis("hosts", log=True, ticks=HOSTS[::2]), y=y, size=(860, 440))
+    lines[name] = [(one.hosts, getattr(one, what)) for one in ring]
+    figure = new_figure("benchmarks.scaling_model --html", 10, 5)
+    axis = figure.subplots()
+    draw_lines(axis, {**lines, **published}, dashed=[name, *published])
+    label_log_axis(axis, HOSTS[::2])
+    axis.set(xlabel="hosts", ylabel=label, yscale="log" if what == "step_s" else "linear")
+    return embed(figure)
 
 
-def _published(drawn: Drawn) -> list[Line]:
+def _published(drawn: Drawn) -> dict[str, Sequence[tuple[float, float]]]:
     """Beside the convolutional network, which is what they are nearest to."""
     if drawn.name != "ResNet-50":
-        return []
-    return [Line(one.name, [(one.hosts, one.efficiency)], dashed=True) for one in REFERENCES]
+        return {}
+    return {one.name: [(one.hosts, one.efficiency)] for one in REFERENCES}

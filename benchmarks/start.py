@@ -15,7 +15,7 @@ import sys
 import time
 
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.launch.mpi import Mpi, find_mpi
+from hvdkit.launch.plan.mpi import Mpi, find_mpi
 
 AIM_S = 0.5  # that hvdrun may take more
 _WORK = "start to first step, 2 ranks"

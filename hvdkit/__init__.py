@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         HostsUpdatedInterrupt,
         HvdkitError,
         LaunchError,
-        MigrateError,
+        LocalFailureError,
         MissingDependencyError,
         NotInitializedError,
         PlanMismatchError,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         XlaError,
     )
 
-    #: See hvdkit.launch.function.run, which stands floors above.
+    #: See hvdkit.launch.run_api.run, which stands floors above.
     run: Callable[..., list[Any]]
 
 __version__ = "0.1.0"
@@ -68,7 +68,7 @@ __all__ = [
     "HostsUpdatedInterrupt",
     "HvdkitError",
     "LaunchError",
-    "MigrateError",
+    "LocalFailureError",
     "MissingDependencyError",
     "NotInitializedError",
     "PlanMismatchError",
@@ -97,7 +97,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'hvdkit' has no attribute {name!r}")
     if name == "run":
-        return importlib.import_module("hvdkit.launch.function").run
+        return importlib.import_module("hvdkit.launch.run_api").run
     home = "hvdkit.errors" if name.endswith(("Error", "Interrupt")) else "hvdkit.config"
     return getattr(importlib.import_module(home), name)
 

@@ -1,55 +1,178 @@
-"""hvdkit: the command line of everything that is not running a job."""
+"""hvdkit: the command line of everything that does not start a job."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, NoReturn
 
 from hvdkit import __version__
 from hvdkit.errors import HvdkitError
-from hvdkit.tools.bench.command import add_command as add_bench
-from hvdkit.tools.build_horovod.command import add_command as add_build_horovod
-from hvdkit.tools.compare.command import add_command as add_compare
-from hvdkit.tools.doctor.command import add_command as add_doctor
-from hvdkit.tools.hosts.command import add_command as add_hosts
-from hvdkit.tools.migrate.command import add_command as add_migrate
-from hvdkit.tools.profile.command import add_command as add_profile
-from hvdkit.tools.stacks.command import add_command as add_stacks
-from hvdkit.tools.submit.command import add_command as add_submit
+from hvdkit.launch.cli.completion import SHELLS, PrintCompletion
+from hvdkit.launch.cli.console import run_command
+
+#: The entry points of other packages that add commands. Each is an `add_command(commands)`, as our own modules have.
+ENTRY_POINTS = "hvdkit.commands"
+
+# Title of a group in the help -> its commands -> their modules, which are imported when they are needed.
+_GROUPS = {
+    "running jobs": {
+        "jobs": "hvdkit.tools.jobs.jobs",
+        "stacks": "hvdkit.tools.jobs.stacks",
+        "stop": "hvdkit.tools.jobs.stop",
+    },
+    "batch systems and hosts": {
+        "submit": "hvdkit.tools.submit.command",
+        "hosts": "hvdkit.tools.hosts.command",
+    },
+    "diagnosis and performance": {
+        "doctor": "hvdkit.tools.doctor.command",
+        "compare": "hvdkit.tools.compare.command",
+        "profile": "hvdkit.tools.profile.command",
+        "bench": "hvdkit.tools.bench.command",
+    },
+    "installation and scripts": {
+        "build-horovod": "hvdkit.tools.build_horovod.command",
+    },
+}
+_MODULES = {name: module for group in _GROUPS.values() for name, module in group.items()}
+
+#: Commands that packages of this project bring -> the package to install.
+_PACKAGES = {"migrate": "hvdkit-migrate"}
 
 
-def build_parser() -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, `PROG: MESSAGE. See PROG --help.`, with exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with exit code 2."""
+        stop = "" if message.endswith("?") else "."
+        self.exit(2, f"{self.prog}: {message.rstrip('.')}{stop} See {self.prog} --help.\n")
+
+
+class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
+    """The subcommands; keeps the one-line help of each."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.summaries: dict[str, str] = {}
+
+    def add_parser(self, name: str, *, help: str | None = None, **options: Any) -> Any:
+        """Add a subcommand."""
+        self.summaries[name] = help or ""
+        return super().add_parser(name, **options)
+
+
+class TopParser(Parser):
+    """hvdkit's own parser: its help lists the commands in groups."""
+
+    commands: _Commands
+
+    def format_help(self) -> str:
+        """Write the help, with the groups after the options."""
+        summaries = self.commands.summaries
+        groups = [(title, list(modules)) for title, modules in _GROUPS.items()]
+        groups.append(("from other packages", [name for name in summaries if name not in _MODULES]))
+        width = max(map(len, summaries), default=0)
+        lines = [super().format_help()]
+        for title, names in groups:
+            rows = [f"  {name:{width}}  {summaries[name]}\n" for name in names if name in summaries]
+            lines += [f"\n{title}:\n", *rows] if rows else []
+        return "".join([*lines, "\nhvdkit COMMAND --help shows the options of a command.\n"])
+
+
+def build_parser(names: Iterable[str] | None = None) -> TopParser:
     """Build the parser; each subcommand stores the function that carries it out as `run`.
 
-    It returns the exit code, or None for 0.
+    `run` returns the exit code, or None for 0.
+    names: of the commands to load; None for all. Of all, one whose package cannot be loaded is listed with the reason.
     """
-    parser = argparse.ArgumentParser(
+    parser = TopParser(
         prog="hvdkit",
-        description="Tools around training on many ranks. Jobs are started by hvdrun: see hvdrun --help.",
+        usage="hvdkit [-h] [--version] [--print-completion SHELL] COMMAND ...",
+        description="Tools for training on many ranks. hvdrun starts jobs: see hvdrun --help.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"hvdkit {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    add_doctor(commands)
-    add_build_horovod(commands)
-    add_hosts(commands)
-    add_submit(commands)
-    add_compare(commands)
-    add_migrate(commands)
-    add_profile(commands)
-    add_bench(commands)
-    add_stacks(commands)
+    parser.add_argument(
+        "--print-completion",
+        action=PrintCompletion,
+        choices=SHELLS,
+        metavar=f"{{{','.join(SHELLS)}}}",
+        help="print the completion script for a shell and exit",
+    )
+    commands = parser.add_subparsers(
+        action=_Commands, parser_class=Parser, prog="hvdkit", dest="name", metavar="COMMAND", help=argparse.SUPPRESS
+    )
+    assert isinstance(commands, _Commands)
+    parser.commands = commands
+    external = _find_external()
+    for name in (*_MODULES, *external) if names is None else names:
+        _add(name, external, parser.commands, required=names is not None)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the hvdkit command; returns the exit code, 0 for a command that gives none."""
-    options = build_parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    name = words[0] if words and not words[0].startswith("-") else None
+    return run_command("hvdkit" if name is None else f"hvdkit {name}", lambda: _run(name, words))
+
+
+def _run(name: str | None, words: Sequence[str]) -> int:
+    if name is not None:
+        check_name(name, {*_MODULES, *_find_external()})
+    elif not words:
+        raise HvdkitError("no command was given. See hvdkit --help.")
+    parser = build_parser(None if name is None else [name])
+    options, unknown = parser.parse_known_args(words)
+    command = parser.commands.choices.get(options.name, parser)
+    if unknown:
+        flags = [flag for flag in command._option_string_actions if flag.startswith("--")]
+        nearest = difflib.get_close_matches(unknown[0].partition("=")[0], flags, 1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        command.error(f"unknown argument{'s' * (len(unknown) > 1)} {' '.join(unknown)}{hint}")
+    return int(options.run(options) or 0)
+
+
+def check_name(name: str, names: Iterable[str]) -> None:
+    """Raise HvdkitError for a command that does not exist, with the cure."""
+    names = sorted(names)
+    if name in names:
+        return
+    if name in _PACKAGES:
+        raise HvdkitError(
+            f"this command is in the package {_PACKAGES[name]}, which is not installed. Run: pip install "
+            f"{_PACKAGES[name]}"
+        )
+    nearest = difflib.get_close_matches(name, [*names, *_PACKAGES], 1)
+    hint = f"Did you mean {nearest[0]}?" if nearest else f"The commands are {', '.join(names)}."
+    raise HvdkitError(f"there is no such command. {hint} See hvdkit --help.")
+
+
+def _find_external() -> dict[str, EntryPoint]:
+    """The commands of other packages by name; ours cannot be replaced."""
+    return {each.name: each for each in entry_points(group=ENTRY_POINTS) if each.name not in _MODULES}
+
+
+def _add(name: str, external: Mapping[str, EntryPoint], commands: _Commands, *, required: bool) -> None:
+    """Add a command to the parser.
+
+    required: raise HvdkitError if the package that brings it cannot be loaded; else the help says so in its place.
+    """
+    if name in _MODULES:
+        import_module(_MODULES[name]).add_command(commands)
+        return
+    entry = external[name]
     try:
-        return int(options.run(options) or 0)
-    except HvdkitError as error:
-        print(f"hvdkit: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+        entry.load()(commands)
+    except Exception as error:  # whatever a package raises at its import
+        package = entry.dist.name if entry.dist is not None else entry.value
+        problem = f"the package {package} cannot be loaded: {type(error).__name__}: {error}"
+        if required:
+            raise HvdkitError(f"{problem}. Update or remove this package.") from error
+        commands.summaries[name] = problem

@@ -1,70 +1,17 @@
 """Every setting of hvdkit: one field each, with its variable, unit, default and meaning.
 
-An argument beats an HVDKIT_ variable, which beats Horovod's variable of the same meaning, which beats the default.
+Precedence: argument, HVDKIT_ variable, Horovod's variable of the same meaning, default.
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from hvdkit.errors import ConfigError
-
-MIB = 1024 * 1024
-
-
-def parse_bool(text: str) -> bool:
-    """Turn "1 true yes on" or "0 false no off" (any case) into a bool; ValueError for anything else."""
-    word = text.strip().lower()
-    if word in ("1", "true", "yes", "on"):
-        return True
-    if word in ("0", "false", "no", "off", ""):
-        return False
-    raise ValueError("use 1 or 0")
-
-
-def parse_bytes(text: str) -> int:
-    """Turn "4194304", "4096k", "4m" or "1g" (binary multiples, any case) into a number of bytes."""
-    word = text.strip().lower().removesuffix("b").removesuffix("i")
-    factor = {"k": 1024, "m": MIB, "g": 1024 * MIB}.get(word[-1:], 1)
-    number = float(word.rstrip("kmg")) * factor
-    if not math.isfinite(number):
-        raise ValueError(f"{text!r} is no number of bytes")
-    return int(number)
-
-
-def choice(*names: str) -> Callable[[str], str]:
-    """Make a parser that accepts just these names, in any case."""
-
-    def parse(text: str) -> str:
-        if text.strip().lower() not in names:
-            raise ValueError(f"use one of {', '.join(names)}")
-        return text.strip().lower()
-
-    return parse
-
-
-def setting(
-    default: Any,
-    parse: Callable[[str], Any],
-    help: str,
-    *,
-    horovod: str = "",
-    disable: str = "",
-    flag: str = "",
-    secret: bool = False,
-) -> Any:
-    """Describe a field of Config.
-
-    parse: turns the variable's text into the value; raises ValueError saying what would be accepted.
-    horovod: Horovod's variable of the same meaning and unit. disable: Horovod's that makes the setting 0 if it is true.
-    flag: the option of hvdrun that sets it; "" for none. secret: its value is not to be shown.
-    """
-    metadata = {"parse": parse, "help": help, "horovod": horovod, "disable": disable, "flag": flag, "secret": secret}
-    return field(default=default, metadata=metadata)
+from hvdkit.setting import MIB, Choice, check_names, choice, find_problem, parse_bool, parse_bytes, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,251 +21,291 @@ class Config:
     engine: str = setting(
         "auto",
         choice("auto", "native", "horovod"),
-        "what carries operations out: hvdkit itself, or Horovod's core; auto takes that under horovodrun's Gloo",
+        "engine that performs collectives: hvdkit's own (native) or Horovod's core (horovod); auto selects Horovod's "
+        "core under horovodrun --gloo, else native",
         flag="--engine",
     )
     transport: str = setting(
         "auto",
         choice("auto", "single", "mpi", "gloo", "shared_memory", "hierarchical"),
-        "how bytes travel; auto takes shared memory inside a host, and MPI between hosts (Gloo under torchrun)",
+        "transport of the native engine; auto selects shared memory within a host and MPI between hosts (Gloo under "
+        "torchrun)",
         flag="--transport",
     )
     fusion_bytes: int = setting(
         4 * MIB,
         parse_bytes,
-        "bytes of gradients in a bucket; 0 sends each tensor by itself",
+        "size of a gradient bucket; 0 reduces each tensor separately",
         flag="--fusion-bytes",
+        least=0,
+        metavar="BYTES",
     )
     buckets_in_flight: int = setting(
         4,
         int,
-        "buckets that may be under way at a time; few stay in cache, more let ranks drift further apart",
+        "maximum number of buckets reduced at the same time; a smaller number needs less cache, a larger one tolerates "
+        "more skew between ranks",
         flag="--buckets-in-flight",
+        least=1,
+        metavar="N",
     )
     progress: str = setting(
         "auto",
         choice("auto", "thread", "inline"),
-        "who drives a reduction: a thread of its own, or the training thread; auto: a thread if a core is spare",
+        "what drives reductions: a separate thread, or the training thread (inline); auto selects a thread if a core "
+        "is free",
         flag="--progress",
     )
     chunk_bytes: int = setting(
         512 * 1024,
         parse_bytes,
-        "bytes of a bucket that are summed and handed out at a time in shared memory; few stay in a core's own cache",
+        "size of the pieces in which a rank sums a bucket in shared memory; small pieces stay in the cache of a core",
         flag="--chunk-bytes",
+        least=4096,
+        metavar="BYTES",
     )
     malloc_keep_bytes: int = setting(
         1024 * MIB,
         parse_bytes,
-        "freed bytes that glibc's malloc keeps for the next step, where it would give them back to the kernel; 0 "
-        "leaves malloc alone, as MALLOC_..._ and GLIBC_TUNABLES do",
+        "freed memory that glibc's malloc keeps for the next step instead of returning it to the kernel; 0 leaves "
+        "malloc unchanged, as do the variables MALLOC_..._ and GLIBC_TUNABLES",
         flag="--malloc-keep-bytes",
+        least=0,
+        metavar="BYTES",
     )
     gc_freeze: bool = setting(
         True,
         parse_bool,
-        "leave the objects that are there at the first init() out of Python's garbage collections, each of which looks "
-        "at all of them otherwise",
+        "exclude the objects that exist at the first init() from Python's garbage collection (gc.freeze)",
     )
     autotune: bool = setting(
         False,
         parse_bool,
-        "find the bucket size, the buckets in flight, the chunk, the progress and the algorithm that suit the training "
-        "in its first steps",
+        "tune bucket size, buckets in flight, chunk size, progress and algorithm during the first steps",
         horovod="HOROVOD_AUTOTUNE",
         flag="--autotune",
     )
     autotune_steps: int = setting(
-        200, int, "steps that --autotune may search in, ten for each trial", flag="--autotune-steps"
+        200,
+        int,
+        "maximum number of steps for --autotune, ten per trial",
+        flag="--autotune-steps",
+        least=10,
+        metavar="N",
     )
     autotune_log: str = setting(
-        "", str, "CSV file for what --autotune tries", horovod="HOROVOD_AUTOTUNE_LOG", flag="--autotune-log-file"
+        "",
+        str,
+        "CSV file for the trials of --autotune",
+        horovod="HOROVOD_AUTOTUNE_LOG",
+        flag="--autotune-log-file",
+        metavar="FILE",
     )
     autotune_save: str = setting(
-        "", str, "file in which --autotune, which this implies, keeps what it has found", flag="--autotune-save"
+        "",
+        str,
+        "file for the settings that --autotune selects; implies --autotune",
+        flag="--autotune-save",
+        metavar="FILE",
     )
-    tuned: str = setting("", str, "file of --autotune-save whose settings are taken", flag="--tuned")
+    tuned: str = setting(
+        "", str, "use the settings in this file, which --autotune-save has written", flag="--tuned", metavar="FILE"
+    )
     algorithm: str = setting(
         "auto",
         choice("auto", "library", "pieces", "doubling", "halving"),
-        "how gradients are summed between hosts; auto takes what is fastest there, by size, from what is measured",
+        "allreduce algorithm between hosts; auto selects the fastest for each size by measurement",
         flag="--algorithm",
     )
     small_bytes: int = setting(
         64 * 1024,
         parse_bytes,
-        "an allreduce between hosts goes to MPI or Gloo alone below this many bytes; within one host memory is shared",
+        "size below which an allreduce between hosts uses that of MPI or Gloo; within a host, all sizes use shared "
+        "memory",
+        least=0,
     )
     stall_check_s: float = setting(
         60.0,
         float,
-        "seconds that an operation waits for some ranks before that is told, with what they are doing; 0 never",
+        "seconds after which a stalled operation is reported with the stacks of the missing ranks; 0 disables this",
         horovod="HOROVOD_STALL_CHECK_TIME_SECONDS",
         disable="HOROVOD_STALL_CHECK_DISABLE",
         flag="--stall-check-s",
+        least=0,
+        metavar="SECONDS",
     )
     stall_shutdown_s: float = setting(
         0.0,
         float,
-        "seconds after which such an operation fails; 0 waits for ever",
+        "seconds after which a stalled operation fails; 0 waits forever",
         horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         disable="HOROVOD_STALL_CHECK_DISABLE",
         flag="--stall-shutdown-s",
+        least=0,
+        metavar="SECONDS",
     )
     bind: str = setting(
         "auto",
         choice("auto", "none", "core", "numa"),
-        "which cores each rank of a host may use: auto, its part, unless the launcher has bound it; core, that in any "
-        "case; numa, the NUMA nodes of its part; none, all",
+        "CPU binding: auto binds each rank to its share of the host's cores unless the launcher has bound it, core "
+        "does so in any case, numa binds to the NUMA nodes of that share, none does not bind",
         flag="--bind",
     )
     elastic: bool = setting(
         False,
         parse_bool,
-        "training goes on when ranks die: with elastic.run within the job, under Open MPI 5, which takes in others in "
-        "their place; under other MPIs hvdrun starts it again from its last checkpoint",
+        "continue training when ranks die: under Open MPI 5 the other ranks continue (elastic.run) and lost ranks are "
+        "replaced; under other MPIs hvdrun restarts the job from its last checkpoint",
         flag="--elastic",
     )
     elastic_restarts: bool = setting(
         False,
         parse_bool,
-        "with --elastic: hvdrun starts the job again when a rank dies, also where the others could go on; so it is "
-        "under MPIs without fault tolerance",
+        "with --elastic: restart the job when a rank dies, even if the other ranks could continue (always so under "
+        "MPIs without fault tolerance)",
         flag="--elastic-restarts",
     )
     min_np: int = setting(
-        0, int, "training ends when fewer ranks than this are left, 1 for 0; implies --elastic", flag="--min-np"
+        0,
+        int,
+        "minimum number of ranks; below it the job ends (0 means 1); implies --elastic",
+        flag="--min-np",
+        least=0,
+        metavar="N",
     )
     max_np: int = setting(
-        0, int, "ranks are replaced up to this many, as many as were started for 0; implies --elastic", flag="--max-np"
+        0,
+        int,
+        "maximum number of ranks; lost ranks are replaced up to it (0 means the initial number); implies --elastic",
+        flag="--max-np",
+        least=0,
+        metavar="N",
     )
     elastic_checkpoints: str = setting(
         "",
         str,
-        "with --elastic: folder in which commits are saved now and then, at SIGTERM, and when too few ranks are left; "
-        "a job that is started again goes on from there",
+        "with --elastic: directory for checkpoints of committed states, written periodically, at SIGTERM and when too "
+        "few ranks remain; a restarted job continues from them",
         flag="--elastic-checkpoints",
+        metavar="DIR",
     )
     elastic_patience_s: float = setting(
         60.0,
         float,
-        "with --elastic: a rank is killed that is stopped for longer, or that others wait for longer to go on with "
-        "after a change; 0 never",
+        "with --elastic: seconds after which a rank is killed if it is stopped, or if the other ranks wait for it "
+        "after a change of membership; 0 disables this",
         flag="--elastic-patience-s",
+        least=0,
+        metavar="SECONDS",
     )
     elastic_save_s: float = setting(
-        5.0, float, "seconds from one commit that is saved there to the next, at least", flag="--elastic-save-s"
+        5.0,
+        float,
+        "minimum number of seconds between two checkpoints in --elastic-checkpoints",
+        flag="--elastic-save-s",
+        least=0,
+        metavar="SECONDS",
     )
-    news: str = setting("", str, "open socket through which a rank tells hvdrun how far it is; agents set this")
-    elastic_command: str = setting("", str, "what starts another rank, as JSON; hvdrun's agents set this")
-    host_slots: int = setting(0, int, "ranks that this host has slots for; hvdrun sets this")
+    news: str = setting("", str, "inherited socket on which a rank reports its progress to hvdrun; set by the agent")
+    elastic_command: str = setting("", str, "command that starts a replacement rank, as JSON; set by the agent")
+    host_slots: int = setting(0, int, "number of slots of this host; set by hvdrun", least=0)
     check_replicas: int = setting(
         0,
         int,
-        "steps of an optimizer after which it is checked that all ranks' parameters are equal; 0 never",
+        "number of optimizer steps between two checks that all ranks have equal parameters; 0 disables the check",
         flag="--check-replicas",
+        least=0,
+        metavar="N",
     )
     straggler_percent: float = setting(
         20.0,
         float,
-        "tell of a rank that the others wait for, 150 steps long, for more than so much of each step; 0 never",
+        "report a rank if the other ranks wait for it longer than this percentage of the step time, in each of 150 "
+        "steps; 0 disables the report",
         flag="--straggler-percent",
+        least=0,
+        most=100,
+        metavar="N",
     )
     timeline: str = setting(
         "",
         str,
-        "file for a Chrome trace of all named operations, written by rank 0; none if empty",
+        "file for a Chrome trace of all named operations, written by rank 0",
         horovod="HOROVOD_TIMELINE",
         flag="--timeline-filename",
+        metavar="FILE",
     )
-    profile: str = setting("", str, "where `hvdkit profile` listens, which sets this", secret=True)
-    shared_directory: str = setting("/dev/shm", str, "where node-shared memory is made; must be a memory file system")
+    profile: str = setting("", str, "address of `hvdkit profile`; set by that command", secret=True)
+    shared_directory: str = setting("/dev/shm", str, "directory for shared memory; must be on a memory file system")
     wrap_batch: str = setting(
         "split",
         choice("split", "multiply"),
-        "with --wrap: split each batch of the script over the ranks, or give every rank one of that size",
+        "with --wrap: split each batch across the ranks, or give each rank a full batch (multiply)",
         flag="--wrap-batch",
     )
     wrap_rate: str = setting(
         "linear",
         choice("linear", "sqrt", "keep"),
-        "with --wrap-batch multiply: scale the learning rate by the number of ranks, its root, or not",
+        "with --wrap-batch multiply: scale the learning rate by the number of ranks (linear), by its square root "
+        "(sqrt), or keep it",
         flag="--wrap-rate",
     )
     wrap_warmup: float = setting(
         1.0,
         float,
-        "with --wrap-batch multiply: epochs over which the learning rate rises to that; 0 for none",
+        "with --wrap-batch multiply: number of epochs over which the learning rate increases to its scaled value; 0 "
+        "disables the warmup",
         flag="--wrap-warmup",
+        least=0,
+        metavar="EPOCHS",
     )
     wrap_batch_norm: str = setting(
         "rank",
         choice("rank", "all"),
-        "with --wrap: torch's batch normalization over the rows of each rank, or over those of all",
+        "with --wrap: compute PyTorch's batch normalization over the rows of each rank, or over the rows of all ranks",
         flag="--wrap-batch-norm",
     )
-    wrap_seed: int = setting(
-        0, int, "with --wrap: what the random numbers of all ranks begin with, unless the script says; hvdrun draws it"
-    )
+    wrap_seed: int = setting(0, int, "with --wrap: random seed of all ranks, unless the script sets one; set by hvdrun")
     log_level: str = setting(
         "warning",
         choice("trace", "debug", "info", "warning", "error", "fatal", "critical"),
-        "least level of hvdkit's own messages",
+        "minimum level of hvdkit's log messages",
         horovod="HOROVOD_LOG_LEVEL",
         flag="--log-level",
     )
 
     def __post_init__(self) -> None:
-        problems = []
-        if self.fusion_bytes < 0:
-            problems.append(f"fusion_bytes is {self.fusion_bytes}; it must be 0 or more")
-        if self.buckets_in_flight < 1:
-            problems.append(f"buckets_in_flight is {self.buckets_in_flight}; it must be 1 or more")
-        if self.chunk_bytes < 4096:
-            problems.append(f"chunk_bytes is {self.chunk_bytes}; it must be 4096 or more")
-        if self.malloc_keep_bytes < 0:
-            problems.append(f"malloc_keep_bytes is {self.malloc_keep_bytes}; it must be 0 or more")
-        if self.autotune_steps < 10:
-            problems.append(f"autotune_steps is {self.autotune_steps}; a trial takes 10")
-        if self.straggler_percent < 0:
-            problems.append(f"straggler_percent is {self.straggler_percent}; it must be 0 or more")
-        if self.min_np < 0:
-            problems.append(f"min_np is {self.min_np}; it must be 0 or more")
-        if self.max_np < 0:
-            problems.append(f"max_np is {self.max_np}; it must be 0 or more")
-        if self.small_bytes < 0:
-            problems.append(f"small_bytes is {self.small_bytes}; it must be 0 or more")
-        if self.check_replicas < 0:
-            problems.append(f"check_replicas is {self.check_replicas}; it must be 0 or more")
-        if self.wrap_warmup < 0:
-            problems.append(f"wrap_warmup is {self.wrap_warmup}; it must be 0 or more")
-        if self.elastic_patience_s < 0:
-            problems.append(f"elastic_patience_s is {self.elastic_patience_s:g}; it must be 0 or more")
-        if self.elastic_save_s < 0:
-            problems.append(f"elastic_save_s is {self.elastic_save_s}; it must be 0 or more")
-        stays = self.engine == "horovod" or self.transport in ("gloo", "single")
-        if self.elastic and stays and not self.elastic_restarts:
+        checked = (
+            find_problem(item.name, getattr(self, item.name), item.default, item.metadata) for item in fields(self)
+        )
+        problems = [problem for problem in checked if problem]
+        if problems:
+            raise ConfigError("; ".join(problems))
+        if self.max_np and self.min_np > self.max_np:
+            problems.append(f"min_np is {self.min_np} and max_np is {self.max_np}; min_np must not exceed max_np")
+        fixed = self.engine == "horovod" or self.transport in ("gloo", "single")
+        if self.elastic and fixed and not self.elastic_restarts:
             problems.append(
-                f"elastic is for hvdkit's own engine over MPI, and engine is {self.engine}, transport is "
-                f"{self.transport}; leave those out, or have the job started again when a rank dies: elastic_restarts"
+                f"elastic needs the native engine over MPI, but engine is {self.engine} and transport is "
+                f"{self.transport}; leave both out, or set elastic_restarts, which restarts the job when a rank dies"
             )
         if self.engine == "horovod" and self.transport != "auto":
             problems.append(
-                f"transport={self.transport} is for hvdkit's own engine, and engine=horovod moves bytes itself; leave "
-                f"one of them out"
+                f"transport={self.transport} is for the native engine, but engine=horovod has its own transport; leave "
+                "one of the two out"
             )
         if problems:
             raise ConfigError("; ".join(problems))
 
     @property
     def searches(self) -> bool:
-        """Are settings to be found in the first steps?"""
+        """Does the engine tune its settings in the first steps?"""
         return self.autotune or bool(self.autotune_save)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting as it stands: for `hvdkit doctor --settings` and for hvdrun's flags."""
+    """A setting with its current value, for `hvdkit doctor --settings` and for hvdrun's flags."""
 
     name: str
     variable: str
@@ -329,15 +316,17 @@ class Setting:
     value: Any
     origin: str
     secret: bool = False
+    choices: tuple[str, ...] = ()
+    metavar: str = "VALUE"
 
     @property
     def shown(self) -> Any:
-        """The value, for whom it may be shown to."""
+        """The value, unless it is secret."""
         return "(not shown)" if self.secret and self.value else self.value
 
 
 def read_environment() -> dict[str, str]:
-    """Copy this process's variables, for code that takes them as an argument (hvdrun)."""
+    """Copy the environment of this process, for code that takes it as an argument (hvdrun)."""
     return dict(os.environ)
 
 
@@ -345,7 +334,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> list[Setting]:
     """Read every setting, with where its value comes from.
 
     environ: the variables; this process's own if None.
-    Raises ConfigError naming all variables that cannot be understood, together.
+    Raises ConfigError with all variables that have an invalid value.
     """
     variables = os.environ if environ is None else environ
     found, problems = [], []
@@ -377,17 +366,20 @@ def read_settings(environ: Mapping[str, str] | None = None) -> list[Setting]:
                 value,
                 origin,
                 item.metadata["secret"],
+                item.metadata["parse"].names if isinstance(item.metadata["parse"], Choice) else (),
+                item.metadata["metavar"],
             )
         )
     if problems:
-        raise ConfigError("Settings that cannot be used: " + "; ".join(problems))
+        raise ConfigError("Invalid settings: " + "; ".join(problems))
     return found
 
 
 def read_config(environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
-    """Build the Config from the environment; keyword arguments beat it.
+    """Build the Config from the environment; keyword arguments take precedence.
 
-    Raises ConfigError for a value that cannot be used, TypeError for an unknown argument.
+    Raises ConfigError for an invalid value, TypeError for an unknown argument.
     """
     values = {item.name: item.value for item in read_settings(environ)}
+    check_names(arguments, values)
     return Config(**{**values, **arguments})

@@ -12,16 +12,16 @@ class HvdkitError(Exception):
 
 
 class HorovodInternalError(HvdkitError, RuntimeError):
-    """A collective could not be completed: a rank is gone, or the ranks disagree.
+    """A collective operation failed: a rank has ended, or the ranks disagree.
 
-    Bears Horovod's name, so that scripts which catch it go on working.
+    Named as in Horovod, so that scripts which catch it work unchanged.
     """
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of the job have changed. Horovod's name; raised where worlds change, see elastic.run.
+    """The hosts of the job have changed. Named as in Horovod; raised inside elastic.run.
 
-    skip_sync: is the state the same on all ranks already?
+    skip_sync: is the state already the same on all ranks?
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -30,22 +30,25 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class HorovodVersionMismatchError(HvdkitError, ImportError):
-    """A framework's version is not the one that an engine was built for. Horovod's name; hvdkit's engine is not built.
+    """The version of a framework differs from the one that an engine was built for. Named as in Horovod.
 
-    name: of the framework. version: found. installed_version: built for.
+    hvdkit's native engine is not built, and does not raise it.
+    name: of the framework. version: the installed version. installed_version: the version that the engine was built
+    for.
     """
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(
-            f"The engine was built for {name} {installed_version}, and {name} {version} is installed. Build it again."
+            f"The engine was built for {name} {installed_version}, but {name} {version} is installed. Build the "
+            "engine again."
         )
         self.name, self.version, self.installed_version = name, version, installed_version
 
 
 class NotInitializedError(HvdkitError, ValueError):
-    """A call that needs `init()` came before it, or after `shutdown()`.
+    """A call that needs init() was made before init() or after shutdown().
 
-    A ValueError as well, because that is what Horovod raises.
+    Also a ValueError, which is what Horovod raises.
     """
 
     def __init__(self, call: str) -> None:
@@ -53,100 +56,109 @@ class NotInitializedError(HvdkitError, ValueError):
 
 
 class ConfigError(HvdkitError, ValueError):
-    """A setting has a value that cannot be used."""
+    """A setting has an invalid value, or two settings contradict each other."""
 
 
 class MissingDependencyError(HvdkitError, ImportError):
-    """An optional package is needed here and is not installed."""
+    """A package that this call needs is not installed."""
 
 
 class AliasError(HvdkitError, ImportError):
-    """Horovod's name cannot be given to hvdkit, because Horovod itself has been imported."""
+    """`import horovod` cannot give hvdkit, because Horovod itself has been imported."""
 
 
 class WorldError(HvdkitError, RuntimeError):
-    """The launcher and the MPI library disagree about how many ranks there are."""
+    """The launcher and the MPI library disagree about the number of ranks, or the launcher's variables are invalid."""
+
+
+class LocalFailureError(HorovodInternalError):
+    """An exception was raised on this rank inside a collective, for example by a signal handler; it is the cause.
+
+    elastic.run raises the cause: this rank ends, and the others continue without it.
+    """
 
 
 class TransportError(HorovodInternalError):
-    """Bytes could not be moved between ranks."""
+    """Data could not be sent between ranks."""
 
 
 class SharedMemoryError(TransportError):
-    """Node-shared memory could not be had, is too small, or is not really shared."""
+    """Shared memory cannot be created, is too small, or is not shared between the ranks of a host."""
 
 
 class RankLostError(TransportError):
-    """Another rank has ended while this one was waiting for it."""
+    """Another rank has ended while this rank was waiting for it."""
 
 
 class TooFewRanksError(HvdkitError, RuntimeError):
-    """So many ranks have died that training is to end. No HorovodInternalError: elastic.run does not go on.
+    """Fewer ranks are left than --min-np, so training ends. Not a HorovodInternalError, so elastic.run does not retry.
 
-    size: ranks that are left. least: that were asked for.
+    size: number of ranks that are left. least: number of ranks that are needed.
     """
 
     def __init__(self, size: int, least: int) -> None:
         super().__init__(
-            f"{size} rank{'s are' if size != 1 else ' is'} left, and training is to go on with {least} at least "
-            f"(--min-np). With --elastic-checkpoints FOLDER the last commit would have been saved."
+            f"{size} rank{'s are' if size != 1 else ' is'} left, but training needs at least {least} (--min-np). Set "
+            "--elastic-checkpoints DIR to save the last commit in this case."
         )
         self.size, self.least = size, least
 
 
 class StateLostError(HvdkitError, RuntimeError):
-    """All ranks that had the last commit have died. No HorovodInternalError: elastic.run cannot go on."""
+    """All ranks that had the last commit have died. Not a HorovodInternalError, so elastic.run does not retry."""
 
     def __init__(self) -> None:
         super().__init__(
-            "All ranks that had the last commit have died, before those that came in their place were given it. Start "
-            "again, from a checkpoint if there is one. With --elastic-checkpoints FOLDER training would go on from the "
+            "All ranks that had the last commit have died before the replacement ranks received it. Start the job "
+            "again, from a checkpoint if there is one. With --elastic-checkpoints DIR, training continues from the "
             "last commit saved there."
         )
 
 
 class RanksDisagreeError(HorovodInternalError):
-    """The ranks have begun different things under one name, which all are told. elastic.run ends, as it comes again."""
+    """The ranks called different operations under one name; raised on all of them. elastic.run does not retry."""
 
 
 class PlanMismatchError(RanksDisagreeError):
-    """The ranks do not hold the same parameters, so their buckets do not match."""
+    """The ranks train different parameters, so their gradient buckets do not match."""
 
 
 class ReplicasDifferError(HvdkitError, RuntimeError):
-    """The ranks' parameters are not equal any more. No HorovodInternalError: elastic.run must not hide it."""
+    """The parameters differ between ranks. Not a HorovodInternalError, so elastic.run does not hide it."""
 
 
 class DuplicateNameError(HorovodInternalError, ValueError):
-    """An operation was begun under a name that another one still has. A ValueError as well, as in Horovod."""
+    """An operation was started with the name of another operation that is still running. Also a ValueError, as in
+    Horovod.
+    """
 
 
 class BackwardInterruptedError(HorovodInternalError):
-    """A backward pass ended with an exception after some of its buckets were already on their way."""
+    """backward() raised an exception after some of its gradient buckets had been sent."""
 
 
 class XlaError(HvdkitError, RuntimeError):
-    """Communication between ranks was called for in a function that XLA is to compile."""
+    """hvdkit was asked to communicate inside a function that XLA compiles."""
 
 
 class BuildError(HvdkitError, RuntimeError):
-    """Horovod could not be built here, or does not work after it was."""
+    """Horovod could not be built, or does not work after the build."""
 
 
 class WrapError(HvdkitError, RuntimeError):
-    """hvdrun --wrap has come upon something in the script that it cannot make right for several ranks."""
+    """hvdrun --wrap found code in the script that it cannot adapt to several ranks."""
 
 
 class LaunchError(HvdkitError, ValueError):
-    """hvdrun was asked for something that cannot be started; nothing has been."""
+    """hvdrun cannot start the job that was requested; nothing was started."""
 
 
 class CheckpointError(HvdkitError, RuntimeError):
-    """A checkpoint could not be written, cannot be loaded, or has not made all ranks equal."""
+    """A checkpoint could not be written or loaded, or the ranks differ after loading it."""
 
 
 class Preempted(SystemExit):
-    """The job was asked to end; the training is saved and not finished. Uncaught it ends the process, with code 75."""
+    """The job was asked to end; training is saved but not finished. If not caught, it ends the process with code 75."""
 
     def __init__(self) -> None:
         super().__init__(TRY_AGAIN)
@@ -157,25 +169,21 @@ class CompareError(HvdkitError, ValueError):
 
 
 class BenchError(HvdkitError, ValueError):
-    """hvdkit bench cannot measure what was asked for, or has no such file to read or write."""
+    """hvdkit bench cannot measure what was requested, or cannot read or write a file."""
 
 
 class ProfileError(HvdkitError, ValueError):
-    """There is nothing to say about where the time of training goes, or no way to find out."""
+    """hvdkit profile has no data about the training, or cannot collect it."""
 
 
 class SubmitError(HvdkitError, ValueError):
-    """A batch job cannot be written, was refused by its scheduler, or has failed."""
-
-
-class MigrateError(HvdkitError, ValueError):
-    """A script cannot be read, is not of a kind that is known, or cannot be written."""
+    """A batch job cannot be written, was refused by the scheduler, or has failed."""
 
 
 class HostfileError(LaunchError):
-    """A hostfile that cannot be used, with every problem found in it.
+    """A hostfile is invalid.
 
-    problems: "line N: what is wrong and how to mend it", or the same without a line.
+    problems: every problem found, as "line N: problem and remedy", or without the line.
     """
 
     def __init__(self, path: str, problems: Sequence[str]) -> None:

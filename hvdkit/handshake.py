@@ -119,7 +119,9 @@ class Session:
                 self._check(code, number, header)
                 self._header = _HEADER.unpack(header)
                 if self._header[1] > LARGEST_PAYLOAD:
-                    raise AuthenticationError(f"frame {self._received} has {self._header[1]} bytes, which is too much")
+                    raise AuthenticationError(
+                        f"frame {self._received} has {self._header[1]} bytes; the limit is {LARGEST_PAYLOAD}"
+                    )
             kind, length = self._header
             if len(self._data) < length + MAC_BYTES:
                 return
@@ -137,8 +139,8 @@ class Session:
     def _check(self, code: bytes, *parts: bytes) -> None:
         if not self._mac.check(code, *parts):
             raise AuthenticationError(
-                f"frame {self._received} that came over the connection does not have the code of the job's secret: "
-                "it was changed, repeated, left out or made on the way"
+                f"frame {self._received} on the connection has no valid code of the job's secret: it was changed, "
+                "repeated, left out or forged"
             )
 
 
@@ -183,7 +185,7 @@ def connect(connection: socket.socket, secret: bytes, purpose: bytes, rank: int 
     mac = Mac(secret)
     connection.sendall(_RANK.pack(rank) + ours + mac.sign(purpose, b"\0connects", *parts))
     if not mac.check(receive_exactly(connection, MAC_BYTES), purpose, b"\0accepts", *parts):
-        raise StrangerError("what answers there does not know the job's secret")
+        raise StrangerError("the process that answered does not know the job's secret")
     return Session(mac.sign(purpose, b"\0session", *parts), accepted=False)
 
 

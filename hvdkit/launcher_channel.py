@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from hvdkit.log import logger
 
-#: The rank has called init(), see say_coming(), and waits for the others.
-COMING = "coming"
+#: The rank has called init(), see announce_init(), and waits for the others.
+INIT = "coming"
 #: The rank has joined the others; is on its way to others, which takes all of them; its training is over; a checkpoint
 #: is on the disk.
-READY, CHANGES, OVER, KEPT = "ready", "changes", "over", "kept"
+READY, CHANGING, TRAINED, CHECKPOINTED = "ready", "changes", "over", "kept"
 #: With a number: ranks that come with a smaller one are not waited for any more.
-PAST = "past:"
+FIRST_AWAITED = "past:"
 #: From hvdrun. With a number: that rank will not come. With its name for MPI's launcher: that rank is gone.
 FAILED, LOST = "failed:", "lost:"
 
@@ -59,7 +59,7 @@ class _Listener:
 _listener = _Listener()
 
 
-class Coming(NamedTuple):
+class InitCall(NamedTuple):
     """What a rank says that has called init(). The seconds are its settings stall_check_s and stall_shutdown_s.
 
     part: the ranks that it is to meet there, if those are not all.
@@ -70,19 +70,21 @@ class Coming(NamedTuple):
     part: frozenset[int] = frozenset()
 
 
-def say_coming(check_s: float, shutdown_s: float, part: Collection[int] = ()) -> str:
-    """The word of a rank that calls init(). part: see Coming; () for all ranks, or for what no word has room for."""
+def announce_init(check_s: float, shutdown_s: float, part: Collection[int] = ()) -> str:
+    """The word of a rank that calls init(). part: see InitCall; () for all ranks, or for what no word has room for."""
     members = f":{sum(1 << rank for rank in part):x}" if part and max(part) < _MOST_IN_A_PART else ""
-    return f"{COMING}:{check_s:.3f}:{shutdown_s:.3f}{members}"
+    return f"{INIT}:{check_s:.3f}:{shutdown_s:.3f}{members}"
 
 
-def parse_coming(word: str) -> Coming | None:
+def parse_init_call(word: str) -> InitCall | None:
     """Read the word of a rank that calls init(); None for another word."""
-    found = re.fullmatch(COMING + r":(\d{1,12}\.\d{3}):(\d{1,12}\.\d{3})(?::([0-9a-f]{1,3000}))?", word, re.ASCII)
+    found = re.fullmatch(INIT + r":(\d{1,12}\.\d{3}):(\d{1,12}\.\d{3})(?::([0-9a-f]{1,3000}))?", word, re.ASCII)
     if found is None:
         return None
     bits = int(found[3] or "0", 16)
-    return Coming(float(found[1]), float(found[2]), frozenset(at for at in range(bits.bit_length()) if bits >> at & 1))
+    return InitCall(
+        float(found[1]), float(found[2]), frozenset(at for at in range(bits.bit_length()) if bits >> at & 1)
+    )
 
 
 def notify_launcher(word: str, place: str) -> None:
@@ -96,7 +98,7 @@ def notify_launcher(word: str, place: str) -> None:
     try:
         os.write(descriptor, f"{word}\n".encode())
     except OSError as error:
-        logger.warning("hvdrun cannot be told %r of this rank: %s", word, error.strerror)
+        logger.warning("The message %r of this rank could not be sent to hvdrun: %s", word, error.strerror)
 
 
 def on_message(kind: str, handle: Callable[[str], None]) -> None:

@@ -56,8 +56,8 @@ def label_rank(rank: int, job_rank: int | None) -> str:
 def describe_death(rank: int, host: str, job_rank: int | None = None) -> str:
     """Say that a process ended without a word. rank: in the whole world. job_rank: see World."""
     return (
-        f"Rank {label_rank(rank, job_rank)} on host {host} has died (killed, crashed or out of memory); its own "
-        f"output, or the system's log, says why."
+        f"Rank {label_rank(rank, job_rank)} on host {host} has died (killed, crashed or out of memory). See its "
+        "output, or the system log of that host, for the cause."
     )
 
 
@@ -137,6 +137,10 @@ _LAUNCHERS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 
+#: hvdrun gives its ranks torchrun's variables, and a TORCHELASTIC_RUN_ID that begins with this. The launcher of the
+#: ranks is still the one through which hvdrun has started them.
+HVDRUN_RUN_ID = "hvdrun-"
+
 #: Launchers that start no MPI, however many are at work around them.
 WITHOUT_MPI = frozenset({"horovodrun", "torchrun"})
 
@@ -147,24 +151,40 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 _MOST_SLURM_NODES = 65536
 
-_START_WITH_HVDRUN = "Or start it with hvdrun, which takes the right mpirun."
+_START_WITH_HVDRUN = "Or start the script with hvdrun, which selects the right mpirun."
 _CURES: dict[str, str] = {
-    "slurm": "Start it with `srun --mpi={pmi}` (`srun --mpi=list` shows what this site has), or run hvdrun or mpirun "
-    "inside the allocation in place of srun. A shell from `srun --pty` is a task too: leave it or use salloc.",
-    "openmpi": "The mpirun that started this is Open MPI's; mpi4py has loaded another library. Use the mpirun or "
-    "mpiexec that belongs to that library, or install an mpi4py for Open MPI. " + _START_WITH_HVDRUN,
-    "hydra": "The mpiexec that started this is MPICH's or Intel MPI's; mpi4py has loaded another library. Use the "
-    "mpirun that belongs to that library, or install an mpi4py for MPICH. " + _START_WITH_HVDRUN,
-    "mvapich": "The launcher is MVAPICH's; mpi4py has loaded another library. Build mpi4py with MVAPICH's mpicc. "
+    "slurm": (
+        "Start the script with `srun --mpi={pmi}` (`srun --mpi=list` shows the types of this site), or use "
+        "hvdrun or mpirun inside the allocation instead of srun. A shell opened by `srun --pty` is itself a "
+        "Slurm task: leave it, or use salloc."
+    ),
+    "openmpi": (
+        "The mpirun that started the ranks belongs to Open MPI, but mpi4py has loaded another library. Use the "
+        "mpirun or mpiexec of that library, or install an mpi4py for Open MPI. "
+    )
+    + _START_WITH_HVDRUN,
+    "hydra": (
+        "The mpiexec that started the ranks belongs to MPICH or Intel MPI, but mpi4py has loaded another "
+        "library. Use the mpirun of that library, or install an mpi4py for MPICH. "
+    )
+    + _START_WITH_HVDRUN,
+    "mvapich": (
+        "The launcher belongs to MVAPICH, but mpi4py has loaded another library. Build mpi4py with the mpicc of "
+        "MVAPICH. "
+    )
     + _START_WITH_HVDRUN,
     "pals": "The launcher is Cray PALS; mpi4py must use cray-mpich. Build mpi4py with the compiler wrapper cc: "
     "`MPICC='cc -shared' pip install --no-binary mpi4py mpi4py`.",
     "jsrun": "The launcher is jsrun; mpi4py must use Spectrum MPI. Load its module and build mpi4py with its mpicc.",
-    "pmix": "mpi4py's library does not know PMIx. Use the mpirun that belongs to it. " + _START_WITH_HVDRUN,
-    "torchrun": "torchrun starts no MPI: leave HVDKIT_TRANSPORT=mpi out, and the ranks talk through torch's Gloo. Or "
-    "start the script with `hvdrun -np {size}`, or mpirun.",
-    "horovodrun": "horovodrun started this with Gloo, not MPI: leave HVDKIT_TRANSPORT=mpi out, and the ranks talk "
-    "through torch's Gloo. Or start the script with `hvdrun -np {size}`, or mpirun.",
+    "pmix": "The MPI library of mpi4py does not support PMIx. Use the mpirun of that library. " + _START_WITH_HVDRUN,
+    "torchrun": (
+        "torchrun does not start MPI. Remove HVDKIT_TRANSPORT=mpi, so that the ranks communicate over torch's "
+        "Gloo, or start the script with `hvdrun -np {size}` or mpirun."
+    ),
+    "horovodrun": (
+        "horovodrun started the ranks with Gloo, not with MPI. Remove HVDKIT_TRANSPORT=mpi, so that the ranks "
+        "communicate over torch's Gloo, or start the script with `hvdrun -np {size}` or mpirun."
+    ),
 }
 
 
@@ -186,8 +206,8 @@ def read_world(environ: Mapping[str, str] | None = None) -> World:
     problems += _check_numbers(variables, table, numbers)
     if problems:
         raise WorldError(
-            f"The variables of {launcher} cannot be used: {'; '.join(problems)}. "
-            "If they are left over from another job, unset them; else start the ranks again with hvdrun."
+            f"The variables of {launcher} are invalid: {'; '.join(problems)}. If they are left over from another "
+            "job, unset them. Otherwise start the ranks again with hvdrun."
         )
     host = next((variables[name] for name in table.get("host", ()) if name in variables), None)
     rank, size = numbers["rank"], numbers["size"] or 0
@@ -221,10 +241,10 @@ def parse_slurm_counts(text: str) -> list[int]:
     for item in filter(None, text.split(",")):
         match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,5})\))?", item, re.ASCII)
         if match is None:
-            raise ValueError("cannot be read; something like '2(x3),1' is expected")
+            raise ValueError("cannot be parsed; the expected form is '2(x3),1'")
         counts += [int(match[1])] * int(match[2] or 1)
         if len(counts) > _MOST_SLURM_NODES:
-            raise ValueError(f"counts more than {_MOST_SLURM_NODES} nodes")
+            raise ValueError(f"lists more than {_MOST_SLURM_NODES} nodes")
     return counts
 
 
@@ -265,7 +285,7 @@ def check_world(world: World, mpi_size: int, mpi_library: str) -> None:
     library = re.split(r"[,\n\0]", mpi_library.strip(), maxsplit=1)[0].strip()
     seen = (
         f"{world.launcher} started {world.size} task{'s' * (world.size != 1)}, this one as rank {world.rank} on "
-        f"{world.host}, but MPI sees a world of {mpi_size} (mpi4py's library: {library})."
+        f"{world.host}, but MPI sees a world of size {mpi_size} (MPI library of mpi4py: {library})."
     )
     if mpi_size == 1:
         pmi = "pmix" if "Open MPI" in mpi_library else "pmi2"
@@ -285,8 +305,15 @@ def _always(variables: Mapping[str, str]) -> bool:
     return True
 
 
-def _is_torchrun(variables: Mapping[str, str]) -> bool:
-    return "TORCHELASTIC_RUN_ID" in variables or "GROUP_RANK" in variables
+def has_hvdruns_torch_variables(variables: Mapping[str, str]) -> bool:
+    """Tell whether the variables of torchrun are hvdrun's; not below a torchrun that a rank of hvdrun's has started."""
+    return variables.get("TORCHELASTIC_RUN_ID", "").startswith(HVDRUN_RUN_ID)
+
+
+def is_torchrun(variables: Mapping[str, str]) -> bool:
+    """Tell whether torchrun has set these variables."""
+    named = "TORCHELASTIC_RUN_ID" in variables or "GROUP_RANK" in variables
+    return named and not has_hvdruns_torch_variables(variables)
 
 
 def is_slurm_step(variables: Mapping[str, str]) -> bool:
@@ -309,7 +336,7 @@ def _is_pmix(variables: Mapping[str, str]) -> bool:
 
 
 _APPLIES: dict[str, Callable[[Mapping[str, str]], bool]] = {
-    "torchrun": _is_torchrun,
+    "torchrun": is_torchrun,
     "hydra": _is_hydra,
     "pmix": _is_pmix,
     "slurm": is_slurm_step,
@@ -327,7 +354,7 @@ def _read_numbers(
             continue
         if name is None:
             if word == "size" and launcher not in _MAY_OMIT_SIZE:
-                problems.append(f"{' or '.join(names)} is not set, though a rank is")
+                problems.append(f"{' or '.join(names)} is not set, although the rank is")
         elif re.fullmatch(r"\s*\d+\s*", variables[name], re.ASCII):
             numbers[word] = int(variables[name])
         else:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import ENGINES, choose, has_both, ranks_of, require_horovod, says_it_again
+from engines import ENGINES, choose, has_both, ranks_of, require_horovod
 from hypothesis import settings
 from rank_job import find_mpirun
 from ranks import close_all
+from tiers import begins_early, find_other_sizes, group_of, marks_of
 
 # `benchmarks` is found here; hvdkit, where it is installed, before that.
 sys.path.append(str(Path(__file__).parents[1]))
@@ -52,14 +53,30 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("engine", ENGINES, indirect=True, scope="session")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Run the whole suite in parallel where pytest-xdist is installed: half of the tests wait for processes."""
+    whole = config.args_source == pytest.Config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput")
+    if whole and config.pluginmanager.hasplugin("xdist") and config.option.numprocesses is None:
+        config.option.numprocesses = len(os.sched_getaffinity(0)) + 1
+        config.option.dist = "loadgroup"
+
+
+# Before pytest-xdist, which reads the groups, and before pytest, which reads the marks.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what says nothing about Horovod's core; what the same ranks do comes one after the other."""
     items[:], dropped = choose(items)
-    items.sort(key=ranks_of)
+    items.sort(key=lambda item: (not begins_early(item), *ranks_of(item)))
     if dropped:
         config.hook.pytest_deselected(items=dropped)
-    for item in filter(says_it_again, items):
+    for item in find_other_sizes(items):
         item.add_marker("slow")
+    for item in items:
+        for name in marks_of(item):
+            item.add_marker(name)
+        if config.pluginmanager.hasplugin("xdist"):
+            item.add_marker(pytest.mark.xdist_group(group_of(item)))
 
 
 @pytest.fixture(autouse=True, scope="session")

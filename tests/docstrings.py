@@ -1,4 +1,4 @@
-"""What `help(hvd.call)` has to tell: every public function says what it takes and what it raises."""
+"""What `help(hvd.call)` must state: the shape and dtype of tensors, and the errors that the function raises."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ def functions_of(hvd: ModuleType) -> list[str]:
     return sorted(name for name in hvd.__all__ if inspect.isroutine(getattr(hvd, name)))
 
 
-def check_docstring(hvd: ModuleType, name: str) -> None:
-    """Assert that the function of this name says what it has to."""
+def docstring_faults(hvd: ModuleType, name: str) -> list[str]:
+    """What the docstring of this function lacks."""
     function = getattr(hvd, name)
-    told = inspect.getdoc(function) or ""
-    assert told.partition("\n")[0].rstrip().endswith((".", "?", ":")), f"{name}: the first line is a sentence"
-    if not name.endswith(_HARMLESS):
-        assert "Error" in told or "raise" in told, name
+    text = inspect.getdoc(function) or ""
     parameters = inspect.signature(function).parameters
+    needed = {"a first line that is a sentence": text.partition("\n")[0].rstrip().endswith((".", "?", ":"))}
+    if not name.endswith(_HARMLESS):
+        needed["the errors that it raises"] = "Error" in text or "raise" in text
     if {"tensor", "tensors"} & set(parameters):
-        assert "shape" in told.lower() or "(n, ...)" in told, name
-        assert "dtype" in told.lower(), name
+        needed["the tensor's shape"] = "shape" in text.lower() or "(n, ...)" in text
+        needed["the tensor's dtype"] = "dtype" in text.lower()
+    return [f"{name}() lacks {part}" for part, present in needed.items() if not present]

@@ -5,38 +5,44 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hvdkit.tools.doctor.facts import Accelerators, Facts, Gpu, Horovod, HvdrunMpi, Launcher, MpiLibrary
-from hvdkit.tools.doctor.machine import (
+from hvdkit.launch.plan.network import InterfaceAddress
+from hvdkit.tools.doctor.facts import (
     UNLIMITED,
+    Accelerators,
     Clock,
-    Cpu,
-    Interface,
-    Limits,
-    Machine,
-    Network,
+    CpuFacts,
+    Gpu,
+    Horovod,
+    HostFacts,
+    HostNetwork,
+    HvdrunMpi,
+    Launcher,
+    MachineFacts,
+    MpiLibrary,
+    ResourceLimits,
     SharedMemory,
     Trial,
 )
 
 GPUS = tuple(Gpu(index, f"GPU-{index}aa", "NVIDIA H100", 80 * 2**30) for index in range(4))
-MACHINE = Machine(
-    network=Network(
+MACHINE = MachineFacts(
+    network=HostNetwork(
         ("10.77.0.11",),
         ("127.0.0.1",),
         (
-            Interface("lo", "127.0.0.1", 8, loopback=True),
-            Interface("eth0", "10.77.0.11", 24, mbit=10000),
-            Interface("docker0", "172.17.0.1", 16, bridge=True),
+            InterfaceAddress("lo", "127.0.0.1", "127.0.0.0/8"),
+            InterfaceAddress("eth0", "10.77.0.11", "10.77.0.0/24", 10000),
+            InterfaceAddress("docker0", "172.17.0.1", "172.17.0.0/16"),
         ),
     ),
-    limits=Limits(UNLIMITED, 65536, 100000),
-    cpu=Cpu(16, tuple(range(16))),
+    limits=ResourceLimits(UNLIMITED, 65536, 100000),
+    cpu=CpuFacts(16, tuple(range(16))),
     shared=SharedMemory("/dev/shm", 64 * 10**9, 60 * 10**9, "tmpfs"),
     clock=Clock(2e9, 1.9e9),
     trial=Trial("/env/bin/mpirun", (2, 2)),
     prefix_filesystem="ext4",
 )
-HEALTHY = Facts(
+HEALTHY = HostFacts(
     host="node1",
     python="3.11.7",
     executable="/env/bin/python",
@@ -84,13 +90,11 @@ HEALTHY = Facts(
         torch_cuda="13.0",
     ),
     settings={"engine": "auto", "transport": "auto", "shared_directory": "/dev/shm"},
-    engines=("native", "horovod"),
-    transports=("single", "mpi", "shared_memory", "hierarchical", "gloo"),
     machine=MACHINE,
 )
 
 
-def facts_with(**changes: Any) -> Facts:
+def facts_with(**changes: Any) -> HostFacts:
     """The healthy host with some facts changed; part__name=value changes a fact of a part."""
     facts = HEALTHY
     for name, value in changes.items():

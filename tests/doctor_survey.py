@@ -7,21 +7,21 @@ from itertools import permutations
 
 from doctor_facts import facts_with
 
-from hvdkit.tools.doctor.facts import Accelerators, Facts
-from hvdkit.tools.doctor.hosts.seen import Allreduce, Login, Lookup, Rank, Reach, Seen, Survey
-from hvdkit.tools.doctor.machine import Interface
+from hvdkit.launch.plan.network import InterfaceAddress
+from hvdkit.tools.doctor.facts import Accelerators, HostFacts
+from hvdkit.tools.doctor.survey import Allreduce, ConnectionAttempt, HostReport, Login, Lookup, Rank, Survey
 
 NAMES = ("node1", "node2", "node3")
 WIRES = ("eth0", "ens5", "enp7s0")
 
 
-def host_facts(number: int) -> Facts:
+def host_facts(number: int) -> HostFacts:
     interfaces = (
-        Interface("lo", "127.0.0.1", 8, loopback=True),
-        Interface(WIRES[number - 1], f"10.77.0.1{number}", 24),
-        Interface(f"eno{number}", f"10.78.0.1{number}", 24),
-        Interface("eth1", f"192.168.10{number}.10", 24),
-        Interface("docker0", "172.17.0.1", 16, bridge=True),
+        InterfaceAddress("lo", "127.0.0.1", "127.0.0.0/8"),
+        InterfaceAddress(WIRES[number - 1], f"10.77.0.1{number}", "10.77.0.0/24"),
+        InterfaceAddress(f"eno{number}", f"10.78.0.1{number}", "10.78.0.0/24"),
+        InterfaceAddress("eth1", f"192.168.10{number}.10", f"192.168.10{number}.0/24"),
+        InterfaceAddress("docker0", "172.17.0.1", "172.17.0.0/16"),
     )
     return facts_with(
         host=f"node{number}",
@@ -31,25 +31,27 @@ def host_facts(number: int) -> Facts:
     )
 
 
-def list_reaches() -> tuple[Reach, ...]:
+def list_reaches() -> tuple[ConnectionAttempt, ...]:
     """All that is tried: the wire works and is fast, the other network works and is slow, the rest leads nowhere."""
     reaches = []
     for here, there in permutations((1, 2, 3), 2):
         source, target = f"node{here}", f"node{there}"
         ring = there == here % 3 + 1
         reaches += [
-            Reach(source, target, f"10.77.0.1{there}", True, mbit=9000.0 * ring),
-            Reach(source, target, f"10.77.0.1{there}", False, mbit=9000.0 * ring),
-            Reach(source, target, f"10.78.0.1{there}", False, mbit=95.0 * ring),
-            Reach(source, target, f"192.168.10{there}.10", False, "timeout"),
-            Reach(source, target, "172.17.0.1", False, "refused"),
+            ConnectionAttempt(source, target, f"10.77.0.1{there}", True, mbit=9000.0 * ring),
+            ConnectionAttempt(source, target, f"10.77.0.1{there}", False, mbit=9000.0 * ring),
+            ConnectionAttempt(source, target, f"10.78.0.1{there}", False, mbit=95.0 * ring),
+            ConnectionAttempt(source, target, f"192.168.10{there}.10", False, "timeout"),
+            ConnectionAttempt(source, target, "172.17.0.1", False, "refused"),
         ]
     return tuple(reaches)
 
 
 HEALTHY_SURVEY = Survey(
     here=host_facts(1),
-    hosts=tuple(Seen(name, 2, host_facts(number), None, 0.001, 0.002) for number, name in enumerate(NAMES, start=1)),
+    hosts=tuple(
+        HostReport(name, 2, host_facts(number), None, 0.001, 0.002) for number, name in enumerate(NAMES, start=1)
+    ),
     lookups=tuple(
         Lookup(source, name, (f"10.77.0.1{number}",)) for source in NAMES for number, name in enumerate(NAMES, start=1)
     ),
@@ -60,7 +62,7 @@ HEALTHY_SURVEY = Survey(
 )
 
 
-def with_facts(survey: Survey, name: str, facts: Facts) -> Survey:
+def with_facts(survey: Survey, name: str, facts: HostFacts) -> Survey:
     """The survey with other facts of a host."""
     hosts = tuple(replace(host, facts=facts) if host.name == name else host for host in survey.hosts)
     return replace(survey, hosts=hosts, here=facts if name == "node1" else survey.here)

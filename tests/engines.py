@@ -1,8 +1,7 @@
 """The adapters' tests run on both engines: hvdkit's own, and Horovod's core where it is installed.
 
 A test of what only hvdkit's own engine does has the mark `native`, with the reason. Under Keras, Horovod's core is on
-one backend, and under TensorFlow's training in graphs; on the others and eagerly it trains, and the rest is asked for
-with `-m slow`.
+one backend, and under TensorFlow's training in graphs; on the others and eagerly it trains, and that is all.
 """
 
 from __future__ import annotations
@@ -35,15 +34,19 @@ def engine_of(item: pytest.Item) -> str:
     return callspec.params.get("engine", "native") if callspec else "native"
 
 
+def backend_of(item: pytest.Item) -> str:
+    """The backend of Keras on the ranks of a test, "" for ranks without Keras."""
+    callspec, mark = getattr(item, "callspec", None), item.get_closest_marker("keras")
+    return mark.args[0] if mark else callspec.params.get("backend", "") if callspec else ""
+
+
 def ranks_of(item: pytest.Item) -> tuple[str, str]:
     """Backend of Keras, "" for none, and engine of the ranks that a test calls.
 
     Tests are sorted by it: ranks.py keeps the ranks, and a framework takes them seconds to import. They change the
     engine between two worlds, once.
     """
-    callspec, mark = getattr(item, "callspec", None), item.get_closest_marker("keras")
-    backend = mark.args[0] if mark else callspec.params.get("backend", "") if callspec else ""
-    return backend, engine_of(item)
+    return backend_of(item), engine_of(item)
 
 
 def choose(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
@@ -55,7 +58,7 @@ def choose(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest
             for one in _TRANSPORT:
                 params.pop(one, None)
             same = (item.nodeid.partition("[")[0], tuple(sorted((name, repr(one)) for name, one in params.items())))
-            if item.get_closest_marker("native") or same in seen:
+            if item.get_closest_marker("native") or same in seen or _repeats(item):
                 dropped.append(item)
                 continue
             seen.add(same)
@@ -63,13 +66,11 @@ def choose(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest
     return kept, dropped
 
 
-def says_it_again(item: pytest.Item) -> bool:
-    """Does a test show on Horovod's core what another backend of Keras, or a graph, shows there?"""
-    if engine_of(item) != "horovod":
-        return False
-    params = item.callspec.params  # type: ignore[attr-defined]
+def _repeats(item: pytest.Item) -> bool:
+    """Does a test on Horovod's core show what another backend of Keras, or a graph, shows there?"""
     if _EXAMPLE in item.nodeid:
         return True
+    params = item.callspec.params  # type: ignore[attr-defined]
     still = params.get("size", 2) == 2 and any(name in item.nodeid for name in _STILL) and _FRESH not in item.nodeid
     return not still and any(params.get(name) in values for name, values in _AGAIN.items())
 

@@ -59,6 +59,7 @@ def play(name: str) -> str:
     adapter = importlib.import_module("hvdkit.keras" if name.startswith("keras") else "hvdkit.torch")
     arguments, sys.argv = sys.argv, [name]
     before = os.getcwd()
+    adapter.shutdown()  # the script is to begin as a process does, whatever this rank did before
     try:
         with redirect_stdout(io.StringIO()) as printed, tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)

@@ -1,4 +1,4 @@
-"""A machine on which Horovod could be built, and the lines of its source that are mended, for the tests of both."""
+"""A machine on which Horovod could be built, and the lines of its source that are patched, for the tests of both."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from hvdkit.tools.build_horovod.mpicxx import MpiCompiler
 from hvdkit.tools.build_horovod.plan import Options, Plan, build_plan
-from hvdkit.tools.build_horovod.site import PACKAGES, Site
+from hvdkit.tools.build_horovod.site import PACKAGES, MpiCompiler, Site
 from hvdkit.tools.build_horovod.versions import Frameworks
 
 XLA = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'

@@ -87,7 +87,7 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def wait_until(true: Callable[[], bool], seconds: float) -> bool:
+def wait_until(true: Callable[[], bool], seconds: float = 30) -> bool:
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from hvdkit.launch.agent.rank import die_with_parent
+from hvdkit.launch.agent.session_reaper import die_with_parent
 
 _START_S = 60.0
 _END_S = 10.0

@@ -297,5 +297,5 @@ def refused_strategies() -> None:
     with joined():
         with raises(ValueError, "after the optimizer's step"):
             hvd.DistributedGradientTape(tf.GradientTape(), strategy=PeriodicAverage(2))
-        with raises(ValueError, "op cannot be given with it"):
+        with raises(ValueError, "cannot be combined with op"):
             hvd.DistributedGradientTape(tf.GradientTape(), strategy=NamedAverage(), op=hvd.Sum)

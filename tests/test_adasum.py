@@ -166,5 +166,5 @@ def test_every_rank_has_the_same_bits() -> None:
 
 
 def test_integers_are_refused_before_anything_is_sent() -> None:
-    with pytest.raises(TypeError, match="Adasum is for floating-point numbers, not int32"):
+    with pytest.raises(TypeError, match="Adasum needs floating-point tensors, not int32"):
         adasum(SingleTransport(), [as_buffer(np.ones(3)), as_buffer(np.ones(3, np.int32))])

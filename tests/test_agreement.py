@@ -44,7 +44,7 @@ def test_settings_that_differ_are_called_settings() -> None:
 
 def test_place_and_layout_are_told_apart() -> None:
     text = explain_mismatch([plan(WEIGHT), plan(TensorSpec("fc.weight", 20, "float32", place=1, layout="(5, 4)"))])
-    assert "rank 0 has fc.weight float32[20]; rank 1 has fc.weight float32[20] (5, 4) place 1" in text
+    assert "rank 0 has fc.weight float32[20]; rank 1 has fc.weight float32[20] (5, 4) device 1" in text
 
 
 def test_each_group_of_ranks_is_compared_with_rank_0() -> None:

@@ -16,7 +16,7 @@ from hvdkit.aliasing.names import CALLS, MODULES, REFUSED, refusal
 from hvdkit.aliasing.tensorflow1 import REFUSED as TF1
 from hvdkit.aliasing.tensorflow1 import explain
 from hvdkit.errors import LaunchError
-from hvdkit.launch.function import plan_flags
+from hvdkit.launch.run_api import plan_flags
 
 ROOT = str(Path(__file__).parents[1])
 
@@ -124,7 +124,7 @@ def test_horovod_is_shadowed_only_when_asked(tmp_path: Path) -> None:
 def test_a_function_is_sent_with_hvdruns_flags() -> None:
     assert plan_flags({"hosts": "a:1", "start_timeout": 30, "verbose": None}) == ["--hosts=a:1", "--start-timeout=30"]
     assert plan_flags({"network_interfaces": ["ib0", "ib1"]}) == ["--network-interfaces=ib0,ib1"]
-    with pytest.raises(LaunchError, match="horovodrun"):
+    with pytest.raises(LaunchError, match="cannot be started from Python"):
         plan_flags({"min_np": 1})
     with pytest.raises(LaunchError, match="no such option"):
         plan_flags({"nonsense": 1})
@@ -198,6 +198,7 @@ def test_a_script_for_pytorch_and_horovod_run(tmp_path: Path) -> None:
     assert "[0] same weights" in run_script(tmp_path, TORCH)
 
 
+@pytest.mark.horovod_core
 @pytest.mark.ranks
 def test_the_engine_has_the_real_horovod_where_the_script_has_the_alias(tmp_path: Path) -> None:
     require_horovod()
@@ -311,6 +312,7 @@ print("done", hvd.cuda_built())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_habits_of_keras_2_with_one_warning_each(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
@@ -319,9 +321,9 @@ def test_habits_of_keras_2_with_one_warning_each(tmp_path: Path) -> None:
     assert "[1] [hvdkit" not in said
     for habit in (
         "experimental_run_tf_function",
-        "lr= is learning_rate",
-        "optimizer.lr is",
-        "fit_generator() is fit()",
+        "lr= was renamed",
+        "optimizer.lr was renamed",
+        "hvdkit calls model.fit() instead",
     ):
         assert said.count(habit) == 1, said
 

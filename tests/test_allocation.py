@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.errors import HostfileError, LaunchError
-from hvdkit.launch import cli
-from hvdkit.launch.allocation import read_allocation
-from hvdkit.launch.hosts import FoundHosts, Host
-from hvdkit.launch.where import find_hosts
+from hvdkit.launch.allocations import read_allocation
+from hvdkit.launch.cli.options import parse_arguments
+from hvdkit.launch.cli.plan_job import plan_job
+from hvdkit.launch.hostfiles import FoundHosts, Host
+from hvdkit.launch.plan.resolve_hosts import find_hosts
 
 
 def slurm(nodes: str, tasks: str, **more: str) -> dict[str, str]:
@@ -97,7 +98,7 @@ def test_a_step_of_one_task_has_the_hosts_of_the_step() -> None:
 def test_hvdrun_under_srun_is_refused_because_each_copy_would_start_all_ranks() -> None:
     step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "hn[1-2]", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
     environ = slurm("hn[1-2]", "2,1", SLURM_STEP_NUM_TASKS="3", **step)
-    with pytest.raises(LaunchError, match=r"srun has started this 3 times\. Start hvdrun once, without srun"):
+    with pytest.raises(LaunchError, match=r"srun started hvdrun 3 times\. Start hvdrun once, without srun"):
         read(environ)
     # With --pty one of them is the shell in which hvdrun was typed.
     assert read({**environ, "SLURM_PTY_PORT": "4242"}).hosts == (Host("hn1", 2), Host("hn2", 1))
@@ -114,11 +115,11 @@ def test_a_jobs_number_without_its_nodes_means_this_machine(
 ) -> None:
     assert read_allocation({name: "7"}) is None
     environ = {"PATH": "/usr/bin:/bin", name: "7", "SLURM_NTASKS": "4"}
-    job = cli.plan_job(cli.parse_arguments(["-np", "2", "true"]), environ)
+    job = plan_job(parse_arguments(["-np", "2", "true"]), environ)
     assert (job.local, job.ranks, job.hosts) == (True, 2, ())
     assert name not in job.environ, "mpirun would look for the nodes too, and end"
     (note,) = job.notes
-    assert note.startswith(f"{name} set, but no SLURM_JOB_NODELIST") and "on this machine" in note
+    assert note.startswith(f"{name} set, but not SLURM_JOB_NODELIST") and "uses this machine" in note
     step = {name: "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "2"}
     found = read_allocation({**step, "SLURM_STEP_NUM_TASKS": "1"})
     assert found is not None and found.hosts == (Host("n1", 2),)
@@ -133,13 +134,16 @@ def test_slurm_without_a_list_of_tasks_has_the_number_of_each_host_or_all() -> N
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        (slurm("n[1-", "2"), "SLURM_JOB_NODELIST: 'n.1-' has a bracket"),
-        (slurm("-oProxyCommand=x", "2"), "take it for an option"),
+        (slurm("n[1-", "2"), "SLURM_JOB_NODELIST: 'n.1-' has unbalanced brackets"),
+        (slurm("-oProxyCommand=x", "2"), "read it as an option"),
         (slurm("n1;reboot", "2"), "'n1;reboot' is not a host name"),
         (slurm("n[1-3]", "4(x2)"), "SLURM_TASKS_PER_NODE='4.x2.' counts 2 hosts, and the list has 3"),
-        (slurm("n1", "four"), "SLURM_TASKS_PER_NODE='four' cannot be read"),
-        (slurm("n[1-2]", "1(x999999999)"), "cannot be read"),
-        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "3"}, "nobody knows how many tasks"),
+        (slurm("n1", "four"), "SLURM_TASKS_PER_NODE='four' cannot be parsed"),
+        (slurm("n[1-2]", "1(x999999999)"), "cannot be parsed"),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "3"},
+            "each host is unknown",
+        ),
         ({"LSB_JOBID": "7"}, "none of LSB_MCPU_HOSTS, LSB_HOSTS and LSB_DJOB_HOSTFILE is set"),
         ({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 4 b"}, "LSB_MCPU_HOSTS: 'a 4 b' has 3 words"),
         ({"PBS_NODEFILE": "/nowhere/nodes"}, "/nowhere/nodes: cannot be read: No such file"),
@@ -166,13 +170,13 @@ def test_pbs_without_mpiprocs_is_one_rank_a_host_and_that_is_said(tmp_path: Path
     environ = {"PBS_JOBID": "12", "PBS_NODEFILE": write(tmp_path, "a\nb\n")}
     found = read(environ)
     assert found.hosts == (Host("a", 1), Host("b", 1))
-    assert "mpiprocs=N, or say how many here with --slots-per-host" in found.notes[0]
+    assert "mpiprocs=N, or set them here with --slots-per-host" in found.notes[0]
     assert read(environ, slots=4).hosts == (Host("a", 4), Host("b", 4))
     assert read(environ, slots=4).notes == ()
 
 
 def test_a_wrong_nodefile_is_told_with_its_lines(tmp_path: Path) -> None:
-    with pytest.raises(HostfileError, match=r"nodes:2: 'b slots=2' is more than a name"):
+    with pytest.raises(HostfileError, match=r"nodes:2: 'b slots=2' is more than a host name"):
         read({"PBS_NODEFILE": write(tmp_path, "a\nb slots=2\n")})
 
 
@@ -195,7 +199,7 @@ def test_lsf_has_three_ways_to_say_it(environ: dict[str, str], tmp_path: Path) -
 def test_lsf_leaves_out_the_host_of_the_batch_script_and_says_so(more: dict[str, str]) -> None:
     found = read({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "batch5 1 c1 42 c2 42", **more})
     assert found.hosts == (Host("c1", 42), Host("c2", 42))
-    assert "batch5 is left out" in found.notes[0]
+    assert "batch5 runs the batch script and is left out" in found.notes[0]
 
 
 @pytest.mark.parametrize("hosts", ["batch5 1", "batch5 1 c1 1", "a 1 b 4", "batch5 4 c1 4"])
@@ -241,16 +245,16 @@ def test_a_nodefile_that_the_scheduler_wrote_is_known_by_its_name(tmp_path: Path
 
 
 def test_hvdrun_in_an_allocation_needs_neither_np_nor_hosts() -> None:
-    options = cli.build_parser().parse_args(["true"])
+    options = parse_arguments(["true"])
     environ = slurm("localhost", "4", SLURM_NTASKS="3", SLURM_NTASKS_PER_NODE="4", PATH="/bin:/usr/bin")
-    job = cli.plan_job(options, environ)
+    job = plan_job(options, environ)
     assert (job.ranks, job.hosts, job.local) == (3, (Host("localhost", 4),), True)
     assert job.notes == ("3 ranks on localhost:4, from Slurm job 7.",)
-    options = cli.build_parser().parse_args(["-np", "5", "true"])
+    options = parse_arguments(["-np", "5", "true"])
     with pytest.raises(LaunchError, match=r"-np 5 is more than the 4 slots of localhost:4.*--ntasks-per-node"):
-        cli.plan_job(options, environ)
-    options = cli.build_parser().parse_args(["--slots-per-host", "5", "true"])
-    assert cli.plan_job(options, environ).ranks == 5
+        plan_job(options, environ)
+    options = parse_arguments(["--slots-per-host", "5", "true"])
+    assert plan_job(options, environ).ranks == 5
 
 
 VARIABLES = ["SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE",

@@ -137,7 +137,7 @@ def test_one_source_is_scaled_or_copied() -> None:
 
 @pytest.mark.parametrize("source", (buffer_of([1], "float32"), buffer_of([1, 2], "float64")))
 def test_unlike_buffers_are_refused(source: Buffer) -> None:
-    with pytest.raises(ValueError, match="must be alike"):
+    with pytest.raises(ValueError, match="must be equal"):
         ARITHMETIC.combine(make_buffer(2, "float32"), [buffer_of([1, 2], "float32"), source])
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.available import Available
-from hvdkit.launch.blacklist import Blacklist
-from hvdkit.launch.hosts import Host
+from hvdkit.launch.elastic.host_pool import Blacklist, HostPool
+from hvdkit.launch.hostfiles import Host
 
 HOSTS = (Host("far1", 1), Host("far2", 2), Host("far3", 3))
 
@@ -24,45 +23,46 @@ def test_only_hosts_that_answer_are_found_and_each_is_asked_once() -> None:
         return host.name != "far3"
 
     async def run() -> None:
-        available = Available(HOSTS, said.append, answers=answers)
-        assert not available.changes
+        pool = HostPool(HOSTS, said.append, answers=answers)
+        assert not pool.may_change
         for _ in range(2):
-            assert names(await available.find({"far1"})) == ["far1", "far2"]
+            assert names(await pool.find({"far1"})) == ["far1", "far2"]
         assert asked == ["far2", "far3"]
         assert len(said) == 1 and "far3 does not answer" in said[0]
-        assert available.changes  # it is asked again later
-        available.doubt()
-        assert names(await available.find()) == ["far1", "far2"]
+        assert pool.may_change  # it is asked again later
+        pool.probe_again()
+        assert names(await pool.find()) == ["far1", "far2"]
         assert asked[2:] == ["far1", "far2"]
 
     asyncio.run(run())
 
 
 def test_a_host_that_was_lost_comes_back_after_its_time_and_has_to_answer() -> None:
-    asked, said = [], list[str]()
+    asked, said, now = [], list[str](), 100.0
 
     async def answers(host: Host) -> bool:
         asked.append(host.name)
         return True
 
     async def run() -> None:
-        available = Available(HOSTS, said.append, answers=answers, lost=Blacklist((0.05, 0.1)))
-        assert len(await available.find()) == 3
-        available.leave_out({"far2", "unknown"})
-        assert names(await available.find()) == ["far1", "far3"] and available.changes
-        await asyncio.sleep(0.2)
-        assert len(await available.find()) == 3
+        nonlocal now
+        pool = HostPool(HOSTS, said.append, answers=answers, lost=Blacklist((20, 30)), clock=lambda: now)
+        assert len(await pool.find()) == 3
+        pool.exclude({"far2", "unknown"})
+        assert names(await pool.find()) == ["far1", "far3"] and pool.may_change
+        now += 30
+        assert len(await pool.find()) == 3
         assert asked == ["far1", "far2", "far3", "far2"]
 
     asyncio.run(run())
-    assert said == ["far2 is left out for 0 s."]
+    assert said == ["far2 is excluded for 30 s."]
 
 
 def test_this_machine_is_never_lost() -> None:
     async def run() -> None:
-        available = Available((Host("localhost", 2),), print)
-        available.leave_out({"localhost"})
-        assert names(await available.find()) == ["localhost"]
+        pool = HostPool((Host("localhost", 2),), print)
+        pool.exclude({"localhost"})
+        assert names(await pool.find()) == ["localhost"]
 
     asyncio.run(run())
 
@@ -77,10 +77,10 @@ def test_a_script_that_fails_is_told_once_and_changes_nothing() -> None:
         return found.pop(0)
 
     async def run() -> None:
-        available = Available((), said.append, look=look)
-        assert [host.slots for host in await available.find()] == [1]
+        pool = HostPool((), said.append, discover=look)
+        assert [host.slots for host in await pool.find()] == [1]
         for _ in range(3):
-            assert [(host.name, host.slots) for host in await available.find()] == [("localhost", 2)]
+            assert [(host.name, host.slots) for host in await pool.find()] == [("localhost", 2)]
 
     asyncio.run(run())
-    assert said == ["it has failed. The hosts are taken to be those from before."]
+    assert said == ["it has failed. hvdrun continues with the hosts that it knows."]

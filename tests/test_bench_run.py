@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdkit.tools.bench.figures import IN_BUCKET, NO_COMMUNICATION, OURS
+from hvdkit.tools.bench.plan import IN_BUCKET, NO_COMMUNICATION, OURS
 from hvdkit.tools.bench.report import read_report, write_report
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -22,10 +22,11 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_an_allreduce_beside_its_peers_and_a_baseline(tmp_path: Path) -> None:
     short = ("bench", "allreduce", "-np", "2", "--sizes", "4K,64K", "--rounds", "2", "--seconds", "0.01")
-    done = run(tmp_path, "hvdkit", *short, "--json", "first.json", "--plot", "first.html")
+    done = run(tmp_path, "hvdkit", *short, "--output", "first.json", "--plot", "first.svg")
     assert done.returncode == 0, done.stdout + done.stderr
     report = read_report(tmp_path / "first.json")
     assert (report.ranks, report.kind, [case.work for case in report.cases]) == (2, "allreduce", ["4 KiB", "64 KiB"])
@@ -34,7 +35,7 @@ def test_an_allreduce_beside_its_peers_and_a_baseline(tmp_path: Path) -> None:
         assert all(len(times) == 2 and min(times) > 0 for times in case.times.values())
     assert "4 KiB" in done.stdout
     assert "[0]" not in done.stdout, "the table is the command's own, not a rank's"
-    assert "<svg" in (tmp_path / "first.html").read_text()
+    assert "<svg" in (tmp_path / "first.svg").read_text()
 
     quick = [{**case.times, OURS: [1e-9, 1e-9]} for case in report.cases]
     for case, times in zip(report.cases, quick, strict=True):
@@ -48,7 +49,7 @@ def test_an_allreduce_beside_its_peers_and_a_baseline(tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 def test_a_step_on_ranks_that_hvdrun_has_started_already(tmp_path: Path) -> None:
-    words = ("bench", "step", "--models", "small layers", "--rounds", "1", "--alone", "--json", "step.json")
+    words = ("bench", "step", "--models", "small layers", "--rounds", "1", "--alone", "--output", "step.json")
     hvdrun = ("hvdkit.launch", "-np", "2", sys.executable, "-m", "hvdkit")
     done = run(tmp_path, *hvdrun, *words)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -62,7 +63,16 @@ def test_a_step_on_ranks_that_hvdrun_has_started_already(tmp_path: Path) -> None
 
 @pytest.mark.ranks
 def test_ranks_that_fail_are_no_result(tmp_path: Path) -> None:
-    done = run(tmp_path, "hvdkit", "bench", "step", "-np", "1", "--models", "nothing like it", "--alone")
+    done = run(tmp_path, "hvdkit", "bench", "step", "-np", "2", "--transport", "single", "--alone")
     assert done.returncode == 2
-    assert "No model is named like nothing like it. There are: MLP" in done.stderr
     assert "The ranks ended with exit code" in done.stderr
+
+
+def test_a_wrong_name_of_a_model_or_a_file_starts_no_ranks(tmp_path: Path) -> None:
+    for words, message in (
+        (["step", "--models", "nothing like it"], "No model's name contains nothing like it. The models are: MLP"),
+        (["allreduce", "--output", "."], ". is a folder"),
+    ):
+        done = run(tmp_path, "hvdkit", "bench", *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert message in done.stderr and len(done.stderr.splitlines()) == 1

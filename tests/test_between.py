@@ -125,16 +125,29 @@ MPI = {"library", "doubling", "halving", "pieces"}
 @pytest.mark.parametrize(
     "size, transport, able",
     [
-        (2, "mpi", MPI),
+        pytest.param(2, "mpi", MPI, marks=pytest.mark.slow),
         (3, "mpi", MPI),
         (5, "mpi", MPI),
         (4, "hierarchical_round_robin", MPI),
-        (4, "hierarchical_uneven", MPI),
+        pytest.param(4, "hierarchical_uneven", MPI, marks=pytest.mark.slow),
         (3, "gloo", {"library", "pieces"}),
     ],
 )
 def test_every_algorithm_of_a_transport(size: int, transport: str, able: set[str]) -> None:
     assert all(set(found) == able for found in run_ranks(size, all_of_it, transport=transport))
+
+
+def as_many_bytes_cross_as_the_tuner_thinks(transport: Transport) -> None:
+    count = 2**12
+    buckets = transport.open_buckets([BucketSpec("float32", count)])
+    if buckets.sent_bytes:  # some ranks stand beside
+        assert buckets.sent_bytes == 4 * count // transport.shards
+    buckets.close()
+
+
+@pytest.mark.parametrize("transport", ["hierarchical_pairs", "hierarchical_uneven", "mpi"])
+def test_a_sum_crosses_in_as_many_shards_as_every_host_has_ranks(transport: str) -> None:
+    run_ranks(4, as_many_bytes_cross_as_the_tuner_thinks, transport=transport)
 
 
 def more_than_a_window(transport: Transport) -> None:

@@ -16,10 +16,11 @@ from hvdkit.engine.cores import CoresSeen, fair_share, warn_of_crowding
 from hvdkit.engine.planned.progress import has_spare_core
 from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.errors import LaunchError
-from hvdkit.launch import cli as hvdrun
-from hvdkit.launch.affinity import plan_cores
 from hvdkit.launch.agent.binding import Share, allowed_cpus, bind, divide, plan_share
 from hvdkit.launch.agent.topology import Cpu, format_cpus, parse_cpus, read_topology
+from hvdkit.launch.cli.options import parse_arguments
+from hvdkit.launch.cli.plan_job import plan_job
+from hvdkit.launch.plan.registration import plan_cores
 
 
 def machine(nodes: int, cores: int, threads: int = 1) -> list[Cpu]:
@@ -134,10 +135,10 @@ def test_what_a_rank_has() -> None:
 
 def test_only_one_of_hvdrun_and_the_launcher_binds() -> None:
     def job(*options: str) -> str:
-        return hvdrun.plan_job(hvdrun.parse_arguments([*options, "-np", "2", "true"]), {"PATH": "/usr/bin:/bin"}).bind
+        return plan_job(parse_arguments([*options, "-np", "2", "true"]), {"PATH": "/usr/bin:/bin"}).bind
 
     assert (job(), job("--bind", "numa"), job("--binding-args=--bind-to socket")) == ("auto", "numa", "none")
-    with pytest.raises(LaunchError, match="leave one of them out"):
+    with pytest.raises(LaunchError, match="contradicts --binding-args"):
         job("--bind", "core", "--binding-args=--bind-to core")
 
 
@@ -154,7 +155,7 @@ def test_a_rank_counts_the_cores_that_it_has_for_itself(caplog: pytest.LogCaptur
     for rank in range(3):
         warn_of_crowding(crowd, rank)
     (record,) = caplog.records
-    assert "2 ranks on a may run on 1 of its 4 CPUs only" in record.getMessage()
+    assert "2 ranks on a are bound to 1 of its 4 CPUs" in record.getMessage()
 
 
 @pytest.mark.parametrize(("cores", "threads", "thread"), [(2, 1, True), (1, 1, False), (1.5, 1, False), (4, 0, False)])

@@ -14,14 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.errors import BuildError
-from hvdkit.tools.build_horovod import parts
-from hvdkit.tools.build_horovod.cache import Cache, open_cache
+from hvdkit.tools.build_horovod import requirements
 from hvdkit.tools.build_horovod.gpu import GpuTools, Nccl, choose_gpu, find_gpu_tools
-from hvdkit.tools.build_horovod.mends import apply_mends, choose_mends, choose_standard
-from hvdkit.tools.build_horovod.mpicxx import MpiCompiler
 from hvdkit.tools.build_horovod.plan import Options, build_environment, build_plan
-from hvdkit.tools.build_horovod.release import HOROVOD
-from hvdkit.tools.build_horovod.versions import Frameworks, parse_numbers, parse_torch_cuda
+from hvdkit.tools.build_horovod.site import MpiCompiler
+from hvdkit.tools.build_horovod.source import apply_patches, choose_patches, choose_standard
+from hvdkit.tools.build_horovod.versions import HOROVOD, Frameworks, parse_numbers, parse_torch_cuda
+from hvdkit.tools.build_horovod.wheel import Cache, open_cache
 
 
 def read_standard(tree: Path, file: str) -> int:
@@ -29,14 +28,14 @@ def read_standard(tree: Path, file: str) -> int:
     return next(int(line[-3:-1]) for line in lines if line.startswith("set(CMAKE_CXX_STANDARD "))
 
 
-# mends ----------------------------------------------------------------------------------------------------------------
+# patches --------------------------------------------------------------------------------------------------------------
 
 
 @given(FRAMEWORKS)
 def test_every_framework_gets_the_standard_that_its_headers_want(frameworks: Frameworks) -> None:
     with tempfile.TemporaryDirectory() as folder:
         tree = write_tree(Path(folder))
-        apply_mends(tree, choose_mends(frameworks))
+        apply_patches(tree, choose_patches(frameworks))
         common = read_standard(tree, "CMakeLists.txt")
         torch, tensorflow = parse_numbers(frameworks.torch), parse_numbers(frameworks.tensorflow)
         assert common == choose_standard(frameworks)[0]
@@ -51,8 +50,8 @@ def test_every_framework_gets_the_standard_that_its_headers_want(frameworks: Fra
 
 
 def test_the_release_stays_as_it_is_for_what_it_was_made_for() -> None:
-    assert choose_mends(Frameworks(torch="1.13.1")) == ()
-    assert choose_mends(Frameworks(torch="2.0.1+cu118")) == ()
+    assert choose_patches(Frameworks(torch="1.13.1")) == ()
+    assert choose_patches(Frameworks(torch="2.0.1+cu118")) == ()
 
 
 @pytest.mark.parametrize(
@@ -62,12 +61,12 @@ def test_the_standards_of_today(torch: str, tensorflow: str, standard: int) -> N
     assert choose_standard(Frameworks(torch, "", tensorflow))[0] == standard
 
 
-def test_a_source_that_is_mended_already_is_refused_and_left_alone(tmp_path: Path) -> None:
-    mends = choose_mends(EVERYTHING.frameworks)
-    apply_mends(write_tree(tmp_path), mends)
+def test_a_source_that_is_patched_already_is_refused_and_left_alone(tmp_path: Path) -> None:
+    patches = choose_patches(EVERYTHING.frameworks)
+    apply_patches(write_tree(tmp_path), patches)
     before = {file: (tmp_path / file).read_text() for file in RELEASED}
     with pytest.raises(BuildError, match=r"CMakeLists.txt has the line .* 0 times.*unchanged release"):
-        apply_mends(tmp_path, mends)
+        apply_patches(tmp_path, patches)
     assert {file: (tmp_path / file).read_text() for file in RELEASED} == before
 
 
@@ -78,11 +77,11 @@ def test_a_source_that_is_mended_already_is_refused_and_left_alone(tmp_path: Pat
         ("horovod/tensorflow/CMakeLists.txt", f"set(CMAKE_CXX_STANDARD 17)\n# {XLA}\n", "xla_mpi_ops.cc.* 0 times"),
     ],
 )
-def test_a_mend_that_does_not_fit_exactly_once_changes_nothing(file: str, text: str, told: str, tmp_path: Path) -> None:
+def test_a_patch_that_does_not_apply_once_changes_nothing(file: str, text: str, told: str, tmp_path: Path) -> None:
     files = {**RELEASED, file: text}
     write_tree(tmp_path, files)
     with pytest.raises(BuildError, match=told):
-        apply_mends(tmp_path, choose_mends(EVERYTHING.frameworks))
+        apply_patches(tmp_path, choose_patches(EVERYTHING.frameworks))
     assert {name: (tmp_path / name).read_text() for name in files} == files
 
 
@@ -152,7 +151,7 @@ BINDING = {
 
 def test_whatever_changes_the_wheel_changes_its_key() -> None:
     keys = [plan_of().key, *(plan_of(**{name: value}).key for name, value in BINDING.items())]
-    keys.append(replace(plan_of(), mends=()).key)
+    keys.append(replace(plan_of(), patches=()).key)
     keys.append(build_plan(EVERYTHING, Options(source="a.tar.gz", source_digest="0123")).key)
     for first, second in itertools.combinations(keys, 2):
         assert first != second
@@ -190,12 +189,12 @@ def test_the_cache_is_where_the_standard_says() -> None:
 def test_a_kept_wheel_is_found_by_its_own_plan_only(tmp_path: Path) -> None:
     cache, wheel = Cache(tmp_path / "cache"), tmp_path / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
     wheel.write_bytes(b"wheel")
-    assert cache.wheel(plan_of()) is None
-    kept = cache.keep(plan_of(), wheel)
-    assert cache.wheel(plan_of()) == kept
+    assert cache.find_wheel(plan_of()) is None
+    kept = cache.add_wheel(plan_of(), wheel)
+    assert cache.find_wheel(plan_of()) == kept
     assert kept.name == wheel.name
     assert kept.read_bytes() == b"wheel"
-    assert cache.wheel(plan_of(python="cpython-312")) is None
+    assert cache.find_wheel(plan_of(python="cpython-312")) is None
 
 
 # GPUs -----------------------------------------------------------------------------------------------------------------
@@ -222,9 +221,9 @@ def test_nccl_is_taken_where_everything_is_there_and_nowhere_else() -> None:
 
 def test_nccl_asked_for_in_vain_is_a_missing_part() -> None:
     plan = build_plan(EVERYTHING, Options(gpu_operations="nccl"))
-    (first, *_) = [part for part in parts.judge_site(plan) if part.part == "--gpu-operations nccl"]
-    assert "a build without CUDA" in first.seen
-    assert "--nccl-home" in first.get
+    (first, *_) = [each for each in requirements.check_site(plan) if each.name == "--gpu-operations nccl"]
+    assert "a build without CUDA" in first.found
+    assert "--nccl-home" in first.install
 
 
 def test_the_wheel_of_nccl_is_found_and_linked(tmp_path: Path) -> None:

@@ -13,33 +13,33 @@ import pytest
 from horovod_site import EVERYTHING, plan_of
 
 from hvdkit import cli
-from hvdkit.tools.build_horovod import command, parts, steps
-from hvdkit.tools.build_horovod.cache import Cache
-from hvdkit.tools.build_horovod.describe import describe_plan
-from hvdkit.tools.build_horovod.install import build_check
+from hvdkit.tools.build_horovod import command, requirements
 from hvdkit.tools.build_horovod.plan import Options, build_plan
 from hvdkit.tools.build_horovod.site import Site
+from hvdkit.tools.build_horovod.wheel import Cache, build_check
 
 # missing parts --------------------------------------------------------------------------------------------------------
 
 
 def test_where_everything_is_there_nothing_is_missing() -> None:
-    assert list(parts.judge_site(plan_of())) == []
+    assert list(requirements.check_site(plan_of())) == []
 
 
 def test_an_empty_machine_is_told_every_part_at_once_and_how_to_get_it() -> None:
-    told = "\n".join(map(str, parts.judge_site(build_plan(Site(mpi_error="There is no mpirun. Do this."), Options()))))
+    told = "\n".join(
+        map(str, requirements.check_site(build_plan(Site(mpi_error="There is no mpirun. Do this."), Options())))
+    )
     for part in ("a framework", "a C++ compiler", "make", "cmake", "an MPI", "pip", "setuptools", "wheel", "psutil"):
         assert part in told
     for line in told.splitlines():
-        assert "Get it with: " in line
+        assert "Install it: " in line
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"mpi": None}, "mpicxx: there is none beside /env/bin/mpirun, which hvdrun uses. .*openmpi"),
-        ({"cmake_version": "3.10.2"}, "cmake: /usr/bin/cmake is version 3.10.2, 3.13 is the least"),
+        ({"cmake_version": "3.10.2"}, "cmake: /usr/bin/cmake is version 3.10.2; at least 3.13 is needed"),
         ({"compiler": "", "environ": {"CXX": "icpx"}}, "a C\\+\\+ compiler: CXX='icpx' is no program"),
         ({"packages": {**EVERYTHING.packages, "setuptools": "84.2.1"}}, "84.2.1 is installed.*'setuptools<81'"),
         ({"packages": {**EVERYTHING.packages, "wheel": ""}}, "wheel: .* pip install wheel"),
@@ -47,7 +47,7 @@ def test_an_empty_machine_is_told_every_part_at_once_and_how_to_get_it() -> None
     ],
 )
 def test_a_missing_part_is_told_by_itself(changes: dict[str, Any], told: str) -> None:
-    (missing,) = parts.judge_site(plan_of(**changes))
+    (missing,) = requirements.check_site(plan_of(**changes))
     with pytest.raises(AssertionError, match=told):
         raise AssertionError(str(missing))
 
@@ -60,27 +60,29 @@ def script(path: Path, text: str) -> str:
 
 def test_a_compiler_that_cannot_do_the_standard_is_told_with_its_own_words(tmp_path: Path) -> None:
     old = script(tmp_path / "old", "echo \"error: invalid value 'c++20' in '-std=c++20'\" >&2; exit 1")
-    (missing,) = parts.try_compiler(old, 20, {"PATH": "/bin"})
-    assert missing.part == "a compiler for C++20"
-    assert "invalid value 'c++20'" in missing.seen
-    assert list(parts.try_compiler(script(tmp_path / "new", "exit 0"), 20, {"PATH": "/bin"})) == []
+    (missing,) = requirements.try_compiler(old, 20, {"PATH": "/bin"})
+    assert missing.name == "a compiler for C++20"
+    assert "invalid value 'c++20'" in missing.found
+    assert list(requirements.try_compiler(script(tmp_path / "new", "exit 0"), 20, {"PATH": "/bin"})) == []
 
 
 def test_an_mpi_without_its_headers_is_told_before_the_build(tmp_path: Path) -> None:
     bare = script(tmp_path / "mpicxx", 'echo "try.cc:1:10: fatal error: mpi.h: No such file or directory" >&2; exit 1')
-    (missing,) = parts.try_mpi(bare, {"PATH": "/bin"})
-    assert "mpi.h: No such file" in missing.seen
+    (missing,) = requirements.try_mpi(bare, {"PATH": "/bin"})
+    assert "mpi.h: No such file" in missing.found
 
 
 def test_headers_and_room_are_looked_for(tmp_path: Path) -> None:
     names = ("torch", "tensorflow")
     told = list(
-        parts.find_missing_files(names, include=str(tmp_path), find=lambda path: tmp_path / path, free_bytes=1000)
+        requirements.find_missing_files(
+            names, include=str(tmp_path), find=lambda path: tmp_path / path, free_bytes=1000
+        )
     )
-    assert [item.part for item in told] == [
-        "Python's headers", "torch's headers", "tensorflow's headers", "1 GB of room",
+    assert [item.name for item in told] == [
+        "Python's headers", "torch's headers", "tensorflow's headers", "1 GB of disk space",
     ]  # fmt: skip
-    assert "-dev" in told[0].get
+    assert "-dev" in told[0].install
 
 
 # the command ----------------------------------------------------------------------------------------------------------
@@ -89,8 +91,8 @@ def test_headers_and_room_are_looked_for(tmp_path: Path) -> None:
 def test_a_dry_run_prints_the_whole_plan_and_does_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(steps, "read_site", lambda environ, nccl_home: EVERYTHING)
-    monkeypatch.setattr(steps, "find_missing", lambda plan: [])
+    monkeypatch.setattr(command, "read_site", lambda environ, nccl_home: EVERYTHING)
+    monkeypatch.setattr(command, "find_missing", lambda plan: [])
     assert cli.main(["build-horovod", "--dry-run", "--cache-dir", str(tmp_path / "cache"), "--jobs", "3"]) == 0
     told = capsys.readouterr().out
     for text in ("torch 2.13.0+cpu", "tensorflow 2.21.0", "Open MPI 5.0.11", "C++20", "leave out", "MAKEFLAGS=-j3"):
@@ -102,12 +104,12 @@ def test_a_dry_run_prints_the_whole_plan_and_does_nothing(
 def test_what_is_missing_ends_the_command_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(steps, "read_site", lambda environ, nccl_home: replace(EVERYTHING, make=""))
-    monkeypatch.setattr(steps, "find_missing", lambda plan: list(parts.judge_site(plan)))
+    monkeypatch.setattr(command, "read_site", lambda environ, nccl_home: replace(EVERYTHING, make=""))
+    monkeypatch.setattr(command, "find_missing", lambda plan: list(requirements.check_site(plan)))
     assert cli.main(["build-horovod", "--cache-dir", str(tmp_path / "cache")]) == 2
     told = capsys.readouterr().err
     assert "nothing was started" in told
-    assert "make: there is none on PATH. Get it with: apt install make" in told
+    assert "make: there is none on PATH. Install it: apt install make" in told
     assert list(tmp_path.iterdir()) == []
 
 
@@ -121,7 +123,7 @@ def test_a_dry_run_here_tells_the_truth_or_what_is_missing(tmp_path: Path) -> No
 
 def test_the_plan_names_what_it_leaves_out_of_the_environment(tmp_path: Path) -> None:
     plan = plan_of(environ={**EVERYTHING.environ, "HOROVOD_WITHOUT_GLOO": "1"})
-    assert "left out      HOROVOD_WITHOUT_GLOO=1" in describe_plan(plan, Cache(tmp_path))
+    assert "left out      HOROVOD_WITHOUT_GLOO=1" in command.describe_plan(plan, Cache(tmp_path))
 
 
 def test_the_flags_are_frozen() -> None:

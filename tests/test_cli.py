@@ -12,15 +12,18 @@ import pytest
 
 from hvdkit import __version__, cli
 from hvdkit.config import read_config, read_settings
-from hvdkit.launch import cli as hvdrun
-from hvdkit.launch import horovod_flags
-from hvdkit.launch.choose import Choice
-from hvdkit.launch.elastic import describe_restarts, restart_instead
-from hvdkit.launch.job import Job
-from hvdkit.launch.mpi import Mpi
+from hvdkit.launch.cli import horovod_flags, hvdrun
+from hvdkit.launch.cli.options import build_parser, parse_arguments
+from hvdkit.launch.cli.plan_job import plan_job
+from hvdkit.launch.elastic.options import describe_restarts, restart_instead
+from hvdkit.launch.plan.job import Job
+from hvdkit.launch.plan.launcher_choice import LauncherChoice
+from hvdkit.launch.plan.mpi import Mpi
 
 FLAGS = {
-    "-h", "--help", "-n", "-np", "--num-proc", "-H", "--hosts", "--hostfile",
+    "-h", "--help", "--help-all", "--print-completion", "-n", "-np", "--np", "--num-proc", "-H", "--hosts",
+    "--hostfile",
+    "-m", "--module", "-x", "--env", "-q", "--quiet", "--no-prefix", "--tag-output", "--show-ranks",
     "--hostfile-format", "--slots-per-host", "--output-filename", "--dry-run", "--verbose",
     "--version",
     "-v", "-hostfile", "--launcher", "--jsrun", "-p", "--ssh-port", "-i", "--ssh-identity-file",
@@ -28,68 +31,107 @@ FLAGS = {
     "--network-interfaces", "--network-interface", "--no-forward-env", "--start-timeout", "--save-timeout",
     "--alias-horovod", "--wrap",
     "--host-discovery-script", "--blacklist-cooldown-range", "--blacklist-cooldown",
-    "--reset-limit", "--elastic-timeout", "-ppn", "-c",
+    "--reset-limit", "--elastic-timeout",
 }  # fmt: skip
 
 
 def flags_of(parser: argparse.ArgumentParser) -> set[str]:
-    return {flag for action in parser._actions for flag in action.option_strings}
+    return set(parser._option_string_actions)
 
 
 def test_hvdruns_flags_are_frozen_but_for_the_settings() -> None:
     settings = {setting.flag for setting in read_settings({}) if setting.flag}
-    horovodruns = {name for flag in horovod_flags.FLAGS for name in flag.names}
-    assert flags_of(hvdrun.build_parser()) == FLAGS | settings | horovodruns
+    horovodruns = {name for flag in (*horovod_flags.FLAGS, *horovod_flags.OTHERS) for name in flag.names}
+    assert flags_of(build_parser()) == FLAGS | settings | horovodruns
 
 
 def test_a_settings_flag_sets_its_variable_and_no_other() -> None:
-    parser = hvdrun.build_parser()
-    assert parser.parse_args(["python"]).settings == {}
+    assert parse_arguments(["python"]).settings == {}
     for setting in read_settings({}):
         if setting.flag:
             switch = setting.default is False
             given = [setting.flag] if switch else [setting.flag, str(setting.default)]
-            options = parser.parse_args([*given, "python", "x.py", setting.flag, "other"])
+            options = parse_arguments([*given, "python", "x.py", setting.flag, "other"])
             assert options.settings == {setting.variable: "1" if switch else str(setting.default)}
             assert options.command == ["python", "x.py", setting.flag, "other"]
 
 
 def test_every_flag_of_hvdrun_at_its_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    options = hvdrun.build_parser().parse_args(["-np", "3", "--", sys.executable, "-c", "pass"])
-    job = hvdrun.plan_job(options, {"PATH": "/bin", "PYTHONUNBUFFERED": ""})
+    options = parse_arguments(["-np", "3", "--", sys.executable, "-c", "pass"])
+    job = plan_job(options, {"PATH": "/bin", "PYTHONUNBUFFERED": ""})
     assert (job.ranks, job.hosts, job.local, dict(job.variables)) == (3, (), True, {})
     assert job.command == (sys.executable, "-c", "pass")
 
 
-def test_help_shows_the_defaults_of_the_settings_and_no_others() -> None:
-    text = " ".join(hvdrun.build_parser().format_help().split())
+def test_the_short_help_fits_on_a_screen_and_the_long_one_has_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    short, everything = build_parser().format_help(), build_parser(everything=True).format_help()
+    assert len(short.splitlines()) <= 60
+    words = set(everything.replace(",", " ").split())
+    hidden = {"-hostfile", "--num-proc", "--np", "--network-interface", "--blacklist-cooldown"}
+    refused = {name for flag in (*horovod_flags.FLAGS, *horovod_flags.OTHERS) if flag.refused for name in flag.names}
+    assert flags_of(build_parser()) - words == hidden | refused
+    assert not hidden & words
+
+
+def test_the_long_help_shows_choices_variables_and_defaults() -> None:
+    text = " ".join(build_parser(everything=True).format_help().split())
     for setting in read_settings({}):
         if setting.flag:
-            assert setting.variable + f" (default: {setting.default})" * (setting.default is not False) in text
-    assert "default: None" not in text
-    assert "default: False" not in text
+            default = "" if setting.default in (False, "") else f"default: {setting.default}; "
+            assert f"({default}{setting.variable})" in text
+            assert not setting.choices or f"{setting.flag} {{{','.join(setting.choices)}}}" in text
+    assert "default: )" not in text and "None" not in text and "==" not in text
 
 
 BAD = {
-    "there is no command": [],
-    "two is not a whole number from 1 up": ["-np", "two", "true"],
-    "unrecognized arguments: --bogus": ["--bogus", "true"],
-    "0 is not a whole number from 1 up": ["-np", "0", "true"],
-    "How many ranks": ["true"],
-    "both say where to run": ["-np", "1", "-H", "localhost", "--hostfile", "x", "true"],
+    "no command was given": [],
+    "two is not a number of ranks; use 1 or more, auto or gpu": ["-np", "two", "true"],
+    "unknown option --bogus. See": ["--bogus", "true"],
+    "unknown option --trasnport. Did you mean --transport? See": ["--trasnport", "mpi", "true"],
+    "unknown option -hostfil. Did you mean -hostfile?": ["-hostfil", "hosts", "true"],
+    "--nproc-per-node is an option of torchrun that hvdrun does not have. Use -np N": ["--nproc-per-node=2", "true"],
+    "0 is not a number of ranks": ["-np", "0", "true"],
+    "The number of ranks is missing": ["true"],
+    "cannot be used together": ["-np", "1", "-H", "localhost", "--hostfile", "x", "true"],
     "is more than the 2 slots": ["-np", "3", "-H", "localhost:2", "true"],
     "Unknown host: nowhere.invalid": ["-np", "1", "-H", "nowhere.invalid", "true"],
     "is not a host name": ["-np", "1", "-H", "-oProxyCommand=touch /tmp/x", "true"],
     "cannot be read: No such file": ["-np", "1", "--hostfile", "missing", "true"],
-    "names no host": ["-np", "1", "--hostfile", "/dev/null", "true"],
-    "no program 'no-such-program'": ["-np", "1", "no-such-program"],
-    "no program './nothing'": ["-np", "1", "./nothing"],
-    "is not executable": ["-np", "1", "./data.txt"],
-    "is a folder": ["-np", "1", "./folder"],
-    "is a script": ["-np", "1", "script.py"],
-    "There is no script 'missing.py'": ["-np", "1", "python3", "-u", "-W", "error", "missing.py", "--lr", "1"],
-    "HVDKIT_FUSION_BYTES='x'": ["-np", "1", "--fusion-bytes", "x", "true"],
+    "has no hosts": ["-np", "1", "--hostfile", "/dev/null", "true"],
+    "the program pyton is not on PATH. Check the spelling. Did you mean python?": ["-np", "1", "pyton", "train.py"],
+    "the program ./nothing does not exist": ["-np", "1", "./nothing"],
+    "./data.txt is not executable": ["-np", "1", "./data.txt"],
+    "./folder is a directory": ["-np", "1", "./folder"],
+    "folder is a directory, not a program": ["-np", "1", "folder"],
+    "the command begins with an empty word": ["-np", "1", ""],
+    "argument --transport: 'pigeon': use one of auto, ": ["-np", "1", "--transport", "pigeon", "true"],
+    "write: hvdrun -np 2 python -c CODE. See": ["-c", "pass"],
+    "the script trian.py does not exist in": ["-np", "1", "trian.py"],
+    "Check the path. Did you mean train.py?": ["-np", "1", "python3", "-u", "-W", "error", "trian.py", "--lr", "1"],
+    "the Python module packag does not exist": ["-np", "1", "-m", "packag"],
+    "Did you mean package.train?": ["-np", "1", "-m", "package.trian"],
+    "package is a package without __main__.py. Name a module in it: -m package.MODULE": ["-np", "1", "-m", "package"],
+    "argument --fusion-bytes: 'x': ": ["-np", "1", "--fusion-bytes", "x", "true"],
+    "-x NOT_SET_HERE: the variable is not set here": ["-np", "1", "-x", "NOT_SET_HERE", "true"],
+    "'A-B' is not a variable's name": ["-np", "1", "-x", "A-B=1", "true"],
+    "-x HVDKIT_RANK: hvdkit has no setting of this name. See hvdkit": ["-np", "1", "-x", "HVDKIT_RANK=1", "true"],
+    "Did you mean HVDKIT_TRANSPORT?": ["-np", "1", "-x", "HVDKIT_TRANSPROT=mpi", "true"],
+    "-x A contradicts --no-forward-env A": ["-np", "1", "-x", "A=1", "--no-forward-env", "A", "true"],
+    "-x A is given twice": ["-np", "1", "-x", "A=1", "-x", "A=2", "true"],
+    "--show-ranks 2: the ranks of this job are 0 to 1": ["-np", "2", "--show-ranks", "0,2", "true"],
+    "--quiet contradicts --verbose": ["-np", "1", "-q", "--verbose", "true"],
+    "--no-prefix contradicts --tag-output": ["-np", "1", "--no-prefix", "--tag-output", "true"],
+    "--jsrun contradicts --launcher srun": ["-np", "1", "--jsrun", "--launcher", "srun", "true"],
+    "-p is for ssh, which srun does not use": ["-np", "1", "-p", "22", "--launcher", "srun", "true"],
+    "--gloo contradicts --transport": ["-np", "1", "--transport", "mpi", "--gloo", "true"],
+    "--mpi contradicts --gloo": ["-np", "1", "--gloo", "--mpi", "true"],
+    "--no-autotune contradicts --autotune": ["-np", "1", "--autotune", "--no-autotune", "true"],
+    "-x HVDKIT_BIND=core contradicts the option": ["-np", "1", "--bind", "none", "-x", "HVDKIT_BIND=core", "true"],
+    "--elastic-save-s has no effect without --elastic": ["-np", "1", "--elastic-save-s", "1", "true"],
+    "--wrap-batch has no effect without --wrap": ["-np", "1", "--wrap-batch", "split", "true"],
+    "straggler_percent is nan": ["-np", "1", "--straggler-percent", "nan", "true"],
 }
 
 
@@ -99,7 +141,9 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data.txt").touch()
-    (tmp_path / "script.py").touch()
+    (tmp_path / "train.py").touch()
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").touch()
     (tmp_path / "folder").mkdir()
     try:
         code = hvdrun.main(BAD[sentence])
@@ -128,7 +172,7 @@ def test_both_commands_tell_their_version(module: str) -> None:
 
 
 def test_help_of_hvdrun_loads_nothing_that_is_slow_to_load() -> None:
-    script = "import sys; from hvdkit.launch import cli; cli.build_parser().format_help(); print(*sys.modules)"
+    script = "import sys; from hvdkit.launch.cli import hvdrun, options; options.build_parser(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     slow = {"asyncio", "libcst", "mpi4py", "numpy", "rich", "torch", "tensorflow", "yaml"}
     assert not slow & set(done.stdout.split())
@@ -158,22 +202,46 @@ def test_doctor_says_which_variable_is_wrong(
 
 
 @pytest.mark.parametrize(
-    ("starter", "mpi", "who"),
+    ("launcher", "mpi", "who"),
     [
-        ("mpirun", Mpi("open_mpi", "Open MPI", "4.1.6", "mpirun"), "this MPI (Open MPI 4.1.6) cannot go on"),
-        ("mpirun", Mpi("mpich", "MPICH", "5.0", "mpirun"), "this MPI (MPICH 5.0) cannot go on"),
-        ("srun", Mpi("open_mpi", "Open MPI", "5.0.11", "mpirun"), "ranks that srun has started cannot go on"),
-        ("srun", None, "ranks that srun has started cannot go on"),
+        (
+            "mpirun",
+            Mpi("open_mpi", "Open MPI", "4.1.6", "mpirun"),
+            "with this MPI (Open MPI 4.1.6) ranks cannot continue",
+        ),
+        ("mpirun", Mpi("mpich", "MPICH", "5.0", "mpirun"), "with this MPI (MPICH 5.0) ranks cannot continue"),
+        ("srun", Mpi("open_mpi", "Open MPI", "5.0.11", "mpirun"), "ranks that srun has started cannot continue"),
+        ("srun", None, "ranks that srun has started cannot continue"),
     ],
 )
 def test_where_no_rank_outlives_another_it_is_said_that_hvdrun_starts_again(
-    starter: str, mpi: Mpi | None, who: str
+    launcher: str, mpi: Mpi | None, who: str
 ) -> None:
     job = Job(command=("true",), ranks=2, elastic=True, variables={"HVDKIT_ELASTIC": "1"})
-    why = describe_restarts(job, Choice(starter=starter, reason="", mpi=mpi))
+    why = describe_restarts(job, LauncherChoice(launcher=launcher, reason="", mpi=mpi))
     assert why.startswith(who) and "hvdrun starts the job again from its last checkpoint" in why
     instead = restart_instead(job, why)
     assert not instead.elastic and instead.notes == (why,)
     assert read_config(instead.variables).elastic_restarts
-    ulfm = Choice(starter="mpirun", reason="", mpi=Mpi("open_mpi", "Open MPI", "5.0.11", "mpirun"))
+    ulfm = LauncherChoice(launcher="mpirun", reason="", mpi=Mpi("open_mpi", "Open MPI", "5.0.11", "mpirun"))
     assert describe_restarts(job, ulfm) == ""
+
+
+def test_verbose_does_not_print_the_values_of_x() -> None:
+    main = "import sys; from hvdkit.launch.cli.hvdrun import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", main, "-np", "1", "--verbose", "-x", "A_TOKEN=sesame", "true"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "A_TOKEN=..." in result.stderr
+    assert "sesame" not in result.stdout + result.stderr
+
+
+def test_an_error_in_a_config_file_names_the_file_and_hvdruns_help(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("params:\n  fusion_threshold_mb: nan\n")
+    with pytest.raises(SystemExit):
+        parse_arguments(["--config-file", str(file), "true"])
+    error = capsys.readouterr().err
+    assert error.startswith(f"hvdrun: {file}: ")
+    assert error.endswith(" See hvdrun --help.\n")

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.commands import build_launch
-from hvdkit.launch.environment import clean_environment, select_forwarded
-from hvdkit.launch.hosts import Host
-from hvdkit.launch.job import Job, Launch, format_shell_line
-from hvdkit.launch.mpi import Mpi, find_library, find_mpi, parse_version
+from hvdkit.launch.hostfiles import Host
+from hvdkit.launch.launchers.commands import build_launch
+from hvdkit.launch.plan.environment import clean_environment, select_forwarded
+from hvdkit.launch.plan.job import Job, Launch, format_shell_line
+from hvdkit.launch.plan.launcher_choice import LauncherChoice
+from hvdkit.launch.plan.mpi import Mpi, find_library, find_mpi, parse_version
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -40,16 +41,20 @@ def job(*, hosts: tuple[Host, ...] = (), root: bool = False, environ: dict[str, 
     )
 
 
+def build_mpirun(job: Job, mpi: Mpi) -> Launch:
+    return build_launch(job, LauncherChoice("mpirun", "", mpi=mpi))
+
+
 LAUNCHES = {
-    "openmpi5_local": build_launch(job(), OPEN_MPI_5),
-    "openmpi5_root": build_launch(job(root=True), OPEN_MPI_5),
-    "openmpi5_hosts": build_launch(job(hosts=(*HOSTS, Host("node3", None, user="bob"))), OPEN_MPI_5),
-    "openmpi4_local": build_launch(job(), OPEN_MPI_4),
-    "openmpi4_hosts": build_launch(job(hosts=HOSTS), OPEN_MPI_4),
-    "mpich_local": build_launch(job(), MPICH),
-    "mpich_hosts": build_launch(job(hosts=HOSTS), MPICH),
-    "intel_local": build_launch(job(), INTEL),
-    "intel_hosts": build_launch(job(hosts=HOSTS), INTEL),
+    "openmpi5_local": build_mpirun(job(), OPEN_MPI_5),
+    "openmpi5_root": build_mpirun(job(root=True), OPEN_MPI_5),
+    "openmpi5_hosts": build_mpirun(job(hosts=(*HOSTS, Host("node3", None, user="bob"))), OPEN_MPI_5),
+    "openmpi4_local": build_mpirun(job(), OPEN_MPI_4),
+    "openmpi4_hosts": build_mpirun(job(hosts=HOSTS), OPEN_MPI_4),
+    "mpich_local": build_mpirun(job(), MPICH),
+    "mpich_hosts": build_mpirun(job(hosts=HOSTS), MPICH),
+    "intel_local": build_mpirun(job(), INTEL),
+    "intel_hosts": build_mpirun(job(hosts=HOSTS), INTEL),
 }
 
 
@@ -64,18 +69,18 @@ def test_the_command_line_is_the_recorded_one(name: str) -> None:
 
 def test_what_the_user_set_is_not_overridden() -> None:
     environ = {**ENVIRON, "OMPI_MCA_pml": "ucx", "MPI4PY_LIBMPI": "/mine.so", "PRTE_MCA_plm_ssh_agent": "ssh -p 2222"}
-    assert "OMPI_MCA_pml" not in build_launch(job(environ=environ), OPEN_MPI_5).variables
-    assert "MPI4PY_LIBMPI" not in build_launch(job(environ=environ), OPEN_MPI_4).variables
-    assert "plm_ssh_agent" not in build_launch(job(environ=environ, hosts=HOSTS), OPEN_MPI_5).argv
+    assert "OMPI_MCA_pml" not in build_mpirun(job(environ=environ), OPEN_MPI_5).variables
+    assert "MPI4PY_LIBMPI" not in build_mpirun(job(environ=environ), OPEN_MPI_4).variables
+    assert "plm_ssh_agent" not in build_mpirun(job(environ=environ, hosts=HOSTS), OPEN_MPI_5).argv
 
 
 def test_what_a_launcher_cannot_express_is_refused() -> None:
     for mpi in (OPEN_MPI_5, MPICH, INTEL):
         with pytest.raises(LaunchError, match="IPv6"):
-            build_launch(job(hosts=(Host("fe80::1", 2),)), mpi)
+            build_mpirun(job(hosts=(Host("fe80::1", 2),)), mpi)
     for mpi in (MPICH, INTEL):
         with pytest.raises(LaunchError, match="user name"):
-            build_launch(job(hosts=(Host("node1", 2, user="bob"),)), mpi)
+            build_mpirun(job(hosts=(Host("node1", 2, user="bob"),)), mpi)
 
 
 def test_a_shell_line_is_quoted() -> None:

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hvdkit.cli import main
+from hvdkit.cli import build_parser, main
 from hvdkit.errors import CompareError
 from hvdkit.tools.compare.differences import ratio
 from hvdkit.tools.compare.recorder.batches import copy, count_rows, hash_rows, join
 from hvdkit.tools.compare.records import KEPT, Loader, RankRecord, Step, read_records, thin, write_record
+from hvdkit.tools.compare.runs import plan_runs
 from hvdkit.tools.compare.show import print_verdict, show_json
 from hvdkit.tools.compare.verdict import Verdict, judge
 
@@ -228,7 +229,7 @@ def test_sixteen_bits_get_wider_limits() -> None:
 
     verdict = conclude(change)
     assert verdict.equal
-    assert any("16 bits" in note for note in verdict.notes)
+    assert any("float16" in note for note in verdict.notes)
 
 
 def test_ranks_with_models_of_their_own_cannot_be_compared() -> None:
@@ -305,11 +306,37 @@ def test_a_batch_of_something_else_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["compare"], "hvdkit compare -- python train.py"),
+        (["compare"], "hvdkit compare -np 2 -- python train.py"),
         (["compare", "-np", "1", "--", "python", "x.py"], "-np is 1"),
-        (["compare", "--steps", "0", "--", "python", "x.py"], "--steps is 0"),
+        (["compare", "--", "hvdrun", "-np", "1", "python", "x.py"], "-np is 1"),
+        (["compare", "-np", "3", "--", "hvdrun", "-np", "2", "python", "x.py"], "both start ranks"),
     ],
 )
 def test_what_cannot_be_run_is_told(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--steps", "0"], ["--steps", "-1"], ["--timeout", "nan"], ["-np", "-2"]])
+def test_numbers_that_mean_nothing_are_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["compare", *words, "--", "python", "x.py"])
+
+
+@pytest.mark.parametrize(
+    ("words", "many", "alone", "shared"),
+    [
+        (["--", "a.py"], "-np 2 -H localhost:2", "-np 1 -H localhost:1", False),
+        (["--wrap", "-np", "3", "a.py"], "-np 3 -H localhost:3 --wrap", "-np 1 -H localhost:1 --wrap", False),
+        (["-np", "auto", "a.py"], "-np auto", "-np 1 -H localhost:1", True),
+        (["hvdrun", "-H", "n1:2,n2:2", "--tcp", "a.py"], "-H n1:2,n2:2 --tcp", "-np 1 -H localhost:1 --tcp", True),
+        (["torchrun", "--nproc-per-node=4", "a.py"], "-np 4 -H localhost:4", "-np 1 -H localhost:1", False),
+    ],
+)
+def test_both_runs_have_the_options_and_only_one_the_hosts(
+    words: list[str], many: str, alone: str, shared: bool
+) -> None:
+    plan = plan_runs(build_parser().parse_args(["compare", *words]))
+    assert [word for option in plan.hvdrun for word in option.words] == many.split()
+    assert [word for option in plan.alone for word in option.words] == alone.split()
+    assert plan.shared == shared and plan.script[-1] == "a.py"

@@ -22,8 +22,9 @@ HERE = Path(__file__).parent
 
 def compare(folder: Path, script: str, *planted: str, options: tuple[str, ...] = ()) -> tuple[int, Any]:
     """Compare the script with these mistakes; returns the exit code and what --json says."""
+    job = [] if options else [sys.executable, "-m", "hvdkit.launch", "-np", "2"]  # either form of a training
     command = [sys.executable, "-m", "hvdkit", "compare", "--json", *options, "--"]
-    command += [sys.executable, str(HERE / script), *planted]
+    command += [*job, sys.executable, str(HERE / script), *planted]
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
     env.setdefault("KERAS_BACKEND", "torch")
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=110)
@@ -35,6 +36,7 @@ def names(found: Any) -> list[str]:
     return [cause["name"] for cause in found["causes"]]
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_right_script_is_the_same_training(tmp_path: Path) -> None:
     code, found = compare(tmp_path, "compare_script.py", options=("-np", "3", "--steps", "8"))
@@ -85,6 +87,7 @@ def test_a_mistake_in_a_script_is_told_to_programs(tmp_path: Path) -> None:
     assert (found["first"]["step"], found["first"]["what"]) == (0, "gradients")
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_keras_is_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("keras") is None:
@@ -95,6 +98,7 @@ def test_keras_is_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (code, found["verdict"], names(found)) == (0, "equal", [])
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.keras("torch")
 @pytest.mark.parametrize("planted", ["sum", "batch-norm"])
@@ -110,4 +114,4 @@ def test_a_script_without_a_step_cannot_be_compared(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hvdkit", "compare", "--", sys.executable, "-c", "print('nothing')"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "without a step" in done.stderr and "nothing" in done.stderr
+    assert "without a recorded training step" in done.stderr and "nothing" in done.stderr

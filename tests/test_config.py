@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import math
 from dataclasses import FrozenInstanceError, fields
+from typing import Any
 
 import pytest
 
-from hvdkit.config import MIB, Config, parse_bool, parse_bytes, read_config, read_settings
+from hvdkit.config import Config, read_config, read_settings
 from hvdkit.errors import ConfigError
+from hvdkit.setting import MIB, parse_bool, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -70,9 +73,35 @@ def test_all_wrong_variables_are_named_together() -> None:
     assert "HVDKIT_PROGRESS" not in message
 
 
-@pytest.mark.parametrize("wrong", [{"fusion_bytes": -1}, {"small_bytes": -1}, {"buckets_in_flight": 0}])
-def test_a_value_out_of_range_is_an_error(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is"):
+NUMBERS = [
+    setting.name
+    for setting in read_settings({})
+    if isinstance(setting.default, int | float)
+    and not isinstance(setting.default, bool)
+    and setting.name != "wrap_seed"
+]
+
+
+@pytest.mark.parametrize("wrong", [-1, math.nan, math.inf])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_must_be_finite_and_not_negative(name: str, wrong: float) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is {wrong}; it must be"):
+        Config(**{name: wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"buckets_in_flight": 0},
+        {"chunk_bytes": 4095},
+        {"autotune_steps": 9},
+        {"straggler_percent": 101.0},
+        {"min_np": 3, "max_np": 2},
+        {"engine": "horovod", "transport": "mpi"},
+    ],
+)
+def test_a_value_out_of_range_or_in_contradiction_is_an_error(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(reversed(wrong))}[ =]"):
         Config(**wrong)  # type: ignore[arg-type]
 
 
@@ -91,6 +120,26 @@ def test_an_unknown_argument_is_an_error() -> None:
         read_config({}, colour="red")
 
 
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"transport": "mpy"}, "transport is 'mpy'; use one of auto, single, mpi"),
+        ({"fusion_bytes": "4m"}, "fusion_bytes is '4m'; it must be a whole number"),
+        ({"elastic": "yes"}, "elastic is 'yes'; it must be True or False"),
+        ({"stall_check_s": None}, "stall_check_s is None; it must be a number"),
+        ({"timeline": 3}, "timeline is 3; it must be a string"),
+    ],
+)
+def test_an_argument_that_its_variable_could_not_say_is_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_config({}, **arguments)
+
+
+def test_a_misspelt_argument_is_answered_with_the_nearest_setting() -> None:
+    with pytest.raises(TypeError, match="there is no setting 'transprot'; did you mean transport"):
+        read_config({}, transprot="mpi")
+
+
 def test_every_setting_has_a_variable_and_a_meaning_and_flags_are_distinct() -> None:
     settings = read_settings({})
     assert [setting.name for setting in settings] == [field.name for field in fields(Config)]
@@ -103,6 +152,6 @@ def test_every_setting_has_a_variable_and_a_meaning_and_flags_are_distinct() -> 
 
 @pytest.mark.parametrize("other", [{"engine": "horovod"}, {"transport": "gloo"}, {"transport": "single"}])
 def test_elastic_worlds_are_refused_where_none_can_change(other: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="elastic is for hvdkit's own engine over MPI"):
+    with pytest.raises(ConfigError, match="elastic needs the native engine over MPI"):
         read_config({}, elastic=True, **other)
     assert read_config({}, elastic=True, elastic_restarts=True, **other).elastic_restarts

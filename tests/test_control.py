@@ -15,18 +15,18 @@ from pathlib import Path
 import pytest
 
 from hvdkit.launch.agent import wire
-from hvdkit.launch.agent.wire import look_for_hvdrun, open_control
-from hvdkit.launch.authenticated_server import HANDSHAKES, AuthenticatedServer, raise_file_limit
-from hvdkit.launch.control import Control
-from hvdkit.launch.ranks import Ranks
+from hvdkit.launch.agent.wire import connect_to_hvdrun, probe_hvdrun
+from hvdkit.launch.job.authenticated_server import HANDSHAKES, AuthenticatedServer, raise_file_limit
+from hvdkit.launch.job.control import ControlServer
+from hvdkit.launch.job.ranks import Ranks
 
 _COMING = 300
 _WAITING = Path("/proc/sys/net/core/somaxconn")
 
 
-async def _open(ranks: int) -> Control:
+async def _open(ranks: int) -> ControlServer:
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-    control = Control(Ranks(ranks), nothing, nothing, nothing)
+    control = ControlServer(Ranks(ranks), nothing, nothing, nothing)
     await control.open(("127.0.0.1",), folder="")
     return control
 
@@ -48,13 +48,13 @@ def test_hundreds_of_agents_find_room_to_wait() -> None:
 #: hvdrun's side in a process of its own, which may have so many files open; 0: as many as the system lets it.
 _SERVER = """
 import asyncio, json, resource, sys
-from hvdkit.launch.control import Control
-from hvdkit.launch.ranks import Ranks
+from hvdkit.launch.job.control import ControlServer
+from hvdkit.launch.job.ranks import Ranks
 
 async def main(files):
     if files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    control = Control(Ranks(2), print, lambda: None, print)
+    control = ControlServer(Ranks(2), print, lambda: None, print)
     await control.open(("127.0.0.1",), folder="")
     print(json.dumps(control.variables), flush=True)
     most = 0
@@ -81,7 +81,7 @@ def test_strangers_who_say_nothing_keep_no_agent_out(files: int) -> None:
         with contextlib.ExitStack() as stack:
             for _ in range(_COMING):
                 stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
-            agent = open_control(variables["HVDKIT_CONTROL"], variables["HVDKIT_CONTROL_SECRET"], 1)
+            agent = connect_to_hvdrun(variables["HVDKIT_CONTROL"], variables["HVDKIT_CONTROL_SECRET"], 1)
             agent.send(wire.HELLO, json.dumps({"rank": 1, "size": 2, "host": "n1"}).encode())
             assert 1 < int(hvdrun.stdout.readline()) <= HANDSHAKES
         assert (hvdrun.wait(20), hvdrun.stderr.read()) == (0, "")
@@ -135,9 +135,9 @@ async def _look(addresses: str = "127.0.0.1", secret: str = "") -> tuple[bool | 
     control = await _open(1)
     port = control.variables["HVDKIT_CONTROL"].split(":")[1]
     given = f"tcp:{port}:{addresses}", secret or control.variables["HVDKIT_CONTROL_SECRET"]
-    there = await asyncio.to_thread(look_for_hvdrun, *given)
+    there = await asyncio.to_thread(probe_hvdrun, *given)
     await control.close()
-    return there, await asyncio.to_thread(look_for_hvdrun, *given)
+    return there, await asyncio.to_thread(probe_hvdrun, *given)
 
 
 def test_an_agent_finds_out_whether_hvdrun_is_there() -> None:
@@ -151,4 +151,4 @@ def test_what_does_not_know_the_secret_is_not_hvdrun() -> None:
 
 def test_where_nothing_answers_nothing_is_known() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        assert look_for_hvdrun(f"tcp:{mute.getsockname()[1]}:127.0.0.1", "secret") is None
+        assert probe_hvdrun(f"tcp:{mute.getsockname()[1]}:127.0.0.1", "secret") is None

@@ -23,9 +23,11 @@ import pytest
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.handshake import ANSWER_BYTES, MAC_BYTES, NONCE_BYTES, AuthenticationError, Challenge, Mac, Session, connect
 from hvdkit.launch.agent import rank, wire
-from hvdkit.launch.job import AGENT, Launch
-from hvdkit.launch.runner import Runner
-from hvdkit.launch.verdict import Verdict
+from hvdkit.launch.job.interruption import Interruption
+from hvdkit.launch.job.outcome import JobResult
+from hvdkit.launch.job.output import Output
+from hvdkit.launch.job.runner import JobOptions, Runner
+from hvdkit.launch.plan.job import AGENT, Launch
 
 pytestmark = pytest.mark.timeout(60)
 SECRET = b"the job's"
@@ -106,7 +108,7 @@ def test_every_flipped_bit_is_noticed_with_its_own_frame() -> None:
 
 def test_frames_of_another_connection_are_not_taken() -> None:
     (sender, _), (_, receiver) = sessions(), sessions()
-    with pytest.raises(AuthenticationError, match="frame 0 that came"):
+    with pytest.raises(AuthenticationError, match="frame 0 on the connection"):
         list(receiver.receive(sender.seal(b"O", b"text")))
 
 
@@ -150,7 +152,7 @@ class Relay:
                 one.shutdown(socket.SHUT_RDWR)
 
 
-def run_through(change: Callable[[bool, bytes], bytes], *command: str) -> Verdict:
+def run_through(change: Callable[[bool, bytes], bytes], *command: str) -> JobResult:
     """Run one rank whose agent reaches hvdrun through a relay."""
     relays = []
 
@@ -160,9 +162,10 @@ def run_through(change: Callable[[bool, bytes], bytes], *command: str) -> Verdic
         variables = {**control, "HVDKIT_CONTROL": f"{kind}:{relays[0].port}:{address}"}
         return Launch((sys.executable, "-I", "-S", AGENT, "--", *command), variables)
 
-    runner = Runner(build=build, size=1, environ=dict(os.environ), addresses=("127.0.0.1",))
+    output, options = Output(), JobOptions(size=1, environ=dict(os.environ), addresses=("127.0.0.1",))
+    runner = Runner(build, options, output, Interruption(output))
     try:
-        return asyncio.run(runner.live())
+        return asyncio.run(runner.run_once())
     finally:
         for relay in relays:
             relay.close()
@@ -185,7 +188,7 @@ def test_an_order_that_was_changed_on_the_way_starts_nothing(tmp_path: Path, cap
     verdict = run_through(change, "touch", str(tmp_path / "begun"))
     assert changed and verdict.code != 0 and verdict.show_launcher
     assert not (tmp_path / "begun").exists()
-    assert "does not have the code of the job's secret" in capfd.readouterr().err
+    assert "has no valid code of the job's secret" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("what", ["flip", "replay", "drop", "inject"])
@@ -205,7 +208,7 @@ def test_what_was_changed_on_the_way_to_hvdrun_ends_the_job(what: str) -> None:
     verdict = run_through(change, "sh", "-c", "sleep 0.3; echo a line; sleep 0.3; echo more; sleep 60")
     assert verdict.code != 0
     (line,) = verdict.lines
-    assert "rank 0 on" in line and "does not have the code of the job's secret" in line
+    assert "rank 0 on" in line and "has no valid code of the job's secret" in line
 
 
 @contextlib.contextmanager
@@ -260,8 +263,8 @@ def test_an_agent_takes_no_variables_but_those_that_hvdrun_plans(variables: obje
         said = agent.stderr.read()
     assert not (tmp_path / "begun").exists()
     if isinstance(variables, dict):
-        assert any(name in said for name in (*variables, "something that is no text"))
-    assert "hvdrun" in said
+        assert any(name in said for name in (*variables, "a value that is not a string"))
+    assert "was not started: the start order" in said
 
 
 def test_a_question_while_ranks_are_on_their_way_does_not_end_them(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_rank_that_has_gone_fails_what_waits_by_number() -> None:
     assert ranks.by_number == 1 and not ranks.hear()
     ranks.coordinator.leave(2, "rank 2 has gone")
     (failed,) = ranks.take_answers()
-    assert isinstance(failed, Failed) and "rank 2 has gone; a waits for it on rank 0" in failed.why
+    assert isinstance(failed, Failed) and "rank 2 has gone, but a waits for it on rank 0" in failed.why
 
 
 def test_all_that_wait_are_ready_when_the_last_one_joins() -> None:

@@ -110,7 +110,7 @@ def test_a_wish_that_would_round_partial_sums_is_refused() -> None:
 
 
 def test_integers_do_not_travel_narrow() -> None:
-    with pytest.raises(TransportError, match="int32 bucket cannot travel as float16"):
+    with pytest.raises(TransportError, match="int32 bucket cannot be sent as float16"):
         between("auto", 4).check([BucketSpec("int32", 9, wire="float16")])
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch import discovery
-from hvdkit.launch.discovery import Discovery, parse_discovered
-from hvdkit.launch.hosts import Host
+from hvdkit.launch.elastic import discovery
+from hvdkit.launch.elastic.discovery import Discovery, parse_discovered
+from hvdkit.launch.hostfiles import Host
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 
@@ -23,14 +23,14 @@ def script(folder: Path, text: str) -> str:
 
 
 def look(words: str, slots: int | None = None) -> tuple[Host, ...]:
-    return asyncio.run(Discovery(words, slots, ENVIRON).look())
+    return asyncio.run(Discovery(words, slots, ENVIRON).find_hosts())
 
 
 def test_hosts_are_what_it_prints_each_time(tmp_path: Path) -> None:
     found = Discovery(script(tmp_path, f"cat {tmp_path}/hosts"), None, ENVIRON)
     for text, hosts in (("a:2\n\nb:1 # new\n", (Host("a", 2), Host("b", 1))), ("b:1\n", (Host("b", 1),)), ("", ())):
         (tmp_path / "hosts").write_text(text)
-        assert asyncio.run(found.look()) == hosts
+        assert asyncio.run(found.find_hosts()) == hosts
 
 
 def test_a_host_without_slots_has_those_of_the_option(tmp_path: Path) -> None:
@@ -51,32 +51,32 @@ def test_no_shell_reads_the_command_line(tmp_path: Path) -> None:
     ["-oProxyCommand=x:1", "a b:1", "a;b:1", "$(id):1", "`id`:1", "a|b", "root@-x:1", "[::1;id]:1", "a:-1"],
 )
 def test_what_is_no_host_is_refused(line: str) -> None:
-    with pytest.raises(LaunchError, match=r"hosts\.sh has printed what cannot be used: line 2"):
+    with pytest.raises(LaunchError, match=r"hosts\.sh printed lines that cannot be used: line 2"):
         parse_discovered(f"good:1\n{line}\n", "hosts.sh", 1)
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("exit 3", "ended with status 3"),
-        ("kill -9 $$", "ended with status -9"),
-        ("sleep 60", "has not answered"),
-        ("sleep 60 & sleep 60", "has not answered"),
-        ("yes node:1", "more than"),
+        ("exit 3", "ended with exit code 3"),
+        ("kill -9 $$", "ended with exit code -9"),
+        ("sleep 60", "did not end within"),
+        ("sleep 60 & sleep 60", "did not end within"),
+        ("yes node:1", "printed over"),
         ("head -c 100000 /dev/urandom", "cannot be used"),
     ],
 )
 def test_one_that_is_of_no_use_is_told_in_time(
     text: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "_ANSWERS_S", 0.5)
+    monkeypatch.setattr(discovery, "_ANSWER_S", 0.5)
     with pytest.raises(LaunchError, match=why):
         look(script(tmp_path, text))
 
 
 def test_one_that_is_not_there_or_no_program_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("a:1\n")
-    for words, why in ((str(tmp_path / "no"), "no such program"), ("", "no such"), ("'", "split into words")):
+    for words, why in ((str(tmp_path / "no"), "no such program"), ("", "no such"), ("'", "cannot be split")):
         with pytest.raises(LaunchError, match=why):
             Discovery(words, None, ENVIRON)
     with pytest.raises(LaunchError, match="chmod"):

@@ -15,17 +15,19 @@ import pytest
 from doctor_facts import GPUS, HEALTHY, facts_with
 
 from hvdkit.tools import doctor as doctor_package
-from hvdkit.tools.doctor.abilities import judge_engines, judge_transports, list_choices
-from hvdkit.tools.doctor.checks import check_host
+from hvdkit.tools.doctor.checks.abilities import assess_engines, assess_transports, list_choices
+from hvdkit.tools.doctor.collect.gpus import parse_gpus
+from hvdkit.tools.doctor.collect.mpi import library_kind
+from hvdkit.tools.doctor.collect.probe import run_probe
+from hvdkit.tools.doctor.collect.software import read_keras_backend
+from hvdkit.tools.doctor.evaluate import check_host
 from hvdkit.tools.doctor.facts import Accelerators, Horovod, HvdrunMpi, Launcher, MpiLibrary
-from hvdkit.tools.doctor.finding import Finding, exit_code, sort_findings
-from hvdkit.tools.doctor.hosts.start import _CAUSES
-from hvdkit.tools.doctor.look.accelerators import parse_gpus
-from hvdkit.tools.doctor.look.mpi import library_kind
-from hvdkit.tools.doctor.look.packages import read_keras_backend
-from hvdkit.tools.doctor.probe import run_probe, run_program
+from hvdkit.tools.doctor.findings import Finding, exit_code, sort_findings
+from hvdkit.tools.doctor.hosts.start import OF_PYTHON, OF_SSH
 
 MPICH_ON_PATH = (Launcher("mpirun", "/usr/bin/mpirun", "mpich", "4.0"),)
+
+WITHOUT_TORCH = {name: version for name, version in HEALTHY.packages.items() if name != "torch"}
 
 # One thing broken -> the name of the one finding, and its severity.
 BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -37,7 +39,11 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
     "settings": ({"settings": {}, "settings_error": "HVDKIT_FUSION_BYTES='x'"}, "settings", "error"),
     "no mpi4py": ({"mpi": MpiLibrary()}, "mpi-missing", "warning"),
     "no MPI library": ({"mpi": MpiLibrary("4.1.2", error="cannot load MPI library")}, "mpi-missing", "warning"),
-    "no MPI and no Gloo": ({"mpi": MpiLibrary(), "transports": ("single", "mpi")}, "mpi-missing", "error"),
+    "no MPI and no Gloo": (
+        {"mpi": MpiLibrary(), "packages": WITHOUT_TORCH, "keras_backend": "tensorflow"},
+        "mpi-missing",
+        "error",
+    ),
     "MPI that does not start": ({"mpi__threads": "", "mpi__error": "no end within 15 s"}, "mpi-missing", "warning"),
     "MPI for the main thread": ({"mpi__threads": "MPI_THREAD_FUNNELED"}, "mpi-missing", "warning"),
     "MPI for one thread at a time": ({"mpi__threads": "MPI_THREAD_SERIALIZED"}, "mpi-threads", "note"),
@@ -103,7 +109,7 @@ def test_a_healthy_host_has_no_findings(changes: dict[str, Any]) -> None:
 
 def test_a_table_says_of_every_finding_how_it_was_made() -> None:
     table = (Path(__file__).parent / "cluster" / "README.md").read_text()
-    names = {cause[1] for cause in _CAUSES}
+    names = {cause[1] for cause in (*OF_PYTHON, *OF_SSH)}
     for path in Path(doctor_package.__file__).parent.rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Finding":
@@ -114,12 +120,12 @@ def test_a_table_says_of_every_finding_how_it_was_made() -> None:
 
 def test_the_exit_code_follows_the_worst_finding() -> None:
     note, warning, error = (Finding(severity, "x", "seen", "cure") for severity in ("note", "warning", "error"))
-    assert [exit_code(findings) for findings in ([], [note], [note, warning], [warning, error])] == [0, 0, 1, 2]
+    assert [exit_code(findings) for findings in ([], [note], [note, warning], [warning, error])] == [0, 0, 1, 1]
     assert sort_findings([note, error, warning]) == [error, warning, note]
 
 
 def test_what_works_and_what_would_be_taken() -> None:
-    assert all(ability.works for ability in [*judge_engines(HEALTHY), *judge_transports(HEALTHY)])
+    assert all(ability.works for ability in [*assess_engines(HEALTHY), *assess_transports(HEALTHY)])
     assert [choice.transport for choice in list_choices(HEALTHY)] == [
         "single",
         "shared_memory",
@@ -128,16 +134,16 @@ def test_what_works_and_what_would_be_taken() -> None:
         "shared_memory",
     ]
     bare = facts_with(mpi=MpiLibrary(), packages={}, horovod=Horovod())
-    assert [ability.works for ability in judge_transports(bare)] == [True, False, False, False, False]
-    assert [ability.works for ability in judge_engines(bare)] == [True, False]
-    assert all(ability.cure for ability in judge_transports(bare) if not ability.works)
+    assert [ability.works for ability in assess_transports(bare)] == [True, False, False, False, False]
+    assert [ability.works for ability in assess_engines(bare)] == [True, False]
+    assert all(ability.cure for ability in assess_transports(bare) if not ability.works)
     assert [choice.transport for choice in list_choices(bare)] == ["single", *["none"] * 4]
     horovod = facts_with(settings={"engine": "horovod"})
     assert {choice.transport for choice in list_choices(horovod)} == {"Horovod's own"}
     under = facts_with(launchers=(Launcher("horovodrun", "/env/bin/horovodrun"),))
     assert [(choice.engine, choice.transport) for choice in list_choices(under)][-1] == ("horovod", "Horovod's own")
-    older = facts_with(transports=("single", "mpi", "shared_memory", "hierarchical"))
-    assert [choice.transport for choice in list_choices(older)][-1] == "none"
+    without_gloo = facts_with(packages=WITHOUT_TORCH)
+    assert [choice.transport for choice in list_choices(without_gloo)][-1] == "none"
     shared = facts_with(settings={"transport": "shared_memory"})
     assert [choice.transport for choice in list_choices(shared)][2:4] == ["none", "none"]
     rank = facts_with(environ={"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"})
@@ -180,12 +186,6 @@ def test_kerass_backend_is_what_keras_would_take(tmp_path: Path) -> None:
     assert read_keras_backend({**home, "KERAS_BACKEND": "torch"}) == ("torch", "KERAS_BACKEND")
 
 
-@pytest.mark.timeout(30)
-def test_a_program_that_hangs_is_ended_with_all_that_it_started() -> None:
-    status, out, _ = run_program(["sh", "-c", "echo first; sleep 60 & sleep 60"], environ={}, timeout_s=0.5)
-    assert (status, out) == (None, "first\n")
-
-
 def test_a_probe_that_dies_says_how(tmp_path: Path) -> None:
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text("import os; os.abort()")
@@ -225,7 +225,7 @@ def test_this_machine_as_json(tmp_path: Path) -> None:
 
 
 def test_this_machine_as_a_table() -> None:
-    answer = doctor(COLUMNS="200")
+    answer = doctor("--verbose", COLUMNS="200")
     assert answer.stderr == ""
     for word in ("MPI library", "mpi4py", "hierarchical", "hvdrun -np 2"):
         assert word in answer.stdout
@@ -235,9 +235,9 @@ def test_this_machine_as_a_table() -> None:
 
 def test_what_is_wrong_is_an_error_with_its_cure(tmp_path: Path) -> None:
     answer = doctor(HVDKIT_FUSION_BYTES="many", COLUMNS="200", PYTHONPATH=without_horovod(tmp_path))
-    assert answer.returncode == 2
-    assert "HVDKIT_FUSION_BYTES='many'" in answer.stdout
-    assert "1 error" in answer.stdout
+    assert answer.returncode == 1
+    assert answer.stdout.splitlines()[0].startswith("1 error")
+    assert "HVDKIT_FUSION_BYTES='many'" in answer.stdout.splitlines()[1]
 
 
 def test_an_mpirun_of_another_mpi_on_path_is_found(tmp_path: Path) -> None:
@@ -248,4 +248,5 @@ def test_an_mpirun_of_another_mpi_on_path_is_found(tmp_path: Path) -> None:
     answer = doctor("--json", PATH=path, PYTHONPATH=without_horovod(tmp_path))
     found = {finding["name"]: finding for finding in json.loads(answer.stdout)["findings"]}
     assert "MPICH 4.1.2" in found["launcher-of-other-mpi"]["seen"]
-    assert answer.returncode == 2  # hvdrun would take it too, and finds no libmpi beside it
+    assert answer.returncode == 1
+    assert found["launcher-of-other-mpi"]["severity"] == "error"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,21 +16,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from hvdkit.tools.doctor.codec import decode, encode
-from hvdkit.tools.doctor.facts import Facts
+from hvdkit.config import read_environment
+from hvdkit.tools.doctor.evaluate import evaluate
+from hvdkit.tools.doctor.facts import HostFacts, decode
+from hvdkit.tools.doctor.findings import JobRequest
 from hvdkit.tools.doctor.hosts.allreduce import expect_seconds
-from hvdkit.tools.doctor.hosts.judge import judge
-from hvdkit.tools.doctor.hosts.networks import common_networks
-from hvdkit.tools.doctor.hosts.remote import Gone, Remote
-from hvdkit.tools.doctor.hosts.seen import Allreduce, Failure, Login, Lookup, Rank, Reach, Survey
+from hvdkit.tools.doctor.hosts.responder import Responder, measure_bandwidth, try_connection
+from hvdkit.tools.doctor.hosts.session import AgentLost, AgentSession
 from hvdkit.tools.doctor.hosts.start import agent_command, explain, srun_argv, ssh_argv, with_own_folder
-from hvdkit.tools.doctor.hosts.survey import list_peers
-from hvdkit.tools.doctor.hosts.wire import Listener, greet, measure
-from hvdkit.tools.doctor.job import Job
+from hvdkit.tools.doctor.hosts.surveyor import list_peers
 from hvdkit.tools.doctor.show.document import build_survey_document
-from hvdkit.tools.doctor.show.hosts import print_survey
+from hvdkit.tools.doctor.show.report import print_survey_tables, print_verdict
+from hvdkit.tools.doctor.survey import (
+    Allreduce,
+    ConnectionAttempt,
+    Failure,
+    Login,
+    Lookup,
+    Rank,
+    Survey,
+    find_common_subnets,
+)
 
-JOB = Job(hosts=3, slots=6)
+JOB = JobRequest(hosts=3, slots=6)
 
 
 def without(survey: Survey, name: str, failure: Failure) -> Survey:
@@ -56,7 +65,7 @@ def looked_up(source: str, name: str, *addresses: str) -> Survey:
     ]
     by_address = {each.address: each for each in HEALTHY_SURVEY.reaches if (each.source, each.target) == (source, name)}
     for address in addresses:
-        known = by_address.get(address, Reach(source, name, address, True, "refused"))
+        known = by_address.get(address, ConnectionAttempt(source, name, address, True, "refused"))
         reaches.append(replace(known, named=True))
     return replace(HEALTHY_SURVEY, lookups=tuple(lookups), reaches=tuple(reaches))
 
@@ -188,26 +197,26 @@ BROKEN: dict[str, tuple[Survey, str, str, tuple[str, ...]]] = {
 def test_a_fault_is_found_and_nothing_else(fault: str) -> None:
     survey, name, severity, hosts = BROKEN[fault]
     job = replace(JOB, ranks=8) if fault.startswith("17") else JOB
-    findings = judge(survey, job)
+    findings = evaluate(survey, job)
     assert [(finding.name, finding.severity, finding.hosts) for finding in findings] == [(name, severity, hosts)]
     assert findings[0].cure
 
 
 def test_healthy_hosts_have_no_findings() -> None:
-    assert judge(HEALTHY_SURVEY, JOB) == []
-    assert judge(with_environ(HEALTHY_SURVEY, OMPI_MCA_btl_tcp_if_include="10.77.0.0/24"), JOB) == []
-    assert judge(replace(HEALTHY_SURVEY, allreduce=None), JOB) == []
+    assert evaluate(HEALTHY_SURVEY, JOB) == []
+    assert evaluate(with_environ(HEALTHY_SURVEY, OMPI_MCA_btl_tcp_if_include="10.77.0.0/24"), JOB) == []
+    assert evaluate(replace(HEALTHY_SURVEY, allreduce=None), JOB) == []
 
 
 def test_what_is_wrong_everywhere_is_told_once() -> None:
-    findings = judge(with_environ(HEALTHY_SURVEY, GLOO_SOCKET_IFNAME="lo"), JOB)
+    findings = evaluate(with_environ(HEALTHY_SURVEY, GLOO_SOCKET_IFNAME="lo"), JOB)
     assert [finding.name for finding in findings] == ["interface-inside"]
     assert findings[0].hosts == NAMES
 
 
 def test_networks_that_all_share_are_found_the_fastest_first() -> None:
-    assert [str(network) for network in common_networks(HEALTHY_SURVEY)] == ["10.77.0.0/24", "10.78.0.0/24"]
-    assert [str(network) for network in common_networks(blocked("node1", "node2"))] == []
+    assert find_common_subnets(HEALTHY_SURVEY) == ["10.77.0.0/24", "10.78.0.0/24"]
+    assert find_common_subnets(blocked("node1", "node2")) == []
 
 
 def test_many_hosts_try_some_of_the_others_only() -> None:
@@ -245,6 +254,14 @@ def test_why_there_is_no_agent(said: str, name: str) -> None:
     assert "{" not in finding.seen + finding.cure
 
 
+def test_a_message_of_srun_is_not_taken_for_one_of_ssh() -> None:
+    finding = explain(
+        "node2", Failure(1, "srun: error: res_nsearch error: Unknown host\nsrun: fatal: no config"), "srun"
+    )
+    assert finding.name == "srun-fails" and "srun: fatal: no config" in finding.seen
+    assert explain("node2", Failure(1, "env: '/env/bin/python': No such file"), "srun").name == "python-missing"
+
+
 def test_the_command_lines_that_start_agents_are_quoted() -> None:
     command = agent_command({"PATH": "/a b:/c", "SECRET": "x", "PYTHONPATH": "/it's"}, "/my env/python")
     assert command[0] == "env" and "x" not in " ".join(command)
@@ -261,63 +278,66 @@ def test_a_checkout_that_is_not_installed_reaches_the_other_hosts() -> None:
     assert with_own_folder({}, "/env/lib/site-packages", "/env") == {}
 
 
-def test_a_remote_that_answers_and_one_that_does_not(tmp_path: Path) -> None:
+@pytest.mark.timeout(90)
+def test_an_agent_that_answers_and_those_that_do_not(tmp_path: Path) -> None:
     (tmp_path / "horovod-0.dist-info").mkdir()  # as if Horovod were not installed, which takes seconds to load
-    environ = agent_environ()
+    environ = read_environment()
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tmp_path), environ.get("PYTHONPATH")]))
-    agent = Remote([sys.executable, "-m", "hvdkit.tools.doctor.agent"], environ)
+    asyncio.run(use_agents(environ))
+
+
+async def use_agents(environ: dict[str, str]) -> None:
+    agent = AgentSession()
     try:
-        agent.greet(20)
-        assert agent.ask("clock", 10) > 1e9
-        assert agent.ask("lookup", 10, names=["localhost", "nowhere.invalid"])[1] == []
-        with pytest.raises(Gone, match="could not clock: TypeError"):
-            agent.ask("clock", 10, colour="red")
-        port = agent.ask("listen", 10, greeting="it is me")
-        assert greet("127.0.0.1", port, "it is me") == ""
-        assert greet("127.0.0.1", port, "it is you") == "other"
-        assert agent.ask("reach", 10, targets=[("127.0.0.1", port, "it is me")]) == [""]
-        facts = decode(Facts, agent.ask("collect", 60, variables={"NCCL_DEBUG": "INFO"}))
+        await agent.start([sys.executable, "-m", "hvdkit.tools.doctor.hosts.agent"], environ, 20)
+        assert await agent.ask("clock", 10) > 1e9
+        assert (await agent.ask("resolve", 10, names=["localhost", "nowhere.invalid"]))[1] == []
+        with pytest.raises(AgentLost, match="'clock' failed: TypeError"):
+            await agent.ask("clock", 10, colour="red")
+        port = await agent.ask("listen", 10, secret="s", host="a")
+        assert await agent.ask("connect", 10, secret="s", targets=[("127.0.0.1", port, "a")]) == [""]
+        facts = decode(HostFacts, await agent.ask("collect", 60, variables={"NCCL_DEBUG": "INFO"}))
         assert facts.environ["NCCL_DEBUG"] == "INFO" and facts.python
     finally:
-        agent.close()
-    with pytest.raises(Gone) as gone:
-        Remote(["sh", "-c", "echo Permission denied >&2; sleep 0.1; echo motd; exit 3"], {}).greet(10)
-    assert gone.value.failure == Failure(3, "Permission denied\nmotd\n")
-    with pytest.raises(Gone) as gone:
-        Remote(["/no/such/ssh"], {}).greet(10)
-    assert gone.value.failure.status == 127
-    with pytest.raises(Gone) as gone:
-        Remote(["sleep", "60"], {"PATH": "/bin:/usr/bin"}).greet(0.3)
-    assert gone.value.failure.status is None
+        await agent.close()
+    noisy = ["sh", "-c", "echo Permission denied >&2; sleep 0.1; echo motd; exit 3"]
+    assert await find_failure(noisy, 10) == Failure(3, "Permission denied\nmotd\n")
+    assert (await find_failure(["/no/such/ssh"], 10)).status == 127
+    assert (await find_failure(["sleep", "60"], 0.3)).status is None
 
 
-def agent_environ() -> dict[str, str]:
-    from hvdkit.config import read_environment
+async def find_failure(argv: list[str], timeout_s: float) -> Failure:
+    agent = AgentSession()
+    with pytest.raises(AgentLost) as lost:
+        await agent.start(argv, {"PATH": "/bin:/usr/bin"}, timeout_s)
+    await agent.close()
+    return lost.value.failure
 
-    return read_environment()
 
-
-def test_a_listener_is_found_and_measured() -> None:
-    listener = Listener("me")
-    assert greet("localhost", listener.port, "me") == ""
-    assert measure("127.0.0.1", listener.port, "me") > 10
-    assert measure("127.0.0.1", listener.port, "you") == 0.0
-    assert greet("127.0.0.1", 1, "me") == "refused"
+def test_only_agents_of_the_survey_are_answered_and_only_the_right_host_answers() -> None:
+    port = Responder("secret", "a").port
+    assert try_connection("localhost", port, "secret", "a") == ""
+    assert try_connection("127.0.0.1", port, "secret", "b") == "other"
+    assert try_connection("127.0.0.1", port, "another secret", "a") == "other"
+    assert try_connection("127.0.0.1", 1, "secret", "a") == "refused"
+    assert measure_bandwidth("127.0.0.1", port, "secret", "a") > 10
+    assert measure_bandwidth("127.0.0.1", port, "another secret", "a") == 0.0
 
 
 def test_facts_travel() -> None:
-    there = json.loads(json.dumps(encode(HEALTHY_SURVEY.here)))
-    assert decode(Facts, there) == HEALTHY_SURVEY.here
-    assert decode(Facts, {"host": "x", "colour": "red"}) == Facts(host="x")
-    assert decode(Survey, json.loads(json.dumps(encode(HEALTHY_SURVEY)))) == HEALTHY_SURVEY
+    there = json.loads(json.dumps(asdict(HEALTHY_SURVEY.here)))
+    assert decode(HostFacts, there) == HEALTHY_SURVEY.here
+    assert decode(HostFacts, {"host": "x", "colour": "red"}) == HostFacts(host="x")
+    assert decode(Survey, json.loads(json.dumps(asdict(HEALTHY_SURVEY)))) == HEALTHY_SURVEY
 
 
 @pytest.mark.parametrize("fault", [None, *BROKEN])
 def test_every_survey_can_be_shown(fault: str | None) -> None:
     survey = BROKEN[fault][0] if fault else HEALTHY_SURVEY
-    findings = judge(survey, JOB)
+    findings = evaluate(survey, JOB)
     console = Console(record=True, width=150)
-    print_survey(survey, findings, console)
+    print_verdict(findings, console)
+    print_survey_tables(survey, console)
     shown = console.export_text()
     assert all(name in shown for name in NAMES)
     document = json.loads(json.dumps(build_survey_document(survey, findings)))
@@ -334,8 +354,10 @@ def test_no_loss_of_answers_is_a_traceback(data: st.DataObject) -> None:
             survey = without(survey, name, Failure(data.draw(st.sampled_from([None, 1, 255])), data.draw(st.text())))
     kept = data.draw(st.integers(0, len(survey.reaches)))
     survey = replace(survey, reaches=survey.reaches[:kept], lookups=survey.lookups[: data.draw(st.integers(0, 9))])
-    findings = judge(survey, JOB)
-    print_survey(survey, findings, Console(width=100, file=io.StringIO()))
+    findings = evaluate(survey, JOB)
+    console = Console(width=100, file=io.StringIO())
+    print_verdict(findings, console)
+    print_survey_tables(survey, console)
     assert {host.name for host in survey.hosts if host.failure} <= {name for each in findings for name in each.hosts}
 
 

@@ -18,6 +18,10 @@ from keras_ranks import PACKAGES
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(110)]
 
 SCRIPT = str(Path(__file__).parent / "keras_elastic_script.py")
+TORCH_LOOP = (
+    str(Path(__file__).parent / "without_tensorflow.py"),
+    str(Path(__file__).parent / "keras_torch_loop_script.py"),
+)
 LOOP = str(Path(__file__).parent / "tensorflow_elastic_script.py")
 DIGITS = (str(Path(__file__).parent / "without_tensorflow.py"), str(ROOT / "examples" / "keras_elastic_digits.py"))
 KILLED_AT = 30
@@ -66,7 +70,7 @@ def test_too_few_are_left_and_the_same_command_goes_on_from_the_last_commit(tmp_
     options, command = ("--min-np", "2", "--elastic-checkpoints", str(tmp_path)), (SCRIPT, "12", "0.03", "3")
     job = train_and_kill(2, [1], *options, command=command, committed=KILLED_AT)
     assert job.process.returncode == 75, job.output
-    assert "1 of at least 2" in job.output and "goes on from there" in job.output
+    assert "1 rank left, and --min-np is 2" in job.output and "Run the same command again" in job.output
     with started("-np", "2", *options, command=command) as job:
         output = job.end()
     assert job.process.returncode == 0, output
@@ -91,6 +95,16 @@ def test_a_tf_function_goes_on_that_was_traced_before(tmp_path: Path, backend: s
     assert job.result()["summary"] == pytest.approx(wanted, abs=1e-10)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch"], indirect=True)
+def test_one_comes_whose_optimizer_has_no_variables_yet(backend: str) -> None:
+    command = (*TORCH_LOOP, "20", "0.03", "3")
+    job = train_and_kill(3, [1], "--min-np", "2", command=command, committed=KILLED_AT)
+    assert job.process.returncode == 0, job.output
+    result = job.result()
+    assert result["sizes"] == [3, 2, 3] and result["alike"]
+
+
 def learn_digits(ranks: int, *options: str) -> str:
     """What is said of a training with rank 0 killed in it."""
     with started("--verbose", "-np", str(ranks), "--min-np", "1", command=(*DIGITS, *options)) as job:
@@ -98,10 +112,11 @@ def learn_digits(ranks: int, *options: str) -> str:
         job.kill(0)
         output = job.end()
     assert job.process.returncode == 0, output
-    assert f"going on with {ranks - 1} of {ranks} ranks" in output
+    assert f"continuing with {ranks - 1} of {ranks} ranks" in output
     return output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch"], indirect=True)
 def test_the_digits_go_on_though_a_rank_is_killed(backend: str) -> None:
     assert re.search(r"test accuracy [89]\d", learn_digits(2, "--epochs", "8"))

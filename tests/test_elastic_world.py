@@ -23,7 +23,7 @@ def training(steps: int, pause_s: float = 0.02, commit_every: int = 5) -> tuple[
     return str(SCRIPT), str(steps), str(pause_s), str(commit_every)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_others_go_on_and_one_comes_in_its_place(victim: int) -> None:
     job = train_and_kill(3, [victim], "--min-np", "2", command=training(400))
     output = job.output
@@ -31,11 +31,12 @@ def test_the_others_go_on_and_one_comes_in_its_place(victim: int) -> None:
     result = job.result()
     assert result["sizes"] == [3, 2, 3] and result["alike"]
     assert result["summary"] == pytest.approx(reference(400), abs=1e-12)
-    assert f"rank {victim} on" in output and "was killed by SIGKILL" in output and "going on with 2 ranks" in output
+    assert f"rank {victim} on" in output and "was killed by SIGKILL" in output and "continuing with 2 ranks" in output
     assert "rank 3 starts on" in output
     assert sum("hvdkit rank" in line or line.startswith("hvdrun:") for line in job.lines) <= 5, output
 
 
+@pytest.mark.slow
 def test_several_die_at_once_and_while_others_come_in_their_place() -> None:
     with started("-np", "4", "--min-np", "1", command=training(600)) as job:
         job.wait_for(lambda: len(job.pids) == 4 and job.committed(10))
@@ -50,6 +51,7 @@ def test_several_die_at_once_and_while_others_come_in_their_place() -> None:
     assert result["summary"] == pytest.approx(reference(600), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_one_that_dies_on_its_way_in_is_replaced_too(tmp_path: Path) -> None:
     finish = tmp_path / "finish"
     command = (str(SCRIPT), "1000000", "0.02", "5", str(finish))
@@ -58,11 +60,11 @@ def test_one_that_dies_on_its_way_in_is_replaced_too(tmp_path: Path) -> None:
         job.kill(0)
         job.wait_for(lambda: re.search(r"rank 2 on \S+: pid \d+", job.output))
         job.kill(2)  # it has not joined MPI yet, which waits for it
-        job.wait_for(lambda: "going on with 2 ranks, 1 of them in place" in job.output)
+        job.wait_for(lambda: "continuing with 2 ranks, 1 of them replacements" in job.output)
         finish.touch()
         output = job.end()
     assert job.process.returncode == 0, output
-    assert "rank 2 on" in output and "before it was taken in" in output and "rank 3 starts on" in output
+    assert "rank 2 on" in output and "before it joined" in output and "rank 3 starts on" in output
     assert job.result()["sizes"] == [2, 1, 1, 2] and job.result()["alike"]
 
 
@@ -94,19 +96,22 @@ if comes:
 """
 
 
+@pytest.mark.slow
 def test_training_ends_well_while_one_is_on_its_way_in(tmp_path: Path) -> None:
     with started("-np", "3", "--min-np", "2", command=("-c", ENDS_WHILE_ONE_COMES, str(tmp_path))) as job:
         output = job.end()
     assert job.process.returncode == 0 and "rank 4 starts on" in output, output
-    assert "Segmentation" not in output and "No rank could be started" not in output, output
+    assert "Segmentation" not in output and "could not be started" not in output, output
 
 
+@pytest.mark.slow
 def test_communicators_can_be_made_after_one_could_not() -> None:
     with started("-np", "3", "--min-np", "2", command=(str(MAKER),)) as job:
         output = job.end()
     assert job.process.returncode == 0 and output.count("made with 2") == 2, output
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_ended_and_the_others_go_on() -> None:
     with started("-np", "3", "--max-np", "3", "--elastic-patience-s", "2", command=training(300)) as job:
         job.wait_for(lambda: len(job.pids) == 3 and job.committed(10))
@@ -118,11 +123,12 @@ def test_a_rank_that_hangs_is_ended_and_the_others_go_on() -> None:
     assert job.result()["summary"] == pytest.approx(reference(300), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_too_few_are_left_and_the_same_command_goes_on_from_the_last_commit(tmp_path: Path) -> None:
     options = ("--min-np", "2", "--elastic-checkpoints", str(tmp_path / "kept"))
     job = train_and_kill(2, [1], *options, command=training(300), committed=20)
     assert job.process.returncode == 75, job.output
-    assert "1 of at least 2" in job.output and "goes on from there" in job.output
+    assert "1 rank left, and --min-np is 2" in job.output and "Run the same command again" in job.output
     with started("-np", "2", *options, command=training(300)) as job:
         output = job.end()
     assert job.process.returncode == 0, output
@@ -130,6 +136,7 @@ def test_too_few_are_left_and_the_same_command_goes_on_from_the_last_commit(tmp_
     assert job.result()["summary"] == pytest.approx(reference(300), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_too_few_are_left_and_there_is_no_place_for_a_checkpoint() -> None:
     job = train_and_kill(2, [0], "--min-np", "2", command=training(2000))
     assert job.process.returncode == 1, job.output
@@ -150,7 +157,7 @@ state.register_reset_callbacks([die])
 @hvd.elastic.run
 def train(state):
     print("from step", state.step, flush=True)
-    while state.step < 300:
+    while state.step < 300 or not os.path.exists(sys.argv[1]):  # a replacement takes long on a busy machine
         time.sleep(0.02)
         state.step += 1
         state.commit()
@@ -159,17 +166,19 @@ train(state)
 """
 
 
+@pytest.mark.slow
 def test_when_nobody_has_the_last_commit_the_newest_on_the_disk_is_taken(tmp_path: Path) -> None:
     options = ("--min-np", "1", "--elastic-checkpoints", str(tmp_path / "kept"), "--elastic-save-s", "0.2")
     command = ("-c", ALONE_WITH_THE_STATE, str(tmp_path / "dead"))
     job = train_and_kill(2, [1], *options, command=command, committed=40)
     output = job.output
     assert job.process.returncode == 0, output
-    assert "all ranks that had the last commit have died: going on from" in output
+    assert "all ranks that had the last commit have died; continuing from" in output
     assert all(int(step) > 0 for step in re.findall(r"from step (\d+)", output)[2:]), output
     assert job.committed(300)
 
 
+@pytest.mark.slow
 def test_a_disagreement_is_no_death_and_ends_the_job() -> None:
     code = (
         "import torch, hvdkit.torch as hvd; hvd.init()\n"
@@ -182,6 +191,7 @@ def test_a_disagreement_is_no_death_and_ends_the_job() -> None:
     assert "same" in output and output.count("Traceback") <= 4
 
 
+@pytest.mark.slow
 def test_a_disagreement_ends_the_job_though_some_have_only_heard_of_it() -> None:
     code = (
         "import time, torch, hvdkit, hvdkit.torch as hvd; hvd.init(); first = hvd.rank() == 0\n"
@@ -196,15 +206,41 @@ def test_a_disagreement_ends_the_job_though_some_have_only_heard_of_it() -> None
     with started("-np", "3", "--min-np", "1", command=("-c", code)) as job:
         output = job.end()
     assert job.process.returncode == 1, output
-    assert "as it is told to all" in output and "going on" not in output
+    assert "as it is told to all" in output and "from the last commit" not in output
 
 
+@pytest.mark.slow
+def test_a_rank_whose_own_exception_is_raised_inside_a_collective_ends_and_the_others_go_on() -> None:
+    code = (
+        "import torch, hvdkit.torch as hvd\n"
+        "from hvdkit.engine.groups import global_process_set\n"
+        "from hvdkit.engine.named.collective_step import collective_step\n"
+        "hvd.init(); fails = hvd.rank() == 1\n"
+        "state = hvd.elastic.TorchState(step=0)\n"
+        "def act(transport, joined):\n"
+        "    if fails:\n"
+        "        raise KeyError('of this rank alone')\n"
+        "    transport.barrier()\n"
+        "def train(state):\n"
+        "    engine = global_process_set.group('a test').engine\n"
+        "    collective_step(engine, 'broadcast_object', act)\n"
+        "    print('done on', hvd.size(), flush=True)\n"
+        "hvd.elastic.run(train)(state)"
+    )
+    with started("-np", "3", "--min-np", "1", command=("-c", code)) as job:
+        output = job.end()
+    assert job.process.returncode == 0, output
+    assert "KeyError: 'of this rank alone'" in output and output.count("done on 2") == 2
+
+
+@pytest.mark.slow
 def test_an_error_that_all_ranks_run_into_ends_the_job() -> None:
     with started("-np", "2", "--min-np", "1", command=("-c", "import hvdkit.torch as hvd; hvd.init(); 1 / 0")) as job:
         output = job.end()
     assert job.process.returncode == 1 and "ZeroDivisionError" in output
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_before_all_have_met_ends_the_job() -> None:
     code = "import os, hvdkit.torch as hvd; os.environ['OMPI_COMM_WORLD_RANK'] == '1' and os._exit(3); hvd.init()"
     with started("-np", "2", "--min-np", "1", command=("-c", code)) as job:
@@ -213,6 +249,7 @@ def test_a_rank_that_dies_before_all_have_met_ends_the_job() -> None:
     assert "rank 1 on" in output and "failed with exit code 3" in output
 
 
+@pytest.mark.slow
 def test_the_digits_are_learned_though_a_rank_is_killed() -> None:
     command = (str(DIGITS), "--min-accuracy", "0.97")
     with started("--verbose", "-np", "3", "--min-np", "2", command=command) as job:

@@ -50,7 +50,11 @@ def test_an_example_learns_on_two_ranks(name: str) -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("ranks", "last_epoch", "wished"),
-    [(1, EPOCHS, ENOUGH), pytest.param(2, 20, ALL_LEARNED, marks=pytest.mark.slow), (4, 20, ALL_LEARNED)],
+    [
+        (1, EPOCHS, ENOUGH),
+        pytest.param(2, 20, ALL_LEARNED, marks=pytest.mark.slow),
+        pytest.param(4, 20, ALL_LEARNED, marks=pytest.mark.slow),
+    ],
     ids=["1", "2", "4"],
 )
 def test_the_digits_are_learned_on_any_number_of_ranks(

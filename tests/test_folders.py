@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch import folders
-from hvdkit.launch.folders import OwnFolder, find_jobs
+from hvdkit.launch.job import runtime_dir as folders
+from hvdkit.launch.job.runtime_dir import RuntimeDirectory, find_jobs
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_where_no_place_has_locks_it_says_so_and_what_to_do(
 ) -> None:
     without_locks(monkeypatch, *places, number=number)
     with pytest.raises(LaunchError) as caught:
-        OwnFolder()
+        RuntimeDirectory()
     for place in places:
         assert f"{place}/hvdkit-" in str(caught.value)
     assert os.strerror(number) in str(caught.value)
@@ -52,18 +52,18 @@ def test_another_place_is_taken_where_the_first_has_no_locks(
     places: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_locks(monkeypatch, places[0])
-    with OwnFolder() as path:
+    with RuntimeDirectory() as path:
         assert places[1] in Path(path).parents
         assert find_jobs() == {str(os.getpid()): path}
 
 
 def test_a_folder_of_another_host_is_left_alone(places: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "_name_kernel", lambda: "another")
-    job = OwnFolder()
+    job = RuntimeDirectory()
     fcntl.flock(job._lock, fcntl.LOCK_UN)  # a lock that this host does not see
     monkeypatch.undo()
     monkeypatch.setattr(folders, "PLACES", tuple(map(str, places)))
-    with OwnFolder():
+    with RuntimeDirectory():
         assert Path(job.path).exists()
         assert job.path not in find_jobs().values()
     job.close()
@@ -72,7 +72,7 @@ def test_a_folder_of_another_host_is_left_alone(places: list[Path], monkeypatch:
 def test_a_shared_folder_for_temporary_files_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    with OwnFolder("test"):
+    with RuntimeDirectory("test"):
         assert list(tmp_path.iterdir()) == []
 
 
@@ -90,5 +90,5 @@ def test_a_folder_that_somebody_else_has_prepared_is_not_used(
         else:
             path.touch()
     with pytest.raises(LaunchError, match="only you can open"):
-        OwnFolder()
+        RuntimeDirectory()
     assert find_jobs() == {}

@@ -17,32 +17,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hvdkit import config, handshake, world
+from hvdkit import config, handshake, setting, world
 from hvdkit import launcher_channel as news
 from hvdkit.errors import ConfigError, HostfileError, HvdkitError, LaunchError, ProfileError, TransportError, WorldError
-from hvdkit.launch import (
-    arrivals,
-    cli,
-    discovery,
-    doing,
-    dump,
-    facts,
-    horovod_config,
-    mpi,
-    network,
-    preflight,
-    reports,
-    starter_flags,
-)
-from hvdkit.launch.agent import place, prefix, topology
-from hvdkit.launch.allocation import read_allocation
-from hvdkit.launch.hosts import AUTO, DIALECTS, files, horovod, lsf, names, openmpi, ranges, reading, slurm
+from hvdkit.launch.agent import prefix, rank_identity, topology
+from hvdkit.launch.allocations import read_allocation
+from hvdkit.launch.cli import horovod_config
+from hvdkit.launch.cli import launcher_options as starter_flags
+from hvdkit.launch.cli.options import parse_arguments
+from hvdkit.launch.elastic import discovery
+from hvdkit.launch.hostfiles import AUTO, DIALECTS, grammars, names, parsing, ranges, scheduler_lists
+from hvdkit.launch.introspect import stack_report as doing
+from hvdkit.launch.job import reports
+from hvdkit.launch.plan import detect, mpi, network, preflight, registration
 from hvdkit.profiling import network as profiled
-from hvdkit.tools.build_horovod import progress, versions
-from hvdkit.tools.doctor import script
-from hvdkit.tools.doctor.checks import scheduler as doctor_scheduler
-from hvdkit.tools.doctor.look import accelerators, system
-from hvdkit.tools.submit import job, scheduler, times
+from hvdkit.tools.build_horovod import build_log, versions
+from hvdkit.tools.doctor.checks import job as doctor_job
+from hvdkit.tools.doctor.collect import gpus, machine
+from hvdkit.tools.doctor.collect import script as doctor_script
+from hvdkit.tools.submit import job, kubernetes, lsf, pbs, slurm
 from hvdkit.transport.gloo import rendezvous, rendezvous_store
 
 ROOT = Path(__file__).parents[1] / "hvdkit"
@@ -136,58 +129,60 @@ def _in_file(read: Callable[[str], object]) -> Callable[[str], object]:
 
 
 def _read_hostfile(format: str) -> Callable[[str], object]:
-    return lambda text: files.parse_hostfile(text, "hosts", format)
+    return lambda text: parsing.parse_hostfile(text, "hosts", format)
 
 
 TEXTS: dict[str, Parser] = {
     **{
-        f"launch.hosts.files.parse_hostfile {name}": Parser(_read_hostfile(name), _HOSTS, (HostfileError,))
+        f"launch.hostfiles.parsing.parse_hostfile {name}": Parser(_read_hostfile(name), _HOSTS, (HostfileError,))
         for name in (AUTO, *DIALECTS)
     },
-    "launcher_channel.parse_coming": Parser(news.parse_coming, ["coming", ":", "60.000", "0.000", "ready"]),
-    "launch.hosts.files.read_hostfile": Parser(_in_file(files.read_hostfile), _HOSTS, (HostfileError,)),
-    "launch.hosts.horovod.parse_host_list": Parser(horovod.parse_host_list, _HOSTS, (LaunchError,)),
-    "launch.discovery.parse_discovered": Parser(
+    "launcher_channel.parse_init_call": Parser(news.parse_init_call, ["coming", ":", "60.000", "0.000", "ready"]),
+    "launch.hostfiles.parsing.read_hostfile": Parser(_in_file(parsing.read_hostfile), _HOSTS, (HostfileError,)),
+    "launch.hostfiles.parsing.parse_host_list": Parser(parsing.parse_host_list, _HOSTS, (LaunchError,)),
+    "launch.elastic.discovery.parse_discovered": Parser(
         lambda text: discovery.parse_discovered(text, "hosts.sh", None), _HOSTS, (LaunchError,)
     ),
-    "launch.hosts.horovod.parse_part": Parser(horovod.parse_part, _HOSTS, (ValueError,)),
-    "launch.hosts.lsf.parse_pairs": Parser(lsf.parse_pairs, _HOSTS, (ValueError,)),
-    "launch.hosts.lsf.parse_repeats": Parser(lsf.parse_repeats, _HOSTS, (ValueError,)),
-    "launch.hosts.names.parse_hosts": Parser(names.parse_hosts, _HOSTS, (ValueError,)),
-    "launch.hosts.names.parse_slots": Parser(lambda text: names.parse_slots("slots", text), _HOSTS, (ValueError,)),
-    "launch.hosts.names.split_slots": Parser(names.split_slots, _HOSTS, (ValueError,)),
-    "launch.hosts.openmpi.parse_keyed": Parser(
-        lambda text: openmpi.parse_keyed(text, {"slots": "slots"}), _HOSTS, (ValueError,)
+    "launch.hostfiles.grammars.parse_numbered": Parser(grammars.parse_numbered, _HOSTS, (ValueError,)),
+    "launch.hostfiles.scheduler_lists.parse_lsf_pairs": Parser(scheduler_lists.parse_lsf_pairs, _HOSTS, (ValueError,)),
+    "launch.hostfiles.scheduler_lists.parse_lsf_repeats": Parser(
+        scheduler_lists.parse_lsf_repeats, _HOSTS, (ValueError,)
     ),
-    "launch.hosts.ranges.expand": Parser(ranges.expand, _HOSTS, (ValueError,)),
-    "launch.hosts.ranges.split_list": Parser(ranges.split_list, _HOSTS),
-    "launch.hosts.ranges.fold": Parser(lambda text: ranges.fold(text.split(",")), _HOSTS),
-    "launch.hosts.reading.parse_assignment": Parser(reading.parse_assignment, _HOSTS, (ValueError,)),
-    "launch.hosts.slurm.parse_nodelist": Parser(slurm.parse_nodelist, _HOSTS, (ValueError,)),
+    "launch.hostfiles.names.parse_hosts": Parser(names.parse_hosts, _HOSTS, (ValueError,)),
+    "launch.hostfiles.names.parse_slots": Parser(lambda text: names.parse_slots("slots", text), _HOSTS, (ValueError,)),
+    "launch.hostfiles.names.split_slots": Parser(names.split_slots, _HOSTS, (ValueError,)),
+    "launch.hostfiles.grammars.parse_keyed": Parser(
+        lambda text: grammars.parse_keyed(text, {"slots": "slots"}), _HOSTS, (ValueError,)
+    ),
+    "launch.hostfiles.ranges.expand": Parser(ranges.expand, _HOSTS, (ValueError,)),
+    "launch.hostfiles.ranges.split_list": Parser(ranges.split_list, _HOSTS),
+    "launch.hostfiles.ranges.fold": Parser(lambda text: ranges.fold(text.split(",")), _HOSTS),
+    "launch.hostfiles.grammars.parse_assignment": Parser(grammars.parse_assignment, _HOSTS, (ValueError,)),
+    "launch.hostfiles.scheduler_lists.parse_nodelist": Parser(scheduler_lists.parse_nodelist, _HOSTS, (ValueError,)),
     "world.parse_slurm_counts": Parser(world.parse_slurm_counts, ["2", "(x3)", ","], (ValueError,)),
-    "tools.doctor.checks.scheduler.parse_counts": Parser(doctor_scheduler.parse_counts, ["2", "(x3)", ","]),
-    "config.parse_bool": Parser(config.parse_bool, _SETTINGS, (ValueError,)),
-    "config.parse_bytes": Parser(config.parse_bytes, _SETTINGS, (ValueError,)),
-    "launch.network.parse_wish": Parser(
+    "tools.doctor.checks.job.parse_counts": Parser(doctor_job.parse_counts, ["2", "(x3)", ","]),
+    "setting.parse_bool": Parser(setting.parse_bool, _SETTINGS, (ValueError,)),
+    "setting.parse_bytes": Parser(setting.parse_bytes, _SETTINGS, (ValueError,)),
+    "launch.plan.network.parse_wish": Parser(
         network.parse_wish, ["eth0", "10.0.0.0/24", ",", "/", "fe80::"], (LaunchError,)
     ),
-    "launch.starter_flags.split_words": Parser(
+    "launch.cli.launcher_options.split_words": Parser(
         lambda text: starter_flags.split_words("-x", text), _HOSTS, (LaunchError,)
     ),
-    "launch.mpi.parse_version": Parser(
+    "launch.plan.mpi.parse_version": Parser(
         mpi.parse_version, ["mpirun (Open MPI) ", "5.0", "HYDRA", "Version: ", "Intel(R) "]
     ),
-    "launch.facts.parse_pmi_list": Parser(facts.parse_pmi_list, ["pmix", "_v", "4", "none", " "]),
-    "launch.horovod_config.read_flags": Parser(
+    "launch.plan.detect.parse_pmi_list": Parser(detect.parse_pmi_list, ["pmix", "_v", "4", "none", " "]),
+    "launch.cli.horovod_config.read_flags": Parser(
         _in_file(horovod_config.read_flags),
         ["params:", "\n", "  ", "cycle-time-ms", ": ", "- ", "&a", "*a", "!!python/"],
         (LaunchError,),
     ),
-    "tools.submit.times.parse_time": Parser(times.parse_time, _TIMES, (ValueError,)),
+    "tools.submit.job.parse_time": Parser(job.parse_time, _TIMES, (ValueError,)),
     "tools.submit.job.parse_warning": Parser(job.parse_warning, _TIMES, (ValueError,)),
     "tools.submit.job.parse_variable": Parser(job.parse_variable, _TIMES, (ValueError,)),
     **{
-        f"tools.submit.scheduler.{read.__name__}": Parser(
+        f"{read.__module__.removeprefix('hvdkit.')}.{read.__name__}": Parser(
             read,
             [
                 "JobState=",
@@ -203,23 +198,27 @@ TEXTS: dict[str, Parser] = {
             ],
         )
         for read in (
-            scheduler.read_slurm_state,
-            scheduler.read_pbs_state,
-            scheduler.read_lsf_state,
-            scheduler.read_mpijob_state,
+            slurm.read_slurm_state,
+            pbs.read_pbs_state,
+            lsf.read_lsf_state,
+            kubernetes.read_mpijob_state,
         )
     },
-    "tools.doctor.look.accelerators.parse_gpus": Parser(accelerators.parse_gpus, ["0", ",", "GPU-1", "80 MiB", "\n"]),
-    "tools.doctor.look.system.parse_quota": Parser(system.parse_quota, ["max", " ", "150000"]),
-    "tools.doctor.script.read_script": Parser(
-        _in_file(script.read_script), ["import torch\n", "if x:\n", "  ", "(", ")", "x"]
+    "tools.doctor.collect.gpus.parse_gpus": Parser(gpus.parse_gpus, ["0", ",", "GPU-1", "80 MiB", "\n"]),
+    "tools.doctor.collect.machine.parse_quota": Parser(machine.parse_quota, ["max", " ", "150000"]),
+    "tools.doctor.collect.script.read_script": Parser(
+        _in_file(doctor_script.read_script), ["import torch\n", "if x:\n", "  ", "(", ")", "x"]
     ),
     "tools.build_horovod.versions.parse_numbers": Parser(versions.parse_numbers, ["2", ".", "+cpu", "rc1"]),
     "tools.build_horovod.versions.parse_torch_cuda": Parser(versions.parse_torch_cuda, ["cuda", " = ", "'12.1'", "\n"]),
-    "tools.build_horovod.progress.parse_step": Parser(progress.parse_step, ["[ 12%]", " Building ", "a/b.o", "/"]),
+    "tools.build_horovod.build_log.find_percent": Parser(
+        build_log.find_percent, ["[ 12%]", " Building ", "a/b.o", "/"]
+    ),
     "launch.agent.topology.parse_cpus": Parser(topology.parse_cpus, ["0", "-", ",", "0-999"]),
     "profiling.network.parse_network": Parser(profiled.parse_network, ["10", "gbit", ",", "30", "us"], (ProfileError,)),
-    "launch.dump.parse_dump": Parser(dump.parse_dump, ['  File "x", line ', " in f", "Thread 0x1 (most):", "\n"]),
+    "launch.introspect.stack_report.parse_dump": Parser(
+        doing.parse_dump, ['  File "x", line ', " in f", "Thread 0x1 (most):", "\n"]
+    ),
 }
 
 VARIABLES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[dict[str, str]], tuple[type[Exception], ...]]] = {
@@ -247,7 +246,7 @@ VARIABLES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[dict[str, 
         (WorldError,),
     ),
     "world.read_job": (world.read_job, _variables("HVDKIT_JOB"), ()),
-    "launch.allocation.read_allocation": (
+    "launch.allocations.read_allocation": (
         read_allocation,
         _variables(
             *("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS", "SLURM_JOB_CPUS_PER_NODE"),
@@ -263,8 +262,8 @@ VARIABLES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[dict[str, 
         ),
         (LaunchError,),
     ),
-    "launch.agent.place.read_place": (
-        place.read_place,
+    "launch.agent.rank_identity.identify_rank": (
+        rank_identity.identify_rank,
         _variables(
             *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE"),
             *("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
@@ -291,39 +290,39 @@ def _objects(**good: Any) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries({}, optional=fields) | st.fixed_dictionaries(fields)
 
 
-_PROCESS = {"pid": 1, "state": "S", "command": "", "stacks": dump.__doc__, "asked": True}
+_PROCESS = {"pid": 1, "state": "S", "command": "", "stacks": doing.__doc__, "asked": True}
 _MACHINE = {"allowed": [0], "cores": 1, "shared_mib": 5, "python": "3"}
 MESSAGES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any], tuple[type[Exception], ...]]] = {
-    "launch.arrivals.parse_arrival": (
-        arrivals.parse_arrival,
+    "launch.plan.registration.parse_registration": (
+        registration.parse_registration,
         _objects(
             rank=0, size=1, host="n", interfaces=[["eth0", "10.0.0.1", 24, 0]], address="10.0.0.1", machine=_MACHINE
         ),
         (ValueError,),
     ),
-    "launch.preflight.parse_machine": (preflight.parse_machine, _objects(**_MACHINE), (ValueError,)),
-    "launch.network.parse_interfaces": (
+    "launch.plan.preflight.parse_resources": (preflight.parse_resources, _objects(**_MACHINE), (ValueError,)),
+    "launch.plan.network.parse_interfaces": (
         network.parse_interfaces,
         _JSON
         | st.lists(st.tuples(st.just("eth0"), st.just("10.0.0.1") | _JSON, st.just(24) | _JSON, _JSON), max_size=2),
         (ValueError,),
     ),
-    "launch.reports.parse_start": (
+    "launch.job.reports.parse_start": (
         lambda value: reports.parse_start(json.dumps(value).encode()),
         _objects(pid=1, threads=""),
         (ValueError,),
     ),
-    "launch.reports.parse_end": (
+    "launch.job.reports.parse_end": (
         lambda value: reports.parse_end(json.dumps(value).encode()),
-        _objects(code=0, signal=0, told="", tail=["x"], time=0.5),
+        _objects(code=0, signal=0, ended_by="", tail=["x"], time=0.5),
         (ValueError,),
     ),
-    "launch.reports.parse_doing": (
-        lambda value: reports.parse_doing(json.dumps(value).encode()),
-        _objects(question=1, processes=[_PROCESS]),
+    "launch.job.reports.parse_stacks": (
+        lambda value: reports.parse_stacks(json.dumps(value).encode()),
+        _objects(query=1, processes=[_PROCESS]),
         (ValueError,),
     ),
-    "launch.doing.read_answer": (
+    "launch.introspect.stack_report.read_answer": (
         lambda value: doing.format_report(doing.read_answer(value)),
         _objects(job={"hosts": {"0": "n"}}, ranks={"0": [_PROCESS], "1": None}),
         (LaunchError,),
@@ -338,13 +337,13 @@ MESSAGES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any], tuple
         _objects(host="n", machine="", address="", reached=""),
         (TransportError,),
     ),
-    "launch.horovod_config.write_flags": (
+    "launch.cli.horovod_config.write_flags": (
         lambda value: horovod_config.write_flags(value, "file"),
         _JSON | _objects(params={"fusion-threshold-mb": 3}, timeline=None, controller="mpi"),
         (LaunchError,),
     ),
-    "launch.cli.parse_arguments": (
-        cli.parse_arguments,
+    "launch.cli.options.parse_arguments": (
+        parse_arguments,
         st.lists(
             st.sampled_from(["-np", "2", "-H", "--tcp", "--", "true", "-p", "--start-timeout"]) | _texts(_HOSTS),
             max_size=5,
@@ -354,7 +353,7 @@ MESSAGES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any], tuple
 }
 
 BYTES: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]] = {
-    "launch.reports.parse_report": (reports.parse_report, (ValueError,)),
+    "launch.job.reports.parse_report": (reports.parse_report, (ValueError,)),
     "transport.gloo.rendezvous.parse_rendezvous_info": (rendezvous.parse_rendezvous_info, (TransportError,)),
     "transport.gloo.rendezvous.parse_rank_info": (rendezvous.parse_rank_info, (TransportError,)),
     "launch.agent.prefix.Prefixer": (lambda data: prefix.Prefixer(b"[0] ").feed(data), ()),
@@ -362,19 +361,19 @@ BYTES: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]] 
 
 #: Reached through another one of the table.
 REACHED = {
-    **{
-        f"launch.hosts.{name}.parse": "launch.hosts.files.parse_hostfile, of each dialect"
-        for name in (
-            *("deepspeed", "horovod", "hydra", "kubernetes", "lsf", "openmpi", "pbs", "plain", "sge", "slurm"),
-        )
-    },
-    "launch.hosts.names.parse_list": "the same",
     "profiling.recordings.parse_facts": "read_recordings, of files that hvdkit profile has written",
     "profiling.recordings.parse_plan": "the same",
-    "launch.reports.parse_processes": "launch.reports.parse_doing",
-    "launch.hosts.intel.parse_hostfile": "the same",
-    "launch.hosts.intel.parse_machinefile": "the same",
-    "launch.hosts.files.parse_hostfile": "the same",
+    "launch.job.reports.parse_processes": "launch.job.reports.parse_stacks",
+    **dict.fromkeys(
+        (
+            "launch.hostfiles.names.parse_list",
+            "launch.hostfiles.grammars.parse_single_name",
+            "launch.hostfiles.scheduler_lists.parse_lsf_line",
+            "launch.hostfiles.scheduler_lists.parse_sge_line",
+            "launch.hostfiles.parsing.parse_hostfile",
+        ),
+        "launch.hostfiles.parsing.parse_hostfile, of each dialect",
+    ),
 }
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from openers import OPENERS
 from pipe_ranks import PipeTransport, run_piped
 from ranks import run_ranks
 
-from hvdkit.errors import RankLostError, TransportError
+from hvdkit.errors import RankLostError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.between.hierarchical import HierarchicalTransport
 from hvdkit.transport.buckets import Buckets, BucketSpec
@@ -27,8 +28,6 @@ from hvdkit.transport.polling import Backoff
 from hvdkit.transport.select import choose_backend, choose_transport
 from hvdkit.transport.shared.transport import SharedMemoryTransport
 from hvdkit.world import World
-
-NOTICED_S = 5.0
 
 
 def open_over(group: PipeTransport) -> GlooTransport:
@@ -121,8 +120,8 @@ CALLS: list[Call] = [small_allreduce, large_allreduce, half_allreduce, allgather
 CALLS += [reduce_scatter, all_gather, small_and_large_messages, large_messages_to_rank_one]
 
 
-def lose_rank_one(group: PipeTransport, call: Call, shared: bool) -> tuple[str, float]:
-    """The error of a rank that waits for rank 1, and after how many seconds it came."""
+def lose_rank_one(group: PipeTransport, call: Call, shared: bool, folder: Path) -> str:
+    """The error of a rank that waits for rank 1; it stays until the other one has its error too."""
     base = open_over(group)
     transport: Transport = SharedMemoryTransport(base, base, host="here") if shared else base
     call(transport)
@@ -130,28 +129,34 @@ def lose_rank_one(group: PipeTransport, call: Call, shared: bool) -> tuple[str, 
     if group.rank == 1:
         time.sleep(0.3)  # the others are waiting by then
         os.kill(os.getpid(), signal.SIGKILL)
-    began = time.monotonic()
+    message = ""
     try:
         call(transport)
         transport.barrier()
     except RankLostError as error:
-        return str(error), time.monotonic() - began
-    return "", 0.0
+        message = str(error)
+    stay(group, folder)
+    return message
+
+
+def stay(group: PipeTransport, folder: Path) -> None:
+    """Wait until all ranks but one have their errors: whoever ends before is a lost rank too."""
+    (folder / str(group.rank)).touch()
+    while len(list(folder.iterdir())) < group.size - 1:
+        time.sleep(0.01)
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("shared", [False, True], ids=["gloo", "shared_memory"])
 @pytest.mark.parametrize("call", CALLS)
-def test_a_killed_rank_is_noticed_and_named_by_all_others(call: Call, shared: bool) -> None:
-    answers = run_piped(3, lose_rank_one, call, shared)
+def test_a_killed_rank_is_noticed_and_named_by_all_others(call: Call, shared: bool, tmp_path: Path) -> None:
+    answers = run_piped(3, lose_rank_one, call, shared, tmp_path)
     assert answers[1] is None
     for rank in (0, 2):
-        said, seconds = answers[rank]
-        assert "Rank 1 on host here has died (killed, crashed or out of memory)" in said
-        assert seconds < NOTICED_S
+        assert "Rank 1 on host here has died (killed, crashed or out of memory)" in answers[rank]
 
 
-def lose_rank_one_of_two_hosts(group: PipeTransport) -> str:
+def lose_rank_one_of_two_hosts(group: PipeTransport, folder: Path) -> str:
     """The error of a rank, each of which finds out by itself: those that know already stay."""
     nodes = [rank % 2 for rank in range(group.size)]
     transport = HierarchicalTransport(open_over(group), nodes=nodes, host="here", small_bytes=1)
@@ -165,13 +170,13 @@ def lose_rank_one_of_two_hosts(group: PipeTransport) -> str:
         reduce_scatter(transport)
     except RankLostError as lost:
         error = str(lost)
-    time.sleep(NOTICED_S)
+    stay(group, folder)
     return error
 
 
 @pytest.mark.ranks
-def test_a_rank_that_is_killed_on_another_host_is_noticed_by_all() -> None:
-    answers = run_piped(4, lose_rank_one_of_two_hosts, timeout=20)
+def test_a_rank_that_is_killed_on_another_host_is_noticed_by_all(tmp_path: Path) -> None:
+    answers = run_piped(4, lose_rank_one_of_two_hosts, tmp_path)
     for rank in (0, 2, 3):
         assert "Rank 1 on host here has died (killed, crashed or out of memory)" in answers[rank]
 
@@ -198,25 +203,22 @@ def test_a_rank_that_has_left_is_told_from_a_dead_one() -> None:
         assert said == "" if rank == 1 else left in said
 
 
-def end_after_a_loss(group: PipeTransport) -> float:
-    """Seconds that it takes to give everything back while a collective is under way that nobody will finish."""
+def end_after_a_loss(group: PipeTransport) -> bool:
+    """Close a transport while a collective is under way that nobody will finish."""
     transport = open_over(group)
     transport.barrier()
     if group.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(RankLostError):
         small_allreduce(transport)
-    began = time.monotonic()
-    with pytest.raises(TransportError):
-        transport.close()
     transport.close()
-    return time.monotonic() - began
+    transport.close()
+    return True
 
 
 @pytest.mark.ranks
 def test_what_is_left_of_a_broken_world_can_be_closed() -> None:
-    first, dead, third = run_piped(3, end_after_a_loss)
-    assert dead is None and max(first, third) < NOTICED_S
+    assert run_piped(3, end_after_a_loss) == [True, None, True]
 
 
 def wait_for_a_slow_rank(transport: Transport) -> None:
@@ -367,5 +369,5 @@ def test_without_torch_torchrun_and_horovodrun_have_a_cure() -> None:
     env = {**os.environ, "HVDKIT_ENGINE": "native", "HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert "MissingDependencyError: Ranks that horovodrun has started without MPI talk through" in done.stderr
+    assert "MissingDependencyError: horovodrun started the ranks without MPI, so they communicate over" in done.stderr
     assert "'torch' is not installed. Run: pip install 'hvdkit[torch]'. Or start the script with hvdrun" in done.stderr

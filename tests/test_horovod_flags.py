@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch import cli as hvdrun
-from hvdkit.launch.horovod_config import write_flags
+from hvdkit.launch.cli import hvdrun
+from hvdkit.launch.cli.horovod_config import write_flags
+from hvdkit.launch.cli.options import parse_arguments
+from hvdkit.launch.cli.plan_job import plan_job
 
 # Flag -> an argument it may have, or "" if it has none. As its parser has them (horovod/runner/launch.py).
 HOROVODRUN = {
@@ -98,8 +100,8 @@ def test_an_accepted_flag_means_what_it_means_to_horovodrun(flag: str, files: Pa
     if flag == "--config-file":
         pytest.importorskip("yaml")
     joined = flag in ("--mpi-args", "--binding-args")  # they begin with a dash
-    options = hvdrun.parse_arguments(arguments(flag, joined))
-    job = hvdrun.plan_job(options, {"PATH": "/usr/bin:/bin", "PYTHONUNBUFFERED": ""})
+    options = parse_arguments(arguments(flag, joined))
+    job = plan_job(options, {"PATH": "/usr/bin:/bin", "PYTHONUNBUFFERED": ""})
     assert job.command == ("true",)
     assert job.ranks == 2
     expected = dict(SETS.get(flag, {}))
@@ -114,19 +116,19 @@ def test_a_refused_flag_is_one_sentence_that_names_what_to_do(
     flag: str, joined: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        hvdrun.parse_arguments(arguments(flag, joined and flag.startswith("--")))
+        parse_arguments(arguments(flag, joined and flag.startswith("--")))
     assert end.value.code == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
-    assert error.startswith(f"hvdrun: {flag} is a flag of horovodrun's that hvdrun lacks. ")
-    said = error.partition("lacks. ")[2]
+    assert error.startswith(f"hvdrun: {flag} is an option of horovodrun that hvdrun does not have. ")
+    said = error.partition("does not have. ")[2]
     assert any(word in said for word in ("Leave it out", "Use ", "use ", "--", "nearest"))
 
 
 @pytest.mark.parametrize("flag", sorted(ENDS))
 def test_flags_that_only_tell_something_end_well(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        hvdrun.parse_arguments([flag])
+        parse_arguments([flag])
     assert end.value.code == 0
     assert "hvdrun" in capsys.readouterr().out
 
@@ -153,8 +155,8 @@ def test_the_table_is_horovodruns() -> None:
 def test_a_number_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for value in ("x", "-1", "1.5"):
         with pytest.raises(SystemExit):
-            hvdrun.parse_arguments([f"--fusion-threshold-mb={value}", "true"])
-        assert "is not a number from 0 up" in capsys.readouterr().err
+            parse_arguments([f"--fusion-threshold-mb={value}", "true"])
+        assert "is not a whole number of at least 0" in capsys.readouterr().err
 
 
 BAD = {
@@ -167,9 +169,9 @@ BAD = {
 @pytest.mark.parametrize("sentence", BAD)
 def test_what_cannot_be_used_is_said(sentence: str, files: Path) -> None:
     (files / "my key").touch()
-    options = hvdrun.parse_arguments([*BAD[sentence], "-np", "1", "true"])
+    options = parse_arguments([*BAD[sentence], "-np", "1", "true"])
     with pytest.raises(LaunchError, match=sentence):
-        hvdrun.plan_job(options, {"PATH": "/usr/bin:/bin"})
+        plan_job(options, {"PATH": "/usr/bin:/bin"})
 
 
 CONFIG = """
@@ -190,7 +192,7 @@ logging:
 def test_a_configuration_is_read_and_what_is_typed_goes_before(files: Path) -> None:
     pytest.importorskip("yaml")
     (files / "config.yaml").write_text(CONFIG)
-    options = hvdrun.parse_arguments(["--config-file", "config.yaml", "--fusion-bytes", "1m", "-np", "1", "true"])
+    options = parse_arguments(["--config-file", "config.yaml", "--fusion-bytes", "1m", "-np", "1", "true"])
     assert options.settings == {
         "HVDKIT_FUSION_BYTES": "1m",
         "HVDKIT_TRANSPORT": "hierarchical",
@@ -208,10 +210,10 @@ def test_what_a_configuration_cannot_have_is_said_with_its_file(
     (files / "config.yaml").write_text("params: {torus_allreduce: true}")
     with pytest.raises(SystemExit):
         hvdrun.main(["--config-file", "config.yaml", "-np", "1", "true"])
-    assert capsys.readouterr().err.startswith("hvdrun: config.yaml: --torus-allreduce is a flag of horovodrun's that")
+    assert capsys.readouterr().err.startswith("hvdrun: config.yaml: --torus-allreduce is an option of horovodrun that")
     for text, why in (
         ("a: [", "cannot be read"),
-        ("- 1", "a list of sections is expected"),
+        ("- 1", "has no sections"),
         ("speed: 9", "'speed' is not"),
     ):
         (files / "config.yaml").write_text(text)
@@ -229,10 +231,10 @@ def test_all_problems_of_a_configuration_are_told_together() -> None:
         write_flags(content, "config.yaml")
     for part in (
         "controller: 'pigeon'",
-        "params.speed is unknown",
-        "neither true nor false",
-        "no single value",
-        "'x' is",
+        "params.speed is not an entry",
+        "is not a switch",
+        "not a single value",
+        "'x' is not a section",
     ):
         assert part in str(caught.value)
 

@@ -8,6 +8,7 @@ import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import pytest
 from engines import require_horovod
 
 README = Path(__file__).parents[1] / "README.md"
@@ -21,6 +22,7 @@ def left_out() -> list[str]:
     return [pattern for row in rows for pattern in re.findall(r"`([^`]+)`", row.split("|")[1])]
 
 
+@pytest.mark.horovod_core
 def test_the_readme_lists_the_names_that_are_left_out() -> None:
     require_horovod()
     script = Path(__file__).with_name("horovod_names.py")

@@ -11,7 +11,7 @@ import pytest
 from engines import require_horovod
 from gallery import ENOUGH
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.horovod_core]
 
 SLOW = pytest.mark.slow
 ROOT = Path(__file__).parents[1]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.errors import HostfileError, LaunchError
-from hvdkit.launch.hosts import DIALECTS, Host, parse_hostfile, settle_slots
-from hvdkit.launch.hosts.convert import convert
+from hvdkit.launch.hostfiles import DIALECTS, Host, parse_hostfile, settle_slots
+from hvdkit.launch.hostfiles.convert import convert
 
 NAMES = st.one_of(
     st.from_regex(r"[a-z][a-z0-9-]{0,6}[a-z0-9]", fullmatch=True),
@@ -43,7 +43,7 @@ def test_what_is_written_in_a_dialect_is_read_back(name: str, data: st.DataObjec
     text, notes = convert(hosts, dialect)
     assert notes == ()
     read = parse_hostfile(text, "hosts", name)
-    assert read.hosts == settle_slots(hosts, dialect.unsaid)
+    assert read.hosts == settle_slots(hosts, dialect.default_slots)
     assert read.notes == ()
 
 
@@ -55,7 +55,7 @@ def test_what_is_written_is_recognised_or_it_is_said_that_it_may_mean_something_
     dialect = DIALECTS[name]
     hosts = data.draw(host_lists(dialect.carries))
     read = parse_hostfile(convert(hosts, dialect)[0], "hosts")
-    assert read.hosts == settle_slots(hosts, dialect.unsaid) or "--hostfile-format" in read.notes[0]
+    assert read.hosts == settle_slots(hosts, dialect.default_slots) or "--hostfile-format" in read.notes[0]
 
 
 @given(data=st.data())
@@ -88,14 +88,14 @@ def test_what_would_make_another_job_of_it_is_refused_all_together() -> None:
     hosts = (Host("n1", None), Host("n2", 2, user="alice"), Host("fe80::1", 2))
     with pytest.raises(LaunchError) as caught:
         convert(hosts, DIALECTS["machinefile"])
-    for sentence in ("slots of n1 (say --slots-per-host", "alice@n2 (write 'User NAME'", "IPv6 address fe80::1"):
+    for sentence in ("slots of n1 (use --slots-per-host", "the user of alice@n2 (remove", "IPv6 address fe80::1"):
         assert sentence in str(caught.value)
 
 
 def test_what_only_limits_is_left_out_and_that_is_said() -> None:
     limited = (Host("n1", 2, 4), Host("n2", 2))
     assert convert(limited, DIALECTS["hydra"])[1] == (
-        "max_slots of n1 is left out: MPICH has no place for it.",
+        "max_slots of n1 is left out: the format of MPICH has no field for it.",
     )  # fmt: skip
     (note,) = convert((Host("n1", 2), Host("n2", 2)), DIALECTS["intel"])[1]
     assert "-ppn 2" in note

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvdkit.errors import HostfileError, LaunchError
-from hvdkit.launch.hosts import DIALECTS, Host, find_dialect, find_hostfile, parse_hostfile
+from hvdkit.launch.hostfiles import DIALECTS, Host, find_dialect, find_hostfile, parse_hostfile
 
 SAMPLES = Path(__file__).parents[1] / "hostfiles"
 
@@ -111,28 +111,31 @@ def test_every_dialect_is_in_the_table() -> None:
 # dialect -> (text, what is said), which has the line's number and the cure.
 REFUSED: dict[str, list[tuple[str, str]]] = {
     "openmpi": [
-        ("a slots=1\nb port=22", "hosts:2: 'port=22' is not used. Write the port for that host in ~/.ssh/config"),
-        ("a:4", "hosts:1: 'a:4' is MPICH's way to write it. In Open MPI's dialect it is: a slots=4"),
+        ("a slots=1\nb port=22", "hosts:2: 'port=22' is not supported. Write the port for that host in ~/.ssh/config"),
+        ("a:4", "hosts:1: 'a:4' is MPICH's format. In Open MPI's format write: a slots=4"),
         ("rank 0=a slot=1", "hosts:1: 'rank 0=a slot=1' is a line of a rankfile"),
-        ("^a", "hosts:1: '.a' excludes a host. Leave the line of that host out"),
+        ("^a", "hosts:1: '.a' excludes a host.* Remove the line of that host"),
         ("+n1", "hosts:1: .*Write the host's name"),
-        ("a slots=4 slots=5", "hosts:1: slots is given twice. Leave one"),
-        ("slots=4", "hosts:1: 'slots=4' stands where the host's name should be. Write"),
+        ("a slots=4 slots=5", "hosts:1: slots is given twice. Remove one"),
+        ("slots=4", "hosts:1: 'slots=4' is where the host name should be. Write"),
         ("a sockets=2", "hosts:1: .*Leave it out"),
     ],
     "horovod": [
         ("a", "hosts:1: 'a' has no slots, and Horovod has no default. Write: a slots=4"),
-        ("a slots=1 max_slots=2", "hosts:1: 'max_slots=2' is not understood. Use slots=N"),
+        ("a slots=1 max_slots=2", "hosts:1: 'max_slots=2' is not a valid word here. Use slots=N"),
     ],
     "hydra": [
         ("a:x", "hosts:1: slots='x' is not a number"),
-        ("a slots=4", "hosts:1: 'slots=4' is not understood.*a user=me"),
+        ("a slots=4", "hosts:1: 'slots=4' is not a valid word here.*a user=me"),
         ("a:4 user=-l", "hosts:1: '-l' is not a user name"),
         ("::1:4:5:6:7:8:9:10:11:12", "hosts:1: .*brackets"),
     ],
     "intel": [("a:4", "hosts:1: 'a:4' has a number.*--hostfile-format machinefile")],
     "machinefile": [("a:0", "hosts:1: slots='0' is not a number from 1 to 999999")],
-    "pbs": [("a slots=4", "hosts:1: 'a slots=4' is more than a name"), ("a\nb:4", "hosts:2: .*once for each rank")],
+    "pbs": [
+        ("a slots=4", "hosts:1: 'a slots=4' is more than a host name"),
+        ("a\nb:4", "hosts:2: .*for each rank"),
+    ],
     "lsf": [
         ("a 4 b", "hosts:1: 'a 4 b' has 3 words"),
         ("LSB_MCPU_HOSTS=a x", "hosts:1: the number of a='x' is not a number"),
@@ -142,17 +145,17 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         ("n[1-", "hosts:1: .*bracket"),
         ("n1,,n2", "hosts:1: .*missing at a comma"),
         ("SLURM_NODELIST=n[1-3]\nSLURM_TASKS_PER_NODE=4(x2)", "hosts:2: .*counts 2 hosts, and the list has 3"),
-        ("SLURM_NODELIST=n1\nSLURM_TASKS_PER_NODE=4(y2)", "hosts:2: SLURM_TASKS_PER_NODE='4.y2.' cannot be read"),
+        ("SLURM_NODELIST=n1\nSLURM_TASKS_PER_NODE=4(y2)", "hosts:2: SLURM_TASKS_PER_NODE='4.y2.' cannot be parsed"),
         ("SLURM_NODELIST=n[1-2]\nSLURM_TASKS_PER_NODE=0(x2)", "hosts:2: .*a host without tasks"),
         ("n1\nSLURM_NTASKS_PER_NODE=many", "hosts:2: SLURM_NTASKS_PER_NODE='many' is not a number"),
     ],
     "sge": [("a", "hosts:1: 'a' should be: host, slots, queue"), ("a x q UNDEFINED", "hosts:1: slots='x'")],
     "deepspeed": [
         ("a", "hosts:1: 'a' has no slots, and DeepSpeed has no default. Write: a slots=4"),
-        ("a slots=1\na slots=2", "hosts:2: a is named again, which DeepSpeed refuses. Add its slots up"),
+        ("a slots=1\na slots=2", "hosts:2: a is repeated, which DeepSpeed does not allow. Add its slots up"),
     ],
     "kubernetes": [("#!/bin/sh\necho $HOSTS", "hosts:2: '.HOSTS' is not a host name")],
-    "plain": [("a\na", "hosts:2: a is named again. Name it once, and say --slots-per-host")],
+    "plain": [("a\na", "hosts:2: a is repeated. Write it once and use --slots-per-host")],
 }
 
 
@@ -196,7 +199,7 @@ def test_a_dialect_is_recognised_and_nothing_is_said_where_all_read_the_same(tex
 def test_where_dialects_differ_both_readings_and_the_way_out_are_said() -> None:
     (note,) = parse_hostfile("node1\nnode2\n", "hosts").notes
     assert note.startswith(
-        "hosts: read as Open MPI's, as node1:cores, node2:cores: a host without slots may run as many"
+        "hosts: read in the format of Open MPI as node1:cores, node2:cores: a host without slots may run as many"
     )
     assert "MPICH, PBS, LSF and Intel MPI's -machinefile would read node1:1, node2:1" in note
     assert "--hostfile-format openmpi|hydra" in note
@@ -217,13 +220,13 @@ def test_slots_per_host_are_for_hosts_without_and_end_the_doubt() -> None:
 
 def test_what_is_understood_and_not_used_is_said() -> None:
     (note,) = parse_hostfile("a:2 binding=user:0\nb:2 binding=user:1\n", "hosts", "hydra").notes
-    assert note.startswith("hosts: binding= is not used")
+    assert note.startswith("hosts: binding= is ignored")
 
 
 def test_names_of_dialects_have_synonyms_and_any_case() -> None:
     assert find_dialect("MPICH").name == "hydra"
     assert find_dialect("PRRTE").name == "openmpi"
-    with pytest.raises(LaunchError, match=r"no hostfile format 'pigeon'. Use auto or one of deepspeed, horovod"):
+    with pytest.raises(LaunchError, match=r"Unknown hostfile format 'pigeon'. Use auto or one of deepspeed, horovod"):
         find_dialect("pigeon")
 
 
@@ -231,12 +234,21 @@ def test_a_file_that_is_something_else_does_not_fill_the_screen() -> None:
     with pytest.raises(HostfileError) as caught:
         parse_hostfile("this is no hostfile!\n" * 5000, "hosts")
     assert len(caught.value.problems) == 102
-    assert "has 4900 more like these" in caught.value.problems[100]
+    assert "has 4900 more problems" in caught.value.problems[100]
 
 
 def test_a_range_too_far_does_not_fill_the_memory() -> None:
     with pytest.raises(HostfileError, match="more than 65536 hosts"):
         parse_hostfile("n[1-60000]\n" * 2, "hosts")
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_dialects_own_sample_is_read(name: str) -> None:
+    dialect = DIALECTS[name]
+    assert parse_hostfile(dialect.sample, "hosts", name).hosts
+    with pytest.raises(HostfileError, match="Write one host per line, like: ") as caught:
+        parse_hostfile("", "hosts", name)
+    assert dialect.sample in str(caught.value)
 
 
 @pytest.mark.parametrize("sample", sorted(path.name for path in SAMPLES.iterdir() if path.suffix != ".md"))
@@ -245,7 +257,7 @@ def test_the_samples_are_good_and_recognised(sample: str) -> None:
     assert found.hosts
     dialect = Path(sample).suffix.removeprefix(".")
     if dialect:
-        assert (
-            find_hostfile(str(SAMPLES / sample), dialect).hosts == find_hostfile(str(SAMPLES / sample), dialect).hosts
-        )
+        assert [host.name for host in find_hostfile(str(SAMPLES / sample), dialect).hosts] == [
+            host.name for host in found.hosts
+        ]
     assert sample in (SAMPLES / "README.md").read_text()

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.errors import HostfileError, LaunchError
-from hvdkit.launch.hosts import Host, parse_host_list, parse_hostfile, read_hostfile
-from hvdkit.launch.job import plan_ranks
+from hvdkit.launch.hostfiles import Host, parse_host_list, parse_hostfile, read_hostfile
+from hvdkit.launch.plan.job import plan_ranks
 
 
 def test_a_hostfile_in_open_mpis_dialect_is_read_in_order() -> None:
@@ -48,15 +48,15 @@ def test_every_problem_of_a_file_is_reported_with_its_line_and_its_cure() -> Non
     assert "node1 slots=4" in lines[0]
     assert "'four' is not a number" in lines[1]
     assert "Leave it out" in lines[2]
-    assert "take it for an option" in lines[3]
+    assert "read it as an option" in lines[3]
     assert "below slots=4" in lines[4]
-    assert "Open MPI's" in lines[5]
+    assert "the format of Open MPI" in lines[5]
     assert "--hostfile-format" in lines[5]
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n   # here\n"])
 def test_a_file_without_a_host_is_refused(text: str) -> None:
-    with pytest.raises(HostfileError, match="names no host"):
+    with pytest.raises(HostfileError, match="has no hosts"):
         parse_hostfile(text, "hosts")
 
 
@@ -144,11 +144,11 @@ def test_ranks_are_as_many_as_asked_for_or_as_there_are_slots() -> None:
     assert plan_ranks(3, hosts, {}) == 3
     assert plan_ranks(40, hosts, {}) == 40  # nobody here knows b's cores: mpirun will tell
     assert plan_ranks(7, (), {}) == 7
-    with pytest.raises(LaunchError, match="Ask for 10 ranks, or ask Slurm for more"):
+    with pytest.raises(LaunchError, match="Request 10 ranks, or ask Slurm for more"):
         plan_ranks(11, hosts, {"b": 8}, more="ask Slurm for more")
     with pytest.raises(LaunchError, match="-np 11 is more than the 10 slots of a:2, b:8"):
         plan_ranks(11, hosts, {"b": 8})
-    with pytest.raises(LaunchError, match="How many ranks"):
+    with pytest.raises(LaunchError, match="number of ranks is missing"):
         plan_ranks(None, (), {})
     with pytest.raises(LaunchError, match="must be 1 or more"):
         plan_ranks(0, (), {})

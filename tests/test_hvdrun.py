@@ -28,9 +28,21 @@ from hvdrun_job import (
     wait_until,
 )
 
-from hvdkit.launch.folders import find_jobs
+from hvdkit.launch.agent.rank import KILL_AFTER_S
+from hvdkit.launch.job.runtime_dir import find_jobs
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(60)]
+
+
+def wait_for_end_of(first: int, folder: Path, ending: str) -> str:
+    """A script by which one rank ends so, and the others go on when its process has ended."""
+    return (
+        f"link = {str(folder / 'process')!r}\n"
+        f"if rank == {first}:\n"
+        "    os.symlink(f'/proc/{os.getpid()}', link)  # it leads nowhere once this process has ended\n"
+        f"    {ending}\n"
+        "while not os.path.lexists(link) or os.path.exists(link): time.sleep(0.01)\n"
+    )
 
 
 def test_each_line_bears_its_rank_and_its_stream() -> None:
@@ -52,37 +64,37 @@ def test_each_rank_has_a_full_log_and_the_folder_is_made(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("code", [1, 3, 255])
 def test_the_exit_code_is_that_of_the_rank_that_failed(code: int) -> None:
-    done = hvdrun(3, f"time.sleep(0.3)\nif rank == 1: print('why', file=sys.stderr); sys.exit({code})\ntime.sleep(60)")
+    done = hvdrun(3, f"if rank == 1: print('why', file=sys.stderr); sys.exit({code})\ntime.sleep(60)")
     assert done.returncode == code
     assert f"failed with exit code {code}; stopped the other 2." in done.stderr.decode()
     assert re.search(r"hvdrun: rank 1 on \S+ failed", done.stderr.decode())
     assert any(line.endswith("why") for line in lines(done.stderr))
 
 
-def test_a_killed_rank_is_named_at_once() -> None:
+def test_a_killed_rank_is_named() -> None:
     with started(3, SLEEP) as process:
         pids = read_pids(process, 3)
         os.kill(pids[2], signal.SIGKILL)
-        _, errors = process.communicate(timeout=5)
+        _, errors = process.communicate(timeout=50)
         assert process.returncode == 137
-        assert re.search(r"rank 2 on \S+ was killed by SIGKILL, often the system being out of memory", errors.decode())
+        assert re.search(r"rank 2 on \S+ was killed by SIGKILL, often because .* out of memory", errors.decode())
         assert not any(alive(pid) for pid in pids.values())
 
 
-def test_a_rank_that_ignores_sigterm_is_ended_too() -> None:
-    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif rank == 0: time.sleep(0.5); sys.exit(4)\ntime.sleep(60)"
+def test_a_rank_that_ignores_sigterm_is_ended_too(tmp_path: Path) -> None:
+    script = (
+        f"ignores = {str(tmp_path / 'ignores')!r}\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if rank == 1: open(ignores, 'w').close(); time.sleep(60)\n"
+        "while not os.path.exists(ignores): time.sleep(0.01)\n"
+        "sys.exit(4)"
+    )
     done = hvdrun(2, script)
     assert done.returncode == 4
 
 
 def test_the_first_of_two_failures_is_named(tmp_path: Path) -> None:
-    script = (
-        f"failed = {str(tmp_path / 'failed')!r}\n"
-        "if rank == 2: open(failed, 'w').close(); sys.exit(12)\n"
-        "while not os.path.exists(failed): time.sleep(0.01)\n"
-        "if rank == 1: time.sleep(0.2); sys.exit(11)\n"
-        "time.sleep(60)"
-    )
+    script = wait_for_end_of(2, tmp_path, "sys.exit(12)") + "if rank == 1: sys.exit(11)\ntime.sleep(60)"
     done = hvdrun(3, script)
     assert done.returncode == 12
     assert "rank 2 on" in next(line for line in lines(done.stderr) if line.startswith("hvdrun: "))
@@ -127,22 +139,15 @@ def test_the_last_lines_of_a_failed_rank_are_shown_once(stream: str, together: b
 
 
 def test_a_rank_that_only_lost_its_peer_is_not_the_cause(tmp_path: Path) -> None:
-    script = (
-        f"first = {str(tmp_path / 'first')!r}\n"
-        "if rank == 0:\n"
-        "    os.symlink(f'/proc/{os.getpid()}', first)  # it leads nowhere once this process has ended\n"
-        "    print('hvdkit.errors.RankLostError: rank 1 is gone', file=sys.stderr); sys.exit(1)\n"
-        "while not os.path.lexists(first) or os.path.exists(first): time.sleep(0.01)\n"
-        "if rank == 1: os.kill(os.getpid(), 11)\n"
-        "time.sleep(60)"
-    )
+    fails = "print('hvdkit.errors.RankLostError: rank 1 is gone', file=sys.stderr); sys.exit(1)"
+    script = wait_for_end_of(0, tmp_path, fails) + "if rank == 1: os.kill(os.getpid(), 11)\ntime.sleep(60)"
     done = hvdrun(3, script)
     assert done.returncode == 139
     assert "hvdrun: rank 1 on" in done.stderr.decode()
     assert "after it, rank 0 on" in done.stderr.decode()
 
 
-def test_a_rank_that_cannot_join_is_named_and_ends_the_job_at_once() -> None:
+def test_a_rank_that_cannot_join_is_named_and_ends_the_job() -> None:
     script = """
 from hvdkit.engine.startup import open_world
 from hvdkit.config import read_config
@@ -159,11 +164,26 @@ open_world(read_config())
     assert b"hvdkit: rank 1 on " in done.stderr and b"no room here" in done.stderr
 
 
-def test_a_rank_that_is_done_early_does_not_end_the_others() -> None:
-    done = hvdrun(2, "time.sleep(rank); print('done', rank)")
+def test_a_rank_that_is_done_early_does_not_end_the_others(tmp_path: Path) -> None:
+    done = hvdrun(2, wait_for_end_of(0, tmp_path, "print('done 0'); sys.exit(0)") + "print('done', rank)")
     assert done.returncode == 0
     assert lines(done.stdout) == ["[0] done 0", "[1] done 1"]
     assert done.stderr == b""
+
+
+@pytest.mark.parametrize(("transport", "sets"), [("auto", ""), ("gloo", ""), ("mpi", ""), ("auto", "[[1, 2]]")])
+def test_a_rank_that_ends_its_script_while_the_others_shut_down_keeps_none_of_them(transport: str, sets: str) -> None:
+    init = f"hvd.init(process_sets={sets})" if sets else "hvd.init()"
+    script = f"import hvdkit.torch as hvd; {init}; rank == 0 and sys.exit(0); hvd.shutdown(); print('done')"
+    done = hvdrun(3, script, "--transport", transport)
+    assert (done.returncode, sorted(lines(done.stdout))) == (0, ["[1] done", "[2] done"]), done.stderr
+
+
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+def test_no_thread_is_in_mpi_when_a_script_has_ended(transport: str) -> None:
+    path = str(Path(__file__).parent / "ending_script.py")
+    done = hvdrun(2, f"import runpy; runpy.run_path({path!r})", "--transport", transport)
+    assert (done.returncode, sorted(lines(done.stdout))) == (0, ["[0] left []", "[1] left []"]), done.stderr
 
 
 def test_a_dead_agent_is_a_lost_rank() -> None:
@@ -171,11 +191,11 @@ def test_a_dead_agent_is_a_lost_rank() -> None:
         pids = read_pids(process, 2)
         agent = int(Path(f"/proc/{pids[1]}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(agent, signal.SIGKILL)
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=50)
         assert process.returncode not in (0, None)
         assert "rank 1 on" in errors.decode()
         assert "was lost" in errors.decode()
-        assert wait_until(lambda: not any(alive(pid) for pid in pids.values()), 3)
+        assert wait_until(lambda: not any(alive(pid) for pid in pids.values()))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -185,13 +205,13 @@ def test_a_signal_to_hvdrun_leaves_no_process(number: signal.Signals, code: int)
         all_of_them = descendants(process.pid)
         assert len(all_of_them) >= 7  # mpirun, three agents, three ranks
         process.send_signal(number)
-        _, errors = process.communicate(timeout=5)
+        _, errors = process.communicate(timeout=50)
         assert process.returncode == code
         assert "Traceback" not in errors.decode()
-        assert wait_until(lambda: not any(map(alive, all_of_them)), 2)
+        assert wait_until(lambda: not any(map(alive, all_of_them)))
 
 
-def test_killing_hvdrun_leaves_nothing_within_five_seconds() -> None:
+def test_killing_hvdrun_leaves_nothing() -> None:
     script = "import subprocess; child = subprocess.Popen(['sleep', '61']); " + SLEEP
     with started(2, script) as process:
         read_pids(process, 2)
@@ -199,7 +219,7 @@ def test_killing_hvdrun_leaves_nothing_within_five_seconds() -> None:
         all_of_them = descendants(process.pid)
         assert len(all_of_them) >= 7  # mpirun, two agents, two ranks, a child of each
         process.kill()
-        assert wait_until(lambda: not any(map(alive, all_of_them)), 5)
+        assert wait_until(lambda: not any(map(alive, all_of_them)))
         assert not folder.exists()
 
 
@@ -207,7 +227,7 @@ def test_what_a_rank_leaves_running_is_ended_with_it() -> None:
     done = hvdrun(2, "import subprocess; print(subprocess.Popen(['sleep', '62'], stdout=subprocess.DEVNULL).pid)")
     assert done.returncode == 0
     pids = [int(line.split()[1]) for line in lines(done.stdout)]
-    assert wait_until(lambda: not any(map(alive, pids)), 2)
+    assert wait_until(lambda: not any(map(alive, pids)))
 
 
 def test_no_line_of_much_output_is_lost_or_mixed() -> None:
@@ -265,7 +285,7 @@ def test_verbose_tells_which_mpirun_and_where_each_rank_is() -> None:
         assert re.search(
             rf"hvdrun: rank {rank} on \S+: pid \d+, (bound to|may use) CPUs [\d,-]+, OMP_NUM_THREADS=\d+", errors
         )
-    assert "hvdrun: all 2 ranks ended well." in lines(done.stderr)
+    assert "hvdrun: all 2 ranks ended with exit code 0." in lines(done.stderr)
 
 
 def test_signals_for_the_ranks_are_passed_on() -> None:
@@ -276,22 +296,22 @@ def test_signals_for_the_ranks_are_passed_on() -> None:
     with started(2, script) as process:
         read_pids(process, 2)
         process.send_signal(signal.SIGUSR1)
-        out, _ = process.communicate(timeout=10)
+        out, _ = process.communicate(timeout=50)
         assert process.returncode == 0
         assert sorted(lines(out)) == ["[0] usr1", "[1] usr1"]
 
 
-#: Saves for longer than a rank that has no handler is left; what it has started is to outlive that.
+#: Saves for longer than a rank without a handler is left; what it has started must go on for that time.
 SAVER = """
 import subprocess
 child = subprocess.Popen(["sleep", "63"])
 def save(number, frame):
-    time.sleep(2.2 + rank / 5)
+    time.sleep(LONG + rank / 5)
     print("child", child.poll(), flush=True)
     sys.exit(75)
 signal.signal(signal.SIGTERM, save)
 print('pid', os.getpid(), flush=True); time.sleep(60)
-"""
+""".replace("LONG", str(KILL_AFTER_S + 0.2))
 
 
 def test_ranks_that_save_at_sigterm_are_waited_for_and_are_no_failure() -> None:
@@ -300,7 +320,7 @@ def test_ranks_that_save_at_sigterm_are_waited_for_and_are_no_failure() -> None:
         process.send_signal(signal.SIGTERM)
         out, errors = process.communicate(timeout=50)
         assert sorted(lines(out)) == ["[0] child None", "[1] child None"]
-        expected = "hvdrun: saved, not finished: ended with exit code 75; the same command goes on from there."
+        expected = "hvdrun: saved, not finished: ended with exit code 75. Run the same command again to continue."
         assert lines(errors) == [expected]
         assert process.returncode == 75
         assert not any(map(alive, pids.values()))
@@ -322,7 +342,7 @@ def test_a_reader_that_leaves_ends_the_job() -> None:
         process.stdout.read(100)
         process.stdout.close()
         process.stdout = None
-        assert process.wait(timeout=10) == 141
+        assert process.wait(timeout=50) == 141
 
 
 def test_an_hvdrun_inside_a_rank_is_a_job_of_its_own() -> None:
@@ -332,7 +352,7 @@ def test_an_hvdrun_inside_a_rank_is_a_job_of_its_own() -> None:
     assert sorted(lines(done.stdout)) == ["[0] [0] inner 0", "[0] [1] inner 1"]
 
 
-def run_on_terminal(argv: Sequence[str]) -> tuple[int, bytes]:
+def run_on_terminal(argv: Sequence[str], **variables: str) -> tuple[int, bytes]:
     """Run a command whose stdout and stderr are a terminal of 30 rows and 100 columns."""
     outer, inner = pty.openpty()
     import fcntl
@@ -340,7 +360,8 @@ def run_on_terminal(argv: Sequence[str]) -> tuple[int, bytes]:
     import termios
 
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-    process = subprocess.Popen(argv, env=environment(), stdin=subprocess.DEVNULL, stdout=inner, stderr=inner)
+    environ = {**environment(), "TERM": "dumb", **variables}
+    process = subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=inner, stderr=inner)
     os.close(inner)
     seen = b""
     try:
@@ -367,3 +388,26 @@ def test_rank_0_has_a_terminal_when_hvdrun_has_one() -> None:
     assert b"[0] 0 True os.terminal_size(columns=96, lines=30)\r\n" in seen
     assert b"[1] 1 False None\r\n" in seen
     assert b"\r\x1b[2K[0] 10 %\r\x1b[2K[0] 20 %\r\n" in seen
+
+
+@pytest.mark.parametrize(
+    ("no_color", "words"),
+    [
+        ("", [b"\x1b[36m[0]\x1b[0m out 0\r\n", b"\x1b[32m[1]\x1b[0m out 1\r\n"]),
+        ("1", [b"[0] out 0\r\n", b"[1] out 1\r\n"]),
+    ],
+)
+def test_a_terminal_shows_the_ranks_in_colours_unless_NO_COLOR_is_set(no_color: str, words: list[bytes]) -> None:
+    code, seen = run_on_terminal(command(2, "print('out', rank)"), TERM="xterm", NO_COLOR=no_color)
+    assert code == 0
+    assert sorted(seen.splitlines(keepends=True)) == sorted(words)
+
+
+def test_ranks_and_prefixes_are_shown_as_asked_and_a_hidden_rank_that_fails_is_quoted() -> None:
+    script = "print('out', rank, os.environ['WHO']); print('err', rank, file=sys.stderr)"
+    done = hvdrun(3, script, "--no-prefix", "--show-ranks", "1-2", "-x", "WHO=me")
+    assert (done.returncode, sorted(lines(done.stdout))) == (0, ["out 1 me", "out 2 me"])
+    assert sorted(lines(done.stderr)) == ["err 1", "err 2"]
+    done = hvdrun(2, "if rank == 1: sys.exit('why it failed')\ntime.sleep(60)", "--show-ranks", "0", "-q")
+    assert done.returncode == 1
+    assert "hvdrun:     why it failed" in lines(done.stderr)

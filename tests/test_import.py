@@ -25,7 +25,7 @@ def test_using_a_public_name_brings_in_no_framework_and_no_mpi() -> None:
     assert not modules_after("import hvdkit; hvdkit.Config(); hvdkit.HvdkitError") & HEAVY
 
 
-@pytest.mark.parametrize("module", ["hvdkit.launch.cli", "hvdkit.cli"])
+@pytest.mark.parametrize("module", ["hvdkit.launch.cli.hvdrun", "hvdkit.cli"])
 def test_the_help_of_a_command_brings_in_no_framework_and_no_mpi(module: str) -> None:
     code = f"from {module} import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass"
     assert not modules_after(code) & (HEAVY | {"numpy"})

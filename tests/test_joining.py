@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hvdkit.launch.agent.place import adopt_environment, name_process, read_environment_of
+from hvdkit.launch.agent.rank_identity import adopt_environment, name_process, read_environment_of
 
 
 def test_a_rank_that_joins_has_the_variables_of_the_job_and_its_own_number() -> None:

@@ -32,7 +32,11 @@ from hvdkit.transport.shared.transport import SharedMemoryTransport
 
 pytestmark = [pytest.mark.ranks, pytest.mark.native("Horovod makes its process sets itself, and at once")]
 
-TRANSPORTS = ["shared_memory", "mpi", "gloo", "hierarchical_pairs"]
+TRANSPORTS = [
+    "shared_memory",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("mpi", "gloo")),
+    "hierarchical_pairs",
+]
 
 
 def taken() -> tuple[int, int, int]:

@@ -18,9 +18,9 @@ DIGITS = ROOT / "examples" / "pytorch_resumable_digits.py"
 SCRIPT = ROOT / "tests" / "elastic_world_script.py"
 
 
-def shared_memory() -> set[str]:
-    """What hvdkit has in /dev/shm."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith("hvdkit-")}
+def shared_memory(pids: set[str]) -> list[str]:
+    """What these processes have left in /dev/shm."""
+    return [name for name in os.listdir("/dev/shm") if name.startswith("hvdkit-") and pids & set(name.split("-"))]
 
 
 def training(steps: int) -> tuple[str, ...]:
@@ -45,7 +45,6 @@ def launcher_of(job: Job) -> int:
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_job_that_has_lost_a_rank_is_started_again_and_comes_to_the_same(victim: int, tmp_path: Path) -> None:
-    before = shared_memory()
     options = ("-np", "3", "--elastic-restarts", "--output-filename", str(tmp_path / "logs"), *kept(tmp_path / "kept"))
     with started(*options, command=training(150)) as job:
         job.wait_for(lambda: len(job.pids) == 3 and has_saved(tmp_path / "kept"))
@@ -57,9 +56,10 @@ def test_a_job_that_has_lost_a_rank_is_started_again_and_comes_to_the_same(victi
     assert f"rank {victim} on" in output and "starting again with 3 ranks, from the last checkpoint (start 2)" in output
     assert output.count("Traceback") == 0, output
     assert (tmp_path / "logs" / "rank.0.log").read_text().count("pid ") == 2
-    assert shared_memory() <= before
+    assert not shared_memory(set(re.findall(r"\[\d+\] pid (\d+)", output)))
 
 
+@pytest.mark.slow
 def test_a_job_whose_ranks_outlive_each_other_is_started_again_when_it_is_lost_as_a_whole(tmp_path: Path) -> None:
     with started("-np", "2", "--min-np", "1", *kept(tmp_path / "kept"), command=training(150)) as job:
         job.wait_for(lambda: len(job.pids) == 2 and has_saved(tmp_path / "kept"))
@@ -86,7 +86,7 @@ def test_a_rank_that_is_killed_each_time_before_anything_is_saved_ends_the_job()
     assert job.process.returncode == 139, output
     assert output.count("was killed by SIGSEGV") == 3
     assert "from the beginning: nothing has been saved (start 3, 2 in a row ended" in output
-    assert "3 times in a row it ended before anything was saved" in output
+    assert "3 attempts in a row ended before a checkpoint was saved" in output
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_it_is_started_again_as_often_as_it_may_be(tmp_path: Path) -> None:
         job.kill(0)
         output = job.end()
     assert job.process.returncode == 137, output
-    assert "it was started again 1 time, and not more often (--reset-limit)" in output
+    assert "it was restarted 1 time, the limit (--reset-limit)" in output
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_checkpoints_of_the_script_will_do(tmp_path: Path) -> None:
         job.kill(1)
         output = job.end()
     assert job.process.returncode == 0, output
-    assert "starting again with 2 ranks, from the last checkpoint" in output and "going on from" in output
+    assert "starting again with 2 ranks, from the last checkpoint" in output and "continuing from" in output
     assert output.count("epoch 1 ") <= 1
 
 
@@ -151,6 +151,7 @@ def hosts_script(folder: Path, *lines: str) -> str:
     return str(script)
 
 
+@pytest.mark.slow
 def test_a_job_takes_the_slots_that_a_script_comes_to_know(tmp_path: Path) -> None:
     discovery = ("--host-discovery-script", hosts_script(tmp_path, "localhost:2"), "--max-np", "3")
     with started("--elastic-restarts", *discovery, *kept(tmp_path / "kept"), command=training(200)) as job:
@@ -160,7 +161,7 @@ def test_a_job_takes_the_slots_that_a_script_comes_to_know(tmp_path: Path) -> No
     assert job.process.returncode == 0, output
     assert job.result()["sizes"] == [2, 3]
     assert job.result()["summary"] == pytest.approx(reference(200), abs=1e-12)
-    assert "there is room for 3 ranks" in output and "starting again with 3 ranks" in output
+    assert "the hosts have slots for 3 ranks" in output and "starting again with 3 ranks" in output
 
 
 def test_a_job_waits_for_its_slots_and_not_for_ever(tmp_path: Path) -> None:
@@ -168,7 +169,7 @@ def test_a_job_waits_for_its_slots_and_not_for_ever(tmp_path: Path) -> None:
     with started("-np", "2", *discovery, command=("-c", "print('ran')")) as job:
         output = job.end()
     assert job.process.returncode == 2, output
-    assert "1 slot is there, of 2" in output and "not as many as 2 slots within 1 s" in output
+    assert "there is 1 slot, and 2 are needed" in output and "did not report 2 slots within 1 s" in output
     assert "ran" not in output
 
 
@@ -181,5 +182,5 @@ def test_too_few_slots_are_left_and_something_is_saved(tmp_path: Path) -> None:
         job.kill(0)
         output = job.end()
     assert job.process.returncode == 75, output
-    assert "1 slot is there, of 2 that are needed (--min-np): waiting" in output
-    assert "not as many slots as are needed, 2 (--min-np): ended with exit code 75" in output
+    assert "there is 1 slot, and 2 are needed (--min-np): waiting" in output
+    assert "fewer slots than the 2 that are needed (--min-np): ended with exit code 75" in output

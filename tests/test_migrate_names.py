@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("libcst", reason="libcst is not installed")
 
-from hvdkit.tools.migrate.plan import plan
+from hvdkit_migrate.plan import plan
 
 OWN_LOADER = """\
 class DataLoader:
@@ -39,7 +39,7 @@ loader = DataLoader(data)
 {TRAIN}"""
     result = plan(text, "train.py")
     assert "\nloader = DataLoader(data)\n" in result.after
-    assert [one.what for one in result.of("break") if "does not come from a DataLoader" in one.what]
+    assert [one.what for one in result.of("break") if "do not come from a DataLoader" in one.what]
 
 
 def test_an_import_of_a_function_is_known_in_that_function_only() -> None:

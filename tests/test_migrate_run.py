@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("libcst", reason="libcst is not installed")
 
-from hvdkit.tools.migrate.plan import plan
+from hvdkit_migrate.plan import plan
 
 TESTS = Path(__file__).parent
 #: What one process needs to do what two ranks do with the batches and the rate of torch_no_shuffle.py.

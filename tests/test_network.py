@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 
 import pytest
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.agent.interfaces import read_interfaces
-from hvdkit.launch.arrivals import Arrival, check_arrival, check_layout, parse_arrival, plan_orders
-from hvdkit.launch.hosts import Host
-from hvdkit.launch.job import plan_places
-from hvdkit.launch.network import (
-    Connection,
-    Interface,
+from hvdkit.launch.agent.host_info import read_interfaces
+from hvdkit.launch.hostfiles import Host
+from hvdkit.launch.plan.job import plan_places
+from hvdkit.launch.plan.network import (
+    HostInterfaces,
+    InterfaceAddress,
     choose_network,
     find_shared_subnets,
     parse_interfaces,
     parse_wish,
     plan_network_variables,
 )
+from hvdkit.launch.plan.registration import (
+    Registration,
+    check_layout,
+    check_registration,
+    parse_registration,
+    plan_start_orders,
+)
 
 
-def connection(*rows: str, reached: str = "") -> Connection:
+def connection(*rows: str, reached: str = "") -> HostInterfaces:
     """Rows like "eth0 10.0.0.1/24", or "eth0 10.0.0.1/24 25000" with its speed."""
     parts = (row.split() for row in rows)
     split = [(name, *address.split("/"), *(speed or ["0"])) for name, address, *speed in parts]
     interfaces = parse_interfaces([[name, address, int(bits), int(speed)] for name, address, bits, speed in split])
-    return Connection(interfaces, reached)
+    return HostInterfaces(interfaces, reached)
 
 
 DOCKER = "docker0 172.17.0.1/16"
 
 
-def chosen(hosts: dict[str, Connection], *wish: str) -> dict[str, list[str]]:
+def chosen(hosts: dict[str, HostInterfaces], *wish: str) -> dict[str, list[str]]:
     found = choose_network(hosts, wish).interfaces
     return {host: [each.name for each in interfaces] for host, interfaces in found.items()}
 
@@ -45,7 +52,7 @@ def test_the_subnet_that_all_hosts_share_is_taken_whatever_its_interfaces_are_ca
         "c": connection(DOCKER, "eth1 192.168.3.9/24", "enp7s0 10.0.0.3/24"),
     }
     assert chosen(hosts) == {"a": ["eth0"], "b": ["ens5"], "c": ["enp7s0"]}
-    assert choose_network(hosts).why == "ranks on different hosts talk over 10.0.0.0/24 (eth0, ens5, enp7s0)"
+    assert choose_network(hosts).why == "ranks on different hosts communicate over 10.0.0.0/24 (eth0, ens5, enp7s0)"
 
 
 def test_a_subnet_with_the_same_address_on_two_hosts_is_inside_each_of_them() -> None:
@@ -101,7 +108,7 @@ def test_what_is_neither_a_name_nor_a_subnet_is_refused(text: str) -> None:
 
 
 def test_libraries_are_told_and_what_the_user_has_said_stays() -> None:
-    interfaces = [Interface("ens5", "10.0.0.2", "10.0.0.0/24")]
+    interfaces = [InterfaceAddress("ens5", "10.0.0.2", "10.0.0.0/24")]
     assert plan_network_variables(interfaces, {}) == {
         "GLOO_SOCKET_IFNAME": "ens5",
         "NCCL_SOCKET_IFNAME": "=ens5",
@@ -112,26 +119,37 @@ def test_libraries_are_told_and_what_the_user_has_said_stays() -> None:
     assert set(plan_network_variables(interfaces, mine)) == {"NCCL_SOCKET_IFNAME", "FI_TCP_IFACE"}
 
 
-def arrival(rank: int, size: int, host: str, *, fabric: bool = False) -> Arrival:
+def arrival(rank: int, size: int, host: str, *, fabric: bool = False) -> Registration:
     number = ord(host[-1]) - ord("a") + 1
     here = connection(f"eth{number} 10.0.0.{number}/24", reached=f"10.0.0.{number}")
-    return Arrival(rank, size, host, here, fabric)
+    return Registration(rank, size, host, here, fabric)
 
 
 def test_each_rank_is_told_of_its_hosts_ranks_and_interface() -> None:
     arrivals = {rank: arrival(rank, 3, host) for rank, host in enumerate("aab")}
-    told = plan_orders(arrivals, {}, (), (24, 80, True)).told
+    told = plan_start_orders(arrivals, {}, (), (24, 80, True)).by_rank
     assert [told[rank]["local_size"] for rank in range(3)] == [2, 2, 1]
     assert [told[rank]["window"] for rank in range(3)] == [(24, 80, True), None, None]
     assert [told[rank]["variables"]["GLOO_SOCKET_IFNAME"] for rank in range(3)] == ["eth1", "eth1", "eth2"]
     assert told[0]["variables"]["OMPI_MCA_pml"] == "ob1"  # nothing but TCP is there
     with_fabric = {rank: arrival(rank, 3, host, fabric=host == "b") for rank, host in enumerate("aab")}
-    assert "OMPI_MCA_pml" not in plan_orders(with_fabric, {}, (), None).told[0]["variables"]
+    assert "OMPI_MCA_pml" not in plan_start_orders(with_fabric, {}, (), None).by_rank[0]["variables"]
+
+
+def test_scripts_meet_at_rank_0s_address_on_the_network_that_was_chosen() -> None:
+    arrivals = {rank: arrival(rank, 3, host) for rank, host in enumerate("baa")}
+    arrivals[0] = replace(arrivals[0], ports=(20001, 20002))
+    told = plan_start_orders(arrivals, {}, (), None, job="77").by_rank
+    assert {told[rank]["variables"]["MASTER_ADDR"] for rank in range(3)} == {"10.0.0.2"}
+    assert [told[rank]["variables"]["LOCAL_RANK"] for rank in range(3)] == ["0", "0", "1"]
+    arrivals[3] = replace(arrival(3, 3, "b"), joins=True)
+    del arrivals[0]  # lost; the variables describe the first world only
+    assert "RANK" not in plan_start_orders(arrivals, {}, (), None, job="77").by_rank[3]["variables"]
 
 
 def test_on_one_host_there_is_nothing_to_choose() -> None:
-    orders = plan_orders({rank: arrival(rank, 2, "a") for rank in range(2)}, {}, ["no such"], None)
-    assert orders.told[1] == {
+    orders = plan_start_orders({rank: arrival(rank, 2, "a") for rank in range(2)}, {}, ["no such"], None)
+    assert orders.by_rank[1] == {
         "window": None,
         "local_size": 2,
         "one_host": True,
@@ -141,18 +159,18 @@ def test_on_one_host_there_is_nothing_to_choose() -> None:
 
 
 def test_ranks_that_are_alone_or_twice_there_are_turned_away() -> None:
-    assert check_arrival(arrival(1, 4, "a"), 4, {0: "a"}) == ""
-    assert check_arrival(arrival(1, 0, "a"), 4, {0: "a"}) == ""  # PMIx by itself does not tell
-    assert "started as one of 1, and 4 were asked for" in check_arrival(arrival(0, 1, "a"), 4, {})
-    assert "started twice, on a and on b" in check_arrival(arrival(0, 4, "b"), 4, {0: "a"})
-    assert "4 ranks were asked for" in check_arrival(arrival(4, 0, "a"), 4, {})
+    assert check_registration(arrival(1, 4, "a"), 4, {0: "a"}) == ""
+    assert check_registration(arrival(1, 0, "a"), 4, {0: "a"}) == ""  # PMIx by itself does not tell
+    assert "started as one of 1 ranks, but 4 were requested" in check_registration(arrival(0, 1, "a"), 4, {})
+    assert "started twice, on a and on b" in check_registration(arrival(0, 4, "b"), 4, {0: "a"})
+    assert "4 ranks were requested" in check_registration(arrival(4, 0, "a"), 4, {})
 
 
 def test_ranks_that_are_piled_on_one_host_are_noticed_by_number_not_by_name() -> None:
     planned = plan_places(4, (Host("a.site.org", 2), Host("b.site.org", 8)))
     assert planned == (("a.site.org", 2), ("b.site.org", 2))
     assert check_layout(planned, {0: "a", 1: "a", 2: "b", 3: "b"}) == ""
-    assert "4 on a in place of 2 on a.site.org, 2 on b.site.org" in check_layout(planned, dict.fromkeys(range(4), "a"))
+    assert "4 on a instead of 2 on a.site.org, 2 on b.site.org" in check_layout(planned, dict.fromkeys(range(4), "a"))
     assert check_layout((), dict.fromkeys(range(4), "a")) == ""
 
 
@@ -163,7 +181,7 @@ def test_what_no_agent_says_is_refused() -> None:
         {"rank": 0, "size": 1, "host": "a", "interfaces": [[1, 2, 3, 4]]},
     ):
         with pytest.raises((ValueError, KeyError)):
-            parse_arrival(hello)
+            parse_registration(hello)
 
 
 def test_this_machines_addresses_are_read_without_its_loopback() -> None:

@@ -4,50 +4,58 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hvdkit import cli as hvdkit_cli
-from hvdkit.launch import cli as hvdrun
-from hvdkit.tools.doctor import steps
-from hvdkit.tools.doctor.hosts import survey
-from hvdkit.tools.doctor.hosts.remote import Gone
-from hvdkit.tools.doctor.hosts.seen import Failure
+from hvdkit.launch.cli import hvdrun
+from hvdkit.launch.cli.options import parse_arguments
+from hvdkit.tools.doctor.facts import HostFacts
+from hvdkit.tools.doctor.hosts import surveyor
+from hvdkit.tools.doctor.hosts.session import AgentLost, AgentSession
+from hvdkit.tools.doctor.survey import Failure
 
 
-@pytest.mark.parametrize("words", [["-n", "2"], ["-n2"], ["-np", "2"], ["-np2"], ["-np=2"], ["--num-proc=2"]])
+@pytest.mark.parametrize(
+    "words", [["-n", "2"], ["-n2"], ["-np", "2"], ["-np2"], ["-np=2"], ["--num-proc=2"], ["--np", "2"]]
+)
 def test_the_number_of_ranks_is_written_as_for_other_launchers(words: list[str]) -> None:
-    options = hvdrun.parse_arguments([*words, "python", "train.py", "-np7", "-n", "8"])
+    options = parse_arguments([*words, "python", "train.py", "-np7", "-n", "8"])
     assert (options.ranks, options.command) == (2, ["python", "train.py", "-np7", "-n", "8"])
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["-np", "0"], "0 is not a whole number from 1 up"),
-        (["-np", "p"], "p is not a whole number from 1 up"),
-        (["-np2x"], "p2x is not a whole number from 1 up"),
-        (["-ppn", "2"], "-ppn is a flag of mpiexec's that hvdrun lacks. Use --slots-per-host N, or -H host1:N"),
-        (["-ppn2"], "pn2 is not a port"),
-        (["-c", "pass"], "-c is a flag of mpirun's that hvdrun lacks. Use -np N for ranks"),
-        (["-p", "65536"], "65536 is not a port; they go from 1 to 65535"),
-        (["--start-timeout", "-5"], "-5 is not a number of seconds, more than 0"),
-        (["--start-timeout", "0"], "0 is not a number of seconds, more than 0"),
-        (["--start-timeout", "nan"], "nan is not a number of seconds, more than 0"),
-        (["--start-timeout", "inf"], "inf is not a number of seconds, more than 0"),
-        (["--start-timeout", "soon"], "soon is not a number of seconds, more than 0"),
-        (["--save-timeout", "-1"], "-1 is not a number of seconds, 0 or more"),
-        (["--elastic-timeout", "nan"], "nan is not a number of seconds, 0 or more"),
-        (["--blacklist-cooldown-range", "nan", "3"], "nan is not a number of seconds, more than 0"),
-        (["--reset-limit", "-1"], "-1 is not a whole number from 0 up"),
+        (["-np", "0"], "0 is not a number of ranks; use 1 or more, auto or gpu"),
+        (["-np", "p"], "p is not a number of ranks"),
+        (["-np2x"], "unknown option -np2x"),
+        (
+            ["-ppn", "2"],
+            "-ppn is an option of mpiexec that hvdrun does not have. Use --slots-per-host N, or -H host1:N",
+        ),
+        (["-ppn2"], "-ppn is an option of mpiexec that hvdrun does not have"),
+        (["-c", "pass"], "-c is an option of mpirun that hvdrun does not have. Use -np N"),
+        (["-p", "65536"], "65536 is not a port; use 1 to 65535"),
+        (["--start-timeout", "-5"], "-5 is not a number of seconds; use more than 0"),
+        (["--start-timeout", "0"], "0 is not a number of seconds; use more than 0"),
+        (["--start-timeout", "nan"], "nan is not a number of seconds; use more than 0"),
+        (["--start-timeout", "inf"], "inf is not a number of seconds; use more than 0"),
+        (["--start-timeout", "soon"], "soon is not a number of seconds; use more than 0"),
+        (["--save-timeout", "-1"], "-1 is not a number of seconds; use 0 or more"),
+        (["--elastic-timeout", "nan"], "nan is not a number of seconds; use 0 or more"),
+        (["--blacklist-cooldown-range", "nan", "3"], "nan is not a number of seconds; use more than 0"),
+        (["--slots-per-host", "0"], "0 is not a whole number of at least 1"),
+        (["--show-ranks", "2-1"], "2-1 has the range 2-1; write the smaller rank first"),
+        (["--show-ranks", "-1"], "-1 is not a list of ranks"),
+        (["--reset-limit", "-1"], "-1 is not a whole number of at least 0"),
     ],
 )
 def test_a_number_that_makes_no_sense_is_refused(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        hvdrun.parse_arguments([*words, "true"])
+        parse_arguments([*words, "true"])
     error = capsys.readouterr().err
     assert end.value.code == 2
     assert said in error and len(error.splitlines()) == 1
@@ -77,7 +85,9 @@ def test_a_working_directory_that_has_been_removed_is_told(
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     assert hvdrun.main(["-np", "2", "--output-filename", "logs", "true"]) == 2
-    assert "--output-filename logs: the working directory has been removed. cd to another" in capsys.readouterr().err
+    assert (
+        "--output-filename logs: the working directory has been removed. Change to another" in capsys.readouterr().err
+    )
 
 
 def test_doctor_reaches_hosts_with_hvdruns_port_and_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,18 +95,13 @@ def test_doctor_reaches_hosts_with_hvdruns_port_and_key(tmp_path: Path, monkeypa
     key.touch()
     lines: list[list[str]] = []
 
-    class Surveyor(survey.Surveyor):
-        def run(self) -> Any:
-            self._start("node9")
-            raise KeyboardInterrupt
-
-    def start(argv: list[str], environ: dict[str, str]) -> Any:
+    async def start(agent: AgentSession, argv: list[str], environ: dict[str, str], timeout_s: float) -> None:
         lines.append(argv)
-        raise Gone(Failure(255, "refused"))
+        raise AgentLost(Failure(255, "refused"))
 
-    monkeypatch.setattr(survey, "Remote", start)
-    monkeypatch.setattr(steps, "Surveyor", Surveyor)
-    hvdkit_cli.main(["doctor", "-H", "node9:1", "-p", "2222", "-i", str(key), "--via", "ssh"])
-    line = lines[0]
+    monkeypatch.setattr(AgentSession, "start", start)
+    monkeypatch.setattr(surveyor, "collect", lambda environ: HostFacts())
+    assert hvdkit_cli.main(["doctor", "-H", "node9:1", "-p", "2222", "-i", str(key), "--via", "ssh"]) == 1
+    (line,) = lines
     assert line[line.index("-p") : line.index("-p") + 4] == ["-p", "2222", "-i", os.fspath(key)]
     assert line.index("-i") < line.index("--") < line.index("node9")

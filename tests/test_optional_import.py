@@ -38,6 +38,6 @@ def test_every_extra_that_a_message_names_is_there_and_small() -> None:
     for path in (root / "hvdkit").rglob("*.py"):
         found |= set(re.findall(r"hvdkit\[(\w+)\]|\boptional_import\(\"\w+\", \"(\w+)\"\)", path.read_text()))
     names = {one or other for one, other in found}
-    assert {"config", "run", "migrate"} <= names <= set(extras)
+    assert {"config", "run"} <= names <= set(extras)
     assert extras["config"].split() == ["pyyaml"]
     assert extras["run"].split() == ["cloudpickle"]

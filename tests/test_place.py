@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvdkit.launch.agent.place import read_place
+from hvdkit.launch.agent.rank_identity import identify_rank
 from hvdkit.world import read_world
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
@@ -77,7 +77,7 @@ SEEN = {
 @pytest.mark.parametrize("name", SEEN)
 def test_the_agent_and_the_rank_agree_on_who_they_are(name: str) -> None:
     variables, expected = SEEN[name]
-    place = read_place(variables)
+    place = identify_rank(variables)
     assert (place.rank, place.size, place.local_size) == expected
     world = read_world(variables)
     assert (world.rank, world.size) == expected[:2]

@@ -48,8 +48,8 @@ def test_a_training_that_is_killed_and_then_told_to_end_goes_on_each_time_at_las
     os.kill(int(found[1]), signal.SIGTERM)
     output, errors = told.communicate(timeout=60)
     assert told.returncode == 75, errors
-    assert re.search(r"going on from \S+/checkpoint-\d+\n", said + errors)
-    assert "SIGTERM came to rank 1: saved, and ending with exit code 75" in errors
+    assert re.search(r"continuing from \S+/checkpoint-\d+\n", said + errors)
+    assert "rank 1 received SIGTERM: the checkpoint is saved, and the job ends with exit code 75" in errors
     assert "hvdrun: saved, not finished: ended with exit code 75" in errors
     last = int(re.findall(r"epoch (\d+) ", first + output)[-1])
 

@@ -8,46 +8,46 @@ import sys
 
 import pytest
 
-from hvdkit.launch.agent.machine import look_around
-from hvdkit.launch.preflight import Machine, find_troubles, parse_machine
+from hvdkit.launch.agent.host_info import probe_host
+from hvdkit.launch.plan.preflight import HostResources, find_problems, parse_resources
 
-GOOD = Machine((0, 1, 2, 3), 8, 5000, "3.11.7")
+GOOD = HostResources((0, 1, 2, 3), 8, 5000, "3.11.7")
 
 
 def test_a_healthy_job_is_not_talked_about() -> None:
-    assert find_troubles([("a", GOOD), ("a", GOOD), ("b", GOOD)]) == []
-    assert find_troubles([("a", Machine((0,), 1, 5000, "3.11.7"))] * 4) == [], "there is no other core"
-    bound = [("a", Machine((core,), 8, 5000, "3.11.7")) for core in range(4)]
-    assert find_troubles(bound) == [], "each has one of its own"
-    assert find_troubles([("a", Machine())] * 2) == [], "nothing is known"
+    assert find_problems([("a", GOOD), ("a", GOOD), ("b", GOOD)]) == []
+    assert find_problems([("a", HostResources((0,), 1, 5000, "3.11.7"))] * 4) == [], "there is no other core"
+    bound = [("a", HostResources((core,), 8, 5000, "3.11.7")) for core in range(4)]
+    assert find_problems(bound) == [], "each has one of its own"
+    assert find_problems([("a", HostResources())] * 2) == [], "nothing is known"
 
 
 def test_ranks_that_share_one_core_are_told_once_a_host() -> None:
-    pinned = Machine((3,), 8, 5000, "3.11.7")
-    (text,) = find_troubles([("a", pinned), ("a", pinned), ("b", GOOD), ("b", GOOD)])
-    assert text.startswith("a: all 2 ranks may use core 3 only, of 8.") and "--cpus-per-task" in text
+    pinned = HostResources((3,), 8, 5000, "3.11.7")
+    (text,) = find_problems([("a", pinned), ("a", pinned), ("b", GOOD), ("b", GOOD)])
+    assert text.startswith("a: all 2 ranks are restricted to core 3 of 8.") and "--cpus-per-task" in text
 
 
-@pytest.mark.parametrize(("free", "seen"), [(10, "10 MiB left"), (-1, "no folder")])
+@pytest.mark.parametrize(("free", "seen"), [(10, "10 MiB free"), (-1, "no directory")])
 def test_too_little_shared_memory_is_told(free: int, seen: str) -> None:
-    small = Machine((0, 1), 2, free, "3.11.7")
-    (text,) = find_troubles([("a", small), ("a", small)])
+    small = HostResources((0, 1), 2, free, "3.11.7")
+    (text,) = find_problems([("a", small), ("a", small)])
     assert seen in text and "--shm-size" in text
-    assert find_troubles([("a", small)]) == [], "one rank shares with nobody"
+    assert find_problems([("a", small)]) == [], "one rank shares with nobody"
 
 
 def test_different_pythons_are_told_with_their_hosts() -> None:
-    (text,) = find_troubles([("a", GOOD), ("b", Machine((0,), 1, 5000, "3.9.2")), ("c", GOOD)])
+    (text,) = find_problems([("a", GOOD), ("b", HostResources((0,), 1, 5000, "3.9.2")), ("c", GOOD)])
     assert "3.11.7 on a, c; 3.9.2 on b" in text
 
 
 def test_an_agent_tells_what_is_understood() -> None:
-    machine = parse_machine(look_around(os.environ))
+    machine = parse_resources(probe_host(os.environ))
     assert machine.cores >= len(machine.allowed) >= 1 and machine.shared_mib >= -1
-    assert look_around({"HVDKIT_SHARED_DIRECTORY": "/no/such/folder"})["shared_mib"] == -1
+    assert probe_host({"HVDKIT_SHARED_DIRECTORY": "/no/such/folder"})["shared_mib"] == -1
     for told in ({"allowed": ["x"], "cores": 1, "shared_mib": 1, "python": ""}, {"cores": 1}):
         with pytest.raises((ValueError, KeyError)):
-            parse_machine(told)
+            parse_resources(told)
 
 
 @pytest.mark.ranks
@@ -63,4 +63,4 @@ def test_hvdrun_under_taskset_says_that_all_ranks_share_a_core() -> None:
     assert done.returncode == 0, done.stderr
     if os.cpu_count() == 1:
         return  # there is no other core to miss
-    assert f"all 2 ranks may use core {core} only" in done.stderr
+    assert f"all 2 ranks are restricted to core {core}" in done.stderr

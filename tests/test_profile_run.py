@@ -18,6 +18,7 @@ from ranks import run_ranks
 from torch_world import joined
 
 import hvdkit.torch as hvd
+from hvdkit.cli import main
 from hvdkit.engine.observe import record_sender
 from hvdkit.engine.observe.recording import PlanFacts, RankFacts
 from hvdkit.errors import ProfileError
@@ -38,8 +39,7 @@ def hvdkit(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def profile(*options: str, script: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    job = [sys.executable, "-m", "hvdkit.launch", "-np", "2", "--", sys.executable, str(HERE / "profiled_script.py")]
-    return hvdkit("profile", *options, "--", *job, *script)
+    return hvdkit("profile", *options, "-np", "2", "--", sys.executable, str(HERE / "profiled_script.py"), *script)
 
 
 def test_a_slow_rank_of_a_job_that_dies(tmp_path: Path) -> None:
@@ -49,8 +49,8 @@ def test_a_slow_rank_of_a_job_that_dies(tmp_path: Path) -> None:
     done = profile(*written, script=("900", "slow=1,20,0.015", "dies=1,180"))
     assert done.returncode == 3, done.stdout + done.stderr
     assert "The other ranks wait for rank 1 (host" in done.stderr
-    assert "Rank 1 on" in done.stdout and "is late since step" in done.stdout
-    assert done.stdout.count("[slow-rank, up to") == 1 and "2x the hosts (2)" in done.stdout
+    assert "Rank 1 on" in done.stdout and "is slow since step" in done.stdout
+    assert done.stdout.count("[slow-rank, saves up to") == 1 and "2x the hosts (2)" in done.stdout
     assert {one["pid"] for one in json.loads(trace.read_text())["traceEvents"]} == {0, 1}
     assert "waited for rank 1" in report.read_text()
     again = hvdkit("profile", "--read", str(kept), "--json")
@@ -58,9 +58,26 @@ def test_a_slow_rank_of_a_job_that_dies(tmp_path: Path) -> None:
     assert again.returncode == 0 and found["slow"]["ranks"] == [1] and found["slow"]["waited_s"] > 0
 
 
-def test_a_job_of_which_nothing_can_be_said() -> None:
-    done = hvdkit("profile", "--", sys.executable, "-c", "raise SystemExit(5)")
-    assert done.returncode == 2 and "ended with exit code 5, and there is no profile of it." in done.stderr
+def test_a_launchers_own_command_and_a_job_without_a_profile() -> None:
+    job = "-m", "hvdkit.launch", "-np", "1", sys.executable, "-c", "print('output'); raise SystemExit(5)"
+    done = hvdkit("profile", "--json", "--", sys.executable, *job)
+    assert done.returncode == 2 and "ended with exit code 5, and there is no profile." in done.stderr
+    assert not done.stdout and "output" in done.stderr, "with --json only the document is on stdout"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "No script was given"),
+        (["--read", "x.npz", "--", "hvdrun", "x"], "--read x.npz runs no job, so hvdrun has no effect"),
+        (["--read", "x.npz", "-np", "2"], "--read x.npz runs no job, so -np has no effect"),
+        (["-np", "2", "--", "mpirun", "-np", "2", "x"], "-np and mpirun both start ranks"),
+        (["--save", "/no/such/folder/x", "-np", "2", "--", "x"], "The folder of /no/such/folder/x does not exist"),
+    ],
+)
+def test_contradictions_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 def _profiled(path: str, *asked: str) -> tuple[Verdict | None, str]:
@@ -89,7 +106,7 @@ def test_data_that_all_ranks_wait_for(tmp_path: Path) -> None:
 
 def _not_profiled() -> str:
     with joined():
-        with pytest.raises(ProfileError, match="write it like"), hvd.profile(network="fast"):
+        with pytest.raises(ProfileError, match="is not a network"), hvd.profile(network="fast"):
             pass
         with pytest.raises(ZeroDivisionError), hvd.profile():
             raise ZeroDivisionError
@@ -134,8 +151,8 @@ def test_data_that_fit_waits_for(backend: str) -> None:
 
 
 def test_it_listens_where_the_ranks_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hvdkit.launch.check.resolve", lambda name: {"far": ("192.0.2.7",)}.get(name, ()))
-    monkeypatch.setattr("hvdkit.launch.check._address_towards", {"192.0.2.7": "192.0.2.1"}.get)
+    monkeypatch.setattr("hvdkit.launch.plan.validate.resolve", lambda name: {"far": ("192.0.2.7",)}.get(name, ()))
+    monkeypatch.setattr("hvdkit.launch.plan.validate._address_towards", {"192.0.2.7": "192.0.2.1"}.get)
     python = [sys.executable, "-m", "hvdkit.launch"]
     assert choose_addresses(["hvdrun", "-np", "2", "python", "x.py"], {}) == (LOOPBACK,)
     assert choose_addresses([*python, "-np", "2", "-H", "localhost:2", "x"], {}) == (LOOPBACK,)

@@ -91,7 +91,9 @@ def test_ranks_of_one_host_use_the_loopback_and_others_what_rank_0_was_reached_b
     assert [choose_address(apart, [0, 0, 1], rank) for rank in range(3)] == ["192.168.0.1", "10.0.0.1", "10.0.0.2"]
     named = [attendance("a", "172.16.0.1", ""), *apart[1:]]
     assert choose_address(named, [0, 0, 1], 0) == "172.16.0.1"
-    with pytest.raises(TransportError, match=r"Rank 1 on a is known by 127.0.0.1 only.*GLOO_SOCKET_IFNAME"):
+    with pytest.raises(
+        TransportError, match=r"Rank 1 on a has published the address 127.0.0.1 only.*GLOO_SOCKET_IFNAME"
+    ):
         choose_address([here[0], attendance("a", "127.0.0.1", "127.0.0.1"), apart[2]], [0, 0, 1], 1)
 
 
@@ -157,9 +159,9 @@ def test_word_of_ranks_that_are_no_more_is_not_believed(answering: bool) -> None
 
 def test_ranks_that_do_not_come_are_named() -> None:
     for error in gather(LocalRendezvousStore(), [0, 2], 4, seconds=2.0):
-        assert "2 of 4 ranks have not come: 1, 3" in str(error)
+        assert "2 of 4 ranks have not arrived: 1, 3" in str(error)
     (error,) = gather(LocalRendezvousStore(), [1], 2, seconds=1.0)
-    assert "Rank 1 has not found rank 0: it has not said where its store is" in str(error)
+    assert "Rank 1 cannot reach rank 0: rank 0 has not published the address of its store" in str(error)
 
 
 def test_a_rendezvous_server_that_is_gone_is_told() -> None:

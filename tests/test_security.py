@@ -22,9 +22,9 @@ from hvdrun_job import HVDRUN, SLEEP, descendants, environment, read_pids, start
 
 from hvdkit.handshake import Session, connect
 from hvdkit.launch.agent import wire
-from hvdkit.launch.control import Control
-from hvdkit.launch.folders import find_jobs
-from hvdkit.launch.ranks import Ranks
+from hvdkit.launch.job.control import ControlServer
+from hvdkit.launch.job.ranks import Ranks
+from hvdkit.launch.job.runtime_dir import find_jobs
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "hvdkit").rglob("*.py"))
@@ -36,9 +36,9 @@ LISTENING = {
 }
 #: What has a call of such a name, and opens nothing that others can connect to.
 NOT_LISTENING = {
-    "launch/check.py": "binds a UDP socket to an address, to see whether it is this machine's",
-    "tools/doctor/look/network.py": "binds a port to see whether it is free, and does not listen at it",
-    "tools/doctor/agent.py": "opens the listener of tools/doctor/hosts/wire.py",
+    "launch/plan/validate.py": "binds a UDP socket to an address, to see whether it is this machine's",
+    "tools/doctor/collect/machine.py": "binds a port to see whether it is free, and does not listen at it",
+    "launch/agent/ports.py": "binds ports to see whether they are free, and does not listen at them",
     "wrap/keras_fit.py": "binds arguments to a signature",
     "tools/compare/recorder/keras_batches.py": "the same",
 }
@@ -47,8 +47,8 @@ EXECUTING = {
     "engine/named/negotiator.py": "ranks of the job: by MPI, shared memory or connections that proved the job's secret",
     "engine/objects.py": "the same",
     "transport/between/hierarchical.py": "the same",
-    "launch/called.py": "run(), in a folder of this user alone",
-    "launch/function.py": "ranks of run(), in a folder of this user alone",
+    "launch/run_worker.py": "run(), in a folder of this user alone",
+    "launch/run_api.py": "ranks of run(), in a folder of this user alone",
     "tools/compare/recorder/keras_fit.py": "ranks of hvdkit compare, in a folder of this user alone",
     "tools/compare/recorder/session.py": "the same",
     "tools/compare/recorder/torch_steps.py": "the same",
@@ -221,7 +221,7 @@ async def _shown(build: Frames, *, secret: bytes = b"") -> tuple[bytes, dict[int
     secret: the job's if left out. The answer is without the handshake's.
     """
     ranks = Ranks(2)
-    control = Control(ranks, lambda *_: None, lambda: None, lambda *_: None)
+    control = ControlServer(ranks, lambda *_: None, lambda: None, lambda *_: None)
     await control.open(["127.0.0.1"], "")
     port = int(control.variables["HVDKIT_CONTROL"].split(":")[1])
     secret = secret or control.variables["HVDKIT_CONTROL_SECRET"].encode()
@@ -259,7 +259,7 @@ def test_only_who_knows_the_secret_is_heard() -> None:
         (wire.HELLO, b'{"rank": -1, "size": 2, "host": "x"}'),
         (wire.HELLO, b'{"rank": 1, "size": 2, "host": "x"}'),  # whose handshake was rank 0's
         (wire.HELLO, b"\xff"),
-        (wire.PULSE, b"x"),
+        (wire.HEARTBEAT, b"x"),
         (b"?", b""),
     ],
 )
@@ -275,12 +275,12 @@ def test_what_no_agent_sends_ends_the_connection_and_nothing_else(
     "sent", [b"\n", b"[]\n", b'{"ask": []}\n', b"{" * 70_000 + b"\n", b"[" * 50_000 + b"\n", b"no line"]
 )
 def test_a_question_that_is_none_gets_no_answer(sent: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from hvdkit.launch.inquiry import Inquiries
+    from hvdkit.launch.introspect.query_server import QueryServer
 
     async def ask() -> bytes:
-        inquiries = Inquiries(dict, lambda number: [])
+        inquiries = QueryServer(dict, lambda number: [])
         await inquiries.open(str(tmp_path))
-        reader, writer = await asyncio.open_unix_connection(str(tmp_path / wire.INQUIRY))
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / wire.QUERY))
         writer.write(sent)
         writer.write_eof()
         with contextlib.suppress(ConnectionError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
@@ -16,7 +17,7 @@ import pytest
 from hvdrun_job import alive, descendants, hvdrun, started, wait_until
 
 from hvdkit.launch.agent import segments
-from hvdkit.launch.agent.segments import remove_dead_segments
+from hvdkit.launch.agent.segments import remove_abandoned_files, remove_dead_segments
 
 ALL_VISIBLE = os.readlink("/proc/self/ns/pid") == segments._ALL_PROCESSES
 needs_all_processes = pytest.mark.skipif(not ALL_VISIBLE, reason="this is a container with processes of its own")
@@ -35,7 +36,7 @@ WAIT = "print(flush=True); sys.stdin.readline()\n"
 
 def segment(folder: Path, kind: str = "sm", host: str = "", user: int | None = None, rank: int = 0) -> Path:
     user = os.geteuid() if user is None else user
-    path = folder / f"{kind}_segment.{host or socket.gethostname()}.{user}.6a870001.{rank}"
+    path = folder / f"{kind}_segment.{host or socket.gethostname()}.{user}.{os.getpid():x}.{rank}"
     path.write_bytes(bytes(4096))
     return path
 
@@ -170,6 +171,18 @@ def test_a_job_leaves_no_segment_of_a_killed_one() -> None:
             for pid in everything:
                 os.kill(pid, number)
         process.wait(20)
-        assert wait_until(lambda: not any(map(alive, everything)), 10)
+        assert wait_until(lambda: not any(map(alive, everything)))
     hvdrun(1, "print('the next job')")
     assert not any(map(os.path.exists, names))
+
+
+def test_only_files_whose_maker_has_ended_and_whose_lock_is_free_are_removed(folder: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    names = [f"hvdkit-{ended.pid}-{letter}" for letter in "ab"] + [f"hvdkit-{os.getpid()}-c", "hvdkit-x-d"]
+    for name in names:
+        (folder / name).touch()
+    with (folder / names[1]).open("w") as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        assert remove_abandoned_files(str(folder)) == names[:1]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names[1:])

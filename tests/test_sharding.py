@@ -51,7 +51,7 @@ def test_dropping_gives_every_rank_as_many_and_repeats_none(length: int, size: i
 
 
 def test_dropping_everything_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"3 samples .* 4 ranks .* use uneven='pad'"):
+    with pytest.raises(ValueError, match=r"3 samples .* 4 ranks, .* use uneven='pad'"):
         split_for_training(plan_order(3), rank=0, size=4, uneven="drop")
 
 
@@ -87,9 +87,9 @@ def test_an_evaluation_sees_every_sample_once_and_in_rank_order(length: int, siz
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
 
 
-@pytest.mark.parametrize(("rank", "size"), [(-1, 2), (2, 2), (0, 0)])
+@pytest.mark.parametrize(("rank", "size"), [(-1, 2), (2, 2)])
 def test_a_rank_outside_the_world_is_an_error(rank: int, size: int) -> None:
-    with pytest.raises(ValueError, match=f"rank {rank} of {size}"):
+    with pytest.raises(ValueError, match=rf"rank is {rank}; .* \(size is {size}\)"):
         split_for_training(plan_order(4), rank=rank, size=size)
-    with pytest.raises(ValueError, match=f"rank {rank} of {size}"):
+    with pytest.raises(ValueError, match=rf"rank is {rank}; .* \(size is {size}\)"):
         split_for_evaluation(plan_order(4), rank=rank, size=size)

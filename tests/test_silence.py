@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hvdkit.launch.agent.silence import outlast_silence
+from hvdkit.launch.agent.keepalive import disable_session_timeouts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 
@@ -39,7 +39,7 @@ def test_no_connection_of_a_session_fails_by_silence() -> None:
     ):
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == "connected\n"
-        assert outlast_silence(process.pid) == ""
+        assert disable_session_timeouts(process.pid) == ""
         process.stdin.write("\n")
         process.stdin.flush()
         keep_alive, patience_ms = map(int, process.stdout.readline().split())
@@ -49,4 +49,4 @@ def test_no_connection_of_a_session_fails_by_silence() -> None:
 def test_a_session_that_has_ended_is_no_error() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
     process.wait()
-    assert outlast_silence(process.pid) == ""
+    assert disable_session_timeouts(process.pid) == ""

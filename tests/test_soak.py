@@ -29,6 +29,7 @@ def _play_rounds(seed: int, count: int) -> float:
         return soak_play.play_rounds(seed, 0, count, hvd.size())["operations"]
 
 
+@pytest.mark.slow
 def test_random_operations_give_what_numpy_says() -> None:
     done = run_ranks(3, _play_rounds, _SEED, _ROUNDS, timeout=100)
     assert min(done) > 10 * _ROUNDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -17,12 +18,18 @@ from hvdrun_job import SLEEP, alive, descendants, environment, read_pids, starte
 
 from hvdkit import cli
 from hvdkit.errors import LaunchError
-from hvdkit.launch.agent.stacks import StackTaker
-from hvdkit.launch.doing import Doing, format_report, read_answer, read_processes
-from hvdkit.launch.dump import Frame, parse_dump
-from hvdkit.launch.folders import OwnFolder, find_jobs
+from hvdkit.launch.agent.stacks import StackCollector
+from hvdkit.launch.introspect.stack_report import (
+    Frame,
+    ProcessStack,
+    format_report,
+    parse_dump,
+    read_answer,
+    read_processes,
+)
+from hvdkit.launch.job.runtime_dir import RuntimeDirectory, find_jobs
 from hvdkit.stacks import offer_all_stacks, offer_stacks
-from hvdkit.tools.stacks import command
+from hvdkit.tools.jobs import select
 
 ALL = """\
 Thread 0x00007f0000000001 (most recent call first):
@@ -71,9 +78,9 @@ def offering(code: str, *, to: Callable[[], None] = offer_all_stacks) -> Iterato
             process.kill()
 
 
-def take(process: subprocess.Popen[bytes]) -> list[Doing]:
+def take(process: subprocess.Popen[bytes]) -> list[ProcessStack]:
     """What it answers."""
-    taker = StackTaker(process.pid)
+    taker = StackCollector(process.pid)
     while (found := taker.look()) is None:
         time.sleep(0.02)
     return read_processes(0, "n1", found)
@@ -123,7 +130,7 @@ def caught(pid: int) -> int:
 @pytest.mark.timeout(60)
 def test_a_process_that_python_has_left_is_asked_and_goes_on() -> None:
     with offering(ENDS) as process:
-        assert wait_until(lambda: not caught(process.pid) >> (signal.SIGRTMIN + 12 - 1) & 1, 30)
+        assert wait_until(lambda: not caught(process.pid) >> (signal.SIGRTMIN + 12 - 1) & 1)
         (doing,) = take(process)
         assert process.poll() is None
         assert not doing.stacks and "does not answer" in doing.why
@@ -154,9 +161,11 @@ def test_the_main_thread_answers_where_others_cannot(code: str, to: Callable[[],
 
 def test_ranks_that_do_the_same_are_together_and_the_odd_ones_first() -> None:
     wait, work = (Frame("/no/wait.py", 1, "wait"),), (Frame("/no/work.py", 2, "work"),)
-    doings = [Doing(rank, "n1" if rank < 4 else "n2", "", (wait, work) if rank == 5 else (wait,)) for rank in range(6)]
-    doings[2] = Doing(2, "n1", "", (work,))
-    doings.append(Doing(5, "n2", "pid 77", (wait,)))
+    doings = [
+        ProcessStack(rank, "n1" if rank < 4 else "n2", "", (wait, work) if rank == 5 else (wait,)) for rank in range(6)
+    ]
+    doings[2] = ProcessStack(2, "n1", "", (work,))
+    doings.append(ProcessStack(5, "n2", "pid 77", (wait,)))
     report = format_report(doings)
     heads = [line for line in report.splitlines() if line.startswith(("rank", "  another"))]
     assert heads == [
@@ -170,7 +179,7 @@ def test_ranks_that_wait_in_hvdkit_do_the_same_wherever_they_look() -> None:
     inside = str(Path(cli.__file__).parent / "engine" / "named.py")
     call = Frame("/no/train.py", 1, "step")
     stacks = [(call, Frame(inside, 1, "do")), (call, Frame(inside, 2, "do"), Frame("/no/select.py", 3, "poll"))]
-    report = format_report([Doing(rank, "n1", "", (stack,)) for rank, stack in enumerate(stacks)])
+    report = format_report([ProcessStack(rank, "n1", "", (stack,)) for rank, stack in enumerate(stacks)])
     assert report.startswith("ranks 0-1 on n1 (inside hvdkit as rank 0 on n1 does):") and "select.py" not in report
 
 
@@ -182,7 +191,7 @@ def process(**changes: Any) -> dict[str, Any]:
     ("processes", "words"),
     [
         (None, "its agent does not answer"),
-        ([process()], "nothing in it has imported hvdkit yet (pid 9, state S): cat"),
+        ([process()], "no stack, as it has not imported hvdkit (pid 9, state S): cat"),
         ([process(state="T")], "stopped by a signal (pid 9"),
         ([process(state="D", asked=True)], "waiting for a file system"),
         ([process(asked=True)], "it does not answer (pid 9"),
@@ -209,9 +218,9 @@ step()
 """
 
 
-def ask(job: str, hvdrun: subprocess.Popen[bytes]) -> str:
+def ask(job: str, hvdrun: subprocess.Popen[bytes], *options: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "hvdkit", "stacks", job],
+        [sys.executable, "-m", "hvdkit", "stacks", job, *options],
         env=environment(),
         capture_output=True,
         text=True,
@@ -240,6 +249,9 @@ def test_a_hang_is_shown_and_goes_on() -> None:
             odd, same = ask(job, hvdrun).partition("ranks 0, 2 on ")[::2]
             assert "rank 1 on " in odd and "in looks_at_the_sky" in odd and "in step" not in odd
             assert "in step" in same and "in allreduce" in same
+        document = json.loads(ask(job, hvdrun, "--json"))
+        functions = [frame["function"] for frame in document["processes"][1]["stacks"][0]]
+        assert document["job"]["size"] == 3 and "looks_at_the_sky" in functions
         os.kill(pids[1], signal.SIGSTOP)
         assert f"stopped by a signal (pid {pids[1]}, state T)" in ask(job, hvdrun)
         os.kill(pids[1], signal.SIGCONT)
@@ -259,20 +271,24 @@ def test_what_a_killed_job_left_is_gone_at_the_next_start() -> None:
             os.kill(pid, signal.SIGSTOP)
         for pid in everything:
             os.kill(pid, signal.SIGKILL)
-        assert wait_until(lambda: not any(map(alive, everything)), 5)
+        assert wait_until(lambda: not any(map(alive, everything)))
         assert left.exists() and job not in find_jobs()
-        folder = OwnFolder()
+        folder = RuntimeDirectory()
         assert not left.exists() and folder.name in os.listdir(left.parent)
         folder.close()
         assert folder.name not in os.listdir(left.parent)
 
 
 def test_the_job_that_is_meant_is_found_or_all_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "ask_job", lambda folder, what: {"job": {"size": 3, "command": f"{what} {folder}"}})
+    monkeypatch.setattr(select, "query_job", lambda folder, what: {"job": {"size": 3, "command": f"{what} {folder}"}})
     one, two = {"1": "/one"}, {"1": "/one", "2": "/two"}
-    assert command.choose(None, one) == command.choose("1", two) == "/one"
-    for name, jobs, words in ((None, {}, "No hvdrun"), (None, two, "Several jobs"), ("3", two, "There is no job 3")):
+    assert select.select_job("hvdkit stacks", None, one) == select.select_job("hvdkit stacks", "1", two) == "/one"
+    for name, jobs, words in (
+        (None, {}, "no running hvdrun job"),
+        (None, two, "You have several jobs"),
+        ("3", two, "You have no job 3"),
+    ):
         with pytest.raises(LaunchError, match=words) as caught:
-            command.choose(name, jobs)
+            select.select_job("hvdkit stacks", name, jobs)
         for each, folder in jobs.items():
             assert f"hvdkit stacks {each}    3 ranks of job {folder}" in str(caught.value)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdkit.launch.cli import parse_arguments, plan_job
+from hvdkit.launch.cli.options import parse_arguments
+from hvdkit.launch.cli.plan_job import plan_job
 from hvdkit.startup import SITE, modules_asked_for, plan_variables
 from hvdkit.startup.after_import import after_import
 
@@ -30,7 +31,7 @@ def test_the_path_begins_with_the_site_folder_and_keeps_the_users() -> None:
     assert plan_variables({}, {"PYTHONPATH": "/mine"}) == {}
     planned = plan_variables({"HVDKIT_WRAP": "1"}, {"PYTHONPATH": f"/mine:{SITE}:/other"})
     assert planned == {"HVDKIT_WRAP": "1", "PYTHONPATH": f"{SITE}:/mine:/other"}
-    with pytest.raises(ValueError, match="HVDKIT_NOTHING: there is no such start"):
+    with pytest.raises(ValueError, match="unknown variables HVDKIT_NOTHING"):
         plan_variables({"HVDKIT_NOTHING": "1"}, {})
     assert list(modules_asked_for({"HVDKIT_WRAP": "1", "HVDKIT_ALIAS_HOROVOD": "0"})) == ["hvdkit.wrap"]
 
@@ -59,7 +60,7 @@ def test_a_python_without_hvdkit_says_so_when_it_matters(tmp_path: Path) -> None
     (tmp_path / "torch.py").touch()
     (tmp_path / "hvdkit.py").write_text("raise ModuleNotFoundError('no hvdkit', name='hvdkit')")
     code = "import torch; print('imported')"
-    assert "has no hvdkit: " in run_python(
+    assert "hvdkit, which is not installed in this Python: " in run_python(
         "try:\n  import horovod\nexcept ImportError as e: print(e)", tmp_path, HVDKIT_ALIAS_HOROVOD="1"
     )
     assert "imported" in run_python(code, tmp_path, HVDKIT_ALIAS_HOROVOD="1")

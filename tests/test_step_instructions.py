@@ -2,7 +2,7 @@
 
 The record depends on the version of Python; renew it, on a change that is meant, with
 
-    HVDKIT_TEST_RECORD=1 pytest tests/test_step_instructions.py
+    HVDKIT_TEST_RECORD=1 pytest -m slow tests/test_step_instructions.py
 
 valgrind counts the same instructions on every run and on a machine as busy as can be. The kernel's counters (perf stat)
 would be quicker and are missing in most virtual machines.
@@ -49,6 +49,7 @@ def count_instructions() -> int:
     return (many - few) // (MANY - FEW)
 
 
+@pytest.mark.slow
 def test_a_step_takes_no_more_instructions_than_recorded() -> None:
     if shutil.which("valgrind") is None:
         pytest.skip("valgrind is missing; install it (apt-get install valgrind)")
@@ -59,12 +60,12 @@ def test_a_step_takes_no_more_instructions_than_recorded() -> None:
     if PYTHON not in records:
         pytest.skip(
             f"{RECORD.name} has no number for Python {PYTHON}; make it with the code as it was before your change: "
-            f"HVDKIT_TEST_RECORD=1 pytest {Path(__file__).name}"
+            f"HVDKIT_TEST_RECORD=1 pytest -m slow {Path(__file__).name}"
         )
     recorded, counted = records[PYTHON], count_instructions()
     change = counted / recorded - 1
     assert abs(change) <= TOLERANCE, (
         f"A step of the planned path takes {counted} instructions, {recorded} are recorded for Python {PYTHON}: "
         f"{100 * change:+.1f} %, and {100 * TOLERANCE:.0f} % are let pass. If that is meant, or it is less, renew the "
-        f"record: HVDKIT_TEST_RECORD=1 pytest tests/{Path(__file__).name}"
+        f"record: HVDKIT_TEST_RECORD=1 pytest -m slow tests/{Path(__file__).name}"
     )

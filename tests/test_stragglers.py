@@ -67,7 +67,9 @@ def test_a_rank_is_told_of_once_it_has_been_late_for_long(caplog: pytest.LogCapt
         hear(stragglers, 6, [30, 30, 30, 0])
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
-    assert said[0].startswith("The other ranks wait for rank 3 (host n1), which is 30 ms late in each step of 100 ms")
+    assert said[0].startswith(
+        "The other ranks wait for rank 3 (host n1), which has been 30 ms late in each step of 100 ms"
+    )
     assert "since step 50." in said[0] and "HVDKIT_STRAGGLER_PERCENT=0" in said[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -17,17 +18,21 @@ from hypothesis import strategies as st
 
 from hvdkit import cli
 from hvdkit.errors import SubmitError
-from hvdkit.tools.submit.job import BatchJob, Warning, parse_variable, parse_warning
-from hvdkit.tools.submit.scheduler import (
-    State,
-    find_defaults,
-    read_lsf_state,
-    read_mpijob_state,
-    read_pbs_state,
-    read_slurm_state,
+from hvdkit.tools.submit.job import (
+    BatchJob,
+    Warning,
+    format_clock,
+    format_minutes,
+    parse_time,
+    parse_variable,
+    parse_warning,
 )
-from hvdkit.tools.submit.table import SCHEDULERS
-from hvdkit.tools.submit.times import format_clock, format_minutes, parse_time
+from hvdkit.tools.submit.kubernetes import read_mpijob_state
+from hvdkit.tools.submit.lsf import read_lsf_state
+from hvdkit.tools.submit.pbs import read_pbs_state
+from hvdkit.tools.submit.scheduler import State
+from hvdkit.tools.submit.slurm import read_slurm_state
+from hvdkit.tools.submit.table import SCHEDULERS, find_defaults
 
 GOLDEN = Path(__file__).parent / "golden"
 DIRECTIVES = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB"}
@@ -133,7 +138,7 @@ WORDS = ("name", "account", "queue", "output", "mail", "memory", "image")
 @pytest.mark.parametrize("field", WORDS)
 def test_what_goes_into_directives_is_refused_unless_harmless(scheduler: str, field: str) -> None:
     for text in HOSTILE:
-        with pytest.raises(SubmitError, match="is not usable here"):
+        with pytest.raises(SubmitError, match="is not allowed"):
             SCHEDULERS[scheduler].write(replace(PLAIN, **{field: text}))  # type: ignore[arg-type]
     for text in HOSTILE:
         with pytest.raises(SubmitError, match="--module"):
@@ -329,13 +334,21 @@ def test_dry_run_prints_the_script_and_nothing_else(
 
 
 BAD = {
+    "--nodes: -1 is not a whole number of at least 1": ["--nodes", "-1"],
+    "--cpus-per-task: nan is not a whole number": ["--cpus-per-task", "nan"],
+    "--dependency 'x;y' is not allowed: the id of a job": ["--dependency", "x;y"],
+    "Leave one of them out": ["--json", "--follow"],
     "has no unit. Write it like 2h": ["--time", "120"],
     "is not SIGNAL@TIME with USR1 or USR2": ["--signal", "TERM@60"],
-    "would come at its start": ["--signal", "USR1@2h"],
+    "would be sent before the job starts": ["--signal", "USR1@2h"],
     "is not NAME=VALUE": ["--env", "A"],
-    "There is no sbatch on PATH": [],
-    "no bin/activate": ["--venv", "missing"],
-    "there is no folder 'logs'": ["--output", "logs/x"],
+    "sbatch is not on PATH": [],
+    "has no bin/activate": ["--venv", "missing"],
+    "mpirun starts ranks": ["--", "mpirun", "-np", "4"],
+    "-np 4 of hvdrun places ranks": ["--", "hvdrun", "-np", "4"],
+    "hvdrun: unknown option --no-such": ["--", "hvdrun", "--no-such=1"],
+    "There is no command": ["--", ""],
+    "the folder 'logs' does not exist": ["--output", "logs/x"],
 }
 
 
@@ -346,7 +359,8 @@ def test_what_is_wrong_is_said_before_anything_is_queued(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "train.py").touch()
-    arguments = [*COMMON, "--scheduler", "slurm", *BAD[sentence], "--", "python", "train.py"]
+    dashes = [] if "--" in BAD[sentence] else ["--"]
+    arguments = [*COMMON, "--scheduler", "slurm", *BAD[sentence], *dashes, "python", "train.py"]
     try:
         code = cli.main(arguments)
     except SystemExit as end:
@@ -361,10 +375,38 @@ def test_a_missing_script_or_scheduler_is_said(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert cli.main([*COMMON, "--scheduler", "slurm", "--", "python", "train.py"]) == 2
-    assert "there is no script 'train.py'" in capsys.readouterr().err
+    for command in (["python", "train.py"], ["train.py"], ["hvdrun", "--elastic", "train.py"]):
+        assert cli.main([*COMMON, "--scheduler", "slurm", "--", *command]) == 2
+        assert "the script 'train.py' does not exist" in capsys.readouterr().err
     assert cli.main([*COMMON, "--", "python", "train.py"]) == 2
     assert "None of sbatch, qsub (PBS) and bsub is on PATH" in capsys.readouterr().err
     without = ["submit", "--nodes", "4", "--time", "2h", "--scheduler", "slurm", "--", "true"]
     assert cli.main(without) == 2
-    assert "How many ranks on a node?" in capsys.readouterr().err
+    assert "The number of ranks on a node is unknown" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "line"),
+    [
+        ("slurm", "#SBATCH --dependency=afterok:7:8.site"),
+        ("pbs", "#PBS -W depend=afterok:7:8.site"),
+        ("lsf", '#BSUB -w "done(7) && done(8.site)"'),
+    ],
+)
+def test_a_job_waits_for_others(scheduler: str, line: str) -> None:
+    assert line in SCHEDULERS[scheduler].write(replace(PLAIN, dependencies=("7", "8.site"))).splitlines()
+
+
+@pytest.mark.parametrize("scheduler", [*DIRECTIVES, "k8s"])
+def test_options_of_hvdrun_stand_before_the_command(scheduler: str) -> None:
+    job = replace(PLAIN, hvdrun=("-m",), command=("package.train", "-m"), image="train:1")
+    script = SCHEDULERS[scheduler].write(job)
+    assert "hvdrun -m package.train -m &" in script or '"-m", "package.train", "-m"]' in script
+
+
+def test_a_script_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert cli.main([*COMMON, "--scheduler", "slurm", "--dry-run", "--json", "--", "python", "train.py"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["scheduler"] == "Slurm" and document["script"].startswith("#!/bin/bash\n")

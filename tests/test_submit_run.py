@@ -15,10 +15,9 @@ import pytest
 
 from hvdkit import cli
 from hvdkit.errors import SubmitError
-from hvdkit.tools.submit.follow import Follower
+from hvdkit.tools.submit.follow import Follower, submit_script
 from hvdkit.tools.submit.job import BatchJob, Warning
 from hvdkit.tools.submit.scheduler import State
-from hvdkit.tools.submit.send import submit_script
 from hvdkit.tools.submit.table import SCHEDULERS
 
 pytestmark = pytest.mark.timeout(60)
@@ -32,7 +31,7 @@ HVDRUN = """\
 trap 'echo got USR1 >>seen; sleep 0.3; exit "${AFTER_USR1:-0}"' USR1
 trap 'echo got TERM >>seen; sleep 0.3; exit 143' TERM
 echo started >>seen
-[ -z "$END_AT_ONCE" ] || kill -TERM "$PPID"
+[ -z "$AT_ONCE" ] || kill -s "$AT_ONCE" "$PPID"
 for ((i = 0; i < ${FOR:-200}; i++)); do sleep 0.05; done
 exit "${STATUS:-0}"
 """
@@ -102,11 +101,14 @@ def test_the_end_is_passed_on_and_waited_for(scheduler: str, place: Path) -> Non
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf"])
-def test_an_end_that_comes_while_hvdrun_is_being_started_is_passed_on(scheduler: str, place: Path) -> None:
+@pytest.mark.parametrize(("name", "status"), [("TERM", 143), ("USR1", 9)])
+def test_a_signal_that_comes_while_hvdrun_is_being_started_is_passed_on(
+    scheduler: str, name: str, status: int, place: Path
+) -> None:
     text = SCHEDULERS[scheduler].write(JOB).replace("\njob=$!\n", "\nsleep 0.5\njob=$!\n")  # a busy node
     assert "sleep 0.5" in text
-    assert start(place, scheduler, JOB, text, END_AT_ONCE="yes").wait(20) == 143
-    assert "got TERM" in (place / "seen").read_text()
+    assert start(place, scheduler, JOB, text, AT_ONCE=name, AFTER_USR1="9").wait(20) == status
+    assert f"got {name}" in (place / "seen").read_text()
 
 
 def test_lsf_ends_a_job_with_usr2_at_its_time_limit(place: Path) -> None:
@@ -203,7 +205,7 @@ def test_submit_says_how_to_see_and_to_end_the_job(place: Path) -> None:
     process = submit(place)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (0, b"")
-    assert err == b"hvdkit: Slurm job 42 is submitted; log: train-42.log; end it with: scancel 42\n"
+    assert err == b"hvdkit submit: Slurm job 42 is submitted; log: train-42.log; cancel it with: scancel 42\n"
     assert (place / "submitted").read_text().startswith("#!/bin/bash\n# Written by hvdkit submit")
 
 
@@ -224,7 +226,7 @@ def test_ctrl_c_stops_following_and_says_that_the_job_goes_on(place: Path) -> No
     _, err = process.communicate(timeout=10)
     assert process.returncode == 130
     assert err.decode().splitlines()[-1] == (
-        "hvdkit: stopped following. Job 42 goes on; to see it again: tail -f train-42.log"
+        "hvdkit submit: job 42 is still running; follow its log with: tail -f train-42.log"
     )
 
 
@@ -234,7 +236,7 @@ def test_a_refusal_is_repeated_with_its_reason(place: Path, monkeypatch: pytest.
     with pytest.raises(SubmitError, match="sbatch --parsable refused the job, with status 1: error: invalid partition"):
         submit_script(SCHEDULERS["slurm"], "#!/bin/sh\n")
     make(place, "sbatch", "#!/bin/sh\necho welcome\n")
-    with pytest.raises(SubmitError, match="no job id: 'welcome'"):
+    with pytest.raises(SubmitError, match="printed no job id: 'welcome'"):
         submit_script(SCHEDULERS["slurm"], "#!/bin/sh\n")
 
 

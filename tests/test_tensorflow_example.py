@@ -11,6 +11,7 @@ DIGITS = str(Path(__file__).parents[1] / "examples" / "tensorflow2_digits.py")
 
 
 # On Horovod's core test_tensorflow_training.py trains with the tape, and test_keras_example.py learns the digits.
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_the_digits_are_learned_with_tensorflow_on_two_ranks(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hvdkit.launch", "-np", "2", sys.executable, DIGITS]
@@ -28,6 +29,7 @@ def test_the_digits_are_learned_with_tensorflow_on_two_ranks(tmp_path: Path) -> 
     assert written == {"checkpoint", "ckpt-20.index", "ckpt-20.data-00000-of-00001"}
 
 
+@pytest.mark.slow
 def test_the_digits_are_learned_with_tensorflow_without_a_launcher(tmp_path: Path) -> None:
     command = [sys.executable, DIGITS, "--epochs", "1", "--min-accuracy", "1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110)

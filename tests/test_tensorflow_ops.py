@@ -77,6 +77,7 @@ def test_groups_of_different_sizes_are_an_error(mode: str) -> None:
     run_check(3, "tensorflow", "tensorflow_graphs:groups_of_different_sizes", mode)
 
 
+@pytest.mark.slow
 def test_one_thread_of_tensorflow_is_enough() -> None:
     # TensorFlow has as many threads for functions as the process has cores: one where the launcher binds to cores.
     env = {"TF_NUM_INTEROP_THREADS": "1"}

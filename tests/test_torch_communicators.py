@@ -150,13 +150,15 @@ def with_process_sets() -> dict[str, Any]:
             "mine": (mine.process_set_id, mine.ranks, mine.rank() == halves.rank, mine.size() == halves.size),
             "sums": (beside, int(hvd.synchronize(waiting)), int(hvd.allreduce(torch.tensor(1), op=hvd.Sum))),
         }
-        with pytest.raises(ValueError, match="is known already"):
+        with pytest.raises(ValueError, match="has been added already"):
             hvd.add_process_set(hvd.ProcessSet(halves))
     with joined(comm=[world, halves]):
         found["of a list"] = hvd.get_process_set_ids_and_ranks()
     with joined(comm=world):
         backwards = world.Split(0, -world.rank)
-        with pytest.raises(ValueError, match=r"holds ranks \[1, 2, 3\] of the job.* consists of \[3, 2, 1\]"):
+        with pytest.raises(
+            ValueError, match=r"holds the ranks \[1, 2, 3\] of the job.* world holds the ranks \[3, 2, 1\]"
+        ):
             hvd.add_process_set(hvd.ProcessSet(backwards))
         added = hvd.add_process_set(halves)  # as it may be a list of ranks
         found["added"] = (added.ranks, int(hvd.allreduce(torch.tensor(1), op=hvd.Sum, process_set=added)))
@@ -195,7 +197,7 @@ def with_a_stranger() -> str:
 @pytest.mark.ranks
 def test_a_process_set_of_others_than_the_world_is_refused() -> None:
     said = run_ranks(3, with_a_stranger)[0]
-    assert "rank 0 has given" in said and "holds ranks [0, 1] of the job, and the world consists of [0]" in said
+    assert "communicator of rank 0 holds the ranks [0, 1] of the job" in said and "world holds the ranks [0]" in said
 
 
 def train_in_a_part(case: Case) -> Weights | None:
@@ -261,20 +263,20 @@ def refused() -> dict[str, str]:
 def test_what_cannot_be_a_world_is_refused_with_what_was_seen() -> None:
     expected_words = {
         "null": "comm is MPI.COMM_NULL",
-        "freed": "a communicator that has been freed",
-        "between": "intercommunicator, of 2 processes and 1 others",
-        "twice": "comm=[0, 1, 1]: ranks [1] are there more than once",
-        "missing": "comm=[1, 7]: ranks [7] are not there, MPI_COMM_WORLD has 3 processes",
+        "freed": "the communicator was freed",
+        "between": "intercommunicator (2 local and 1 remote processes)",
+        "twice": "comm=[0, 1, 1] contains the ranks [1] more than once",
+        "missing": "comm=[1, 7]: ranks [7] do not exist, because MPI_COMM_WORLD has 3 processes",
         "outside": "comm=[0, 2]) was called by rank 1 of the job",
         "negative": "comm=[-1, 0] is neither",
         "empty": "comm=[] is neither",
         "word": "comm='all' is neither",
         "number": "comm=3 is neither",
-        "mixed": "has communicators of mpi4py's in it, and other things",
+        "mixed": "mixes mpi4py communicators with other objects",
         "set of null": "ProcessSet(comm) is MPI.COMM_NULL",
         "set between": "ProcessSet(comm) is an intercommunicator",
-        "set of number": "ProcessSet(3): a process set is made from",
-        "again": "with ranks [1, 0, 2] of the job, and hvdkit is initialized here already, with ranks [1]",
+        "set of number": "ProcessSet(3): pass a list of ranks",
+        "again": "with the ranks [1, 0, 2] of the job, but hvdkit is already initialized with the ranks [1]",
     }
     said = run_ranks(3, refused)[1]
     assert said.keys() == expected_words.keys()
@@ -296,15 +298,15 @@ def refused_by_setting() -> list[str]:
 @pytest.mark.ranks
 def test_elastic_and_a_transport_without_mpi_are_refused_in_a_part() -> None:
     elastic, single = run_ranks(3, refused_by_setting)[1]
-    assert "Elastic training was asked for, and comm names ranks [1]" in elastic
-    assert "HVDKIT_TRANSPORT=single is for a process without MPI, and comm names ranks [1]" in single
+    assert "init(comm=...) selects the ranks [1] of the job, but elastic training needs the whole job" in elastic
+    assert "HVDKIT_TRANSPORT=single is for one process without MPI, but comm selects the ranks [1]" in single
 
 
 @pytest.mark.native("reads variables")
 def test_a_part_needs_a_launcher_with_mpi() -> None:
     world = World(1, 4, 1, 4, 0, 1, "here", "torchrun")
     assert read_part(range(4), world) is None
-    with pytest.raises(ConfigError, match=r"comm=\[1, 0\].*torchrun has started these 4 without MPI"):
+    with pytest.raises(ConfigError, match=r"comm=\[1, 0\].*torchrun started these 4 ranks without MPI"):
         read_part([1, 0], world)
     alone = World(0, 1, 0, 1, 0, 1, "here", "none")
     assert read_part(None, alone) is None and read_part([0], alone) is None
@@ -325,6 +327,7 @@ def stall() -> str:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.native("Horovod tells of its own stalls")
 @pytest.mark.ranks
 def test_a_stall_is_told_with_the_ranks_of_the_part_and_of_the_job() -> None:

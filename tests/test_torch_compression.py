@@ -58,7 +58,7 @@ def learn_digits(transport: str, compression: Any, steps: int, infinite_at: int 
         return Learned(right, final, sent, b"".join(one.detach().numpy().tobytes() for one in model.parameters()))
 
 
-@pytest.mark.parametrize("transport", ["mpi", "hierarchical_uneven"])
+@pytest.mark.parametrize("transport", [pytest.param("mpi", marks=pytest.mark.slow), "hierarchical_uneven"])
 def test_a_coded_model_learns_as_well_on_every_rank_alike(transport: str) -> None:
     plain = run_ranks(3, learn_digits, transport, hvd.Compression.none, 250)[0]
     assert plain.right > 0.88
@@ -89,12 +89,12 @@ def test_each_parameter_has_the_first_rule_that_fits() -> None:
 @pytest.mark.parametrize(
     ("compression", "kind", "words"),
     [
-        (TopK, TypeError, r"is the class TopK; make one of it, as TopK\(ratio=0.01\)"),
-        ({"0.*": TopK(0.1)}, ValueError, r"has the patterns '0.\*', and none fits '2.weight'. Add '\*'"),
+        (TopK, TypeError, r"is the class TopK; pass an object of it, for example hvd.Compression.TopK\(ratio=0.01\)"),
+        ({"0.*": TopK(0.1)}, ValueError, r"no pattern for '2.weight'; its patterns are '0.\*'. Add '\*'"),
         (
             {"*": 3},
             TypeError,
-            r"compression is 3; use hvd.Compression.none, hvd.Compression.fp16, .*hvd.Compression.TopK\(ratio=0.01\)",
+            r"compression=3 is not supported; use hvd.Compression.none, .*hvd.Compression.TopK\(ratio=0.01\)",
         ),
     ],
 )
@@ -105,7 +105,7 @@ def test_what_cannot_be_used_is_refused_with_what_can(compression: Any, kind: ty
 
 
 def test_a_single_allreduce_has_no_memory_for_a_coding() -> None:
-    with joined("single"), pytest.raises(TypeError, match="is for an optimizer's gradients"):
+    with joined("single"), pytest.raises(TypeError, match="is for the gradients of an optimizer"):
         hvd.allreduce(torch.ones(3), compression=TopK(0.1))  # type: ignore[arg-type]
 
 

@@ -36,7 +36,7 @@ WRAPPED: dict[str, Callable[[], dict[str, Any]]] = {
 
 def _deep(model: Any, optimizer: Any, scheduler: Any) -> Any:
     """A copy of what belongs together; the warning says that it is a plain optimizer."""
-    with pytest.warns(UserWarning, match="makes a plain"):
+    with pytest.warns(UserWarning, match="returns a plain"):
         return copy.deepcopy((model, optimizer, scheduler))
 
 

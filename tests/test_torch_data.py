@@ -150,7 +150,7 @@ def test_a_warm_up_can_be_saved_and_resumed() -> None:
 def test_scaling_under_a_scheduler_is_an_error() -> None:
     optimizer = two_groups()
     WarmupSchedule(optimizer, factor=2, warmup_epochs=1, steps_per_epoch=4)
-    with pytest.raises(ValueError, match="before making schedulers"):
+    with pytest.raises(ValueError, match="before you create a scheduler"):
         scale_learning_rate(optimizer, 2)
 
 

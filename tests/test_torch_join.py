@@ -286,7 +286,7 @@ def test_a_rank_that_ends_without_joining_is_told_to_those_who_have() -> None:
         told = run_ranks(2, _leaves, fresh=True, timeout=10)[0]
     except RanksFailedError as error:  # MPI's own end waits for nobody in particular
         told = error.results[0]
-    assert "has reached the end of its script; join() waits for it on rank 0" in told
+    assert "has reached the end of its script, but join() waits for it on rank 0" in told
 
 
 def _goes_on_without_names() -> None:

@@ -64,11 +64,12 @@ def test_a_single_phase_of_a_bucket_is_refused() -> None:
     call = Call("allreduce", "buckets", None)
     buckets = HorovodBuckets(binding, call, [BucketSpec("float32", 3)], None, NumpyArithmetic())
     for phase in (buckets.reduce_scatter, buckets.all_gather):
-        with pytest.raises(TransportError, match="Horovod's core reduces whole buckets"):
+        with pytest.raises(TransportError, match="Horovod's core cannot do reduce_scatter"):
             phase(0)
     assert not buckets.busy and not binding.start.called
 
 
+@pytest.mark.horovod_core
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_it_reduces_what_it_has_an_addition_for(size: int, dtype: torch.dtype) -> None:
@@ -82,6 +83,7 @@ def _refused(dtype: torch.dtype) -> tuple[str, list[Any]]:
     return str(caught.value), hvd.allgather(moved).double().tolist()
 
 
+@pytest.mark.horovod_core
 @pytest.mark.parametrize("dtype", REFUSED, ids=str)
 def test_what_it_cannot_add_is_refused_with_the_way_round_and_moved_all_the_same(dtype: torch.dtype) -> None:
     for message, moved in _on(2, _refused, dtype):
@@ -100,6 +102,7 @@ def _bf16_on_the_wire() -> str:
     return str(caught.value)
 
 
+@pytest.mark.horovod_core
 def test_bfloat16_on_the_wire_is_refused_not_imitated() -> None:
     for message in _on(2, _bf16_on_the_wire):
         assert "the gradient of" in message and "Compression.fp16" in message
@@ -112,6 +115,7 @@ def _disagree() -> str:
     return str(caught.value)
 
 
+@pytest.mark.horovod_core
 def test_a_disagreement_is_told_on_all_ranks_with_the_operations_name() -> None:
     for message in _on(2, _disagree):
         assert message.startswith("allreduce.weights: Horovod: Mismatched ALLREDUCE tensor shapes")
@@ -121,6 +125,7 @@ def _answers() -> list[Any]:
     return [hvd.mpi_enabled(), hvd.mpi_built(), hvd.nccl_built(), "horovod (MPI) transport" in hvd.describe()]
 
 
+@pytest.mark.horovod_core
 def test_it_answers_how_it_was_built() -> None:
     assert _on(2, _answers) == [[True, True, 0, True]] * 2
 
@@ -131,6 +136,7 @@ def _draw(path: str) -> None:
     hvd.allreduce(torch.ones(3), name="drawn")
 
 
+@pytest.mark.horovod_core
 def test_the_timeline_is_horovods_own(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     _on(2, _draw, str(path), fresh=True)
@@ -150,7 +156,7 @@ def test_settings_that_mean_the_same_are_told_to_it() -> None:
 
 
 def test_a_transport_of_hvdkits_own_does_not_go_with_it() -> None:
-    with pytest.raises(ConfigError, match="transport=mpi is for hvdkit's own engine"):
+    with pytest.raises(ConfigError, match="transport=mpi is for the native engine"):
         Config(engine="horovod", transport="mpi")
 
 

@@ -100,7 +100,7 @@ def test_all_ranks_describe_the_world_alike() -> None:
     answers = run_ranks(2, describe_the_world)
     assert answers[0] == answers[1]
     assert answers[0].startswith("2 ranks on 1 host (") and "shared_memory transport, torch 2." in answers[0]
-    assert answers[0].endswith("1 thread a rank")
+    assert answers[0].endswith("1 thread per rank")
 
 
 def init_with_all_or_what_is_refused() -> tuple[int, ...]:
@@ -242,11 +242,11 @@ def test_models_that_differ_are_an_error_on_every_rank(size: int) -> None:
     last = f"rank {size - 1}"
     for message, here, there in zip(
         answers[0],
-        ["b torch.float32 [3]", "b torch.float32 [3]", "b torch.float32 [3]", "b torch.float32 [3]", "nothing"],
-        ["b torch.float32 [4]", "b torch.float64 [3]", "c torch.float32 [3]", "nothing", "b torch.float32 [3]"],
+        ["b torch.float32 [3]", "b torch.float32 [3]", "b torch.float32 [3]", "b torch.float32 [3]", "none"],
+        ["b torch.float32 [4]", "b torch.float64 [3]", "c torch.float32 [3]", "none", "b torch.float32 [3]"],
         strict=True,
     ):
-        assert f"Number 1 is {here} on rank 0 and {there} on {last}" in message
+        assert f"The first difference is number 1: {here} on rank 0, {there} on {last}." in message
 
 
 # broadcast_optimizer_state ------------------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ def broadcast_state_that_does_not_fit() -> str:
 def test_other_parameter_groups_are_an_error_on_every_rank(size: int) -> None:
     answers = run_ranks(size, broadcast_state_that_does_not_fit)
     assert all(answer == answers[0] for answer in answers)
-    assert "Number 0 is of 2 parameters on rank 0 and of 1 parameters on rank 1" in answers[0]
+    assert "number 0: of 2 parameters on rank 0, of 1 parameters on rank 1." in answers[0]
 
 
 # objects ------------------------------------------------------------------------------------------------------------

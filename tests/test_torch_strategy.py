@@ -289,15 +289,15 @@ def _refused() -> None:
         return hvd.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], 0.1), **arguments)
 
     with joined():
-        with pytest.raises(ValueError, match="op cannot be given with it"):
+        with pytest.raises(ValueError, match="cannot be combined with op"):
             wrap(strategy=NamedAverage(), op=hvd.Adasum)
-        with pytest.raises(ValueError, match="gradient_predivide_factor, compression cannot"):
+        with pytest.raises(ValueError, match="cannot be combined with gradient_predivide_factor, compression,"):
             wrap(strategy=NamedAverage(), gradient_predivide_factor=2.0, compression=hvd.Compression.fp16)
         with pytest.raises(TypeError, match="subclass of Strategy"):
             wrap(strategy=NamedAverage)
         strategy = NamedAverage()
         optimizer = wrap(strategy=strategy)
-        with pytest.raises(ValueError, match="serves another optimizer"):
+        with pytest.raises(ValueError, match="strategy of another optimizer"):
             wrap(strategy=strategy)
         with optimizer.skip_synchronize():
             pass

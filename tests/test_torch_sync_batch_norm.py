@@ -141,7 +141,7 @@ def too_little(rows: list[int]) -> str:
         with pytest.raises(ValueError, match="more than one value") as caught:
             layer(torch.ones(rows[hvd.rank()], 3))
         assert layer.num_batches_tracked == 0
-        with pytest.raises(ValueError, match="two dimensions"):
+        with pytest.raises(ValueError, match="2 or more dimensions"):
             layer(torch.ones(3))
         return str(caught.value)
 
@@ -150,7 +150,7 @@ def too_little(rows: list[int]) -> str:
 @pytest.mark.parametrize("rows", [[1, 0], [0, 0]])
 def test_too_little_for_a_variance_is_an_error_on_every_rank(rows: list[int]) -> None:
     for rank, message in enumerate(run_ranks(2, too_little, rows)):
-        assert f"all ranks together have {sum(rows)}, this one's input is ({rows[rank]}, 3)" in message
+        assert f"All ranks together have {sum(rows)}; the input of this rank has shape ({rows[rank]}, 3)" in message
 
 
 def test_converting_keeps_parameters_statistics_and_mode() -> None:
@@ -170,7 +170,7 @@ def test_converting_keeps_parameters_statistics_and_mode() -> None:
 
 
 def test_a_lazy_layer_is_not_converted_before_its_first_batch() -> None:
-    with pytest.raises(ValueError, match="no channels yet"):
+    with pytest.raises(ValueError, match="does not know its number of channels"):
         SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.LazyBatchNorm1d()))
 
 

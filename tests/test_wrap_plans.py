@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.cli import parse_arguments, plan_job
+from hvdkit.launch.cli.options import parse_arguments
+from hvdkit.launch.cli.plan_job import plan_job
 from hvdkit.wrap.environment import plan_visible_gpu
+from hvdkit.wrap.places import script_line
 from hvdkit.wrap.randomness import go_own_way, put_states, read_states, seed_of
 from hvdkit.wrap.report import Report
 from hvdkit.wrap.shares import join_batches, joined_length, plan_share
@@ -109,7 +111,19 @@ def test_flags_of_wrap_go_with_it() -> None:
     job = plan_job(parse_arguments(["-np", "2", "--wrap", "--wrap-batch", "multiply", "true"]), environ)
     assert job.variables["HVDKIT_WRAP"] == "1" and job.variables["HVDKIT_WRAP_BATCH"] == "multiply"
     assert int(job.variables["HVDKIT_WRAP_SEED"]) >= 0
-    with pytest.raises(LaunchError, match="give --wrap as well"):
+    with pytest.raises(LaunchError, match="--wrap-batch has no effect without --wrap"):
         plan_job(parse_arguments(["-np", "2", "--wrap-batch", "multiply", "true"]), environ)
-    with pytest.raises(LaunchError, match="choose one"):
+    with pytest.raises(LaunchError, match="--wrap contradicts --alias-horovod"):
         plan_job(parse_arguments(["-np", "2", "--wrap", "--alias-horovod", "true"]), environ)
+
+
+@pytest.mark.parametrize(
+    "library", ["/opt/site/lib/python3/site-packages/torch/optim.py", "/usr/lib/dist-packages/x.py"]
+)
+def test_a_package_of_another_environment_is_not_taken_for_the_script(library: str) -> None:
+    """As in a virtual environment that uses the packages of the system's Python."""
+    inner: dict[str, object] = {"script_line": script_line}
+    exec(compile("def call():\n    return script_line()", library, "exec"), inner)
+    outer = {"call": inner["call"]}
+    exec(compile("\n\nseen = call()", "train.py", "exec"), outer)
+    assert outer["seen"] == "train.py:3"

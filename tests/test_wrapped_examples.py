@@ -36,6 +36,7 @@ def test_a_plain_script_learns_what_its_twin_does(outputs: dict[str, str], name:
     check_reached(name, outputs[name])
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", [name for name in TWINS if name in REACHED and name.startswith("keras")])
 def test_a_plain_script_for_keras_learns_what_its_twin_does(
@@ -50,6 +51,7 @@ def test_a_plain_script_for_keras_learns_what_its_twin_does(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", [name for name in TWINS if name not in REACHED])
 def test_a_plain_script_writes_one_checkpoint(tmp_path: Path, name: str) -> None:

@@ -1,11 +1,12 @@
 """Keeps torch from importing its compiler where nothing is compiled.
 
 Its optimizers import torch._dynamo when the first one is made, which takes a process 2.5 s, to ask it to leave them
-alone. Whoever wants more of it gets the real one.
+alone. Whoever wants more of it gets the real one. TESTS_STAND_INS=no replaces nothing.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from types import ModuleType
 
@@ -62,5 +63,5 @@ class _Finder:
 
 def put_compiler_off() -> None:
     """Let this process import torch's compiler no sooner than it is needed."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if os.environ.get("TESTS_STAND_INS") != "no" and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

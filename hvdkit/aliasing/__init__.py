@@ -1,5 +1,7 @@
 """Scripts for Horovod, run as they are: its modules' names give hvdkit's, and habits that Keras 3 ended are put back.
 
+The names of modules are an alias only. The patches of Keras and TensorFlow (keras2, tensorflow1) are experimental.
+
 Nothing is loaded before the script imports it: not hvdkit's adapters, and no framework.
 """
 
@@ -24,8 +26,8 @@ def install() -> None:
     before = sys.modules.get("horovod")
     if before is not None and not is_alias(before):
         raise AliasError(
-            f"Horovod itself has been imported already, from {_place_of(before)}, so hvdkit cannot have its name. "
-            f"Put `import hvdkit.alias_horovod` before everything that imports horovod, or start the script with "
+            f"Horovod is already imported from {_place_of(before)}, so hvdkit cannot replace it. Put "
+            f"`import hvdkit.alias_horovod` before the first import of horovod, or start the script with "
             f"`hvdrun --alias-horovod`."
         )
     if _FINDER in sys.meta_path:

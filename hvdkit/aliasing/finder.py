@@ -60,7 +60,7 @@ def refused_call(name: str, why: str) -> type:
     """What stands for a function or a class that there is not: calling it or deriving from it raises ImportError."""
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise ImportError(f"{name} is not in hvdkit, which stands in for Horovod here: {why}.", name=name)
+        raise ImportError(f"{name} is not in hvdkit, which replaces Horovod in this process: {why}.", name=name)
 
     return type(name.rpartition(".")[2], (), {"__new__": refuse, "__init_subclass__": classmethod(refuse)})
 
@@ -85,8 +85,8 @@ class _Run(ModuleType):
 
     @property
     def run(self) -> Any:
-        """See hvdkit.launch.function.run."""
-        from hvdkit.launch.function import run
+        """See hvdkit.launch.run_api.run."""
+        from hvdkit.launch.run_api import run
 
         return run
 

@@ -16,25 +16,25 @@ torch.optimizer torch.sync_batch_norm
 
 #: Horovod's module -> hvdkit's.
 MODULES = {f"horovod.{name}": f"hvdkit.{name}" for name in _SAME.split()} | {
-    "horovod.runner": "hvdkit.launch.function",
+    "horovod.runner": "hvdkit.launch.run_api",
 }
 
 _HVDRUN = "Start the script itself on the hosts: hvdrun -H host1:4,host2:4 --alias-horovod python train.py"
 
 #: What Horovod has beside these, and hvdkit has not -> the way round. The modules below are meant too.
 REFUSED = {
-    "horovod.mxnet": "MXNet has ended; port the model to PyTorch or Keras, which hvdkit serves",
-    "horovod.spark": f"{_HVDRUN}. Have Spark write the data to files (Parquet, say) before, which each rank reads",
+    "horovod.mxnet": "MXNet is retired. Port the model to PyTorch or Keras, which hvdkit supports",
+    "horovod.spark": f"{_HVDRUN}. First write the data from Spark to files that each rank can read, such as Parquet",
     "horovod.ray": _HVDRUN,
-    "horovod.data": "Use torch's DataLoader with num_workers, or tf.data's prefetch, which load in the background too",
-    "horovod.tensorflow.data": "Use tf.data in each rank with shard(hvd.size(), hvd.rank()) and prefetch",
+    "horovod.data": "Use torch's DataLoader with num_workers, or tf.data's prefetch; both also load in the background",
+    "horovod.tensorflow.data": "Use tf.data on each rank, with dataset.shard(hvd.size(), hvd.rank()) and prefetch()",
     "horovod.runner.launch": "Use the command hvdrun, or horovod.run(function, np=2)",
-    "horovod.runner.elastic": "Elastic jobs are started with horovodrun, on Horovod's core: hvdkit build-horovod",
+    "horovod.runner.elastic": "Start elastic jobs with hvdrun --elastic",
     "horovod._keras": "It is internal to Horovod; use the public names of horovod.keras or horovod.tensorflow.keras",
-    "horovod.common.basics": "Use rank(), size(), init() and the like of horovod.torch or horovod.tensorflow",
+    "horovod.common.basics": "Use rank(), size(), init() and similar functions of horovod.torch or horovod.tensorflow",
 }
 
-_TF1 = "TensorFlow 1 with its sessions and graphs is not served, nor by Keras 3"
+_TF1 = "neither hvdkit nor Keras 3 supports the sessions and graphs of TensorFlow 1"
 _VARIABLES = (
     "use hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0) after the first step, or "
     "BroadcastGlobalVariablesCallback(0) of horovod.tensorflow.keras in fit()"
@@ -58,8 +58,8 @@ def refusal(name: str) -> str:
     for end in range(len(parts), 1, -1):
         way = REFUSED.get(".".join(parts[:end]))
         if way:
-            return f"{name} is not in hvdkit, which stands in for Horovod here. {way}."
+            return f"{name} is not in hvdkit, which replaces Horovod in this process. {way}."
     return (
-        f"{name} is not in hvdkit, which stands in for Horovod here. It has horovod.torch, horovod.tensorflow, "
-        f"horovod.keras, horovod.tensorflow.keras and their modules; see the README's section 'A Horovod script'."
+        f"{name} is not in hvdkit, which replaces Horovod in this process. hvdkit has horovod.torch, "
+        f"horovod.tensorflow, horovod.keras and horovod.tensorflow.keras; see the README's section 'A Horovod script'."
     )

@@ -1,4 +1,7 @@
-"""TensorFlow 1's names: those that mean something today are found, those of sessions and graphs say what to write."""
+"""TensorFlow 1's names: those with a meaning today are found; those of sessions and graphs raise an error.
+
+Experimental, as the patches of Keras: it adds names to the module tensorflow.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,23 @@ _LOOP = "write the training step with tf.GradientTape and hvd.DistributedGradien
 
 #: Names of `tf`, a dot below it too -> what to write.
 REFUSED = {
-    "placeholder": "pass tensors to a function, and put @tf.function around it",
-    "variable_scope": "make variables with tf.Variable or keras layers",
-    "get_variable": "make variables with tf.Variable or keras layers",
-    "global_variables_initializer": "variables have their values from the beginning; leave the call out",
+    "placeholder": "pass tensors to a function that is decorated with @tf.function",
+    "variable_scope": "create variables with tf.Variable or Keras layers",
+    "get_variable": "create variables with tf.Variable or Keras layers",
+    "global_variables_initializer": "variables are initialized when they are created; remove the call",
     "InteractiveSession": _LOOP,
     "layers": "use keras.layers",
-    "contrib": "most of it is in keras or tf.data today",
+    "contrib": "most of it has moved to keras or tf.data",
     "estimator": "use keras.Model and fit()",
-    "disable_eager_execution": "Keras 3 works eagerly; leave the call out",
-    "disable_v2_behavior": "Keras 3 works eagerly; leave the call out",
+    "disable_eager_execution": "Keras 3 needs eager execution; remove the call",
+    "disable_v2_behavior": "Keras 3 needs eager execution; remove the call",
     "train.MonitoredTrainingSession": _LOOP,
     "train.SessionRunHook": _LOOP,
     "train.StopAtStepHook": _LOOP,
     "train.LoggingTensorHook": _LOOP,
     "train.Supervisor": _LOOP,
-    "train.get_or_create_global_step": "count steps in the loop; optimizer.iterations has them too",
-    "train.get_global_step": "count steps in the loop; optimizer.iterations has them too",
+    "train.get_or_create_global_step": "count steps in the training loop, or use optimizer.iterations",
+    "train.get_global_step": "count steps in the training loop, or use optimizer.iterations",
     "train.Saver": "use tf.train.Checkpoint, or model.save()",
     "train.AdamOptimizer": "use keras.optimizers.Adam",
     "train.GradientDescentOptimizer": "use keras.optimizers.SGD",
@@ -89,7 +92,7 @@ def explain(name: str) -> str:
     """What is said of a name that TensorFlow 1 had below `tf`; "" for one that it does not know."""
     way = REFUSED.get(name)
     return (
-        f"tf.{name} belongs to TensorFlow 1 and its graphs, which Keras 3 and hvdkit do not serve: {way}."
+        f"tf.{name} belongs to TensorFlow 1 and its graphs, which Keras 3 and hvdkit do not support: {way}."
         if way
         else ""
     )
@@ -108,7 +111,7 @@ def _look_further(module: ModuleType, prefix: str) -> None:
         if prefix == "random." and name == "set_random_seed":
             return tf.random.set_seed
         if not prefix and name in _STILL_THERE and hasattr(tf.compat.v1, name):
-            warn_once(f"tf.{name} is a name of TensorFlow 1; tf.compat.v1.{name} is taken.")
+            warn_once(f"tf.{name} is a name of TensorFlow 1; hvdkit uses tf.compat.v1.{name} instead.")
             if name == "set_random_seed":
                 return tf.random.set_seed
             return getattr(tf.compat.v1, name)
@@ -133,10 +136,10 @@ class _Session:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise AttributeError(f"tf.Session.{name}: there are no sessions in TensorFlow 2; {_LOOP}.")
+        raise AttributeError(f"tf.Session.{name}: TensorFlow 2 has no sessions; {_LOOP}.")
 
     def __enter__(self) -> NoReturn:
-        raise RuntimeError(f"with tf.Session(): there are no sessions in TensorFlow 2; {_LOOP}.")
+        raise RuntimeError(f"with tf.Session(): TensorFlow 2 has no sessions; {_LOOP}.")
 
     def __exit__(self, *_: object) -> None: ...
 
@@ -150,7 +153,7 @@ def set_session(session: Any) -> None:
     """K.set_session: do what the session's configuration says of GPUs and threads, which is what it was used for."""
     tf = importlib.import_module("tensorflow")
     config = getattr(session, "config", None)
-    warn_once("K.set_session() is gone in Keras 3; what its configuration says of GPUs and threads is done.")
+    warn_once("K.set_session() was removed in Keras 3; hvdkit applies the GPU and thread options of its configuration.")
     if config is None:
         return
     gpus = tf.config.list_physical_devices("GPU")
@@ -167,4 +170,4 @@ def set_session(session: Any) -> None:
         if config.inter_op_parallelism_threads:
             tf.config.threading.set_inter_op_parallelism_threads(config.inter_op_parallelism_threads)
     except RuntimeError as error:  # TensorFlow has begun already
-        warn_once(f"K.set_session() came too late for its configuration: {error}")
+        warn_once(f"K.set_session() was called after TensorFlow had started, so its configuration is ignored: {error}")

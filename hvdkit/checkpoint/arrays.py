@@ -59,9 +59,9 @@ class SavedVariables:
         variables = self._list_variables()
         if len(variables) != len(self._saved):
             raise ValueError(
-                f"{self._owner} had {len(self._saved)} variables when its state was made, and has {len(variables)} "
-                f"now. Build it before: with keras.Input or model.build(), or "
-                f"optimizer.build(model.trainable_variables)."
+                f"{self._owner} had {len(self._saved)} variables when its state was created, and has "
+                f"{len(variables)} now. Build it before creating the state: with keras.Input, model.build() or "
+                "optimizer.build(model.trainable_variables)."
             )
         return variables
 
@@ -137,7 +137,7 @@ def read_arrays(path: Path, like: Mapping[str, Sequence[Array]]) -> dict[str, li
     try:
         with np.load(path, allow_pickle=False) as file:
             if different := sorted(expected ^ set(file.files)):
-                raise ValueError(f"{', '.join(different[:3])} is in one only of {path.name} and what is to be kept")
+                raise ValueError(f"{path.name} and this job have different entries: {', '.join(different[:3])}")
             return {
                 name: [_fit(file[f"{name}.{at}"], array, f"{name}.{at}") for at, array in enumerate(values)]
                 for name, values in like.items()
@@ -153,5 +153,8 @@ def _plain(array: Array) -> Array:
 
 def _fit(array: Array, like: Array, name: str) -> Array:
     if array.shape != like.shape or array.dtype != _plain(like).dtype:
-        raise ValueError(f"{name} is {array.dtype} {array.shape}, and {_plain(like).dtype} {like.shape} is to be kept")
+        raise ValueError(
+            f"{name} is {array.dtype} {array.shape} in the checkpoint, but {_plain(like).dtype} {like.shape} in "
+            "this job"
+        )
     return array.view(like.dtype)

@@ -36,13 +36,13 @@ class TrainingCheckpoints(Store):
         self._saved_s = time.monotonic()
 
     def step(self, samples: int | None = None) -> None:
-        """Save if a checkpoint is due; every rank calls this after each step of the optimizer.
+        """Save a checkpoint if one is due; every rank calls this after each step of the optimizer.
 
-        samples: that this rank has trained on in the step; needed where a sampler is saved.
+        samples: the number of samples that this rank used in the step; needed if a sampler is saved.
         If any rank has received SIGTERM, SIGUSR1 or SIGUSR2, all ranks save after the same step, and this raises
-        Preempted, a SystemExit with code 75: "saved, not finished; start me again".
-        Raises CheckpointError, on rank 0, if an earlier checkpoint could not be written. An elastic job logs the error
-        and goes on: without rank 0 the others would meet the same error.
+        Preempted, a SystemExit with code 75: the training is saved but not finished, and the same command continues it.
+        Raises CheckpointError on rank 0 if an earlier checkpoint could not be written. An elastic job logs the error
+        and continues, because without rank 0 the other ranks would fail with the same error.
         """
         self._state.record(samples)
         if not self._agreement.is_due():
@@ -73,9 +73,9 @@ class TrainingCheckpoints(Store):
         self.wait()
 
     def close(self) -> None:
-        """End: return when the last checkpoint is on the disk, and restore the signal handlers.
+        """Wait until the last checkpoint is on the disk, and restore the signal handlers.
 
-        Raises CheckpointError, on rank 0, if the last checkpoint could not be written.
+        Raises CheckpointError on rank 0 if the last checkpoint could not be written.
         """
         self._signals.close()
         self.wait()

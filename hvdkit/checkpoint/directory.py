@@ -29,7 +29,7 @@ class CheckpointDirectory:
 
     def __init__(self, path: str | os.PathLike[str], keep: int = 3) -> None:
         if keep < 1:
-            raise ValueError(f"keep is {keep}; at least 1 checkpoint has to be kept.")
+            raise ValueError(f"keep is {keep}; it must be 1 or more.")
         self.path, self.keep = Path(path).absolute(), keep
         self._count = 0
 

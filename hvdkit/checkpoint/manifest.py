@@ -43,7 +43,7 @@ def find_flaw(folder: Path, names: Iterable[str] = (), *, hashed: bool = True) -
         return f"{NAME} cannot be read: {error or type(error).__name__}"
     for name in names:
         if name not in listed:
-            return f"{name} is not in {NAME}"
+            return f"{name} is not listed in {NAME}"
     flaws = (_compare(folder / name, size, digest if hashed else "") for name, (size, digest) in sorted(listed.items()))
     return next(filter(None, flaws), "")
 
@@ -54,8 +54,12 @@ def _compare(path: Path, size: int, digest: str) -> str:
         with path.open("rb") as file:
             present = os.fstat(file.fileno()).st_size
             if present != size:
-                return f"{path.name} has {present} bytes, and {size} were written"
-            return f"{path.name} is not what was written: its hash differs" if digest and _hash(file) != digest else ""
+                return f"{path.name} has {present} bytes, but {size} were written"
+            return (
+                f"{path.name} was changed after it was written: its hash differs"
+                if digest and _hash(file) != digest
+                else ""
+            )
     except OSError as error:
         return f"{path.name} cannot be read: {error.strerror}"
 
@@ -74,11 +78,11 @@ def _read_manifest(path: Path) -> dict[str, tuple[int, str]]:
     with path.open("rb") as file:
         manifest = json.loads(file.read(_LARGEST))
     if manifest["format"] != _FORMAT:
-        raise ValueError(f"it is of format {manifest['format']!r}, and this hvdkit knows {_FORMAT}")
+        raise ValueError(f"its format is {manifest['format']!r}, but this version of hvdkit reads format {_FORMAT}")
     files = {str(name): (int(file["bytes"]), str(file["sha256"])) for name, file in manifest["files"].items()}
     for name in files:
         if Path(name).name != name:
-            raise ValueError(f"{name!r} is no name of a file")
+            raise ValueError(f"{name!r} is not a file name")
     return files
 
 

@@ -31,7 +31,8 @@ class Signals:
         self._before: dict[signal.Signals, Any] = {}
         if threading.current_thread() is not threading.main_thread():
             logger.warning(
-                "Checkpoints was not created in the main thread: SIGTERM and SIGUSR1 end this process at once."
+                "Checkpoints was not created in the main thread, so it cannot handle signals: SIGTERM and SIGUSR1 "
+                "end this process at once, without a checkpoint."
             )
             return
         for number in _SIGNALS:
@@ -64,12 +65,13 @@ def end_saved(agreed: Agreed, save: Callable[[], None]) -> NoReturn:
     problem = broadcast_object(problem, name="checkpoint")
     name = signal.Signals(agreed.signal).name
     if problem:
-        raise CheckpointError(f"{name} came to rank {agreed.rank}, and this could not be saved: {problem}")
+        raise CheckpointError(f"rank {agreed.rank} received {name}, but the checkpoint could not be saved: {problem}")
     if engine.runtime("a checkpoint").world.rank == 0:
         logger.warning(
-            "%s came to rank %d: saved, and ending with exit code %d; the same command goes on from here",
-            name,
+            "rank %d received %s: the checkpoint is saved, and the job ends with exit code %d. Run the same command "
+            "again to continue.",
             agreed.rank,
+            name,
             TRY_AGAIN,
         )
     raise Preempted  # the handlers stay: some signals come twice

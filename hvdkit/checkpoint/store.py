@@ -17,7 +17,7 @@ from hvdkit.checkpoint.writer import Writer
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.job_objects import allgather_object, broadcast_object
 from hvdkit.errors import CheckpointError
-from hvdkit.launcher_channel import KEPT, notify_launcher
+from hvdkit.launcher_channel import CHECKPOINTED, notify_launcher
 from hvdkit.log import logger
 
 _VALUES = "values.json"
@@ -26,7 +26,7 @@ _VALUES = "values.json"
 class Store:
     """Saves `state` and `values` to a directory of checkpoints, and loads them.
 
-    values: numbers, texts and the like, beside `state`; JSON, and the same on all ranks.
+    values: further values such as numbers and strings; they must be JSON and the same on all ranks.
     Raises ValueError for values that JSON would change, or a `keep` below 1.
     """
 
@@ -39,9 +39,9 @@ class Store:
         _as_json(self.values)
 
     def save(self) -> None:
-        """Copy the state, and have rank 0 write it in a thread; every rank calls this, after an epoch.
+        """Copy the state, and have a thread of rank 0 write it; every rank calls this, after an epoch.
 
-        Raises CheckpointError on rank 0 if the one before could not be written.
+        Raises CheckpointError on rank 0 if the previous checkpoint could not be written.
         """
         self._save(during_epoch=False)
 
@@ -71,7 +71,7 @@ class Store:
                 write()
                 (folder / _VALUES).write_text(text)
                 number = self._directory.commit(folder, about)
-            notify_launcher(KEPT, channel)
+            notify_launcher(CHECKPOINTED, channel)
             written_s = time.perf_counter() - began_s
             logger.info(
                 "%s: copied in %.2f s, on the disk after %.2f s", self._directory.folder(number), copied_s, written_s
@@ -80,11 +80,12 @@ class Store:
         self._writer.start(finish, what)
 
     def load(self) -> bool:
-        """Load the newest whole checkpoint on all ranks, of which there may be more or fewer; every rank calls this.
+        """Load the newest undamaged checkpoint on all ranks; every rank calls this. The number of ranks may have
+        changed.
 
-        Damaged ones are skipped with a warning. Random generators are set on ranks that existed when it was saved.
-        Returns whether there was a checkpoint.
-        Raises CheckpointError on every rank if it does not fit, or if the ranks' states differ afterwards.
+        Damaged checkpoints are skipped with a warning. Random generators are restored on ranks that existed when the
+        checkpoint was saved. Returns whether there was a checkpoint.
+        Raises CheckpointError on every rank if the checkpoint does not match, or if the ranks differ after loading.
         """
         self._state.settle()
         loaded: tuple[str, str, dict[str, Any]] = ("", "", {})
@@ -105,7 +106,7 @@ class Store:
             set_random(mine)
         self._check_equal(place)
         if rank == 0:
-            logger.warning("going on from %s", place)
+            logger.warning("continuing from %s", place)
         return True
 
     def _read(self) -> tuple[str, str, dict[str, Any]]:
@@ -119,7 +120,7 @@ class Store:
             place = str(folder)
             contents = json.loads((folder / _VALUES).read_text())
             if different := sorted(self.values.keys() ^ contents["values"].keys()):
-                raise ValueError(f"{', '.join(different)} is in one only of the checkpoint and what is to be kept")
+                raise ValueError(f"the checkpoint and this job have different values: {', '.join(different)}")
             self._state.read(folder)
         except Exception as error:  # of whatever kind: it is raised on all ranks
             return place, f"{place or self._directory.path} cannot be loaded: {type(error).__name__}: {error}", {}
@@ -132,12 +133,12 @@ class Store:
             different = [rank for rank, each in enumerate(digests) if each.get(name) != digests[0].get(name)]
             if different:
                 raise CheckpointError(
-                    f"{place}: after loading, {name!r} is not the same on rank 0 and on rank "
+                    f"{place}: after loading, {name!r} differs between rank 0 and rank "
                     f"{', '.join(map(str, different[:8]))}. Create it from the same configuration on every rank."
                 )
 
     def wait(self) -> None:
-        """Return when the last checkpoint is on the disk. Raises CheckpointError, on rank 0, if that has failed."""
+        """Wait until the last checkpoint is on the disk. Raises CheckpointError on rank 0 if writing it failed."""
         self._writer.wait()
 
     def _is_rank_zero(self) -> bool:
@@ -145,7 +146,7 @@ class Store:
 
 
 def _warn_of_skipped(folder: Path, flaw: str) -> None:
-    logger.warning("%s is damaged and passed over: %s", folder, flaw)
+    logger.warning("skipped a damaged checkpoint, %s: %s", folder, flaw)
 
 
 def _as_json(values: Any) -> str:
@@ -157,7 +158,7 @@ def _as_json(values: Any) -> str:
         same = False
     if not same:
         raise ValueError(
-            f"{values!r} cannot be kept: values are numbers, texts, None, and lists and dicts of these with texts as "
-            f"keys. What has state_dict() is kept by that."
+            f"{values!r} cannot be saved. Values must be numbers, strings, None, or lists and dicts of these with "
+            "strings as keys. Objects with a state_dict() method are saved by that method."
         )
     return text

@@ -78,9 +78,9 @@ class HorovodChanges:
     def restart(self, *, lost: HorovodInternalError | None) -> None:
         """See Changes."""
         if lost is None:
-            logger.warning("hosts have changed")
+            logger.warning("the hosts of the job have changed; continuing with the new ones")
         else:
-            logger.warning("going back to the last commit: %s", lost)
+            logger.warning("restoring the last commit: %s", lost)
         engine.restart()
 
     def end(self, state: State, *, well: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from hvdkit.errors import (
     TooFewRanksError,
     TransportError,
 )
-from hvdkit.launcher_channel import CHANGES, FAILED, OVER, PAST, READY, notify_launcher, on_message
+from hvdkit.launcher_channel import CHANGING, FAILED, FIRST_AWAITED, READY, TRAINED, notify_launcher, on_message
 from hvdkit.log import logger
 from hvdkit.transport.backend import Membership, Newcomers
 
@@ -91,7 +92,7 @@ class Resizing:
         if self._state is None or not self._directory or not self._state.load_from(self._directory):
             return False
         if self._members.rank() == 0:
-            logger.warning("all ranks that had the last commit have died: going on from %s.", self._directory)
+            logger.warning("all ranks that had the last commit have died; continuing from %s.", self._directory)
         return True
 
     def synchronized(self) -> None:
@@ -100,7 +101,7 @@ class Resizing:
 
     def restart(self, *, lost: HorovodInternalError | None) -> None:
         """See Changes. If ranks die meanwhile it begins again."""
-        notify_launcher(CHANGES, self._channel)
+        notify_launcher(CHANGING, self._channel)
         while True:
             try:
                 if lost is None:
@@ -122,11 +123,11 @@ class Resizing:
             engine.restart(functools.partial(self._shrink, lost), idle=False)
         size, first = self._members.size(), self._members.rank() == 0
         if first:  # the rank 0 of before, which would have told hvdrun, may have died
-            notify_launcher(f"{PAST}{self._starting.get('number', 0)}", self._channel)
+            notify_launcher(f"{FIRST_AWAITED}{self._starting.get('number', 0)}", self._channel)
         if size < self._min:
             self._stop(size, lost)
         if first:
-            logger.warning("going on with %d of %d ranks from the last commit: %s", size, before, lost)
+            logger.warning("continuing with %d of %d ranks from the last commit: %s", size, before, lost)
         self._attempts = 0
 
     def _give_up(self) -> None:
@@ -143,10 +144,17 @@ class Resizing:
         if self._members.shrink():
             return
         agree = self._members.is_so_on_all(not isinstance(lost, RanksDisagreeError))
+        if not agree:
+            # A rank may have its answer, raise and end before the answer has reached the others, who would then take
+            # the disagreement for a death. So none leaves before all have the answer.
+            with contextlib.suppress(RankLostError):
+                self._members.is_so_on_all(True)
         if not isinstance(lost, RankLostError):
             raise lost
         if not agree:
-            raise lost from RanksDisagreeError("No rank has died: ranks disagree, and another one's output says how.")
+            raise lost from RanksDisagreeError(
+                "No rank has died: the ranks disagree. See the output of the other ranks for the difference."
+            )
 
     def _replace(self, all_ranks: Sequence[_RankState]) -> None:
         """Start as many ranks as are missing and have a slot, unless that has failed too often."""
@@ -187,8 +195,8 @@ class Resizing:
         self._saver.save_now()
         if self._members.rank() == 0:
             logger.warning(
-                "%d of at least %d ranks are left: the last commit is saved in %s, and the same command goes on from "
-                "there. %s",
+                "%d ranks are left, but at least %d are needed (--min-np). The last commit was saved in %s. Run the "
+                "same command again to continue. %s",
                 *(size, self._min, self._directory, lost),
             )
         raise Preempted
@@ -199,7 +207,7 @@ class Resizing:
 
     def _take_in(self) -> None:
         if self._newcomers is None:
-            raise TransportError("Ranks are said to have come, and this rank knows of none.")
+            raise TransportError("New ranks were announced, but this rank has started none.")
         newcomers, before = self._newcomers, self._members.size()
         starters = allgather_object(newcomers.starters, name="elastic.came")[0]
         if not starters:
@@ -210,7 +218,9 @@ class Resizing:
         self._give_up()
         size = self._members.size()
         if self._members.rank() == 0:
-            logger.warning("going on with %d ranks, %d of them in place of those that died.", size, size - before)
+            logger.warning(
+                "continuing with %d ranks, %d of them replacements for ranks that died.", size, size - before
+            )
         self._attempts = 0
 
     def _stop_waiting(self) -> None:
@@ -218,11 +228,11 @@ class Resizing:
         self._give_up()
         first = self._members.rank() == 0
         if first:
-            notify_launcher(f"{PAST}{self._starting['number']}", self._channel)
+            notify_launcher(f"{FIRST_AWAITED}{self._starting['number']}", self._channel)
         if self._attempts >= _ATTEMPTS and first:
             logger.warning(
-                "%d times in a row no rank came in place of one that was lost; going on with %d. What those that were "
-                "started have said tells why.",
+                "%d attempts in a row to start replacements for lost ranks have failed; continuing with %d ranks. "
+                "See the output of the new ranks for the cause.",
                 *(self._attempts, self._members.size()),
             )
         notify_launcher(READY, self._channel)
@@ -235,4 +245,4 @@ class Resizing:
         if self._saver is not None:
             self._saver.close(well=well)
         if well:
-            notify_launcher(OVER, self._channel)  # hvdrun then ends ranks that have not been taken in
+            notify_launcher(TRAINED, self._channel)  # hvdrun then ends ranks that have not been taken in

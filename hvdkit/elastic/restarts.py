@@ -36,7 +36,7 @@ class Restarts:
     def restart(self, *, lost: HorovodInternalError | None) -> None:
         """See Changes. Raises `lost`; where a rank has died it waits for hvdrun to end this one first."""
         if isinstance(lost, RankLostError):
-            logger.info("waiting for hvdrun to end this rank, and start the job again: %s", lost)
+            logger.info("waiting for hvdrun to end this rank and restart the job: %s", lost)
             self._close(well=False)  # SIGTERM ends this process again
             time.sleep(_ENDED_S)
         if lost is not None:

@@ -9,20 +9,22 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from hvdkit.elastic.changes import find_changes
 from hvdkit.elastic.state import State
 from hvdkit.engine import runtime as engine
-from hvdkit.errors import HorovodInternalError, HostsUpdatedInterrupt
+from hvdkit.errors import HorovodInternalError, HostsUpdatedInterrupt, LocalFailureError
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
 def run(func: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concatenate[Any, Arguments], Result]:
-    """Decorate a training function that is to go on when ranks come, leave or fail: `@hvd.elastic.run`, as in Horovod.
+    """Decorate a training function that continues when ranks are added, leave or fail: `@hvd.elastic.run`, as in
+    Horovod.
 
-    func: its first argument is the state; called after state.sync(), and again from the last commit after each change.
-    Worlds change under `hvdrun --elastic`, and where Horovod's core is the engine under `horovodrun --min-np`.
-    Elsewhere the world stays as it is: the function is called once after state.sync(), and what it raises is raised.
-    Raises NotInitializedError before init(), and what `func` raises but for HorovodInternalError and
-    HostsUpdatedInterrupt, in a world that may change.
+    func: the training function; its first argument is the state. It is called after state.sync(), and called again from
+    the last commit after each change of the ranks.
+    The ranks can change under `hvdrun --elastic`, and on Horovod's core under `horovodrun --min-np`. Elsewhere the
+    function is called once, after state.sync(), and its exceptions are raised.
+    Raises NotInitializedError before init(), and every exception of `func` except HorovodInternalError and
+    HostsUpdatedInterrupt in a job whose ranks can change.
     """
     return run_fn(func)
 
@@ -30,10 +32,11 @@ def run(func: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concate
 def run_fn(
     func: Callable[Concatenate[Any, Arguments], Result], reset: Callable[[], object] | None = None
 ) -> Callable[Concatenate[Any, Arguments], Result]:
-    """As run(); calls `reset` after each change of the world, before state.on_reset(). Horovod's name.
+    """As run(); calls `reset` after each change of the ranks, before state.on_reset(). Named as in Horovod.
 
-    reset: called on the ranks that were there before the change, in the new world. Scripts for Horovod call shutdown()
-    and init() in it; both do nothing there. It must make no collective calls, as new ranks do not call it.
+    reset: called on the ranks that were there before the change, after they are connected again. Scripts for Horovod
+    call shutdown() and init() in it; both have no effect there. It must not call collectives, because new ranks do not
+    call it.
     """
 
     @functools.wraps(func)
@@ -56,6 +59,8 @@ def run_fn(
                     result = func(state, *args, **kwargs)
                     well = True
                     return result
+                except LocalFailureError as error:
+                    raise (error.__cause__ or error) from None  # this rank ends by it, as outside of a collective
                 except HorovodInternalError as error:
                     state.restore()
                     lost, synchronized = error, False

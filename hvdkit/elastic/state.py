@@ -12,7 +12,7 @@ from hvdkit.errors import CheckpointError, HostsUpdatedInterrupt
 
 
 class HostUpdateResult:
-    """How the hosts of a job have changed: the `result` of State.on_hosts_updated(). Horovod's names and numbers."""
+    """How the hosts of a job have changed: the `result` of State.on_hosts_updated(), as in Horovod."""
 
     no_update, removed, added, mixed = 0, 1, 2, 3
 
@@ -60,20 +60,20 @@ class State(ABC):
         """Broadcast rank 0's values and save them; collective."""
 
     def commit(self) -> None:
-        """Save, then check_host_updates(); every rank calls this after the same step."""
+        """Call save(), then check_host_updates(); every rank calls this after the same step."""
         self.save()
         if self.committed is not None:
             self.committed()
         self.check_host_updates()
 
     def on_hosts_updated(self, timestamp: float, result: int) -> None:
-        """Note that hosts have changed. result: 1 for removed, 2 for added, 3 for both. Horovod's name."""
+        """Record that hosts have changed. result: 1 for removed, 2 for added, 3 for both. Named as in Horovod."""
         self._updates.append((timestamp, result))
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt on all ranks if rank 0 knows of hosts that have come or will leave; collective.
+        """Raise HostsUpdatedInterrupt on all ranks if rank 0 knows of hosts that were added or will leave; collective.
 
-        In a world that does not change this does nothing.
+        No effect in a job whose ranks cannot change.
         """
         if not self.world_may_change:
             return
@@ -137,10 +137,10 @@ class State(ABC):
 
 
 class ObjectState(State):
-    """Named values, which are attributes: `state = ObjectState(broadcast_object, epoch=0)`, then `state.epoch += 1`.
+    """Named values as attributes: `state = ObjectState(broadcast_object, epoch=0)`, then `state.epoch += 1`.
 
-    Values are saved as deep copies, so that changes in place are restored too; values with a Handler are left to it.
-    A value that is assigned to a name is saved by the next save(), commit() or sync().
+    Values are saved as deep copies, so that changes in place are restored too; models and optimizers are saved by a
+    Handler. A new value that is assigned to a name is saved by the next save(), commit() or sync().
 
     bcast_object, get_rank: as for State.
     """

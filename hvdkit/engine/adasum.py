@@ -31,7 +31,9 @@ def adasum(transport: Transport, buffers: Sequence[Buffer]) -> None:
     """
     for buffer in buffers:
         if buffer.dtype not in FLOATS:
-            raise TypeError(f"Adasum is for floating-point numbers, not {buffer.dtype}; use Sum or Average.")
+            raise TypeError(
+                f"Adasum needs floating-point tensors, not {buffer.dtype}. Use op=hvd.Sum or op=hvd.Average."
+            )
     if transport.size == 1 or not buffers:
         return
     dtypes = sorted({buffer.dtype for buffer in buffers})

@@ -87,10 +87,10 @@ class AllReduce(Strategy):
         elif reducer.started(index):
             assert self._parameters is not None
             raise HorovodInternalError(
-                f"The gradient of {self._parameters.tensors[index].name} was written again while it was being sent. If "
-                f"an earlier backward() failed and the exception was caught, let it end the job; if the parameter is "
-                f"used inside and outside of a re-entrant checkpoint, use torch.utils.checkpoint(..., "
-                f"use_reentrant=False)."
+                f"The gradient of {self._parameters.tensors[index].name} was written again after its reduction had "
+                "started. If an earlier backward() raised an exception that the script caught, let that exception "
+                "end the job. If the parameter is used both inside and outside of a re-entrant checkpoint, pass "
+                "use_reentrant=False to torch.utils.checkpoint.checkpoint()."
             )
 
     def cancel(self) -> None:
@@ -98,9 +98,9 @@ class AllReduce(Strategy):
         if self._reducer is not None:
             if self._reducer.under_way:
                 raise BackwardInterruptedError(
-                    "A backward pass ended with an exception on this rank after part of its gradients had been sent, "
-                    "and the other ranks wait for the rest. Let the exception end the job, or find out before "
-                    "backward() (from the loss, say) and on all ranks that a batch is to be skipped."
+                    "backward() raised an exception on this rank after some of its gradients had been sent, and the "
+                    "other ranks wait for the rest. Let the exception end the job. To skip a batch, decide it before "
+                    "backward() (from the loss, for example) and on all ranks."
                 )
             self._reducer.forget_arrivals()
         self._arrived.clear()

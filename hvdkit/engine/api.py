@@ -12,13 +12,31 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer
 
 
+class StallReport(Protocol):
+    """What the first rank is told of waits that are no operations: who waits, and so who is missing.
+
+    report_window: how long this rank waited in some rounds of a plan. notice_s: after how many seconds a wait in a
+    bucket is announced with submit() and withdraw().
+    """
+
+    notice_s: float
+
+    @property
+    def report_window(self) -> Callable[[Window], None]: ...  # noqa: D102
+
+    def submit(self, name: str, asked: Announcement, buffers: Sequence[Buffer]) -> Operation:
+        """See Engine.submit."""
+
+    def withdraw(self, name: str) -> None:
+        """Take back an operation without buffers, if it is still under way."""
+
+
 class Engine(Protocol):
     """Named operations among the ranks of a transport; opened and closed by all of them together.
 
     transport: for steps of several operations. ranks: by their numbers in the world. joining: what this rank does for
-    the others when it has joined. report_window: brings the first rank how long this one waited in some rounds of a
-    plan. notice_s: after how many seconds a wait in a bucket is announced with submit() and withdraw(), for the stall
-    report; infinite if the engine has none. takes_tensors: may buffers be a framework's tensors, on any device?
+    the others when it has joined. stall_report: None if the engine has none. takes_tensors: may buffers be a
+    framework's tensors, on any device?
     """
 
     @property
@@ -28,11 +46,10 @@ class Engine(Protocol):
     def ranks(self) -> Sequence[int]: ...  # noqa: D102
 
     @property
-    def report_window(self) -> Callable[[Window], None]: ...  # noqa: D102
+    def stall_report(self) -> StallReport | None: ...  # noqa: D102
 
     joining: Joining
     takes_tensors: bool
-    notice_s: float
 
     @property
     def stopped(self) -> bool:
@@ -71,9 +88,6 @@ class Engine(Protocol):
 
     def join(self) -> Operation:
         """Begin to take part in the others' operations with zeros until all ranks have joined."""
-
-    def withdraw(self, name: str) -> None:
-        """Take back an operation without buffers, if it is still under way."""
 
     def leave(self, why: str) -> None:
         """Tell the others that this rank takes no further part; not collective. why: follows its name."""

@@ -40,23 +40,24 @@ class Framework:
         process_sets: Sequence[ProcessSet | Sequence[int] | Any] | str | None = None,
         **settings: Any,
     ) -> None:
-        """Join the world that the launcher made. Every rank calls it, before any other call of hvdkit.
+        """Initialize hvdkit and connect the ranks. Every rank calls it, before any other call of hvdkit.
 
-        comm: the processes that make the world, by default all of the job: a communicator of mpi4py's, or a list of
-        ranks in MPI_COMM_WORLD, whose order is that of the ranks here. Only these processes call init(); the others
-        start MPI. A list of communicators is the world and, after it, process sets.
-        process_sets: sets, lists of ranks or communicators, to be known from the beginning, each once;
-        "dynamic", which Horovod wants for later ones, is not needed.
-        settings: fields of hvdkit.Config, e.g. transport="mpi"; they beat the environment.
-        Raises WorldError if launcher and MPI disagree about the number of ranks, ConfigError for a bad setting or
-        a comm that cannot be a world, ValueError for process sets that cannot be made.
+        comm: the processes of the world; None for all processes of the job. It is an mpi4py communicator or a list of
+        ranks in MPI_COMM_WORLD, whose order is the order of hvdkit's ranks. Only these processes may call init(); the
+        others must start MPI. In a list of communicators, the first is the world and the others are process sets.
+        process_sets: ProcessSets, lists of ranks or communicators to add at the start, each once. "dynamic", which
+        Horovod needs for process sets that are added later, is accepted and not needed.
+        settings: fields of hvdkit.Config, for example transport="mpi". They take precedence over environment variables.
+        Raises WorldError if the launcher and MPI disagree about the number of ranks, ConfigError for an invalid setting
+        or a comm that cannot be a world, TypeError for an unknown setting, ValueError for an invalid process set.
         """
         sets = () if process_sets is None or isinstance(process_sets, str) else tuple(process_sets)
         if isinstance(comm, Sequence) and any(is_communicator(ranks) for ranks in comm):
             if not all(is_communicator(ranks) for ranks in comm):
                 raise ConfigError(
-                    f"comm={comm!r} has communicators of mpi4py's in it, and other things. Pass one communicator, a "
-                    f"list of ranks, or a list of communicators: the world, and after it process sets."
+                    f"init(comm={comm!r}) mixes mpi4py communicators with other objects. Pass one communicator, a "
+                    "list of ranks, or a list of communicators, of which the first is the world and the others are "
+                    "process sets."
                 )
             comm, sets = comm[0], (*comm[1:], *sets)
         part = read_part(comm, read_world())
@@ -67,38 +68,39 @@ class Framework:
             global_process_set.mpi_comm = comm if is_communicator(comm) else None
 
     def describe(self) -> str:
-        """Say in a line what runs where: ranks, hosts, transport and threads; collective, the same on every rank.
+        """Describe the job in one line: ranks, hosts, transport and threads. Collective; the same text on every rank.
 
-        Example: "4 ranks on 2 hosts (node1: 2, node2: 2), hierarchical transport, torch 2.13.0, 1 thread a rank".
+        Example: "4 ranks on 2 hosts (node1: 2, node2: 2), hierarchical transport, torch 2.13.0, 1 thread per rank".
         Raises NotInitializedError before init().
         """
         runtime = engine.runtime("describe()")
         world, transport = runtime.world, runtime.transport
-        part = f" (of the job's ranks {', '.join(map(str, world.job_ranks))})" if world.job_ranks else ""
+        part = f" (job ranks {', '.join(map(str, world.job_ranks))})" if world.job_ranks else ""
         hosts = Counter(allgather_object(world.host or socket.gethostname()))
         where = ", ".join(f"{host}: {ranks}" for host, ranks in hosts.items())
         between = transport.between if len(hosts) > 1 else None
         speed = f", {between.describe()}" if between is not None else ""
         threads = self.count_threads()
         return (
-            f"{world.size} rank{'s' * (world.size > 1)}{part} on {len(hosts)} host{'s' * (len(hosts) > 1)} ({where}), "
-            f"{transport.name} transport{speed}, {self.label}, {threads} thread{'s' * (threads > 1)} a rank"
+            f"{world.size} rank{'s' * (world.size > 1)}{part} on {len(hosts)} host{'s' * (len(hosts) > 1)} "
+            f"({where}), {transport.name} transport{speed}, {self.label}, {threads} thread{'s' * (threads > 1)} per "
+            "rank"
         )
 
     def cuda_built(self) -> bool:
-        """Was the framework built for CUDA? Then hvdkit reduces its GPU tensors, through the host's memory for now.
+        """Was the framework built for CUDA? hvdkit then reduces its GPU tensors, for now through host memory.
 
-        False for Keras on JAX, which tells its devices only.
+        False for Keras on JAX, which reports its devices only.
         """
         return self.cuda
 
     def rocm_built(self) -> bool:
-        """Was the framework built for ROCm? As cuda_built(); to torch its GPU tensors are cuda tensors."""
+        """Was the framework built for ROCm? As cuda_built(); in torch, ROCm tensors are called cuda tensors."""
         return self.rocm
 
 
 def shutdown() -> None:
-    """Leave the world; every rank calls it. Optional at the end of a script, and harmless before init().
+    """Disconnect this rank; every rank calls it. Optional at the end of a script, no effect before init().
 
     Raises RankLostError if another rank has died.
     """
@@ -106,7 +108,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Has init() been called, and shutdown() not since?"""
+    """Has init() been called, and shutdown() not been called since?"""
     return engine.is_initialized()
 
 
@@ -115,32 +117,38 @@ def _world(call: str) -> World:
 
 
 def rank() -> int:
-    """This process's number among all ranks, from 0. Raises NotInitializedError before init()."""
+    """The number of this process among all ranks, from 0. Raises NotInitializedError before init()."""
     return _world("rank()").rank
 
 
 def size() -> int:
-    """How many ranks there are. Raises NotInitializedError before init()."""
+    """The number of ranks. Raises NotInitializedError before init()."""
     return _world("size()").size
 
 
 def local_rank() -> int:
-    """This process's number among the ranks of its host, from 0; picks the GPU. NotInitializedError before init()."""
+    """The number of this process among the ranks of its host, from 0; selects the GPU.
+
+    Raises NotInitializedError before init().
+    """
     return _known(_world("local_rank()").local_rank)
 
 
 def local_size() -> int:
-    """How many ranks this host has. Raises NotInitializedError before init()."""
+    """The number of ranks on this host. Raises NotInitializedError before init()."""
     return _known(_world("local_size()").local_size)
 
 
 def cross_rank() -> int:
-    """The number of this host among those that have a rank of this local_rank. NotInitializedError before init()."""
+    """The number of this host among the hosts that have a rank with this local_rank.
+
+    Raises NotInitializedError before init().
+    """
     return _known(_world("cross_rank()").cross_rank)
 
 
 def cross_size() -> int:
-    """How many hosts have a rank of this local_rank. Raises NotInitializedError before init()."""
+    """The number of hosts that have a rank with this local_rank. Raises NotInitializedError before init()."""
     return _known(_world("cross_size()").cross_size)
 
 
@@ -150,14 +158,15 @@ def _known(value: int | None) -> int:
 
 
 def join_ranks() -> int:
-    """What join() does; see the adapters'. Returns the rank that joined last.
+    """Do what join() of an adapter does. Returns the rank that joined last.
 
-    Raises ConfigError where replicas are checked: they differ here."""
+    Raises ConfigError with check_replicas, because the parameters of joined ranks differ.
+    """
     current = engine.runtime("join()")
     if current.config.check_replicas:
         raise ConfigError(
-            "join() is for ranks that take different numbers of steps, and "
-            f"check_replicas={current.config.check_replicas} compares them step by step. Leave one of the two out."
+            f"join() lets ranks take different numbers of steps, but check_replicas={current.config.check_replicas} "
+            "compares their parameters step by step. Set check_replicas=0, or do not call join()."
         )
     # This rank has no more work in any of the sets, and takes part in the others' until all of their ranks have joined.
     engines = current.sets.engines()
@@ -174,10 +183,10 @@ def join_ranks() -> int:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int] | Any) -> ProcessSet:
-    """Make a process set known; every rank calls it, with the same ranks, or its communicator. Returns the set.
+    """Add a process set; every rank calls it, with the same ranks or with its own communicator. Returns the set.
 
-    Raises ValueError for ranks that are not there or come twice, or if a set of these ranks is known,
-    NotInitializedError before init(), HorovodInternalError if a rank has left.
+    Raises ValueError for ranks that do not exist or occur twice, or if a set of these ranks exists; NotInitializedError
+    before init(); HorovodInternalError if a rank has left.
     """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     engine.runtime("add_process_set()").sets.add(added)
@@ -185,28 +194,31 @@ def add_process_set(process_set: ProcessSet | Sequence[int] | Any) -> ProcessSet
 
 
 def split_world(color: int | None, key: int = 0) -> ProcessSet | None:
-    """Make a process set of the ranks that give the same color, as MPI_Comm_split does; every rank calls it.
+    """Make process sets of the ranks that pass the same color, as MPI_Comm_split does; every rank calls it.
 
-    One collective call, however many sets: color=rank() // 2 makes those of a mesh's inner axis of 2, color=rank() % 2
-    those of the outer one. key: the order in a set, ranks of one key in their own. Returns this rank's set, None for a
-    color of None. A set of the same ranks that is known is taken as it is.
+    One collective call makes all of the sets. For a mesh of 2 columns, color=rank() // 2 makes the sets of the rows,
+    and color=rank() % 2 those of the columns.
+    key: the order of the ranks in a set; ranks with equal keys keep the order of the world.
+    Returns the set of this rank, or None if its color is None. A set of the same ranks that exists already is returned.
     Raises NotInitializedError before init(), HorovodInternalError if a rank has left.
     """
     return engine.runtime("split_world()").sets.split(color, key)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Forget a process set; every rank calls it. False if it was not known, or is the set of all ranks.
+    """Remove a process set; every rank calls it. Returns False if the set was not added, or is the set of all ranks.
 
-    Of sets of communicators each rank passes its own, and all of them are forgotten.
-
+    For sets made from communicators each rank passes its own set, and all of them are removed.
     Raises NotInitializedError before init(), HorovodInternalError if a rank has left.
     """
     return engine.runtime("remove_process_set()").sets.remove(process_set)
 
 
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """The ranks of every process set, by its number; 0 is the set of all ranks. NotInitializedError before init()."""
+    """The ranks of every process set, by the number of the set; 0 is the set of all ranks.
+
+    Raises NotInitializedError before init().
+    """
     return engine.runtime("get_process_set_ids_and_ranks()").sets.ids_and_ranks()
 
 
@@ -215,11 +227,11 @@ get_process_sets = _get_process_set_ids_and_ranks = get_process_set_ids_and_rank
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begin to write a Chrome trace of all named operations, on rank 0; chrome://tracing or ui.perfetto.dev show it.
+    """Start to write a Chrome trace of all named operations, on rank 0. View it in ui.perfetto.dev.
 
-    mark_cycles: as in Horovod; hvdkit's own engine has no cycles to mark. Raises OSError if the file cannot be written,
-    ValueError if a timeline is being written. Where Horovod's core is the engine it writes its own, and has to be told
-    of that before init(): ValueError without HOROVOD_TIMELINE=DYNAMIC.
+    mark_cycles: as in Horovod; without effect on the native engine, which has no cycles.
+    Raises OSError if the file cannot be written, ValueError if a timeline is already being written. Horovod's core
+    writes its own timeline, and only if HOROVOD_TIMELINE=DYNAMIC was set before init(); otherwise it raises ValueError.
     """
     current = engine.runtime("start_timeline()")
     if current.horovod is not None:
@@ -229,7 +241,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """End the trace that start_timeline() began, if one is on. NotInitializedError before init()."""
+    """Stop the trace of start_timeline(), if there is one. Raises NotInitializedError before init()."""
     current = engine.runtime("stop_timeline()")
     if current.horovod is not None:
         current.horovod.basics.stop_timeline()

@@ -10,31 +10,31 @@ from hvdkit.transport.select import find_backend
 
 
 def mpi_built() -> bool:
-    """Can an MPI library be loaded here? May be called before init(); does not start MPI."""
+    """Can an MPI library be loaded? May be called before init(); does not start MPI."""
     return find_backend("mpi").can_load()
 
 
 def mpi_enabled() -> bool:
-    """Do the ranks talk through MPI now? False before init(), and for one process that nobody launched."""
+    """Do the ranks communicate over MPI? False before init(), and for a single process without a launcher."""
     return _carrier("mpi_enabled()") == "mpi"
 
 
 def mpi_threads_supported() -> bool:
-    """May the script call MPI too, with mpi4py say, while hvdkit works? That is, does MPI run with THREAD_MULTIPLE.
+    """May the script call MPI (with mpi4py, for example) while hvdkit runs? True if MPI runs with MPI_THREAD_MULTIPLE.
 
-    False where MPI is not used. Raises NotInitializedError before init().
+    False if MPI is not used. Raises NotInitializedError before init().
     """
     engine.runtime("mpi_threads_supported()")
     return mpi_enabled() and find_backend("mpi").takes_calls_from_threads()
 
 
 def gloo_built() -> bool:
-    """Is there a torch with Gloo? May be called before init(); loads torch, since only torch knows."""
+    """Is a torch with Gloo installed? May be called before init(); imports torch."""
     return find_backend("gloo").can_load()
 
 
 def gloo_enabled() -> bool:
-    """Do the ranks talk through Gloo now, as under torchrun? False before init()."""
+    """Do the ranks communicate over Gloo, as under torchrun? False before init()."""
     return _carrier("gloo_enabled()") == "gloo"
 
 
@@ -43,9 +43,10 @@ def _carrier(call: str) -> str:
 
 
 def nccl_built() -> int:
-    """The version of NCCL that is reduced with, 22203 for 2.22.3; 0 for none.
+    """The version of NCCL that reduces tensors, for example 22203 for 2.22.3; 0 for none.
 
-    After init() on Horovod's core it is what that was built with; hvdkit's own engine has none for now.
+    On Horovod's core, after init(), it is the version that Horovod was built with. The native engine uses no NCCL for
+    now.
     """
     horovod = engine.runtime("nccl_built()").horovod if engine.is_initialized() else None
     return int(horovod.basics.nccl_built()) if horovod is not None else 0
@@ -62,5 +63,5 @@ def ccl_built() -> bool:
 
 
 def is_homogeneous() -> bool:
-    """Have all hosts as many ranks? Raises NotInitializedError before init()."""
+    """Do all hosts have the same number of ranks? Raises NotInitializedError before init()."""
     return bool(engine.runtime("is_homogeneous()").world.homogeneous)

@@ -12,7 +12,7 @@ from hvdkit.errors import MissingDependencyError
 _LIBRARIES = {"torch": "mpi_lib_v2", "tensorflow": "mpi_lib"}
 #: What to do where Horovod is missing.
 CURE = (
-    "Run `hvdkit build-horovod`, which builds it against the frameworks installed here, or take hvdkit's own engine "
+    "Run `hvdkit build-horovod` to build Horovod for the installed frameworks, or use the native engine "
     "(HVDKIT_ENGINE=native)."
 )
 
@@ -24,12 +24,15 @@ def choose_engine(wish: str, launcher: str, built: Sequence[str], framework: str
     script's; "" for one that Horovod has no binding for.
     """
     if wish != "auto":
-        return wish, f"asked for (engine={wish})"
+        return wish, f"set by engine={wish}"
     if launcher != "horovodrun":
-        return "native", "hvdkit's own, wherever ranks were not started by horovodrun with Gloo"
+        return "native", "the ranks were not started by horovodrun --gloo"
     if built and (not framework or framework in built):
-        return "horovod", "horovodrun started the ranks with Gloo, which Horovod's core knows best"
-    return "native", f"horovodrun started the ranks, and Horovod has no binding for {framework or 'any framework'} here"
+        return "horovod", "the ranks were started by horovodrun --gloo"
+    return "native", (
+        "the ranks were started by horovodrun, but the installed Horovod has no binding for "
+        f"{framework or 'any framework'}"
+    )
 
 
 def built_bindings() -> list[str]:
@@ -51,12 +54,12 @@ def choose_binding(framework: str, built: Sequence[str]) -> str:
     """
     if not built:
         raise MissingDependencyError(
-            f"The engine is to be Horovod's core (HVDKIT_ENGINE=horovod), and Horovod is not installed here, or was "
-            f"built for neither torch nor tensorflow. {CURE}"
+            "The engine is set to Horovod's core (HVDKIT_ENGINE=horovod), but Horovod is not installed, or was built "
+            f"for neither torch nor tensorflow. {CURE}"
         )
     if framework and framework not in built:
         raise MissingDependencyError(
-            f"Horovod is installed here with a binding for {', '.join(built)}, and this script needs the one for "
+            f"The installed Horovod has a binding for {', '.join(built)} only, and this script needs one for "
             f"{framework}. {CURE}"
         )
     return framework or built[0]

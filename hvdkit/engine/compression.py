@@ -57,20 +57,23 @@ def _casts_for(tensor: Any) -> Casts:
     for casts in _registered:
         if casts.owns(tensor):
             return casts
-    raise TypeError(f"{type(tensor).__name__} is no tensor of a framework whose hvdkit adapter is imported.")
+    raise TypeError(
+        "Compression needs a tensor of a framework whose hvdkit module is imported (hvdkit.torch, "
+        f"hvdkit.tensorflow, ...), not {type(tensor).__name__}."
+    )
 
 
 class Compressor:
-    """A wire dtype, with Horovod's compress() and decompress() for use by hand.
+    """A wire dtype, with Horovod's compress() and decompress() for direct calls.
 
-    wire: the dtype that the engine sends between hosts in place of float32 and float64.
+    wire: the dtype in which float32 and float64 are sent between hosts.
     """
 
     wire: ClassVar[Narrow] = "none"
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """The tensor as it is sent, and what `decompress` needs to undo it: the name of its dtype."""
+        """Return the tensor as it is sent, and the context that `decompress` needs: the name of its dtype."""
         casts = _casts_for(tensor)
         dtype = casts.dtype_of(tensor)
         if cls.wire == "none" or dtype not in _WIDE:
@@ -79,35 +82,36 @@ class Compressor:
 
     @classmethod
     def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        """The tensor in its own dtype again."""
+        """Return the tensor in its original dtype."""
         return _casts_for(tensor).cast(tensor, ctx)
 
 
 class NoneCompressor(Compressor):
-    """Send tensors as they are."""
+    """Send tensors unchanged."""
 
 
 class FP16Compressor(Compressor):
-    """Send float16: 6e-8 to 65504; finite values beyond become 65504, values below 3e-8 become 0.
+    """Send float16, with values from 6e-8 to 65504. Larger finite values become 65504, values below 3e-8 become 0.
 
-    Sums are taken in float32, and averages divided after the sum; on Horovod's core both happen in float16.
+    Sums are computed in float32, and averages are divided after the sum. Horovod's core computes both in float16.
     """
 
     wire = "float16"
 
 
 class BF16Compressor(Compressor):
-    """Send bfloat16: the range of float32 with 8 bits of precision. Sums are taken in float32."""
+    """Send bfloat16: the range of float32 with 8 bits of precision. Sums are computed in float32."""
 
     wire = "bfloat16"
 
 
 class Compression:
-    """The compressors: `none`, `fp16`, and, beyond Horovod, `bf16` and codings for an optimizer's gradients.
+    """The compressors: `none`, `fp16` and, beyond Horovod, `bf16`, `TopK`, `PowerSGD` and `Sign`.
 
-    Only what crosses between hosts is compressed: memory inside a host is faster than any cast.
-    `compression=hvd.Compression.TopK(0.01)` is for all gradients. By the parameters' names, of which the first pattern
-    that fits counts: `{"embedding.*": hvd.Compression.TopK(0.01), "*": hvd.Compression.fp16}`.
+    Only data between hosts is compressed, because shared memory inside a host is faster than a cast. The last three are
+    for the gradients of an optimizer. `compression=hvd.Compression.TopK(0.01)` applies to all gradients. A dict selects
+    by the names of parameters, and the first matching pattern applies: `{"embedding.*": hvd.Compression.TopK(0.01),
+    "*": hvd.Compression.fp16}`.
     """
 
     none = NoneCompressor
@@ -165,7 +169,8 @@ class Policy:
                 return wire
         patterns = ", ".join(repr(pattern) for pattern, _ in self.rules)
         raise ValueError(
-            f"compression has the patterns {patterns}, and none fits {plain!r}. Add '*' for all others, at the end."
+            f"compression has no pattern for {plain!r}; its patterns are {patterns}. Add '*' as the last pattern, "
+            "for all other names."
         )
 
 
@@ -186,7 +191,10 @@ def wire_of_gradients(compression: Any) -> Wire | Policy:
 
 def _wire(compression: Any) -> Wire:
     if isinstance(compression, type) and issubclass(compression, CODINGS):
-        raise TypeError(f"compression is the class {compression.__name__}; make one of it, as {compression()!r}.")
+        raise TypeError(
+            f"compression is the class {compression.__name__}; pass an object of it, for example "
+            f"hvd.Compression.{compression()!r}."
+        )
     if isinstance(compression, CODINGS):
         return compression
     try:
@@ -199,11 +207,8 @@ def _wire(compression: Any) -> Wire:
 
 def _refuse(compression: Any, hint: str) -> str:
     if isinstance(compression, (*CODINGS, Mapping)):
-        return (
-            f"compression is {compression!r}, which is for an optimizer's gradients, since it remembers from step to "
-            f"step. Here {hint}."
-        )
+        return f"compression={compression!r} is for the gradients of an optimizer only. For this call, {hint}."
     return (
-        f"compression is {compression!r}; {hint}. Compressors written for Horovod are not called by hvdkit, which "
-        f"casts on the wire itself."
+        f"compression={compression!r} is not supported; {hint}. hvdkit does not call custom compressors of Horovod, "
+        "because it casts the data itself before it sends them."
     )

@@ -51,8 +51,9 @@ def warn_of_crowding(seen: Sequence[CoresSeen], rank: int) -> None:
     if rank != ranks[0] or cpus >= min(len(ranks), mine.total):
         return
     logger.warning(
-        "The %d ranks on %s may run on %d of its %d CPUs only, and take turns there. Start them with hvdrun, which "
-        "gives each its own; or with srun --cpus-per-task, or mpirun --bind-to none; and without taskset.",
+        "The %d ranks on %s are bound to %d of its %d CPUs and compete for them. Start the job with hvdrun, which "
+        "binds each rank to CPUs of its own, or with srun --cpus-per-task or mpirun --bind-to none. Do not start it "
+        "under taskset.",
         len(ranks),
         mine.host,
         cpus,

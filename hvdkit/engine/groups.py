@@ -18,10 +18,10 @@ from typing import Any
 
 from hvdkit.engine.api import Engine
 from hvdkit.engine.named.collective_step import collective_step
-from hvdkit.errors import NotInitializedError
+from hvdkit.errors import HorovodInternalError, NotInitializedError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.division import group_by_color
-from hvdkit.transport.part import is_communicator, ranks_in_job
+from hvdkit.transport.part import is_communicator, plan_sets_of_comms, ranks_in_job
 from hvdkit.transport.small_collectives import gather_bytes
 
 OpenEngine = Callable[[Transport, Sequence[int]], Engine]
@@ -107,11 +107,11 @@ class Group:
 
 
 class ProcessSet:
-    """Some of the ranks, or all of them; to be made known to all ranks by init() or add_process_set().
+    """A subset of the ranks, or all of them; pass it to init() or add_process_set() before use.
 
-    ranks_or_comm: numbers in the world, of all ranks if None; or a communicator of mpi4py's that holds this process and
-    some of the world, in the world's order. Ranks may pass different ones, as MPI_Comm_split makes them: each rank then
-    has the set that it is in. Raises ValueError for anything else.
+    ranks_or_comm: rank numbers, or None for all ranks; or an mpi4py communicator that contains this process and ranks
+    of the world in the order of the world. Ranks may pass different communicators, as MPI_Comm_split makes them: each
+    rank then gets the set that contains it. Raises ValueError for anything else.
     """
 
     #: Number of the set; None before it is added and after it is removed. 0 is the set of all ranks.
@@ -131,8 +131,7 @@ class ProcessSet:
                 self.ranks = sorted(operator.index(rank) for rank in ranks_or_comm)
             except TypeError:
                 raise ValueError(
-                    f"ProcessSet({ranks_or_comm!r}): a process set is made from a list of ranks, or from a "
-                    f"communicator of mpi4py's."
+                    f"ProcessSet({ranks_or_comm!r}): pass a list of ranks or an mpi4py communicator."
                 ) from None
         self._group: Group | None = None
         self._siblings: Sequence[ProcessSet] = ()  # made by one call: of communicators those of the other ranks too
@@ -149,21 +148,24 @@ class ProcessSet:
             if self.ranks is None and self.mpi_comm is None:
                 raise NotInitializedError("A collective")
             raise ValueError(
-                f"{self!r} is not known: it was never added, or it has been removed. Pass it to "
-                f"init(process_sets=...), or call add_process_set() on every rank."
+                f"{self!r} has not been added, or has been removed. Pass it to init(process_sets=...), or call "
+                "add_process_set() on every rank."
             )
         return self._group
 
     def size(self) -> int:
-        """How many ranks it has. ValueError if it is not known."""
+        """The number of its ranks. Raises ValueError if the set has not been added."""
         return self._known().size
 
     def rank(self) -> int:
-        """This process's number in it, from 0. ValueError if it is not known, or without this process."""
+        """The number of this process in the set, from 0.
+
+        Raises ValueError if the set has not been added, or does not contain this process.
+        """
         return self.group("rank()").transport.rank
 
     def included(self) -> bool:
-        """Does it include this process? ValueError if it is not known."""
+        """Does the set contain this process? Raises ValueError if the set has not been added."""
         return self._known().included
 
     def group(self, call: str) -> Group:
@@ -181,7 +183,7 @@ class ProcessSet:
             return NotInitializedError(call)
         return ValueError(
             f"{call} was called on rank {self._known().this_rank}, which is not in {self!r}. Only the ranks of a "
-            f"process set take part in its operations: ask process_set.included() before."
+            "process set may call its operations. Check process_set.included() first."
         )
 
 
@@ -278,12 +280,12 @@ class Groups:
                 raise ValueError(f"{process_set!r} has been added already.")
             if not set(ranks) <= set(self._all) or len(set(ranks)) < len(ranks):
                 raise ValueError(
-                    f"A process set of ranks {list(ranks)} cannot be made; ranks 0 to {self._all[-1]} are there, once "
-                    f"each."
+                    f"A process set of ranks {list(ranks)} cannot be added. It must hold ranks from 0 to "
+                    f"{self._all[-1]}, each at most once."
                 )
             for other in self._sets.values():
                 if other._known().ranks == list(ranks):
-                    raise ValueError(f"A process set with the ranks {list(ranks)} is known already: {other!r}.")
+                    raise ValueError(f"A process set of ranks {list(ranks)} has been added already: {other!r}.")
 
     def _register(self, sets: Sequence[ProcessSet], groups: Sequence[Sequence[int]]) -> None:
         """Give disjoint sets numbers, transports and groups; collective over all ranks, in a step or before any."""
@@ -334,6 +336,18 @@ class Groups:
         gathered = [set(json.loads(numbers)) for numbers in gather_bytes(transport, json.dumps(used).encode())]
         return {number for number, group in sets.items() if len({number in gathered[rank] for rank in group.ranks}) > 1}
 
+    def _find_unequal(self) -> set[int]:
+        """Like _used_by_some() of the world; all sets but that of all ranks if a rank has left and cannot be asked."""
+        try:
+            found = collective_step(
+                self._engine, "shutdown", lambda transport, _: self._used_by_some(transport), name="sets"
+            )
+        except HorovodInternalError:
+            self.leave("has shut hvdkit down")
+            return set(self._sets) - {0}
+        assert isinstance(found, set)
+        return found
+
     def ids_and_ranks(self) -> dict[int, list[int]]:
         """The ranks of every known set, by number."""
         return {number: list(each._known().ranks) for number, each in self._sets.items()}
@@ -359,7 +373,7 @@ class Groups:
         idle: see Transport.close. Returns what to close that one with.
         """
         idle = idle and not self._engine.stopped if self._sets else idle
-        unequal = self._used_by_some(self._world) if idle and len(self._sets) > 1 else set()
+        unequal = self._find_unequal() if idle and len(self._sets) > 1 else set()
         for number in sorted(self._sets, reverse=True):  # that of all ranks last
             process_set = self._sets.pop(number)
             group = process_set._known()
@@ -368,29 +382,6 @@ class Groups:
             if not number:
                 idle = in_step
         return idle
-
-
-def plan_sets_of_comms(members: Sequence[tuple[int, ...]], job_ranks: Sequence[int]) -> list[tuple[int, ...]]:
-    """The ranks of all sets that the ranks' communicators make, in rising order.
-
-    members: of each rank's communicator, in its order, as ranks of the job. job_ranks: of each rank of the world.
-    Raises ValueError where the communicators are not of the world's ranks in its order, or differ on their ranks.
-    """
-    places = {job_rank: rank for rank, job_rank in enumerate(job_ranks)}
-    sets = []
-    for rank, in_job in enumerate(members):
-        ranks = [places.get(job_rank, -1) for job_rank in in_job]
-        others = [other for other in ranks if other >= 0 and members[other] != in_job]
-        if ranks != sorted(set(ranks)) or ranks[0] < 0 or others:
-            raise ValueError(
-                f"The communicator that rank {rank} has given for a process set holds ranks {list(in_job)} of the "
-                f"job, and the world consists of {list(job_ranks)}. A process set's are ranks of the world, "
-                f"in its order, which all give communicators of the same ranks"
-                f"{f'; rank {others[0]} has given one of {list(members[others[0]])}' if others else ''}. "
-                f"MPI_Comm_split with hvd.rank() as its key makes such ones."
-            )
-        sets.append(tuple(ranks))
-    return sorted(set(sets))
 
 
 #: All ranks.

@@ -16,15 +16,15 @@ T = TypeVar("T")
 def broadcast_object(
     obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> T:
-    """Give every rank a copy of root's object; what the others pass does not count.
+    """Return a copy of the root's object on every rank; the objects of the other ranks are ignored.
 
-    obj: anything that can be pickled; root gets its own back. root_rank: its number in the world, also for a process
-    set. name: for errors and reports, the same on all ranks.
-    Raises ValueError for a root that does not exist and on a rank outside of the set, NotInitializedError before
-    init(), HorovodInternalError if a rank calls something else in its place, has joined or has left.
+    obj: anything that can be pickled; the root gets its own object back. root_rank: a rank number of the world, also
+    with a process set. name: for errors and reports, the same on all ranks.
+    Raises ValueError for a root that does not exist and on a rank outside of the set; NotInitializedError before
+    init(); HorovodInternalError if a rank calls another operation instead, has joined or has left.
     """
     group = process_set.group("broadcast_object()")
-    options = root_options(process_set, root_rank)
+    options = root_options(process_set, root_rank, "broadcast_object()")
     root = (process_set.ranks or []).index(root_rank)
     data = objects.pack(obj) if group.transport.rank == root else b""
     sent = collective_step(
@@ -38,11 +38,11 @@ def broadcast_object(
 
 
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
-    """Give every rank of the set the list of its ranks' objects, in rank order.
+    """Return the list of all ranks' objects, in rank order, on every rank of the set.
 
     obj: anything that can be pickled. name: for errors and reports, the same on all ranks.
-    Raises NotInitializedError before init(), HorovodInternalError if a rank calls something else in its place, has
-    joined or has left.
+    Raises NotInitializedError before init(); HorovodInternalError if a rank calls another operation instead, has joined
+    or has left.
     """
     group = process_set.group("allgather_object()")
     data = objects.pack(obj)

@@ -11,7 +11,7 @@ from hvdkit.errors import DuplicateNameError
 UNNAMED = ".noname."
 #: What steps that have no name are counted as.
 STEP = "step"
-SHUT_DOWN = "hvdkit has been shut down (or the process set removed). Call hvd.init() first."
+SHUT_DOWN = "hvdkit was shut down, or the process set was removed. Call hvd.init() or add_process_set() again."
 
 
 class Naming:
@@ -37,8 +37,8 @@ class Naming:
     def duplicate(self, name: str, rank: int) -> DuplicateNameError:
         """The error of an operation whose name another one on this rank still has."""
         return DuplicateNameError(
-            f"{name} is still under way on {self.who(rank)}. Give operations that run at the same time different "
-            f"names, or synchronize() the first one before."
+            f"{name} is still running on {self.who(rank)}. Give operations that run at the same time different "
+            "names, or call synchronize() on the first one before."
         )
 
     def make_name(self, kind: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ReduceOp:
-    """An operation; compared by identity, printed by name. kind: the engine's word for it."""
+    """A reduction operation; compared by identity. kind: its name inside the engine."""
 
     def __init__(self, name: str) -> None:
         self.name, self.kind = name, name.lower()
@@ -24,15 +24,16 @@ Max = ReduceOp("Max")
 Product = ReduceOp("Product")
 
 
-def choose_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
-    """Horovod's two ways to say what is done: `op`, or the older `average`; Average if neither is given.
+def choose_op(average: bool | None, op: ReduceOp | None, call: str = "") -> ReduceOp:
+    """Choose the operation from `op` or Horovod's older argument `average`; Average if neither is given.
 
-    Raises ValueError for both at once, TypeError for something that is no op.
+    call: the public function, for messages. Raises ValueError for both at once, TypeError for something that is no op.
     """
+    place = f"{call}: " if call else ""
     if average is not None and op is not None:
-        raise ValueError(f"average={average} and op={op} say the same thing twice; give only op.")
+        raise ValueError(f"{place}average={average} and op={op} were both given. Pass only op.")
     if op is None:
         return Sum if average is False else Average
     if not isinstance(op, ReduceOp):
-        raise TypeError(f"op is {op!r}; use hvd.Average, Sum, Adasum, Min, Max or Product.")
+        raise TypeError(f"{place}op is {op!r}; use hvd.Average, Sum, Adasum, Min, Max or Product.")
     return op

@@ -44,7 +44,7 @@ def broadcast_state(
     rank, before anything is sent, if the ranks hold different ones, and if a rank calls something else or has left.
     """
     group = global_process_set.group(f"{call}()")
-    options = root_options(global_process_set, root_rank)
+    options = root_options(global_process_set, root_rank, f"{call}()")
     problem = ""
 
     def compare_and_broadcast(transport: Transport, _: Sequence[int]) -> Result | None:
@@ -71,9 +71,9 @@ def _explain_mismatch(
         at = next((i for i, (mine, theirs) in enumerate(pairs) if key(mine) != key(theirs)), len(pairs))
         owners = f" Rank {root_rank} has {owner}; rank {rank} has {other_owner}." if owner != other_owner else ""
         return (
-            f"the ranks hold different {kind} ({len(root)} on rank {root_rank}, {len(other)} on rank {rank}). Number "
-            f"{at} is {root[at] if at < len(root) else 'nothing'} on rank {root_rank} and "
-            f"{other[at] if at < len(other) else 'nothing'} on rank {rank}.{owners}"
+            f"the ranks hold different {kind}: {len(root)} on rank {root_rank}, {len(other)} on rank {rank}. The "
+            f"first difference is number {at}: {root[at] if at < len(root) else 'none'} on rank {root_rank}, "
+            f"{other[at] if at < len(other) else 'none'} on rank {rank}.{owners}"
         )
     return ""
 
@@ -122,9 +122,13 @@ def explain_difference(by_rank: Sequence[Checksums], who: Callable[[int], str]) 
     names = [[name for name, _ in checksums] for checksums in by_rank]
     for rank, theirs in enumerate(names):
         if theirs != names[0]:
+            pairs = list(zip(names[0], theirs, strict=False))
+            at = next((i for i, (mine, other) in enumerate(pairs) if mine != other), len(pairs))
             return (
-                f"the ranks train different tensors: {who(0)} has {len(names[0])}, {who(rank)} has {len(theirs)}, or "
-                "they are called otherwise. Build the model from the same configuration on every rank."
+                f"the ranks train different tensors: {len(names[0])} on {who(0)}, {len(theirs)} on {who(rank)}. The "
+                f"first difference is number {at}: {names[0][at] if at < len(names[0]) else 'none'} on {who(0)}, "
+                f"{theirs[at] if at < len(theirs) else 'none'} on {who(rank)}. Build the model from the same "
+                "configuration on every rank."
             )
     columns = [[checksums[at][1] for checksums in by_rank] for at in range(len(names[0]))]
     differing = [at for at, column in enumerate(columns) if len(set(column)) > 1]
@@ -133,16 +137,16 @@ def explain_difference(by_rank: Sequence[Checksums], who: Callable[[int], str]) 
     odd = [rank for rank, value in enumerate(first) if value != common[0]]
     most = [rank for rank, value in enumerate(first) if value == common[0]]
     if len(most) == 1:  # of two ranks nobody knows which is right
-        where = f"no two of the {len(first)} ranks have the same"
+        where = f"no two of the {len(first)} ranks agree"
     elif len(most) <= len(odd):
-        where = f"on {_list(odd, who)} it is not what it is on {_list(most, who)}, and there is no majority"
+        where = f"{_list(odd, who)} and {_list(most, who)} differ and none has a majority"
     else:
-        where = f"on {_list(odd, who)} it is not what it is on the other {len(most)} ranks"
+        where = f"{_list(odd, who)} {'differ' if len(odd) > 1 else 'differs'} from the other {len(most)} ranks"
     return (
-        f"the ranks' parameters are no longer equal. {names[0][differing[0]]} is the first of {len(differing)} tensors "
-        f"that differ, of {len(columns)}: {where}. Usual causes: parameters changed, loaded or frozen on some ranks "
-        "only, a learning rate or a random number that is not the same on all, memory errors. They have drifted apart "
-        "since the last check; load a checkpoint of before, or broadcast the parameters from a rank that is right."
+        f"the parameters differ between ranks: {len(differing)} of {len(columns)} tensors differ, and the first one "
+        f"is {names[0][differing[0]]}, where {where}. Usual causes: parameters that were changed, loaded or frozen "
+        "on some ranks only, learning rates or random numbers that differ between ranks, memory errors. Load a "
+        "checkpoint from before the last check, or broadcast the parameters of a rank that has the right ones."
     )
 
 

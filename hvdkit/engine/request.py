@@ -66,15 +66,15 @@ def check_gradient(name: str, dtype: str, *, horovod: bool = False, adasum: bool
     """
     if dtype in FLOAT8:
         raise TypeError(
-            f"{name} is {dtype}, and its gradient would be: sums of {dtype} between ranks are not defined. Keep it in "
-            "bfloat16 or float32 and cast it where it is used, or do not train it."
+            f"{name} is {dtype}, and its gradient would be too, but sums of {dtype} between ranks are not defined. "
+            "Keep it in bfloat16 or float32 and cast it where it is used, or freeze it."
         )
     if dtype in COMPLEX and (horovod or adasum):
-        who = "Adasum" if adasum else "Horovod's core, which is the engine here,"
-        cure = "Take op=hvd.Average" if adasum else "Take hvdkit's own engine (HVDKIT_ENGINE=native)"
+        who = "Adasum" if adasum else "Horovod's core (the engine of this job)"
+        cure = "Use op=hvd.Average" if adasum else "Use the native engine (HVDKIT_ENGINE=native)"
         raise TypeError(
-            f"{name} is {dtype}, which {who} cannot add. {cure}, or train its real and imaginary part as real numbers "
-            "(torch.view_as_complex, tf.complex)."
+            f"{name} is {dtype}, which {who} cannot sum. {cure}, or train its real and imaginary parts as real "
+            "tensors (torch.view_as_complex, tf.complex)."
         )
 
 
@@ -85,13 +85,13 @@ def check_wire(what: str, dtype: str, wire: Narrow | Coding) -> Narrow:
     """
     if not isinstance(wire, str):
         raise TypeError(
-            f"compression is {wire!r}: Horovod's core, which is the engine here, sends numbers as they are or as "
-            f"float16. Use hvd.Compression.fp16, or hvdkit's own engine (HVDKIT_ENGINE=native)."
+            f"compression={wire!r} is not supported by Horovod's core (the engine of this job), which sends values "
+            "unchanged or as float16. Use hvd.Compression.fp16, or the native engine (HVDKIT_ENGINE=native)."
         )
     if "bfloat16" in (dtype, wire):
         raise TypeError(
-            f"{what}: Horovod's core, which is the engine here, cannot add bfloat16. Use float16 "
-            f"(hvd.Compression.fp16), or hvdkit's own engine (HVDKIT_ENGINE=native)."
+            f"{what}: Horovod's core (the engine of this job) cannot sum bfloat16. Use float16 "
+            "(hvd.Compression.fp16), or the native engine (HVDKIT_ENGINE=native)."
         )
     return wire
 
@@ -102,9 +102,12 @@ def gradient_options(op: Any, predivide: float, compression: Any) -> ReduceOptio
     Raises ValueError or TypeError, saying which of them cannot be used.
     """
     if predivide != 1.0 and op is not Average:
-        raise ValueError("gradient_predivide_factor goes with op=hvd.Average only; leave it out, or use Average.")
+        raise ValueError(
+            f"gradient_predivide_factor={predivide} needs op=hvd.Average, not {op!r}. Leave it out, or use "
+            "op=hvd.Average."
+        )
     if op not in (Average, Sum):
-        raise ValueError(f"op is {op!r}; gradients are reduced with hvd.Average or hvd.Sum.")
+        raise ValueError(f"op is {op!r}; use hvd.Average or hvd.Sum for gradients.")
     if predivide <= 0:
         raise ValueError(f"gradient_predivide_factor is {predivide}; it must be above 0.")
     return ReduceOptions(

@@ -20,6 +20,7 @@ from hvdkit.engine.named.engine import NamedEngine
 from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.observe.recording import RECORDER, RankFacts, read_node
 from hvdkit.engine.observe.timeline import Timeline
+from hvdkit.engine.planned.progress import end_progress
 from hvdkit.engine.startup import Opener, arriving, open_world
 from hvdkit.errors import ConfigError, NotInitializedError
 from hvdkit.hook import install_exception_hook, uninstall_exception_hook
@@ -105,17 +106,18 @@ def init(
     if _runtime is not None:
         if part is not None and part.ranks != _runtime.world.job_ranks:
             raise ConfigError(
-                f"init() was called with ranks {list(part.ranks)} of the job, and hvdkit is initialized here already, "
-                f"with {'ranks ' + str(list(_runtime.world.job_ranks)) if _runtime.world.job_ranks else 'all ranks'}. "
-                f"A process is in one world at a time: call hvd.shutdown() before, or use a process set."
+                f"init() was called with the ranks {list(part.ranks)} of the job, but hvdkit is already initialized "
+                "with "
+                f"{'the ranks ' + str(list(_runtime.world.job_ranks)) if _runtime.world.job_ranks else 'all ranks'}. "
+                "Call hvd.shutdown() first, or use a process set."
             )
         return _runtime
     config, launched = read_config(**settings), read_world()
     if part is not None and config.elastic:
         raise ConfigError(
-            f"Elastic training was asked for, and comm names ranks {list(part.ranks)}, a part of the job. Elastic "
-            f"takes the whole job: any rank that dies is replaced, and the world is MPI_COMM_WORLD without those that "
-            f"died and with those that came. Leave out comm, or what asks hvdrun for elastic training."
+            f"init(comm=...) selects the ranks {list(part.ranks)} of the job, but elastic training needs the whole "
+            "job, because any rank may be replaced. Leave out comm, or the options that select elastic training "
+            "(--elastic, --min-np, --max-np)."
         )
     _again = functools.partial(
         init, process_sets, arithmetic=arithmetic, framework=framework, opener=opener, part=part, **settings
@@ -164,7 +166,10 @@ def _join(
     logger.info("%d ranks on %d hosts, transport %s", world.size, world.cross_size or 1, transport.name)
     logger.info("engine %s: %s", name, why)
     if horovod is not None and (config.tuned or config.autotune_save):
-        logger.warning("Horovod's core tunes itself, if that is asked for, and keeps nothing: no file is read or made.")
+        logger.warning(
+            "Horovod's core, the engine of this job, neither reads nor writes tuned settings: tuned and "
+            "autotune_save are ignored."
+        )
     timeline = Timeline()
     if horovod is None and config.timeline not in ("", "DYNAMIC") and world.rank == 0:
         timeline.start(config.timeline)  # DYNAMIC is Horovod's word for "start_timeline() will say"
@@ -254,8 +259,9 @@ def _say_if_untuned(runtime: Runtime) -> None:
     config = runtime.config
     if (config.searches or config.tuned) and not runtime.plans and runtime.horovod is None and not runtime.world.rank:
         logger.warning(
-            "autotune: no gradients were reduced in buckets, so nothing was tuned. That takes several ranks, and an "
-            "optimizer or tape with op=Average or op=Sum; Adasum, asynchronous training and calls by hand have none."
+            "autotune: nothing was tuned, because no gradients were reduced in buckets. Autotuning needs several "
+            "ranks, and an optimizer or gradient tape with op=Average or op=Sum. It does not work with Adasum, "
+            "asynchronous training, or direct calls of allreduce()."
         )
 
 
@@ -290,6 +296,7 @@ def _at_exit() -> None:
     if _runtime is not None and _runtime.process == os.getpid():
         _say_if_untuned(_runtime)
         _runtime.timeline.stop()
+        end_progress()
         _runtime.sets.leave("has reached the end of its script")
         _runtime.transport.leave()
     end_process()

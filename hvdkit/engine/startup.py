@@ -15,7 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hvdkit.config import Config
 from hvdkit.hook import install_exception_hook
-from hvdkit.launcher_channel import LOST, READY, START_MPI, listen_to_launcher, notify_launcher, on_message, say_coming
+from hvdkit.launcher_channel import (
+    LOST,
+    READY,
+    START_MPI,
+    announce_init,
+    listen_to_launcher,
+    notify_launcher,
+    on_message,
+)
 from hvdkit.log import configure_logging, logger
 from hvdkit.transport.api import Transport
 from hvdkit.transport.backend import Abort
@@ -54,7 +62,7 @@ def arriving(
     and with it the job, after stall_shutdown_s.
     """
     if config.news:
-        notify_launcher(say_coming(config.stall_check_s, config.stall_shutdown_s, part), config.news)
+        notify_launcher(announce_init(config.stall_check_s, config.stall_shutdown_s, part), config.news)
         yield
         notify_launcher(READY, config.news)
         return
@@ -84,7 +92,7 @@ def _watch(
         configure_logging(config.log_level, world.rank)
         logger.warning("%s", _describe(world, part, waited_s))
         if 0 < shutdown_s <= waited_s:
-            logger.error("hvd.init() was given up after stall_shutdown_s=%g s; ending the job.", shutdown_s)
+            logger.error("hvd.init() has timed out after stall_shutdown_s=%g s; ending the job.", shutdown_s)
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             end(1)
@@ -93,12 +101,12 @@ def _watch(
 
 def _describe(world: World, part: Sequence[int], seconds: float) -> str:
     many = f"{world.size} ranks" if world.size else "ranks"
-    among = f"the {many} that {world.launcher} has started. All ranks must call it."
+    among = f"All {many} that {world.launcher} started must call it."
     if part:
         ranks = ", ".join(map(str, part))
-        among = f"ranks {ranks} of the job, which are its comm. All of them must call it, and {START_MPI}."
+        among = f"The ranks {ranks} of the job (its argument comm) must all call it, and {START_MPI}."
     return (
-        f"hvd.init() has been waiting for {seconds:.0f} s: it was called by rank {world.rank} (host {world.host}), and "
-        f"not by all of {among} Missing are those that "
-        f"do not say this. Started with hvdrun, which knows of all ranks, it is told who they are and what they do."
+        f"hvd.init() on rank {world.rank} (host {world.host}) has been waiting for other ranks for {seconds:.0f} s. "
+        f"{among} Ranks that do not print this warning are missing. For a job that it has started, hvdrun names the "
+        "missing ranks and shows what they are doing."
     )

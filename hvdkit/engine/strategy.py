@@ -128,7 +128,10 @@ class Strategy:
         Raises ValueError for what another kind of strategy has written.
         """
         if state:
-            raise ValueError(f"{type(self).__name__} has no state, and was given {', '.join(map(str, state))}.")
+            raise ValueError(
+                f"{type(self).__name__}.load_state_dict() got {', '.join(map(str, state))}, but this strategy "
+                "has no state. The state was saved by another strategy."
+            )
 
 
 def on_horovod() -> bool:
@@ -142,10 +145,10 @@ def refuse_contradictions(strategy: Strategy, others: Mapping[str, bool]) -> Non
     others: whether each argument that also says what is done with gradients was given, by name.
     """
     if not isinstance(strategy, Strategy):
-        raise TypeError(f"strategy is {strategy!r}; it must be an object of a subclass of Strategy.")
+        raise TypeError(f"strategy is {strategy!r}; pass an object of a subclass of Strategy.")
     arguments = [name for name, is_given in others.items() if is_given]
     if arguments:
         raise ValueError(
-            f"strategy={type(strategy).__name__} says itself what is done with gradients; {', '.join(arguments)} "
-            f"cannot be given with it. Leave one of them out."
+            f"strategy={type(strategy).__name__} cannot be combined with {', '.join(arguments)}, because the "
+            "strategy decides how gradients are reduced. Leave out one or the other."
         )

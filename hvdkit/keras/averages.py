@@ -22,13 +22,13 @@ def average_metrics(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> dict[str, float]:
-    """What the model's metrics would show if one process had seen all ranks' samples since they were reset.
+    """Return the metrics of the model over the samples of all ranks since the metrics were reset; a collective call.
 
-    Keras's own metrics keep sums and counts, which are added up over the ranks; so accuracy, AUC, a loss and all others
-    are exact, also where ranks have unequal shards or none. A metric class of the user's own that does not derive from
+    The metrics of Keras keep sums and counts, which are summed over the ranks, so accuracy, AUC, losses and all others
+    are exact, also for ranks with unequal shards or none. A custom metric class that does not derive from
     keras.metrics.Mean or Sum is averaged with the number of samples as weight, and so are `others`.
 
-    others: more numbers to be averaged, by name, the same names on all ranks. Collective; the same on every rank.
+    others: more numbers to average, by name, with the same names on all ranks. Returns the same values on every rank.
     """
     sync_state(model)
     metrics = _leaves(model)
@@ -53,9 +53,9 @@ def average_metrics(
 
 
 def evaluate(model: keras.Model, *args: Any, **kwargs: Any) -> dict[str, float]:
-    """Evaluate the model on all ranks' data, each rank giving its own shard; the same exact result on every rank.
+    """Evaluate the model on the shards of all ranks; returns the metrics by name, the same exact values on every rank.
 
-    args, kwargs: of model.evaluate. Only rank 0 shows a progress bar. Returns the metrics by name.
+    args, kwargs: as for model.evaluate(), with the shard of this rank. Only rank 0 shows a progress bar.
     """
     if rank() != 0:
         kwargs["verbose"] = 0

@@ -62,8 +62,8 @@ def open_driver(settings: Settings) -> StrategyDriver:
     name = keras.backend.backend()
     if name not in _DRIVERS:
         raise ConfigError(
-            f"Keras runs on the backend {name!r}; hvdkit works with {', '.join(_DRIVERS)}. Set KERAS_BACKEND to one "
-            f"of them before keras is imported."
+            f"The Keras backend is {name!r}; hvdkit supports {', '.join(_DRIVERS)}. Set KERAS_BACKEND to one of them "
+            f"before keras is imported."
         )
     module, _, kind = _DRIVERS[name].partition(":")
     driver: StrategyDriver = getattr(importlib.import_module(module), kind)(settings)

@@ -26,13 +26,14 @@ _EPOCH = "epoch"
 class Checkpoints(TrainingCheckpoints):
     """Checkpoints of a training: `checkpoints = Checkpoints("checkpoints", model=model)`.
 
-    Then `model.fit(..., initial_epoch=checkpoints.load_epoch(), callbacks=[..., checkpoints.callback()])`: saved after
-    an epoch once it is time, and when SIGTERM, SIGUSR1 or SIGUSR2 has come to any rank, which ends the training with
-    exit code 75. In a loop of one's own load(), step(), save() and close() do the same.
+    Then call `model.fit(..., initial_epoch=checkpoints.load_epoch(), callbacks=[..., checkpoints.callback()])`. It
+    saves a checkpoint every `every_s` seconds, and when a rank gets SIGTERM, SIGUSR1 or SIGUSR2; that ends the training
+    with exit code 75. In your own training loop, call load(), step(), save() and close().
 
-    directory: of this training alone, on a disk that outlives the job; only rank 0 has to see it.
-    model: built; the state of its optimizer belongs to it. every_s: seconds between checkpoints. keep: how many are
-    kept, the newest. values: numbers and texts, in `values` from then on; "epoch" is the callback's own.
+    directory: used by this training only, on a disk that outlives the job; only rank 0 needs access.
+    model: built; the state of its optimizer is saved with it. every_s: seconds between checkpoints.
+    keep: number of checkpoints to keep, the newest ones.
+    values: numbers and strings, which are then in `values`; the name "epoch" is used by the callback.
     """
 
     def __init__(
@@ -47,12 +48,12 @@ class Checkpoints(TrainingCheckpoints):
         super().__init__(directory, KerasKept(model), {_EPOCH: 0, **values}, every_s=every_s, keep=keep)
 
     def load_epoch(self) -> int:
-        """load(), and say with which epoch to go on; every rank calls it."""
+        """Load the newest checkpoint and return the epoch to continue with; a collective call."""
         self.load()
         return int(self.values[_EPOCH])
 
     def callback(self) -> keras.callbacks.Callback:
-        """For fit(), on every rank, after the callbacks that change the model or the learning rate."""
+        """The callback for fit(): pass it on every rank, after callbacks that change the model or the learning rate."""
         return _Callback(self)
 
 
@@ -78,7 +79,7 @@ class _Callback(keras.callbacks.Callback):
 
 
 def save(directory: str | os.PathLike[str], *, model: keras.Model, keep: int = 3, **values: Any) -> None:
-    """Save a checkpoint, and return when it is on the disk; every rank calls it. Arguments as for Checkpoints.
+    """Save a checkpoint and return when it is on disk; a collective call. Arguments: as for Checkpoints.
 
     Raises CheckpointError, on rank 0, if it could not be written.
     """
@@ -88,9 +89,9 @@ def save(directory: str | os.PathLike[str], *, model: keras.Model, keep: int = 3
 
 
 def load(directory: str | os.PathLike[str], *, model: keras.Model, **values: Any) -> dict[str, Any] | None:
-    """Take the newest whole checkpoint, on all ranks; every rank calls it. Arguments as for Checkpoints.
+    """Load the newest complete checkpoint on all ranks; a collective call. Arguments: as for Checkpoints.
 
-    Returns the values as they were saved; None if there is no checkpoint. Raises as Checkpoints.load().
+    Returns the values as they were saved; None if there is no checkpoint. Raises what Checkpoints.load() raises.
     """
     store = Store(directory, KerasKept(model), values, keep=1)
     return store.values if store.load() else None
@@ -132,7 +133,7 @@ class KerasKept:
     def read(self, folder: Path) -> None:
         """See Checkpointable.read. ValueError for a model that has not been built."""
         if not self._model.built:
-            raise ValueError("the model has no weights yet: build it before, with keras.Input or model.build().")
+            raise ValueError("the model has no weights yet. Start it with keras.Input, or call model.build() first")
         self._build_optimizer()
         self._model.load_weights(folder / _FILE)
         if self._others:

@@ -21,20 +21,21 @@ def shard(
     rank: int | None = None,
     size: int | None = None,
 ) -> Any:
-    """Take this rank's part of what one process would train on or evaluate with.
+    """Return the part of a dataset that this rank trains on or evaluates.
 
-    data: an array of the backend or of numpy, (n, ...), or a tuple, list or dict of such arrays with the same n; a
-    PyDataset, or a tf.data.Dataset, whose elements are shared out as they are: batches if it is batched, else samples.
-    What comes back is of the same kind.
+    data: an array of numpy or of the backend, shape (n, ...); a tuple, list or dict of such arrays with the same n; a
+    PyDataset; or a tf.data.Dataset, whose elements are distributed as they are (batches if it is batched, else
+    samples). The result has the same type.
+    evaluation: False: every rank gets the same number of elements, so that all ranks take the same number of steps, and
+    elements are dealt out in turn, so that the batches of all ranks together are those of one process. True: every
+    element is on exactly one rank, and the numbers of elements may differ by one; use hvd.evaluate() or
+    MetricAverageCallback, which weight by samples.
+    uneven: in training, if the number of elements is not a multiple of the number of ranks, "pad" repeats a few
+    elements and "drop" leaves a few out.
+    rank, size: this rank and the number of ranks; None: those of the job.
 
-    In training every rank gets as many elements, so that no rank waits for a step that others never take; ranks take
-    turns, so that batches of all ranks together are those of one process. uneven: "pad" repeats a few elements where
-    the ranks do not divide them, "drop" leaves a few out. With `evaluation=True` every element is on just one rank, and
-    ranks may differ by one: use hvd.evaluate or MetricAverageCallback, which weight by samples.
-    rank, size: this process and the number of ranks; those of the running world if None.
-
-    Raises TypeError for something else, ValueError for arrays of different lengths or a tf.data.Dataset of unknown
-    length.
+    Raises NotInitializedError before init() if rank or size is None, TypeError for another type of data, ValueError for
+    arrays of different lengths or a tf.data.Dataset of unknown length.
     """
     if rank is None or size is None:
         world = engine.runtime("shard()").world
@@ -49,7 +50,7 @@ def shard(
     if not arrays or any(not hasattr(array, "shape") for array in arrays):
         raise TypeError(
             f"shard() takes arrays, a PyDataset or a tf.data.Dataset, not {type(data).__name__}. For a torch "
-            f"DataLoader use hvdkit.torch.data.ShardedSampler; from a generator, let each rank draw its own part."
+            f"DataLoader use hvdkit.torch.data.ShardedSampler. A generator must yield different samples on each rank."
         )
     if len(lengths) > 1:
         raise ValueError(f"shard(): the arrays have different lengths: {sorted(lengths)}.")
@@ -74,8 +75,9 @@ def _shard_tf(data: Any, evaluation: bool, uneven: Uneven, rank: int, size: int)
         return data.shard(size, rank)
     if count < 0:
         raise ValueError(
-            "shard(): this tf.data.Dataset does not know its length, so ranks might take different numbers of steps. "
-            "Use data.apply(tf.data.experimental.assert_cardinality(n)), or shard(data.repeat()) and steps_per_epoch."
+            "shard(): the length of this tf.data.Dataset is unknown, so ranks could take different numbers of steps. "
+            "Set it with data.apply(tf.data.experimental.assert_cardinality(n)), or use shard(data.repeat()) and pass "
+            "steps_per_epoch to fit()."
         )
     if uneven == "drop":
         return data.take(count // size * size).shard(size, rank)

@@ -28,6 +28,7 @@ class Distributed:
         """The optimizer's own, on gradients of all ranks."""
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
+            build_if_needed(self, trainable_variables)
         sync, passes = sync_of(self), self.gradient_accumulation_steps  # type: ignore[attr-defined]
         if not passes:
             variables = self._trainable_variables if trainable_variables is None else trainable_variables  # type: ignore[attr-defined]
@@ -71,6 +72,7 @@ class DistributedLossScale:
         inner, sync = self.inner_optimizer, sync_of(self)  # type: ignore[attr-defined]
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
+            build_if_needed(self, trainable_variables)
         if inner.gradient_accumulation_steps:
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
         variables = inner._trainable_variables if trainable_variables is None else trainable_variables
@@ -94,6 +96,18 @@ class DistributedLossScale:
     def check_finite(self, grads: Any) -> Any:
         """Are the gradients finite on all ranks?"""
         return sync_of(self).agree(super().check_finite(grads))  # type: ignore[misc]
+
+
+def build_if_needed(optimizer: Any, variables: list[Any]) -> None:
+    """Build an optimizer as its own apply() would, before it asks for gradients of other ranks.
+
+    What is built on PyTorch is reduced during backward, else when it is applied: those are two plans, and ranks that
+    have come to different ones wait for each other. A rank that has come later is not built when the others are.
+    """
+    if variables and not optimizer.built:
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(variables)
+        optimizer.built = True
 
 
 def sync_of(optimizer: Any) -> GradientSync:

@@ -23,20 +23,23 @@ from hvdkit.keras.state import broadcast_object, saved_variables
 
 
 class KerasState(ObjectState):
-    """What is to be kept of a training: `state = hvd.elastic.KerasState(model, epoch=0, batch=0)`.
+    """The state of an elastic training: `state = hvd.elastic.KerasState(model, epoch=0, batch=0)`.
 
-    Each argument is an attribute: `state.model`, `state.epoch += 1`. `commit` saves them in memory, `restore` goes back
-    to what was committed, `sync` gives every rank rank 0's and saves them. Models and optimizers stay the objects they
-    are, and only their variables are saved and sent; other values are copied and pickled as a whole. Metrics and the
-    seeds of dropout are not kept.
+    Each argument is an attribute: `state.model`, `state.epoch += 1`. `commit` saves all of them in memory, `restore`
+    returns to the last commit, `sync` broadcasts those of rank 0 and commits them. For models and optimizers only their
+    variables are saved and sent; other values are copied and pickled as a whole. Metrics and the seeds of dropout are
+    not saved.
 
-    optimizer: the model's own if None; it is built if it is not yet. Raises ValueError for a model that has no weights.
+    optimizer: None: that of the model. KerasState() builds it if necessary. Raises ValueError for a model that has no
+    weights yet.
     """
 
     def __init__(self, model: keras.Model, optimizer: Any = None, **kwargs: Any) -> None:
         optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
         if isinstance(model, keras.Model) and not model.built:
-            raise ValueError("KerasState(): the model has no weights yet. Make it with keras.Input, or call build().")
+            raise ValueError(
+                "KerasState(): the model has no weights yet. Start it with keras.Input, or call model.build() first."
+            )
         if isinstance(optimizer, keras.optimizers.Optimizer) and not optimizer.built:
             optimizer.build(model.trainable_variables)
         super().__init__(broadcast_object, model=model, optimizer=optimizer, **kwargs)
@@ -76,9 +79,10 @@ class CommitStateCallback(keras.callbacks.Callback):
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):
-    """Keep `state.batch`: how many batches of the epoch are done, 0 at its end. Put it before CommitStateCallback.
+    """Set `state.batch` to the number of finished batches of the epoch, 0 at its end.
 
-    fit() begins every epoch with its first batch; to go on within an epoch, give it only what is left of that.
+    Put it before CommitStateCallback. fit() starts every epoch with its first batch; to resume within an epoch, pass
+    only the rest of its data.
     """
 
     def __init__(self, state: KerasState) -> None:
@@ -100,10 +104,10 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """Keep `state.epoch`: how many epochs are done. Put it before CommitStateCallback.
+    """Set `state.epoch` to the number of finished epochs. Put it before CommitStateCallback.
 
-    fit(epochs=epochs, initial_epoch=state.epoch) shows the numbers of the whole training; as in Horovod's scripts
-    fit(epochs=epochs - state.epoch) does as well, and begins with 0 each time.
+    Call fit(epochs=epochs, initial_epoch=state.epoch). fit(epochs=epochs - state.epoch), as in scripts for Horovod,
+    also works, but counts epochs from 0 after each restart.
     """
 
     def __init__(self, state: KerasState) -> None:
@@ -136,8 +140,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     def train(*args: Any, **kwargs: Any) -> Any:
         if engine.runtime("elastic.run").config.elastic:
             raise ConfigError(
-                "Training with Keras on JAX does not outlive a rank: a compiled step that has failed is not taken up "
-                "again. Set KERAS_BACKEND=tensorflow or torch, or leave --elastic, --min-np and --max-np out."
+                "hvd.elastic.run: Keras on JAX cannot continue after a rank has failed, because a compiled step that "
+                "failed cannot be resumed. Set KERAS_BACKEND=tensorflow or torch, or remove --elastic, --min-np and "
+                "--max-np."
             )
         return run_elastic(func)(*args, **kwargs)
 

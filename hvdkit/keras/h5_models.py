@@ -31,7 +31,10 @@ def load_h5_model(filepath: Any, custom_objects: Mapping[str, Any] | None = None
     with h5py.File(filepath, "r") as file, keras.saving.custom_object_scope(objects):
         text = file.attrs.get("training_config")
         if text is None:
-            logger.warning("%s has no training configuration, so the model is not compiled.", filepath)
+            logger.warning(
+                "load_model(): %s has no training configuration, so the model is not compiled. Call model.compile().",
+                filepath,
+            )
             return model
         config = importlib.import_module("keras.src.legacy.saving.json_utils").decode(text)
         keras_2 = str(_text(file.attrs.get("keras_version", "1"))).startswith(("1.", "2."))

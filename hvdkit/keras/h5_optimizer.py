@@ -44,10 +44,11 @@ def restore_optimizer(optimizer: Any, model: Any, file: Any, *, keras_2: bool) -
     elif len(saved) in (len(unbuilt), len(variables)):  # Keras 3 writes what the optimizer had got, in its order
         values = list(zip(variables if len(saved) == len(variables) else unbuilt, saved.values(), strict=True))
     else:
-        raise _misfit(optimizer, f"it holds {len(saved)} variables and the optimizer has {len(variables)}")
+        raise _misfit(optimizer, f"the file holds {len(saved)} variables, but the optimizer has {len(variables)}")
     for variable, value in values:
         if tuple(variable.shape) != np.shape(value):
-            raise _misfit(optimizer, f"{variable.path} is {list(variable.shape)}, in the file {list(np.shape(value))}")
+            shapes = f"{list(np.shape(value))} in the file, but {list(variable.shape)} in the optimizer"
+            raise _misfit(optimizer, f"the shape of {variable.path} is {shapes}")
     for variable, value in values:
         variable.assign(value)
 
@@ -96,9 +97,9 @@ def _find_by_name(
         if target is not None:
             found.append((target, value))
         elif kind != "SGD" or optimizer.momentum:
-            raise _misfit(optimizer, f"it has nothing that is {full_name} in the file")
+            raise _misfit(optimizer, f"the optimizer has no variable for {full_name} of the file")
     if slots and len(found) > 1:
-        raise _misfit(optimizer, f"the file has no {next(iter(slots))}")
+        raise _misfit(optimizer, f"the file has no variable {next(iter(slots))}")
     return found
 
 
@@ -125,7 +126,7 @@ def _plain(name: Any) -> str:
 
 def _misfit(optimizer: Any, why: str) -> ValueError:
     return ValueError(
-        f"The optimizer's state in the file does not fit {type(optimizer).__name__} for the variables that the model "
-        f"trains: {why}. To train with a new optimizer, load with keras.saving.load_model(path, compile=False) on all "
-        f"ranks, and compile with hvd.DistributedOptimizer()."
+        f"load_model(): the optimizer state in the file does not match {type(optimizer).__name__} for the trainable "
+        f"variables of the model: {why}. To train with a new optimizer, load with "
+        f"keras.saving.load_model(path, compile=False) on all ranks, then compile with hvd.DistributedOptimizer()."
     )

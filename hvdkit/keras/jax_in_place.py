@@ -91,6 +91,7 @@ def _run(owner: weakref.ref[InPlace], _: Any, results: Sequence[Any], *arrays: A
     call = owner()
     if call is None:
         raise HorovodInternalError(
-            "The reduction that this program was compiled with is gone: the wrapped optimizer was thrown away."
+            "The DistributedOptimizer that this training step was compiled with no longer exists. Keep a reference to "
+            "the optimizer."
         )
     call.work([np.asarray(array) for array in arrays[:-1]], [np.asarray(result) for result in results[:-1]])

@@ -35,30 +35,30 @@ def DistributedOptimizer(
     scale_local_gradients: bool = True,
     strategy: Strategy | None = None,
 ) -> Any:
-    """Make a Keras optimizer step on the gradients of all ranks: in fit, in train_step and in optimizer.apply.
+    """Make a Keras optimizer step on the gradients of all ranks, averaged by default.
 
-    The optimizer itself is returned, now of a subclass of its own class and under the same name. It is saved as what
-    it was: a `.keras` file of the model loads without hvdkit. Clipping, loss scaling, averages of weights and skipped
-    steps see the gradients of all ranks; with gradient_accumulation_steps they are reduced once a window.
+    It works in fit(), in train_step() and in optimizer.apply(). Returns the same object, whose class is now a subclass
+    of its own class with the same name. A saved `.keras` file of the model loads without hvdkit. Clipping, loss
+    scaling, averages of weights and skipped steps see the gradients of all ranks; with gradient_accumulation_steps the
+    gradients are reduced once per window.
 
     optimizer: an instance, also a LossScaleOptimizer, or a name such as "adam".
-    compression: what is sent between hosts instead of float32; sums are taken in float32.
-    sparse_as_dense: reduce sparse gradients (TensorFlow's IndexedSlices) as dense ones rather than gathering rows.
-    gradient_predivide_factor: the part of the average's division that is done before sending. op: Average or Sum.
-    backward_passes_per_step: as gradient_accumulation_steps, which it sets: the update comes with every n-th call.
-    average_aggregated_gradients: those passes are averaged, as Keras does; added up if False, as in Horovod.
-    process_set: ranks that train together; on others the optimizer is left to itself.
-    strategy: what is done instead of `op`, on the wire and beside the optimizer's step: an object of a subclass of
-    hvdkit.engine.strategy.Strategy, on each rank one for each optimizer; not together with op, compression or
-    gradient_predivide_factor. Clipping is part of the optimizer's step, so it comes after before_step(). IndexedSlices
-    come to it as dense gradients. On TensorFlow and JAX it sees tensors through GradientSources only, and the values of
-    parameters only if it overrides after_step().
-    name, device_dense, device_sparse, num_groups, groups, scale_local_gradients: accepted, and not needed.
+    compression: the dtype that is sent between hosts instead of float32; sums are computed in float32.
+    sparse_as_dense: reduce sparse gradients (TensorFlow's IndexedSlices) as dense ones, instead of gathering rows.
+    gradient_predivide_factor: the part of the division of an average that is done before sending.
+    op: Average or Sum.
+    backward_passes_per_step: n; sets gradient_accumulation_steps, so every n-th call updates the variables.
+    average_aggregated_gradients: average the gradients of these passes, as Keras does. False: sum them, as in Horovod.
+    process_set: the ranks that train together; on other ranks the optimizer steps on its own gradients.
+    strategy: an object of a subclass of hvdkit.engine.strategy.Strategy that replaces `op`; one object for each
+    optimizer, and not together with op, compression or gradient_predivide_factor. Clipping is part of the optimizer's
+    step, so it comes after before_step(). The strategy gets IndexedSlices as dense gradients. On TensorFlow and JAX it
+    sees tensors through GradientSources only, and the values of parameters only if it overrides after_step().
+    name, device_dense, device_sparse, num_groups, groups, scale_local_gradients: accepted as in Horovod, and ignored.
 
-    Raises NotInitializedError before init(), ValueError or TypeError for arguments that cannot be used, ConfigError on
-    a backend other than TensorFlow, PyTorch and JAX. A step raises PlanMismatchError if the ranks train different
-    variables, RankLostError if a rank has died; out of a compiled step these come as the backend's error with the same
-    text.
+    Raises NotInitializedError before init(), ValueError or TypeError for invalid arguments, ConfigError on a backend
+    other than TensorFlow, PyTorch and JAX. A step raises PlanMismatchError if the ranks train different variables,
+    RankLostError if a rank has died; a compiled step raises an error of the backend with the same text.
     """
     return _wrap(
         optimizer,
@@ -86,16 +86,20 @@ def PartialDistributedOptimizer(
     scale_local_gradients: bool = True,
     strategy: Strategy | None = None,
 ) -> Any:
-    """As DistributedOptimizer, but the variables of some layers are each rank's own.
+    """DistributedOptimizer that does not reduce the gradients of some layers; each rank trains its own variables there.
 
-    local_layers: a layer or a list of them; their gradients are not reduced. scale_local_gradients: divide those by the
-    number of ranks, so that they weigh as much as the averaged ones. `optimizer.register_local_var` adds a variable.
+    local_layers: a Keras layer or a list of them (else ValueError).
+    scale_local_gradients: divide their gradients by the number of ranks, so that they have the same weight as averaged
+    gradients. `optimizer.register_local_var(variable)` adds a variable.
+    The other arguments, and what it raises: as DistributedOptimizer().
     """
     layers: Sequence[Any] = local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     layers = [layer for layer in layers if layer is not None]
     wrong = [layer for layer in layers if not isinstance(layer, keras.layers.Layer)]
     if wrong:
-        raise ValueError(f"local_layers holds {wrong[0]!r}; it takes keras layers.")
+        raise ValueError(
+            f"PartialDistributedOptimizer(): local_layers holds {wrong[0]!r}; it must hold Keras layers only."
+        )
     return _wrap(
         optimizer,
         Settings(compression, op, gradient_predivide_factor, sparse_as_dense, process_set, strategy),
@@ -121,7 +125,9 @@ def _wrap(
     outer = optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else None
     inner = outer.inner_optimizer if outer is not None else optimizer
     if isinstance(inner, Distributed):
-        raise ValueError("This optimizer is a DistributedOptimizer already; wrap it once.")
+        raise ValueError(
+            "DistributedOptimizer(): this optimizer is already a DistributedOptimizer. Wrap each optimizer only once."
+        )
     _set_passes(inner, passes)
     sync = GradientSync(
         settings,
@@ -142,25 +148,28 @@ def _refuse_other_keras(optimizer: Any) -> None:
     origin = type(optimizer).__module__.partition(".")[0]
     if origin == "tf_keras" or (origin == "tensorflow" and hasattr(optimizer, "apply_gradients")):
         raise TypeError(
-            f"The optimizer is a {type(optimizer).__module__}.{type(optimizer).__name__}, of Keras 2; hvdkit.keras "
-            f"takes those of Keras 3 ({keras.__version__} here). Unset TF_USE_LEGACY_KERAS, and tf.keras is Keras 3; "
-            f"see `hvdrun --alias-horovod` for what a script of Keras 2 may keep."
+            f"DistributedOptimizer(): the optimizer is a {type(optimizer).__module__}.{type(optimizer).__name__} of "
+            f"Keras 2; hvdkit.keras takes optimizers of Keras 3 ({keras.__version__} is installed). Unset "
+            f"TF_USE_LEGACY_KERAS, so that tf.keras is Keras 3. `hvdrun --alias-horovod` translates common calls of "
+            f"Keras 2."
         )
 
 
 def _set_passes(optimizer: Any, passes: int) -> None:
     if passes < 1:
-        raise ValueError(f"backward_passes_per_step is {passes}; it must be 1 or more.")
+        raise ValueError(f"DistributedOptimizer(): backward_passes_per_step is {passes}; it must be 1 or more.")
     if passes == 1:
         return
     if optimizer.gradient_accumulation_steps:
         raise ValueError(
-            f"backward_passes_per_step={passes} and gradient_accumulation_steps="
-            f"{optimizer.gradient_accumulation_steps} say the same thing twice; give only one of them."
+            f"DistributedOptimizer(): backward_passes_per_step={passes} and the optimizer's "
+            f"gradient_accumulation_steps={optimizer.gradient_accumulation_steps} have the same effect. Set only "
+            f"one of them."
         )
     if optimizer.built:
         raise ValueError(
-            "backward_passes_per_step needs memory for the sum of gradients, and this optimizer has been built without "
-            "it. Wrap it before it is used first, or make it with gradient_accumulation_steps."
+            f"DistributedOptimizer(): backward_passes_per_step={passes} needs variables for the sum of gradients, but "
+            f"this optimizer is already built without them. Wrap the optimizer before its first use, or create it with "
+            f"gradient_accumulation_steps={passes}."
         )
     optimizer.gradient_accumulation_steps = passes

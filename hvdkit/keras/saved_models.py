@@ -29,14 +29,15 @@ def load_model(
     compression: type[Compressor] = Compression.none,
     legacy_opts: bool = False,
 ) -> keras.Model:
-    """Load a model, saved with or without hvdkit, and wrap its optimizer; state and all go on from there.
+    """Load a model that was saved with or without hvdkit, and wrap its optimizer with DistributedOptimizer().
 
-    filepath, custom_objects: as for keras.saving.load_model; `.h5` files also of Keras 2, as far as Keras 3 has what is
-    in them. A file that another rank or process is still writing is waited for, as long as it changes at least once a
-    minute. custom_optimizers: classes of optimizers that Keras does not have. compression: as for DistributedOptimizer.
-    legacy_opts: accepted as in Horovod.
-    Raises what keras.saving.load_model does; OSError for a file that is not whole and does not change; ValueError for
-    an `.h5` file whose optimizer has other variables than the model.
+    filepath, custom_objects: as for keras.saving.load_model(). `.h5` files of Keras 2 are accepted too, if Keras 3 has
+    the layers that they contain. If another rank or process is still writing the file, load_model() waits until it is
+    complete, as long as the file changes at least once per minute.
+    custom_optimizers: optimizer classes that are not part of Keras.
+    compression: as for DistributedOptimizer(). legacy_opts: accepted as in Horovod, and ignored.
+    Raises what keras.saving.load_model() raises; OSError for an incomplete file that does not change any more;
+    ValueError for an `.h5` file whose optimizer state does not match the model.
     """
     objects = {**{kind.__name__: kind for kind in custom_optimizers or ()}, **(custom_objects or {})}
     name = os.fspath(filepath) if isinstance(filepath, (str, os.PathLike)) else ""
@@ -57,7 +58,7 @@ def wait_until_whole(path: str) -> None:
     seen, since, said = _stamp(path), time.monotonic(), False
     while problem := _what_is_missing(path):
         if not said:
-            logger.info("load_model() waits for %s to be written: %s.", path, problem)
+            logger.info("load_model() waits until %s is completely written: %s.", path, problem)
             said = True
         time.sleep(_PAUSE_S)
         stamp = _stamp(path)
@@ -65,9 +66,9 @@ def wait_until_whole(path: str) -> None:
             seen, since = stamp, time.monotonic()
         elif time.monotonic() - since > PATIENCE_S:
             raise OSError(
-                f"{path} is not a whole file, and has not changed for {PATIENCE_S:.0f} s ({seen[0]} bytes): {problem}. "
-                f"If another rank writes it, call hvd.barrier() on all ranks between saving and loading. If the writer "
-                f"was ended, load an earlier checkpoint."
+                f"load_model(): {path} ({seen[0]} bytes) is incomplete and has not changed for {PATIENCE_S:.0f} s: "
+                f"{problem}. If another rank writes the file, call hvd.barrier() on all ranks between saving and "
+                f"loading. If the process that wrote it was ended, load an earlier checkpoint."
             )
 
 
@@ -85,7 +86,7 @@ def _what_is_missing(path: str) -> str:
     if not os.path.isfile(path):
         return ""
     if path.endswith(".keras"):
-        return "" if zipfile.is_zipfile(path) else "it has no directory of a zip file at its end"
+        return "" if zipfile.is_zipfile(path) else "the zip directory at the end of the file is missing"
     if not path.endswith(_HDF5):
         return ""
     try:

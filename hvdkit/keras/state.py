@@ -20,10 +20,11 @@ T = TypeVar("T")
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
-    """Overwrite variables on all ranks with root's.
+    """Overwrite variables on all ranks with those of rank root_rank.
 
-    variables: Keras's or the backend's own, of the same shapes and dtypes and in the same order on all ranks, else
-    HorovodInternalError on every rank, before anything is overwritten. ValueError for a root that is not there.
+    variables: of Keras or of the backend, with the same shapes, dtypes and order on all ranks.
+    Raises NotInitializedError before init(), ValueError for a root that does not exist, HorovodInternalError on every
+    rank, before anything is overwritten, if the variables differ in shape, dtype or number.
     """
     _broadcast(variables, root_rank, "")
 
@@ -52,8 +53,8 @@ def _broadcast(variables: Iterable[Any], root_rank: int, owner: str) -> None:
         owner=owner,
         key=_dtype_and_shape,
         cure="Build the model from the same configuration on every rank. If a rank has loaded its model from a file, "
-        "call hvd.load_model() on every rank, or compile the model with the same optimizer on the others and call "
-        "optimizer.build(model.trainable_variables) on them before the broadcast.",
+        "call hvd.load_model() on every rank. Or, on the other ranks, compile the model with the same optimizer and "
+        "call optimizer.build(model.trainable_variables) before the broadcast.",
     )
 
 
@@ -63,10 +64,10 @@ def _dtype_and_shape(description: str) -> str:
 
 
 def broadcast_model(model: keras.Model, root_rank: int = 0, local_variables: Sequence[Any] = ()) -> None:
-    """Give every rank root's weights, and the state of root's optimizer if there is one.
+    """Overwrite the weights and the optimizer state on all ranks with those of rank root_rank.
 
-    local_variables: weights that stay each rank's own, as seeds of dropout and the like do. Raises as
-    broadcast_variables.
+    local_variables: weights that are not overwritten; seeds (of dropout, for example) never are. Raises what
+    broadcast_variables() raises.
     """
     sync_state(model)
     local = {id(variable) for variable in local_variables}
@@ -78,14 +79,14 @@ def _describe_optimizer(model: keras.Model) -> str:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return "no optimizer"
-    return f"the optimizer {type(optimizer).__name__} {'with' if optimizer.built else 'that has not got'} its variables"
+    return f"the optimizer {type(optimizer).__name__}, {'built' if optimizer.built else 'not built'}"
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Horovod's, for TensorFlow 1. Keras 3 keeps no list of all variables: this raises RuntimeError with the cure."""
+    """Raise RuntimeError: Keras 3 has no list of all variables. The message names the calls to use instead."""
     raise RuntimeError(
         f"broadcast_global_variables({root_rank}): Keras 3 keeps no list of all variables. Use "
-        f"hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank}) in fit, or "
+        f"hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank}) in fit(), or "
         f"hvd.broadcast_model(model, {root_rank})."
     )
 
@@ -117,7 +118,7 @@ def saved_variables(owner: Any) -> SavedVariables:
 def broadcast_object(
     obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> T:
-    """Give every rank a copy of root's object (anything that can be pickled); what the others pass does not count.
+    """Return the object of rank root_rank on every rank. obj: can be pickled; on the other ranks it is ignored.
 
     Raises ValueError for a root that does not exist, NotInitializedError before init().
     """
@@ -126,7 +127,7 @@ def broadcast_object(
 
 
 def allgather_object(obj: T, name: str | None = None) -> list[T]:
-    """Give every rank the list of all ranks' objects (anything that can be pickled), in rank order.
+    """Return the list of the objects of all ranks, in rank order, on every rank. obj: can be pickled.
 
     Raises NotInitializedError before init().
     """

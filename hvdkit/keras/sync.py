@@ -39,7 +39,10 @@ class GradientSync:
         self._reduced = False  # has the strategy had gradients of the last step or window?
         self._variables: Sequence[Any] = ()
         if self.strategy is not None and any(sync.strategy is self.strategy for sync in _syncs):
-            raise ValueError(f"This {type(self.strategy).__name__} serves another optimizer; make one for each.")
+            raise ValueError(
+                f"DistributedOptimizer(): this {type(self.strategy).__name__} object is already the strategy of "
+                f"another optimizer. Create one strategy object for each optimizer."
+            )
         self.enter()
         _syncs.add(self)
 

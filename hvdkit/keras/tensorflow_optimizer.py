@@ -36,8 +36,8 @@ def DistributedOptimizer(
     """
     if not (isinstance(optimizer, str) or hasattr(optimizer, "apply")):
         raise TypeError(
-            f"DistributedOptimizer() takes optimizers of tf.keras (Keras 3), not {type(optimizer).__name__}. Use one "
-            f"of tf.keras.optimizers, or a DistributedGradientTape with any optimizer."
+            f"DistributedOptimizer() takes optimizers of tf.keras (Keras 3), not {type(optimizer).__name__}. Use an "
+            f"optimizer of tf.keras.optimizers, or hvd.DistributedGradientTape() with any optimizer."
         )
     return distribute(
         optimizer,

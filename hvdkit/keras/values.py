@@ -1,9 +1,9 @@
 """Collectives on values: anything that Keras can turn into an array. Horovod's names, arguments and meanings.
 
-A tensor of the backend gives a tensor, anything else a numpy array. Values of float64 and int64 stay what they are in
-numpy; JAX makes 32 bits of them. Every rank makes the same call; name: the operation's, the same on all ranks.
-Raise NotInitializedError before init(), HorovodInternalError on every rank where the ranks disagree about dtype, shape
-or operation.
+A tensor of the backend gives a tensor, anything else a numpy array. numpy keeps float64 and int64; JAX converts them to
+32 bits. All calls are collective. name: of the operation, the same on all ranks; without a name, calls are matched in
+their order. They raise NotInitializedError before init(), TypeError for a dtype that cannot be sent, and
+HorovodInternalError on every rank if dtypes, shapes or operations differ between ranks.
 """
 
 from __future__ import annotations
@@ -36,8 +36,12 @@ def allreduce(
 ) -> Any:
     """Reduce a value over all ranks; every rank gets the result.
 
-    value: of the same shape and dtype on all ranks. op: Average (the default), Sum, Min, Max, Product or Adasum.
-    average: the older way to say Average or Sum. compression: what is sent instead of float32 and float64.
+    value: any shape; shape and dtype the same on all ranks.
+    average: Horovod's older argument; True for op=Average, False for op=Sum.
+    prescale_factor, postscale_factor: the value is multiplied by them before and after the reduction.
+    op: Average (the default), Sum, Min, Max, Product or, for floating-point dtypes, Adasum.
+    compression: the dtype that is sent instead of float32 and float64. process_set: the ranks that take part.
+    Raises ValueError for both `average` and `op`; for the other errors see the docstring of hvdkit.keras.values.
     """
     chosen, factors = choose_op(average, op), (prescale_factor, postscale_factor)
 
@@ -54,7 +58,8 @@ def allreduce(
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Concatenate all ranks' values along the first dimension, in rank order.
 
-    value: (n, ...), n may differ between ranks; a scalar counts as (1,).
+    value: shape (n, ...). n may differ between ranks; the other dimensions and the dtype must be the same on all ranks.
+    A scalar counts as shape (1,). Returns shape (sum of all n, ...).
     """
     array, buffer = _contiguous(value)
     shape = array.shape or (1,)
@@ -64,9 +69,12 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """Give every rank a copy of root's value. ValueError for a root that is not there."""
+    """Return the value of rank root_rank on every rank; the same shape and dtype on all ranks.
+
+    Raises ValueError for a root that does not exist.
+    """
     process_set.group("broadcast()")
-    options = root_options(process_set, root_rank)
+    options = root_options(process_set, root_rank, "broadcast()")
     array, buffer = _contiguous(value)
     _run("broadcast", name, [(buffer.dtype, array.shape)], [buffer], options, process_set)
     return _like(value, array)
@@ -75,10 +83,11 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
 def reducescatter(
     value: Any, name: str | None = None, op: ReduceOp = Average, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Reduce a value over all ranks, and give each rank its rows of the result.
+    """Reduce a value over all ranks; each rank gets its rows of the result.
 
-    value: (n, ...), the same on all ranks; rank i gets n // size rows, and one more if i < n % size.
-    op: Average or Sum; NotImplementedError for another one.
+    value: shape (n, ...); shape and dtype the same on all ranks. Rank i gets n // size rows, and one more if
+    i < n % size. op: Average or Sum.
+    Raises ValueError for a scalar, NotImplementedError for another op.
     """
     array, buffer = _contiguous(value)
     if not array.ndim:
@@ -89,7 +98,7 @@ def reducescatter(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when every rank of the set has called it."""
+    """Wait until every rank of the process set has called barrier()."""
     _run("barrier", None, (), (), (), process_set)
 
 
@@ -111,7 +120,7 @@ def _contiguous(value: Any) -> tuple[Array, Buffer]:
     array = np.array(_numpy_of(value), order="C", copy=True)
     name = array.dtype.name
     if name not in STORAGE:
-        raise TypeError(f"{array.dtype} cannot be sent between ranks; hvdkit sends {', '.join(STORAGE)}")
+        raise TypeError(f"{array.dtype} cannot be sent between ranks. Cast the value to one of {', '.join(STORAGE)}.")
     return array, Buffer(array.reshape(-1).view(STORAGE[name]), name)
 
 

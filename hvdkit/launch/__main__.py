@@ -2,6 +2,6 @@
 
 import sys
 
-from hvdkit.launch.cli import main
+from hvdkit.launch.cli.hvdrun import main
 
 sys.exit(main())

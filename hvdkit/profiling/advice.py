@@ -43,23 +43,23 @@ def _about_late(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[Adv
         yield Advice(
             "uneven-work",
             late_s,
-            "Ranks take turns in being late, so their steps are of unequal length: give them batches of equal work "
-            "(sequences sorted or cut by length), leave a core free for everything else, and see that nothing else "
-            "runs on their hosts.",
+            "Different ranks are slow in different steps, so the work per step is uneven. Give all ranks batches of "
+            "equal work (sort or cut sequences by length), leave one core of each host free, and check that no other "
+            "processes run on the hosts.",
         )
         return
     who = f"rank {slow.ranks[0]} on {slow.host}" if len(slow.ranks) == 1 else f"the ranks on {slow.host}"
     if slow.loading_s > slow.waited_s / 2:
         cure = (
-            f"It is data that {who} waits for ({1e3 * slow.loading_s:.3g} ms longer than the others): see what its "
-            f"host reads from, and how evenly the data is shared."
+            f"The reason is data: {who} waits {1e3 * slow.loading_s:.3g} ms longer for it than the other ranks. Check "
+            f"the storage that {slow.host} reads from, and whether all ranks load equal amounts of data."
         )
     else:
         cure = (
-            f"See what else runs on {slow.host} (top), whether it clocks lower or is swapping, and whether {who} has "
-            f"more work: larger batches, logging, checkpoints or evaluation that the others do not have."
+            f"Check with top what else runs on {slow.host}, whether its clock rate is lower or it is swapping, and "
+            f"whether the script does more work there: larger batches, logging, checkpoints or evaluation."
         )
-    yield Advice("slow-rank", slow.part * slow.waited_s, f"The others wait for {who}. {cure}")
+    yield Advice("slow-rank", slow.part * slow.waited_s, f"The other ranks wait for {who}. {cure}")
 
 
 def _about_loading(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[Advice]:
@@ -68,18 +68,18 @@ def _about_loading(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[
     loaders, cores = steps.loaders, min(rank.cores for rank in steps.ranks)
     if loaders > 0:
         cure = (
-            f"{loaders} process{'es' * (loaders > 1)} a rank load it already: give the DataLoader more num_workers if "
-            f"there are cores ({cores:.2g} a rank here), do less for each sample, or store it as training takes it."
+            f"{loaders} process{'es' * (loaders > 1)} per rank already load the data. Increase num_workers if there "
+            f"are free cores ({cores:.2g} cores per rank), do less work per sample, or store preprocessed samples."
         )
     elif loaders == 0:
         workers = max(1, min(8, int(cores) - 1))
         cure = (
-            f"Training loads it itself: DataLoader(..., num_workers={workers}) does so meanwhile; with fit(), a "
-            f"PyDataset with workers."
+            f"The training process loads the data itself. Use DataLoader(..., num_workers={workers}) to load during "
+            f"compute, or with fit() a PyDataset with workers."
         )
     else:
-        cure = "Load it while training computes: .prefetch(tf.data.AUTOTUNE), workers, or data kept in memory."
-    yield Advice("data-loading", loading_s, f"Training waits for data, {1e3 * loading_s:.3g} ms in each step. {cure}")
+        cure = "Load the data during compute (.prefetch(tf.data.AUTOTUNE), workers), or keep it in memory."
+    yield Advice("data-loading", loading_s, f"Training waits {1e3 * loading_s:.3g} ms per step for data. {cure}")
 
 
 def _about_network(steps: Steps, scaling: Scaling) -> Iterator[Advice]:
@@ -92,8 +92,8 @@ def _about_network(steps: Steps, scaling: Scaling) -> Iterator[Advice]:
         yield Advice(
             "compression",
             halved,
-            f"compression=hvd.Compression.fp16 would halve what crosses between hosts and save about "
-            f"{1e3 * halved:.3g} ms of each step.",
+            f"compression=hvd.Compression.fp16 would halve the bytes sent between hosts and save about "
+            f"{1e3 * halved:.3g} ms per step.",
         )
     others = {times: now - scaling.step_s(hosts, scaling.merged(times)) for times in _SEVERAL}
     times = max(others, key=others.__getitem__)
@@ -101,16 +101,16 @@ def _about_network(steps: Steps, scaling: Scaling) -> Iterator[Advice]:
     yield Advice(
         "small-buckets",
         others[times],
-        f"The buckets are small for this network: HVDKIT_FUSION_BYTES={bytes_now * times // 2**20}m would save about "
-        f"{1e3 * others[times]:.3g} ms.",
+        f"The buckets are too small for this network. HVDKIT_FUSION_BYTES={bytes_now * times // 2**20}m would save "
+        f"about {1e3 * others[times]:.3g} ms per step.",
     )
     others = {times: now - scaling.step_s(hosts, scaling.cut(times)) for times in _SEVERAL}
     times = max(others, key=others.__getitem__)
     yield Advice(
         "large-buckets",
         others[times],
-        f"The buckets are few, so that the last one, which nothing hides, is large: HVDKIT_FUSION_BYTES="
-        f"{bytes_now // times // 1024}k would save about {1e3 * others[times]:.3g} ms.",
+        f"There are few buckets, so the last one, which cannot overlap with compute, is large. HVDKIT_FUSION_BYTES="
+        f"{bytes_now // times // 1024}k would save about {1e3 * others[times]:.3g} ms per step.",
     )
 
 
@@ -120,13 +120,13 @@ def _about_exposed(steps: Steps, shares: Shares, scaling: Scaling) -> Iterator[A
         yield Advice(
             "no-spare-core",
             exposed_s / 2,
-            f"Communication costs {1e3 * exposed_s:.3g} ms of each step and goes on only while training waits, as no "
-            f"core is spare for it: leave one to each rank (OMP_NUM_THREADS, or fewer ranks a host).",
+            f"Communication costs {1e3 * exposed_s:.3g} ms per step and runs only while training waits, because no "
+            f"core is free for it. Leave one core free per rank: lower OMP_NUM_THREADS, or start fewer ranks per host.",
         )
     if exposed_s > 0.2 * float(shares.step[:, shares.usual].mean()):
         yield Advice(
             "larger-batch",
             exposed_s / 2,
-            f"Communication that nothing hides takes {1e3 * exposed_s:.3g} ms of each step, whatever the batch: twice "
-            f"the samples in a step, or backward_passes_per_step=2, halve it per sample.",
+            f"Exposed communication takes {1e3 * exposed_s:.3g} ms per step, for any batch size. Twice the batch size, "
+            f"or backward_passes_per_step=2, halves it per sample.",
         )

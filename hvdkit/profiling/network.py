@@ -18,7 +18,7 @@ _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([mg])bit(?:/s)?(?:,(\d+(?:\.\d+)?)\s*(us
 
 @dataclass(frozen=True)
 class Network:
-    """A link and the source of its numbers: "given", "measured", "as this job had it" or "assumed"."""
+    """A link and the source of its numbers: "given", "measured", "estimated" or "assumed"."""
 
     link: Link
     known: str
@@ -35,7 +35,7 @@ def parse_network(text: str) -> Network:
     """
     match = _FORM.fullmatch(text.strip())
     if match is None or not float(match[1]):
-        raise ProfileError(f"{text!r} is no network; write it like 10gbit, 100gbit,5us or 500mbit,1ms.")
+        raise ProfileError(f"{text!r} is not a network. Examples: 10gbit, 100gbit,5us or 500mbit,1ms.")
     bits = float(match[1]) * {"m": 1e6, "g": 1e9}[match[2].lower()]
     latency = float(match[3]) * {"us": 1e-6, "ms": 1e-3}[match[4].lower()] if match[3] else _LATENCY_S
     return Network(Link(latency, 8 / bits), "given")
@@ -47,7 +47,7 @@ def find_network(steps: Steps, hosts: int) -> Network:
     if measured is not None:
         return Network(Link(*measured), "measured")
     if hosts > 1:
-        return Network(Link(_LATENCY_S, _fit_byte_s(steps, hosts)), "as this job had it")
+        return Network(Link(_LATENCY_S, _fit_byte_s(steps, hosts)), "estimated")
     return Network(Link(_LATENCY_S, 8 / 10e9), "assumed")
 
 

@@ -78,7 +78,7 @@ class Prediction:
 def reduce_s(cluster: Cluster, hosts: int, nbytes: float) -> float:
     """Seconds of one allreduce of `nbytes` a rank: inside each host, then between hosts. Raises ValueError."""
     if hosts < 1:
-        raise ValueError(f"{hosts} hosts; at least 1 is needed")
+        raise ValueError(f"the number of hosts is {hosts}; it must be 1 or more")
     local = cluster.local_byte_s * nbytes if cluster.ranks_per_host > 1 else 0.0
     if hosts == 1:
         return local

@@ -71,4 +71,4 @@ def read_recordings(path: Path) -> list[RankRecording]:
                 for number, rank in enumerate(json.loads(str(arrays["about"])))
             ]
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise ProfileError(f"{path} is no recording: {error}. `hvdkit profile --save FILE` writes one.") from None
+        raise ProfileError(f"{path} is not a recording: {error}. `hvdkit profile --save FILE` writes one.") from None

@@ -36,12 +36,12 @@ class Profile:
 
 @contextmanager
 def profile(save: str | os.PathLike[str] | None = None, *, network: str = "") -> Iterator[Profile]:
-    """Record the steps of the block; rank 0 prints to stderr where their time went. Every rank runs the block.
+    """Record the steps of a `with` block on all ranks; rank 0 prints to stderr where their time went.
 
-    save: a file for the recording; `hvdkit profile --read FILE -o report.html` draws it. network: between hosts, to
-    predict for, like "10gbit" or "100gbit,5us"; that of the job if left out.
-    The end of the block is collective, unless it is left by an exception. Under `hvdkit profile`, which records all
-    steps, this does nothing. Raises NotInitializedError before init(), ProfileError for a network that cannot be read.
+    save: a file for the recording; `hvdkit profile --read FILE -o report.html` draws it.
+    network: the network between hosts to predict for, such as "10gbit" or "100gbit,5us"; default: that of the job.
+    The end of the block is collective, unless an exception ends it. Under `hvdkit profile`, which records all steps, it
+    does nothing. Raises NotInitializedError before init(), ProfileError for an invalid network.
     """
     from hvdkit.profiling.network import parse_network
     from hvdkit.profiling.recordings import as_recording
@@ -80,5 +80,5 @@ def _report(
         result.verdict = analyse(recordings, network).verdict
         result.text = describe(result.verdict)
     except ProfileError as error:
-        result.text = f"Nothing to say of these steps. {error}"
+        result.text = f"There is no profile of these steps. {error}"
     sys.stderr.write(f"\n{result.text}\n")

@@ -59,22 +59,25 @@ def find_steps(recordings: Sequence[RankRecording]) -> Steps:
     Raises ProfileError if there are none.
     """
     if not recordings:
-        raise ProfileError("No rank recorded anything.")
+        raise ProfileError(
+            "No rank sent a recording. Check that the script calls hvd.init(), and that the hosts of the ranks can "
+            "connect to this host over TCP."
+        )
     plans: dict[_Key, int] = {}
     for recording in recordings:
         for facts, rows in recording.plans:
             plans[_key(facts)] = max(plans.get(_key(facts), 0), len(rows))
     if not plans:
         raise ProfileError(
-            f"{len(recordings)} ranks were there, and reduced no gradients. A profile is one of steps with hvdkit's "
-            f"DistributedOptimizer or DistributedGradientTape, on 2 ranks or more, with hvdkit's own engine."
+            f"{len(recordings)} ranks sent a recording, but they reduced no gradients. A profile needs steps with "
+            f"hvdkit's DistributedOptimizer or DistributedGradientTape, 2 ranks or more, and hvdkit's own engine."
         )
     chosen = max(plans, key=lambda key: (plans[key], len(key[1])))
     mine = [(each, facts, rows) for each in recordings for facts, rows in each.plans if _key(facts) == chosen]
     facts = mine[0][1]
     numbers = _common([rows[:, _ROUND] for _, _, rows in mine])[1:]  # the beginning of the first one is not known
     if not len(numbers):
-        raise ProfileError("The ranks recorded no two steps that all of them took. Let the script run longer.")
+        raise ProfileError("There are fewer than two steps that all ranks have recorded. Let the script run longer.")
     tables = [rows[np.searchsorted(rows[:, _ROUND], numbers)] for _, _, rows in mine]
     heads = np.stack([rows[:, : len(HEAD)] for rows in tables])
     stamps = np.stack([rows[:, len(HEAD) :].reshape(len(rows), -1, len(STAMPS)) for rows in tables])

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from hvdkit.profiling.verdict import Verdict
 
 _LABELS = {
-    "compute_s": "compute, and all else",
+    "compute_s": "compute and everything else",
     "loading_s": "waiting for data",
     "late_s": "waiting for slower ranks",
-    "exposed_s": "communication that nothing hides",
+    "exposed_s": "exposed communication",
 }
 _SHOWN = 16  # ranks
 _WORTH = 0.03  # of a step
@@ -31,9 +31,8 @@ def describe_slow(verdict: Verdict) -> str:
     who = f"Rank {slow.ranks[0]} on {slow.host}" if len(slow.ranks) == 1 else f"Every rank on {slow.host}"
     since = "in all steps" if slow.since is None else f"since step {slow.since}"
     return (
-        f"{who} is late {since}: the others wait {show_s(slow.waited_s)} for it in each step "
-        f"of {show_s(slow.step_s)}; its own part takes {slow.times:.2f} times as long as "
-        f"theirs."
+        f"{who} is slow {since}: the other ranks wait {show_s(slow.waited_s)} for it in each step of "
+        f"{show_s(slow.step_s)}. Its own work takes {slow.times:.2f} times as long as theirs."
     )
 
 
@@ -49,21 +48,21 @@ def _list_shares(verdict: Verdict) -> Iterator[str]:
     parts = verdict.parts
     yield (
         f"{verdict.size} ranks on {hosts} host{'s' * (hosts > 1)} ({verdict.transport}): a step takes "
-        f"{show_s(parts.step_s)} ({verdict.count} steps looked at, {verdict.first} to {verdict.last})."
+        f"{show_s(parts.step_s)} ({verdict.count} steps analysed, from step {verdict.first} to {verdict.last})."
     )
     for name, label in _LABELS.items():
         seconds = getattr(parts, name)
         yield f"  {label:34}{show_s(seconds):>9}  {100 * seconds / parts.step_s:3.0f} %"
     if verdict.loaders == -1 and not parts.loading_s:
-        yield "  (No DataLoader or fit() was seen: time spent on data, if any, is part of compute.)"
+        yield "  (No DataLoader or fit() was found, so any time spent on loading data is part of compute.)"
     if verdict.pauses:
         yield (
-            f"  Beside these {verdict.pauses} step{'s' * (verdict.pauses > 1)} took {show_s(verdict.pauses_s)} more "
-            f"than usual: evaluation, checkpoints or the beginning of an epoch."
+            f"  Not included: {verdict.pauses} step{'s' * (verdict.pauses > 1)} that took {show_s(verdict.pauses_s)} "
+            f"longer than usual in total, for evaluation, checkpoints or the start of an epoch."
         )
     if verdict.missing:
         some = ", ".join(map(str, verdict.missing))
-        yield f"  Nothing came from rank {some}, so waits for them count as communication."
+        yield f"  No recording came from rank {some}, so time spent waiting for them counts as communication."
 
 
 def _list_ranks(verdict: Verdict) -> Iterator[str]:
@@ -75,16 +74,16 @@ def _list_ranks(verdict: Verdict) -> Iterator[str]:
         host = f"  {row.host:16}" if several else ""
         yield f"  {row.rank:4}{host}" + "".join(f"{show_s(cell):>10}" for cell in cells)
     if len(verdict.ranks) > _SHOWN:
-        yield f"  ... and {len(verdict.ranks) - _SHOWN} more that are waited for less"
+        yield f"  ... and {len(verdict.ranks) - _SHOWN} more ranks, for which the others wait less"
 
 
 def _list_slow(verdict: Verdict) -> Iterator[str]:
     if verdict.slow is not None:
         yield describe_slow(verdict)
     elif verdict.parts.late_s > _WORTH * verdict.parts.step_s:
-        yield "No rank in particular is late: they take turns."
+        yield "No single rank is slow: different ranks are slow in different steps."
     else:
-        yield "No rank is late."
+        yield "No rank is slow."
 
 
 def _list_advice(verdict: Verdict) -> Iterator[str]:
@@ -93,11 +92,11 @@ def _list_advice(verdict: Verdict) -> Iterator[str]:
         for step in verdict.predicted
         if step.times > 1
     )
-    yield f"Predicted step, and efficiency over today, on {verdict.network}: {more}."
+    yield f"Predicted step time, and efficiency relative to this job, on {verdict.network}: {more}."
     yield ""
     if not verdict.advice:
-        yield "Nothing to change first: compute is what the time goes to."
+        yield "Nothing to change: no advice would save a noticeable part of a step."
         return
     yield "What to change first:"
     for number, advice in enumerate(verdict.advice, 1):
-        yield f"  {number}. [{advice.name}, up to {show_s(advice.saves_s)} of a step] {advice.text}"
+        yield f"  {number}. [{advice.name}, saves up to {show_s(advice.saves_s)} per step] {advice.text}"

@@ -31,7 +31,7 @@ def plan_variables(asked: Mapping[str, str], environ: Mapping[str, str]) -> dict
         return {}
     unknown = [name for name in asked if name not in MODULES]
     if unknown:
-        raise ValueError(f"{', '.join(unknown)}: there is no such start; give some of {', '.join(MODULES)}")
+        raise ValueError(f"unknown variables {', '.join(unknown)}; use {', '.join(MODULES)}")
     before = [place for place in environ.get("PYTHONPATH", "").split(os.pathsep) if place and place != SITE]
     return {**asked, "PYTHONPATH": os.pathsep.join([SITE, *before])}
 

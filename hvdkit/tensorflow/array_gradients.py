@@ -114,8 +114,9 @@ class ArrayGradients:
         if lost:
             names = [self._specs[index].name for index in lost]
             raise HorovodInternalError(
-                f"Other ranks have gradients of {', '.join(names[:3])}{' and others' if lost[3:] else ''} in this "
-                f"step, and this rank's tf.function was traced without. Give every rank a gradient of every variable: "
+                f"Other ranks have gradients of {', '.join(names[:3])}"
+                f"{f' and {len(lost) - 3} more variables' if lost[3:] else ''} in this step, but the tf.function of "
+                f"this rank was traced without them. Compute a gradient of every variable on every rank: "
                 f"tape.gradient(..., unconnected_gradients=tf.UnconnectedGradients.ZERO)."
             )
 
@@ -142,7 +143,7 @@ class ArrayGradients:
     def _flat(self, index: int, array: Array) -> Array:
         spec = self._specs[index]
         if array.shape != spec.shape:
-            raise ValueError(f"The gradient of {spec.name} has the shape {array.shape}, the variable {spec.shape}.")
+            raise ValueError(f"The gradient of {spec.name} has shape {array.shape}, but the variable has {spec.shape}.")
         return flat_storage(array, spec.dtype)
 
     def close(self) -> None:

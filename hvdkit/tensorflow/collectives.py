@@ -64,7 +64,7 @@ def broadcast(tensors: Tensors, root_rank: int, name: str | None, process_set: P
     """Copy root's tensors to all, as one operation."""
     dtypes = [dtype_name(tensor.dtype) for tensor in tensors]
     process_set.group(call)
-    options = root_options(process_set, root_rank)
+    options = root_options(process_set, root_rank, call)
 
     def doing(*arrays: Array) -> list[Array]:
         made = [copy_of(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
@@ -101,7 +101,8 @@ def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet
     for one in given:
         if not one.dtype.is_integer or one.shape.rank not in (None, 1):
             raise ValueError(
-                f"{call}: splits must be a list of {size} whole numbers, not {one.dtype.name} {one.shape}."
+                f"{call}: splits must hold one integer for each of the {size} ranks; got a tensor of {one.dtype.name} "
+                f"and shape {one.shape}."
             )
 
     def doing(array: Array, *counts: Array) -> list[Array]:

@@ -38,7 +38,8 @@ def _allreduce(
         def backward(*grads: Any) -> Any:
             if op not in (Average, Sum):
                 raise NotImplementedError(
-                    f"allreduce() with op={op} has no gradient; use tf.stop_gradient on the tensor, or hvd.Sum."
+                    f"{call} with op={op} has no gradient. Use op=hvd.Sum or hvd.Average, or tf.stop_gradient() on "
+                    f"the tensor."
                 )
             further = gradient_name("allreduce", "allreduce", name, process_set)
             return _allreduce(_alike(grads, given), further, op, factors, process_set, call)

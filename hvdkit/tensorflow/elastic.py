@@ -40,19 +40,22 @@ __all__ = [
 
 
 class TensorFlowState(ObjectState):
-    """What is to be kept of a training: `state = hvd.elastic.TensorFlowState(model.variables, epoch=0)`.
+    """The state of an elastic training: `state = hvd.elastic.TensorFlowState(model.variables, epoch=0)`.
 
-    Each argument is an attribute: `state.variables`, `state.epoch += 1`. `commit` saves them in memory, `restore` goes
-    back to what was committed, `sync` gives every rank rank 0's and saves them. Lists of variables stay the variables
-    they are, and only their values are saved and sent; other values are copied and pickled as a whole.
+    Each argument is an attribute: `state.variables`, `state.epoch += 1`. `commit` saves all of them in memory,
+    `restore` returns to the last commit, `sync` broadcasts those of rank 0 and commits them. For lists of variables
+    only their values are saved and sent; other values are copied and pickled as a whole.
 
-    variables: of TensorFlow or Keras, in the same order on all ranks; None for none. session: as in Horovod, must be
-    None. `sync` is collective and raises what broadcast_variables does.
+    variables: of TensorFlow or Keras, in the same order on all ranks; may be None. session: of TensorFlow 1, must be
+    None (else ValueError). `sync` is collective and raises what broadcast_variables() raises.
     """
 
     def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
         if session is not None:
-            raise ValueError("TensorFlowState(): session belongs to TensorFlow 1, which hvdkit does not support.")
+            raise ValueError(
+                "TensorFlowState(): session belongs to TensorFlow 1, which hvdkit does not support. Remove the "
+                "argument."
+            )
         super().__init__(broadcast_object, variables=list(variables or ()), **kwargs)
 
     def handler_for(self, value: Any) -> Handler | None:

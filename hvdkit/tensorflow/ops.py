@@ -1,17 +1,19 @@
 """Collectives of Horovod's TensorFlow 2 API: its names, arguments and meanings.
 
-All of them work in eager mode, inside a tf.function, where they run each time it does, in the order in which they were
-traced, and in a graph for tf.compat.v1.Session, where they run in any order (barrier() at once, when it is called).
-Tensors are of a dtype that allreduce() takes, or float8 where nothing is reduced; variables are taken as well. name:
-the operation's, the same on all ranks; without one eager calls of a kind are matched in their order, those of a
-function or graph by their number in it, see naming.py. process_set: the ranks that take part; each of them makes the
-call. device_dense, device_sparse, ignore_name_scope: as in Horovod, accepted and not needed.
+The collectives work in eager mode, inside a tf.function (they run each time that it runs, in the order of tracing), and
+in a graph for tf.compat.v1.Session (they run in any order; barrier() runs at once, when it is called).
 
-Raised at once: NotInitializedError before init(), ValueError on a rank outside of the set and for arguments that cannot
-be used, TypeError for a dtype that cannot be sent, XlaError where XLA would compile the call. Where the ranks disagree,
-or one has left, every rank raises HorovodInternalError. As in Horovod these are errors of TensorFlow's too, and a graph
-that fails raises the same ones, with the same text: tf.errors.FailedPreconditionError where the ranks disagree and
-before init(), InvalidArgumentError for a ValueError, UnknownError where a rank has left.
+Tensors have a dtype that allreduce() takes, or float8 where nothing is reduced. Variables are accepted as tensors.
+name: of the operation, the same on all ranks; without a name, eager calls of one kind are matched in the order of the
+calls, those of a function or graph by their number in it, see naming.py.
+process_set: the ranks that take part; each of them makes the same call.
+device_dense, device_sparse, ignore_name_scope: accepted as in Horovod, and ignored.
+
+Raised at once: NotInitializedError before init(), ValueError on a rank outside of the set and for invalid arguments,
+TypeError for a dtype that cannot be sent, XlaError inside a function with jit_compile=True. If the ranks disagree, or a
+rank has left, every rank raises HorovodInternalError. As in Horovod these are also errors of TensorFlow, and a graph
+that fails raises the same errors with the same text: tf.errors.FailedPreconditionError if the ranks disagree and before
+init(), InvalidArgumentError for a ValueError, UnknownError if a rank has left.
 """
 
 from __future__ import annotations
@@ -54,18 +56,20 @@ def allreduce(
 ) -> Any:
     """Reduce a tensor over all ranks; every rank gets the result, of the same shape and dtype.
 
-    tensor: any shape, of dtype uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64,
-    complex64 or complex128 (not for Min and Max), or bool (for Min, Max, Sum and Product, which are its "and" and
-    "or"); shape and dtype the same on all ranks. Averages of integers are exact and drop the fraction, their sums wrap;
-    float16 and bfloat16 are summed in float32. Of tf.IndexedSlices the rows of all ranks are gathered, for Sum and
-    Average and without factors (NotImplementedError otherwise).
-    op: Average (the default), Sum, Min, Max, Product or, for floating point, Adasum. average: the older way to say
-    Average or Sum. compression: what is sent instead of float32 and float64. prescale_factor, postscale_factor:
-    multiplied with before and after. All else, and what all of these functions raise: see the top of this module.
+    tensor: any shape; shape and dtype the same on all ranks. dtype: uint8 int8 uint16 int16 uint32 int32 uint64 int64
+    float16 bfloat16 float32 float64; complex64 and complex128 except for Min and Max; bool for Min and Product (and),
+    Max and Sum (or). float16 and bfloat16 are summed in float32. Sums of integers wrap on overflow; averages of
+    integers are exact and drop the fraction. For tf.IndexedSlices the rows of all ranks are gathered; op must be Sum or
+    Average, and no factor may be given (else NotImplementedError).
+    average: Horovod's older argument; True for op=Average, False for op=Sum.
+    compression: the dtype that is sent instead of float32 and float64.
+    op: Average (the default), Sum, Min, Max, Product or, for floating-point dtypes, Adasum.
+    prescale_factor, postscale_factor: the tensor is multiplied by them before and after the reduction.
+    The other arguments, and what all collectives raise: see the docstring of hvdkit.tensorflow.ops.
     Differentiable for Average and Sum: the gradient is reduced in the same way.
 
-    Raises ValueError for both `average` and `op`, TypeError for a dtype that cannot be reduced so, HorovodInternalError
-    on every rank where shapes, dtypes, ops or factors disagree.
+    Raises ValueError for both `average` and `op`, TypeError for a dtype that cannot be reduced with this op,
+    HorovodInternalError on every rank if shapes, dtypes, ops or factors differ between ranks.
     """
     chosen, factors = choose_op(average, op), (prescale_factor, postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
@@ -87,10 +91,10 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Reduce several tensors as one operation: none before all of them are there on all ranks.
+    """Reduce several tensors as one operation, which starts when all ranks have called it.
 
-    tensors: of any shapes and dtypes, IndexedSlices among them, the same list on all ranks. Returns the list of
-    results. All else, and what it raises: as allreduce().
+    tensors: of any shapes and dtypes, also IndexedSlices; the same list on all ranks. Returns the list of results. The
+    other arguments, and what it raises: as allreduce().
     """
     chosen, factors = choose_op(average, op), (prescale_factor, postscale_factor)
     if not tensors:
@@ -134,9 +138,15 @@ def _gather_slices(
     slices: Sequence[Any], op: ReduceOp, factors: tuple[float, float], process_set: ProcessSet, call: str
 ) -> list[Any]:
     if op not in (Average, Sum):
-        raise NotImplementedError(f"{call} with op={op} is not for tf.IndexedSlices; use Sum or Average, or a tensor.")
+        raise NotImplementedError(
+            f"{call} with op={op} does not take tf.IndexedSlices. Use op=hvd.Sum or hvd.Average, or "
+            f"tf.convert_to_tensor()."
+        )
     if factors != (1.0, 1.0):
-        raise NotImplementedError(f"{call} takes no prescale_factor or postscale_factor with tf.IndexedSlices.")
+        raise NotImplementedError(
+            f"{call} does not take prescale_factor or postscale_factor with tf.IndexedSlices. Remove them, or use "
+            f"tf.convert_to_tensor()."
+        )
     values = autograd.allgather([one.values for one in slices], None, process_set, call)
     name = operation_name("allgather", None, process_set)
     indices, _ = collectives.allgather([one.indices for one in slices], name, process_set, call)
@@ -153,12 +163,13 @@ def allgather(
 ) -> Any:
     """Concatenate all ranks' tensors along the first dimension, in rank order.
 
-    tensor: (n, ...), n may differ between ranks and be 0, the other dimensions and the dtype may not; a scalar counts
-    as (1,). The result: (sum of all n, ...), of that dtype: any that allreduce() takes, or a float8.
+    tensor: shape (n, ...). n may differ between ranks and may be 0; the other dimensions and the dtype must be the same
+    on all ranks. A scalar counts as shape (1,). dtype: any that allreduce() takes, or a float8.
+    Returns a tensor of shape (sum of all n, ...) and the same dtype.
     Differentiable: each rank gets the average over ranks of the gradients of its rows, as in Horovod.
 
-    Raises what the top of this module says; HorovodInternalError on every rank where dtypes or dimensions beyond the
-    first disagree, or a rank has joined.
+    Raises HorovodInternalError on every rank if dtypes or dimensions after the first differ between ranks, or a rank
+    has joined; for the other errors see the docstring of hvdkit.tensorflow.ops.
     """
     return autograd.allgather([tf.convert_to_tensor(tensor)], name, process_set, "allgather()")[0]
 
@@ -170,7 +181,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Concatenate several tensors each, as one operation; returns the list of results.
+    """Gather several tensors as one operation, each as allgather() does; returns the list of results.
 
     tensors: the same list on all ranks. Shapes, dtypes and what it raises: as allgather().
     """
@@ -188,13 +199,14 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Give every rank a copy of root's tensor.
+    """Send the tensor of rank root_rank to all ranks; returns a new tensor.
 
-    tensor: any shape and any dtype that allreduce() takes, both the same on all ranks. root_rank: its number in the
-    world, also for a process set. Differentiable: the root gets the average of the gradients, as in Horovod.
+    tensor: any shape and any dtype that allreduce() takes, both the same on all ranks.
+    root_rank: a rank of the whole job, also for a process set.
+    Differentiable: the root gets the average of the gradients, as in Horovod; the other ranks get zeros.
 
-    Raises ValueError for a root that is not in the set, HorovodInternalError on every rank where shapes, dtypes or
-    roots disagree, or a rank has joined.
+    Raises ValueError for a root that is not in the set, HorovodInternalError on every rank if shapes, dtypes or roots
+    differ between ranks, or a rank has joined.
     """
     return autograd.broadcast(tf.convert_to_tensor(tensor), root_rank, name, process_set, "broadcast()")
 
@@ -203,7 +215,7 @@ def broadcast(
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Overwrite variables with root's, as one operation, and return their new values.
+    """Overwrite variables with those of rank root_rank, as one operation, and return their new values.
 
     variables: of TensorFlow or Keras, the same list on all ranks. Shapes, dtypes and what it raises: as broadcast().
     """
@@ -225,15 +237,18 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send each rank its rows of the tensor, and return the rows that came, in rank order.
+    """Send each rank its rows of the tensor, and return the received rows in rank order.
 
-    tensor: (n, ...), the other dimensions and the dtype alike on all ranks, any dtype that allreduce() takes. splits:
-    rows for each rank, as a list or a tensor of integers; equal parts if None, and then n divides by the number of
-    ranks. Returns the received rows; with `splits` given a tuple of them and of how many came from each rank, int32
-    (size,). Differentiable: gradients go back to where the rows came from.
+    tensor: shape (n, ...); the other dimensions and the dtype must be the same on all ranks; any dtype that allreduce()
+    takes.
+    splits: the number of rows for each rank, shape (size,), a list or tensor of integers. None: equal parts; n must
+    then be a multiple of the number of ranks.
+    Returns the received rows. If `splits` is given, returns a tuple of them and of the number of rows from each rank,
+    an int32 tensor of shape (size,).
+    Differentiable: the gradient of each row is sent back to the rank that the row came from.
 
-    Raises ValueError for splits that are no whole numbers or sum up to more than n, HorovodInternalError on every rank
-    where dtypes or dimensions beyond the first disagree, or a rank has joined.
+    Raises ValueError for splits that are not integers or whose sum exceeds n, HorovodInternalError on every rank if
+    dtypes or dimensions after the first differ between ranks, or a rank has joined.
     """
     received, counts = autograd.alltoall(tf.convert_to_tensor(tensor), splits, name, process_set, "alltoall()")
     return received if splits is None else (received, counts)
@@ -251,14 +266,16 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Reduce a tensor over all ranks, and give each rank its rows of the result.
+    """Reduce a tensor over all ranks; each rank gets its rows of the result.
 
-    tensor: (n, ...), shape and dtype the same on all ranks, any dtype that allreduce() takes; rank i gets n // size
-    rows, and one more if i < n % size. op: Average or Sum. The other arguments: as allreduce()'s.
+    tensor: shape (n, ...); shape and dtype the same on all ranks; any dtype that allreduce() takes. Rank i gets
+    n // size rows, and one more if i < n % size.
+    op: Average or Sum. The other arguments: as for allreduce().
     Differentiable: the gradients of all rows are gathered.
 
-    Raises ValueError for a scalar, NotImplementedError for another op, TypeError for a dtype that cannot be reduced so,
-    HorovodInternalError on every rank where shapes, dtypes, ops or factors disagree, or a rank has joined.
+    Raises ValueError for a scalar, NotImplementedError for another op, TypeError for a dtype that cannot be reduced
+    with this op, HorovodInternalError on every rank if shapes, dtypes, ops or factors differ between ranks, or a rank
+    has joined.
     """
     factors = (prescale_factor, postscale_factor)
     return _scatter([tensor], compression, name, op, factors, process_set, "reducescatter()")[0]
@@ -304,7 +321,7 @@ def _scatter(
 
 @in_python
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return, or inside a tf.function go on, when every rank of the set has called it.
+    """Wait until every rank of the process set has called barrier(), also inside a tf.function.
 
     Raises NotInitializedError before init(), ValueError on a rank outside of the set, HorovodInternalError if a rank
     has left.
@@ -314,16 +331,17 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 @in_python
 def join() -> Any:
-    """Have no more work: take part in the other ranks' operations with zeros until all ranks have joined.
+    """Contribute zeros to the operations of the other ranks until all ranks have called join().
 
-    For ranks with different numbers of batches: each calls it after its last step of an epoch, of which it has done one
-    at least since hvd.init(). It takes part in allreduces, barriers and the steps of tapes and optimizers, those of its
-    process sets too. Averages count all ranks, joined ones as zeros. It changes nothing on this rank, so the ranks'
-    variables are no longer equal: `hvd.broadcast_variables(model.variables, root_rank=int(hvd.join()))` before training
-    goes on.
-    Returns the number of the rank that joined last, an int32 scalar. Raises NotInitializedError before init(), and
-    HorovodInternalError if a rank leaves without joining; anything else that the others do meanwhile (allgather,
-    broadcast, the first step of a model) fails on all of them.
+    For ranks with different numbers of batches: each rank calls it after its last step of an epoch; it must have done
+    at least one step since hvd.init(). A joined rank takes part in allreduces, barriers and steps of tapes and
+    optimizers, also in its process sets. Averages still divide by the number of all ranks. A joined rank keeps its
+    variables, so they differ between ranks afterwards. Before you continue, call
+    `hvd.broadcast_variables(model.variables, root_rank=int(hvd.join()))`.
+
+    Returns the rank that joined last, an int32 scalar. Raises NotInitializedError before init(), HorovodInternalError
+    if a rank leaves without joining. Other operations (allgather, broadcast, the first step of a model) fail on all
+    ranks while a rank has joined.
     """
     engine.runtime("join()")
 

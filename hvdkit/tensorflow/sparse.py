@@ -53,7 +53,7 @@ def reduce_slices(
     def gather(given_indices: Array, given_values: Array) -> list[Array]:
         ready()
         act = functools.partial(_gather, like, given_indices, given_values)
-        engine = process_set.group("A reduction of gradients").engine
+        engine = process_set.group("The reduction of gradients").engine
         found: list[Array] = collective_step(engine, _KIND, act, name=name)
         return found
 

@@ -21,12 +21,13 @@ _TOGETHER_BYTES = 64 * 2**20  # of variables in one operation; as much is copied
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> Any:
-    """Overwrite variables on all ranks with root's: a model's, an optimizer's.
+    """Overwrite the variables of a model or an optimizer on all ranks with those of rank root_rank.
 
-    variables: of TensorFlow or Keras, of any dtype that can be sent, alike on all ranks and in the same order, else
-    HorovodInternalError on every rank. root_rank: its number in the world. inplace: as in Horovod; accepted.
-    Inside a tf.function the operation runs each time the graph does. In a graph for tf.compat.v1.Session the operation
-    to run is returned, elsewhere None. Raises what broadcast() does.
+    variables: of TensorFlow or Keras, of any dtype that can be sent, with the same shapes, dtypes and order on all
+    ranks (else HorovodInternalError on every rank). root_rank: a rank of the whole job. inplace: accepted as in
+    Horovod, and ignored.
+    Inside a tf.function the broadcast runs each time the graph runs. In a graph for tf.compat.v1.Session it returns the
+    operation to run, elsewhere None. Raises what broadcast() raises.
     """
     done = [broadcast_(some, root_rank, process_set=process_set) for some in _together(list(variables))]
     return tf.group(*done) if in_session() else None
@@ -56,9 +57,9 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> T:
-    """Give every rank a copy of root's object (anything that can be pickled); what the others pass does not count.
+    """Return the object of rank root_rank on every rank. obj: can be pickled; on the other ranks it is ignored.
 
-    session: of TensorFlow 1, must be None. Called from Python, not from a graph.
+    session: of TensorFlow 1, must be None. Call it from Python, not from a graph.
     Raises ValueError for a root that does not exist, NotInitializedError before init().
     """
     _check_session(session, "broadcast_object()")
@@ -68,7 +69,7 @@ def broadcast_object(
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[T], T]:
-    """broadcast_object() with all but the object given; raises the same."""
+    """Return broadcast_object() as a function of the object, with these arguments; raises the same errors."""
     _check_session(session, "broadcast_object_fn()")
 
     def broadcast(obj: T) -> T:
@@ -81,9 +82,9 @@ def broadcast_object_fn(
 def allgather_object(
     obj: T, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[T]:
-    """Give every rank of the set the list of its ranks' objects (anything that can be pickled), in rank order.
+    """Return the list of the objects of all ranks of the set, in rank order, on every rank. obj: can be pickled.
 
-    session: of TensorFlow 1, must be None. Called from Python, not from a graph.
+    session: of TensorFlow 1, must be None. Call it from Python, not from a graph.
     Raises NotInitializedError before init().
     """
     _check_session(session, "allgather_object()")
@@ -92,4 +93,6 @@ def allgather_object(
 
 def _check_session(session: Any, call: str) -> None:
     if session is not None:
-        raise ValueError(f"{call}: session belongs to TensorFlow 1, which hvdkit does not support; leave it out.")
+        raise ValueError(
+            f"{call}: session belongs to TensorFlow 1, which hvdkit does not support. Remove the argument."
+        )

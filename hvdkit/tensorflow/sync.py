@@ -75,10 +75,13 @@ class GradientSync:
         ended; from inside a graph TensorFlow raises its own UnknownError with the same text. XlaError where XLA would
         compile it.
         """
-        call = "A reduction of gradients"
+        call = "The reduction of gradients"
         given = list(gradients)
         if len(given) != len(self._specs):
-            raise ValueError(f"{call}: there are {len(given)} gradients for {len(self._specs)} variables.")
+            raise ValueError(
+                f"{call} got {len(given)} gradients for {len(self._specs)} variables. Pass one gradient, or None, for "
+                f"each variable."
+            )
         engine.runtime(call)
         check_not_compiled(call)
         if not self._planned:
@@ -153,7 +156,7 @@ class GradientSync:
 
     def _make_plan(self, sparse: Sequence[int], present: Sequence[int]) -> None:
         """Agree with the other ranks on what is sparse, what is there and on the buckets; collective."""
-        group = self._process_set.group("A reduction of gradients")
+        group = self._process_set.group("The reduction of gradients")
         self._mine = sparse, present
         self._name = f"variables.{group.engine.count('variables')}"
         facts = allgather_object((sparse, present), self._name, self._process_set)
@@ -166,7 +169,7 @@ class GradientSync:
         self._dense = [i for i in range(len(self._specs)) if i not in self._sparse]
         specs = [self._specs[i] for i in self._dense]
         if specs:
-            binding = engine.runtime("A reduction of gradients").horovod
+            binding = engine.runtime("The reduction of gradients").horovod
             if binding is not None and binding.framework == "tensorflow" and isinstance(self.strategy, AllReduce):
                 self._gradients = DirectGradients(binding, group, self._name, specs, self.strategy.options)
             else:
@@ -185,8 +188,9 @@ class GradientSync:
                 sync._make_plan(*sync._mine)
                 if (sync._sparse, sync._uneven) != before:
                     raise HorovodInternalError(
-                        "The ranks that there are now have gradients of other variables, or of another kind, than "
-                        "those had that this tf.function was traced with. Make a new tf.function when the ranks change."
+                        "This tf.function was traced before the ranks changed. The ranks now have gradients of other "
+                        "variables, or sparse ones in place of dense ones. Create a new tf.function after each change "
+                        "of the ranks."
                     )
 
     def _spread(self, dense: Sequence[Any]) -> list[Any]:
@@ -221,8 +225,8 @@ def _still_there(held: weakref.ref[GradientSync]) -> Any:
     sync = held()
     if sync is None:
         raise HorovodInternalError(
-            "The reduction that this tf.function was traced with is gone: the wrapped optimizer was thrown away. Make "
-            "a new tf.function."
+            "The DistributedOptimizer that this tf.function was traced with no longer exists. Keep a reference to the "
+            "optimizer, or create a new tf.function."
         )
     if not sync._planned:
         sync._make_plan_again()

@@ -21,11 +21,11 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
     def __init__(self, fused: bool = False, **kwargs: Any) -> None:
         if fused:
-            raise ValueError("SyncBatchNormalization does not support fused=True; leave it out.")
+            raise ValueError("SyncBatchNormalization does not support fused=True. Remove the argument.")
         if tf.keras.config.backend() != "tensorflow":
             raise ValueError(
-                f"hvdkit.tensorflow.SyncBatchNormalization needs KERAS_BACKEND=tensorflow; it is "
-                f"{tf.keras.config.backend()}."
+                f"hvdkit.tensorflow.SyncBatchNormalization needs Keras on TensorFlow; the backend is "
+                f"{tf.keras.config.backend()}. Set KERAS_BACKEND=tensorflow before keras is imported."
             )
         super().__init__(**kwargs)
         self.supports_jit = False

@@ -34,7 +34,7 @@ class _DistributedTape:
     _hvdkit_scale: bool
 
     def register_local_source(self, source: Any) -> None:
-        """Leave the gradient of this variable to its rank: each rank keeps its own, see scale_local_gradients."""
+        """Do not reduce the gradient of this variable: each rank keeps its own, see scale_local_gradients."""
         self._hvdkit_local[id(source)] = source
 
     @in_python
@@ -46,9 +46,9 @@ class _DistributedTape:
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
         use_generic_names: bool = False,
     ) -> Any:
-        """The tape's own gradient(), of all ranks: every rank calls it, for the same sources in the same order.
+        """The gradients of all ranks; a collective call, for the same sources in the same order on every rank.
 
-        use_generic_names: as in Horovod; not needed.
+        Arguments as for tf.GradientTape.gradient(). use_generic_names: accepted as in Horovod, and ignored.
         """
         structure = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
         variables = tf.nest.flatten(sources)
@@ -104,26 +104,32 @@ def DistributedGradientTape(
     scale_local_gradients: bool = True,
     strategy: Strategy | None = None,
 ) -> Any:
-    """A tape whose gradient() is that of all ranks; of the given tape's class, with what that has recorded.
+    """A tape whose gradient() returns the gradients of all ranks, averaged by default.
 
-    compression: what is sent between hosts instead of float32; sums are taken in float32.
-    sparse_as_dense: reduce IndexedSlices as dense tensors rather than by gathering their rows.
-    op: Average, Sum or Adasum, for which all ranks have gradients of the same variables, none of them IndexedSlices.
-    gradient_predivide_factor: the part of the average's division done before sending.
-    process_set: ranks that train together; others keep their own gradients. scale_local_gradients: divide gradients of
-    sources that register_local_source() was told of by the number of ranks, as if they were averaged too.
-    strategy: what is done instead of `op`: an object of a subclass of hvdkit.engine.strategy.Strategy, the same for all
-    tapes of a training; not together with op, compression or gradient_predivide_factor. It gets IndexedSlices as dense
-    gradients. One that works after the optimizer's step is refused with ValueError, as a tape knows of no step.
-    device_dense, device_sparse, num_groups, groups: as in Horovod, accepted; every bucket is full but the last.
+    It has a subclass of the class of `gradtape`, and the operations that `gradtape` has recorded.
 
-    A gradient that no rank has stays None, see GradientSync.reduce. Inside a tf.function buckets are reduced while
-    the rest of backward runs. Works in functions that XLA does not compile: XlaError otherwise.
-    Raises NotInitializedError before init(), ValueError or TypeError for arguments that cannot be used.
+    compression: the dtype that is sent between hosts instead of float32; sums are computed in float32.
+    sparse_as_dense: reduce IndexedSlices as dense tensors, instead of gathering their rows.
+    op: Average, Sum or Adasum. Adasum needs gradients of the same variables on all ranks, and no IndexedSlices.
+    gradient_predivide_factor: the part of the division of an average that is done before sending.
+    process_set: the ranks that train together; other ranks keep their own gradients.
+    scale_local_gradients: divide the gradients of sources that are registered with register_local_source() by the
+    number of ranks, as if they were averaged too.
+    strategy: an object of a subclass of hvdkit.engine.strategy.Strategy that replaces `op`; the same object for all
+    tapes of a training, and not together with op, compression or gradient_predivide_factor. It gets IndexedSlices as
+    dense gradients. A strategy that changes parameters after the optimizer's step raises ValueError.
+    device_dense, device_sparse, num_groups, groups: accepted as in Horovod, and ignored.
+
+    A gradient that no rank has stays None, see GradientSync.reduce. Inside a tf.function, buckets are reduced while
+    the rest of the backward pass runs; with jit_compile=True it raises XlaError.
+    Raises NotInitializedError before init(), ValueError or TypeError for invalid arguments.
     """
     engine.runtime("DistributedGradientTape()")
     if num_groups < 0 or not (groups is None or isinstance(groups, list) or groups >= 0):
-        raise ValueError(f"num_groups={num_groups}, groups={groups!r}: use a number from 0 up, or lists of variables.")
+        raise ValueError(
+            f"DistributedGradientTape(): num_groups is {num_groups} and groups is {groups!r}; each must be a "
+            f"non-negative integer, or groups a list of lists of variables."
+        )
     own = type(gradtape)
     tape: Any = object.__new__(type(own.__name__, (_DistributedTape, own), {"__module__": own.__module__}))
     tape.__dict__.update(gradtape.__dict__)
@@ -167,8 +173,8 @@ def _check_strategy(strategy: Strategy, op: ReduceOp, predivides: bool, compress
     )
     if uses_values(strategy):
         raise ValueError(
-            f"{type(strategy).__name__} works on parameters after the optimizer's step, which a tape does not see. Use "
-            f"hvdkit.tensorflow.DistributedOptimizer(strategy=...)."
+            f"DistributedGradientTape(): the strategy {type(strategy).__name__} changes parameters after the "
+            f"optimizer's step, and a tape has no such step. Use hvdkit.tensorflow.DistributedOptimizer(strategy=...)."
         )
 
 
@@ -186,8 +192,8 @@ def _reduce_by_adasum(gradients: Sequence[Any], compression: Any, process_set: P
     present = [index for index, gradient in enumerate(gradients) if gradient is not None]
     if not present:
         raise ValueError(
-            f"With op=hvd.Adasum every rank needs a gradient of the same variables, and this rank has none of "
-            f"{len(gradients)}. Check that the loss depends on them."
+            f"op=hvd.Adasum needs gradients of the same variables on every rank, but none of the {len(gradients)} "
+            f"variables has a gradient on this rank. Check that the loss depends on them."
         )
     inputs = [gradients[index] for index in present]
     results = grouped_allreduce(inputs, compression=compression, op=Adasum, process_set=process_set)
@@ -231,7 +237,7 @@ def PartialDistributedGradientTape(
     scale_local_gradients: bool = True,
     strategy: Strategy | None = None,
 ) -> Any:
-    """A DistributedGradientTape that leaves the gradients of some layers to their rank.
+    """A DistributedGradientTape that does not reduce the gradients of some layers; each rank keeps its own.
 
     local_layers: a layer or a collection of them (ValueError for anything else). The rest, and what it raises, as for
     DistributedGradientTape().
@@ -239,7 +245,9 @@ def PartialDistributedGradientTape(
     layers = [] if local_layers is None else list(local_layers) if isinstance(local_layers, _LISTS) else [local_layers]
     wrong = [layer for layer in layers if not hasattr(layer, "trainable_weights")]
     if wrong:
-        raise ValueError(f"local_layers holds {wrong[0]!r}; all of them must be Keras layers.")
+        raise ValueError(
+            f"PartialDistributedGradientTape(): local_layers holds {wrong[0]!r}; it must hold Keras layers only."
+        )
     tape = DistributedGradientTape(
         gradtape,
         device_dense,

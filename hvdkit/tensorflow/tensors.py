@@ -31,7 +31,8 @@ def dtype_name(dtype: Any) -> str:
         return NAMES[tf.as_dtype(dtype)]
     except KeyError:
         raise TypeError(
-            f"{tf.as_dtype(dtype).name} cannot be sent between ranks; hvdkit sends {', '.join(NAMES.values())}"
+            f"{tf.as_dtype(dtype).name} cannot be sent between ranks. Cast the tensor to one of "
+            f"{', '.join(NAMES.values())}."
         ) from None
 
 

@@ -78,9 +78,9 @@ def check_not_compiled(call: str) -> None:
         while context is not None:
             if type(context).__name__ == "XLAControlFlowContext":
                 raise XlaError(
-                    f"{call} was called in a function with jit_compile=True. XLA cannot compile communication between "
-                    f"ranks. Compile the model alone (jit_compile=True on a function that computes loss and "
-                    f"gradients) and call hvdkit outside of it; with Keras, use model.compile(jit_compile=False)."
+                    f"{call} was called inside a tf.function with jit_compile=True. XLA cannot compile communication "
+                    f"between ranks. Use jit_compile=True only for a function that computes loss and gradients, and "
+                    f"call hvdkit outside of that function. With Keras, use model.compile(jit_compile=False)."
                 )
             context = context.outer_context
         graph = getattr(graph, "outer_graph", None)

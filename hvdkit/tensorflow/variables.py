@@ -52,8 +52,8 @@ def _shape(variable: Any, at: int) -> tuple[int, ...]:
     dimensions = tuple(variable.shape)
     if any(dimension is None for dimension in dimensions):
         raise ValueError(
-            f"{_name(variable, at)} has the shape {dimensions}; gradients are reduced for variables and tensors whose "
-            f"shape is known when the function is traced."
+            f"{_name(variable, at)} has shape {dimensions}. hvdkit reduces gradients of variables and tensors only if "
+            f"their shape is fully known when the tf.function is traced. Set it with tf.ensure_shape()."
         )
     return tuple(int(dimension) for dimension in dimensions)
 

@@ -31,7 +31,9 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     def question() -> int:
         sets = engine.runtime("size_op()").sets.ids_and_ranks()
         if process_set_id not in sets:
-            raise ValueError(f"size_op(): there is no process set {process_set_id}; known are {sorted(sets)}.")
+            raise ValueError(
+                f"size_op(): process set {process_set_id} does not exist; the existing ids are {sorted(sets)}."
+            )
         return len(sets[process_set_id])
 
     return _ask(question, "size_op()")

@@ -24,10 +24,11 @@ cuda_built, rocm_built = FRAMEWORK.cuda_built, FRAMEWORK.rocm_built
 
 
 def local_device() -> torch.device:
-    """The device of this rank: a GPU that is its own as far as there are enough, or the CPU where torch sees none.
+    """The device of this rank: one GPU, or the CPU if torch sees no GPU.
 
-    Right where the launcher shows each rank one GPU, some of its own, or all GPUs of the host: it is number
-    `local_rank() % torch.cuda.device_count()` of those that this process sees. NotInitializedError before init().
+    The GPU is number `local_rank() % torch.cuda.device_count()` of those that this process sees, so ranks share a GPU
+    only if the host has fewer GPUs than ranks. It is correct whether the launcher shows each rank one GPU or all GPUs
+    of the host. Raises NotInitializedError before init().
     """
     number = local_rank()
     seen = torch.cuda.device_count()

@@ -28,15 +28,15 @@ _FILE = "state.pt"
 class Checkpoints(TrainingCheckpoints):
     """Checkpoints of a training: `checkpoints = Checkpoints("checkpoints", model=model, optimizer=optimizer)`.
 
-    Then `checkpoints.load()` before the training, `checkpoints.step(len(batch))` after each step of the optimizer, and
-    `checkpoints.close()` at the end; save() where one is wanted besides. From its making on SIGTERM, SIGUSR1 and
-    SIGUSR2 end the training at the next step, saved, with exit code 75.
+    Call `checkpoints.load()` before the training, `checkpoints.step(len(batch))` after each optimizer step, and
+    `checkpoints.close()` at the end. save() writes a further checkpoint at once. While the object exists, SIGTERM,
+    SIGUSR1 and SIGUSR2 make the next step save a checkpoint and end the training with exit code 75.
 
-    directory: of this training alone, on a disk that outlives the job; only rank 0 has to see it.
-    every_s: seconds between checkpoints. keep: how many are kept, the newest.
-    things: under any names, what has state_dict() and load_state_dict(): modules, optimizers, schedulers, GradScaler,
-    ShardedSampler, ElasticSampler (whose record_batch() is then not to be called: step() does it). Numbers and texts
-    besides, which are in `values` from then on: `checkpoints.values["best"] = 0.97`.
+    directory: used by this training only, on a disk that outlives the job; only rank 0 needs access.
+    every_s: seconds between checkpoints. keep: number of checkpoints to keep, the newest ones.
+    things: objects with state_dict() and load_state_dict(), under names of your choice: modules, optimizers,
+    schedulers, GradScaler, ShardedSampler, ElasticSampler (do not call its record_batch(): step() does). Also numbers
+    and strings, which are then in `values`: `checkpoints.values["best"] = 0.97`.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Checkpoints(TrainingCheckpoints):
 
 
 def save(directory: str | os.PathLike[str], *, keep: int = 3, **things: Any) -> None:
-    """Save a checkpoint, and return when it is on the disk; every rank calls it. Arguments as for Checkpoints.
+    """Save a checkpoint and return when it is on disk; a collective call. Arguments: as for Checkpoints.
 
     Raises CheckpointError, on rank 0, if it could not be written.
     """
@@ -57,10 +57,10 @@ def save(directory: str | os.PathLike[str], *, keep: int = 3, **things: Any) -> 
 
 
 def load(directory: str | os.PathLike[str], **things: Any) -> dict[str, Any] | None:
-    """Take the newest whole checkpoint, on all ranks; every rank calls it. things: as for Checkpoints.
+    """Load the newest complete checkpoint on all ranks; a collective call. things: as for Checkpoints.
 
-    Returns the numbers and texts among them, as they were saved; None if there is no checkpoint. Raises as
-    Checkpoints.load().
+    Returns the numbers and strings among them, as they were saved; None if there is no checkpoint. Raises what
+    Checkpoints.load() raises.
     """
     store = open_store(directory, things)
     return store.values if store.load() else None
@@ -108,8 +108,9 @@ class TorchKept:
         states = torch.load(folder / _FILE, map_location="cpu", weights_only=True)
         if different := sorted(states.keys() ^ self._things.keys()):
             raise ValueError(
-                f"it has {', '.join(sorted(states))}, and {', '.join(sorted(self._things))} is to be kept: "
-                f"{', '.join(different)} is in one only."
+                f"the checkpoint holds {', '.join(sorted(states)) or 'nothing'}, but the script passes "
+                f"{', '.join(sorted(self._things)) or 'nothing'}; only one of the two has {', '.join(different)}. Pass "
+                f"the same names as the run that saved it, or use another directory"
             )
         for name, one in self._things.items():
             one.load_state_dict(states[name])
@@ -130,8 +131,8 @@ class TorchKept:
                 continue
             if samples is None:
                 raise ValueError(
-                    f"Checkpoints.step(): how many samples has this rank trained on? Say step(len(batch)), since "
-                    f"{name!r} is to go on where it was."
+                    f"Checkpoints.step(): the sampler {name!r} needs the number of samples that this rank trained on, "
+                    f"to resume at the same sample. Call step(len(batch))."
                 )
             one.record_batch(0, samples)
 
@@ -166,8 +167,8 @@ def _check_plain(name: str, state: Any) -> None:
     except pickle.UnpicklingError as error:
         why = str(error).partition("\n")[0]
         raise ValueError(
-            f"{name!r} cannot be kept: its state_dict() holds more than tensors, numbers, texts, lists and dicts, and "
-            f"would have to be loaded by executing code. {why}"
+            f"{name!r} cannot be saved: its state_dict() must hold only tensors, numbers, strings, lists and dicts, "
+            f"because torch.load(weights_only=True) refuses other objects: {why}"
         ) from None
 
 

@@ -46,15 +46,14 @@ def _announce(kind: str, described: Described, options: tuple[tuple[str, str], .
 def _announce_reduction(
     kind: str,
     described: Described,
-    average: bool | None,
-    op: ReduceOp | None,
+    op: ReduceOp,
     prescale_factor: float,
     postscale_factor: float,
     call: str,
 ) -> Announcement:
     dtypes = [name_of_dtype(dtype) for dtype, _ in described]
     write = scatter_options if kind == "reducescatter" else reduce_options
-    options = write(dtypes, choose_op(average, op), prescale_factor, postscale_factor, call)
+    options = write(dtypes, op, prescale_factor, postscale_factor, call)
     return _announce(kind, described, options)
 
 
@@ -80,12 +79,15 @@ def allreduce(
 ) -> Collective[Result]:
     """Results: op(x of all ranks). Gradient, for a sum or an average: dx = op(dy of all ranks)."""
     described = tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
-    announcement = _announce_reduction("allreduce", described, average, op, *factors, call)
+    chosen = op if average is None and isinstance(op, ReduceOp) else choose_op(average, op, call)
+    announcement = _announce_reduction("allreduce", described, chosen, *factors, call)
 
     def gradient(_: Rows, grads: Tensors) -> Tensors:
-        if choose_op(average, op) not in (Average, Sum):
-            raise NotImplementedError(f"allreduce() with op={op} has no gradient; detach the tensor, or use hvd.Sum.")
-        return allreduce(grads, average, None, op, factors, process_set, call, list).do_differentiably()
+        if chosen not in (Average, Sum):
+            raise NotImplementedError(
+                f"{call} with op={chosen} has no gradient. Use op=hvd.Sum or hvd.Average, or detach the tensor."
+            )
+        return allreduce(grads, None, None, chosen, factors, process_set, call, list).do_differentiably()
 
     return Collective(process_set.group(call), announcement, name, tensors, pack, gradient)
 
@@ -125,7 +127,7 @@ def broadcast(
     """Result: x of the root. Gradient: on the root the average of dy over all ranks, elsewhere zero."""
     group = process_set.group("broadcast()")
     described = ((tensor.dtype, tensor.shape),)
-    announcement = _announce("broadcast", described, root_options(process_set, root_rank))
+    announcement = _announce("broadcast", described, root_options(process_set, root_rank, "broadcast()"))
 
     def gradient(_: Rows, grads: Tensors) -> Tensors:
         means = _mean(grads, process_set)
@@ -167,7 +169,8 @@ def _as_list(splits: Any, size: int, call: str) -> Any:
         return splits
     if splits.numel() and (splits.is_floating_point() or splits.dim() != 1):
         raise ValueError(
-            f"{call}: splits must be a list of {size} whole numbers, not {splits.dtype} {list(splits.shape)}."
+            f"{call}: splits must hold one integer for each of the {size} ranks; got a tensor of {splits.dtype} and "
+            f"shape {list(splits.shape)}."
         )
     return splits.tolist() or None
 
@@ -185,7 +188,8 @@ def reducescatter(
     group = process_set.group(call)
     rank, size = group.transport.rank, group.transport.size
     described = tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
-    announcement = _announce_reduction("reducescatter", described, None, op, *factors, call)
+    chosen = choose_op(None, op, call)
+    announcement = _announce_reduction("reducescatter", described, chosen, *factors, call)
     if not all(tensor.dim() for tensor in tensors):
         raise ValueError(f"{call}: a scalar has no rows to scatter; give a tensor of at least one dimension.")
 
@@ -197,7 +201,7 @@ def reducescatter(
 
     def gradient(_: Rows, grads: Tensors) -> Tensors:
         gathered = allgather(grads, None, process_set, "allgather()", list).do_differentiably()
-        factor = factors[0] * factors[1] * (1 if op is Average else size)
+        factor = factors[0] * factors[1] * (1 if chosen is Average else size)
         return [grad * factor for grad in gathered]
 
     return Collective(group, announcement, name, tensors, pack, gradient, collect)

@@ -24,9 +24,10 @@ class CompiledNotice:
         self._logged = True
         if rank == 0 and (any("_orig_mod." in name for name, _ in named) or _backward_compiled()):
             logger.warning(
-                "torch.compile: a compiled module hands over all its gradients at the end of its backward, so their "
-                "reduction cannot overlap with it: %.1f ms a step are exposed. Results are right. Compiling the blocks "
-                "of the model one by one (block.compile()) brings the overlap back.",
+                "torch.compile: a compiled model delivers all its gradients at the end of backward(), so their "
+                "allreduce cannot overlap with backward(). Each step waits %.1f ms for communication. The results are "
+                "correct. To get the overlap back, compile each block of the model (block.compile()) instead of the "
+                "whole model.",
                 1000 * statistics.exposed_s / statistics.generations,
             )
 

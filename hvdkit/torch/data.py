@@ -22,15 +22,19 @@ class SamplerState(TypedDict):
 
 
 class ShardedSampler(Sampler[int]):
-    """Give this rank its share of a dataset's indices: `DataLoader(dataset, sampler=ShardedSampler(dataset))`.
+    """Sample this rank's part of the indices of a dataset: `DataLoader(dataset, sampler=ShardedSampler(dataset))`.
 
-    In training every rank gets as many samples, in an order shuffled anew in each epoch (call `set_epoch`). With
-    `evaluation=True` the samples stay in order, none is left out or repeated, and ranks may differ by one: average
-    over ranks with `hvd.metrics.Mean`, which weights by the number of samples.
+    In training every rank gets the same number of samples, in an order that is shuffled for each epoch (call
+    `set_epoch`). With `evaluation=True` the samples stay in order, each one is on exactly one rank, and the numbers of
+    samples may differ by one; average over ranks with `hvd.metrics.Mean`, which weights by the number of samples.
 
-    rank, size: this process and the number of ranks; those of the running world if None.
-    trained: samples of this rank in this epoch, since it began or was resumed, as record_batch() was told; else None.
-    uneven: "pad" repeats the first few samples where the ranks do not divide the dataset, "drop" leaves out the last.
+    dataset: with a length. rank, size: this rank and the number of ranks; None: those of the job.
+    seed: of the order; the same on all ranks.
+    uneven: in training, if the length is not a multiple of the number of ranks, "pad" repeats the first few samples and
+    "drop" leaves out the last ones.
+    The attribute `trained`: samples of this rank in this epoch, since it began or was resumed, as counted by
+    record_batch(); None without it.
+    Raises NotInitializedError before init() if rank or size is None.
     """
 
     def __init__(
@@ -79,17 +83,17 @@ class ShardedSampler(Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Shuffle for this epoch; call it on every rank before the epoch begins.
 
-        The epoch that was resumed goes on where it was; any other begins at its first sample.
+        A resumed epoch continues at the sample where it was saved; any other epoch begins at its first sample.
         """
         if epoch != self.epoch or self._finished:
             self._start, self._given, self.trained, self._finished = 0, 0, None, False
         self.epoch = epoch
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """This rank has trained on so many samples more; Checkpoints.step() says so. batch_idx: does not count.
+        """Count batch_size more samples that this rank has trained on; Checkpoints.step() calls it. batch_idx: ignored.
 
-        To be said where the DataLoader has worker processes: those fetch ahead, and what was given out is not trained
-        on yet. ElasticSampler has the same.
+        Needed if the DataLoader has worker processes: these fetch samples ahead, which are not trained on yet.
+        ElasticSampler has the same method.
         """
         self.trained = (self.trained or 0) + batch_size
 
@@ -108,9 +112,9 @@ class ShardedSampler(Sampler[int]):
         return {"epoch": self.epoch, "used": min(used, len(self.dataset)), "seed": self.seed}
 
     def load_state_dict(self, state: SamplerState) -> None:
-        """Go on where `state` was saved, also with another number of ranks.
+        """Resume where `state` was saved, also with another number of ranks.
 
-        The training loop then begins with `range(sampler.epoch, epochs)`. An evaluation always begins anew.
+        Start the training loop with `range(sampler.epoch, epochs)`. An evaluation always starts at its first sample.
         """
         self.epoch, self._start, self.seed = state["epoch"], state["used"], state["seed"]
         self._given, self.trained, self._finished = 0, None, False

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import torch
 
 from hvdkit.engine.groups import Group
-from hvdkit.engine.horovod.binding import Binding, Request
+from hvdkit.engine.horovod.binding import Request
 from hvdkit.engine.horovod.operations import plan_gradients
 from hvdkit.engine.horovod.transport import wait
 from hvdkit.engine.planned.reducer import Statistics
@@ -28,12 +29,12 @@ _Sent = tuple[torch.Tensor, Request]  # what is reduced in place
 class DirectGradients:
     """The GradientReducer of Horovod's core; see BucketReducer for the calls.
 
-    Opened by all ranks together; raises PlanMismatchError where their parameters differ, TypeError for a dtype that
-    Horovod's core does not add.
+    Opened by all ranks together. binding: Horovod's of PyTorch. Raises PlanMismatchError where the ranks' parameters
+    differ, TypeError for a dtype that Horovod's core does not add.
     """
 
     def __init__(
-        self, binding: Binding, group: Group, parameters: Parameters, options: ReduceOptions, statistics: Statistics
+        self, binding: Any, group: Group, parameters: Parameters, options: ReduceOptions, statistics: Statistics
     ) -> None:
         assert isinstance(parameters.gradients, TorchSource)
         self._source, self._statistics = parameters.gradients, statistics

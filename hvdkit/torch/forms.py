@@ -11,7 +11,6 @@ import types
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from hvdkit.errors import NotInitializedError
 from hvdkit.torch.collective import Collective
 from hvdkit.torch.handles import Handle
 
@@ -39,14 +38,16 @@ def in_place(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]
     def form(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         try:
             return define(*args, **kwargs).do(in_place=True)
-        except NotInitializedError:
-            raise NotInitializedError(f"{name}_()") from None
+        except _BAD_ARGUMENTS as error:
+            _name_form(error, name, f"{name}_")
+            raise
 
     name = definition.__name__.strip("_")
     define = _rename(definition, f"{name}_")
-    docstring = f"""Do {name}() in place: overwrite what it is given with the result, and return that.
+    docstring = f"""Do {name}() in place: overwrite the input with the result, and return the input.
 
-    Shapes, dtypes, arguments and what it raises: as {name}(). A slice or a view with gaps will do. Not differentiable.
+    Shapes, dtypes and arguments: as {name}(), and it raises the same errors. The input may be a slice or a
+    non-contiguous view. Not differentiable.
     """
     return _describe(form, definition, f"{name}_", docstring, call.__annotations__["return"])
 
@@ -58,17 +59,29 @@ def asynchronous(call: Callable[Parameters, Any], *, in_place: bool = False) -> 
     def form(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Handle:
         try:
             return define(*args, **kwargs).begin(in_place=in_place)
-        except NotInitializedError:
-            raise NotInitializedError(f"{name}_async{end}()") from None
+        except _BAD_ARGUMENTS as error:
+            _name_form(error, name, f"{name}_async{end}")
+            raise
 
     name, end = definition.__name__.strip("_"), "_" if in_place else ""
     define = _rename(definition, f"{name}_async{end}")
-    docstring = f"""Begin {name}{end}(); synchronize() returns its result.
+    docstring = f"""Start {name}{end}() and return a handle at once; synchronize(handle) returns the result.
 
-    Shapes, dtypes, arguments and what it raises: as {name}(), but what ranks disagree about is raised by
-    synchronize(). Not differentiable. The caller leaves the tensors alone until then.
+    Shapes, dtypes and arguments: as {name}(), and it raises the same errors; but if ranks disagree, synchronize()
+    raises the error. Not differentiable. Do not read or change the tensors before synchronize() has returned.
     """
     return _describe(form, definition, f"{name}_async{end}", docstring, "int")
+
+
+#: What the definition of a call raises for its arguments, or before init().
+_BAD_ARGUMENTS = (TypeError, ValueError, NotImplementedError)
+
+
+def _name_form(error: Exception, name: str, form: str) -> None:
+    """Have a message that begins with the call `name` begin with the form of it that the user called."""
+    message = str(error)
+    if message.startswith(f"{name}()"):
+        error.args = (form + message.removeprefix(name),)
 
 
 def _rename(definition: Call, name: str) -> Call:

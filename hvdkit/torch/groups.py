@@ -19,7 +19,7 @@ def number_groups(named: Sequence[tuple[str, torch.nn.Parameter]], groups: Any, 
     Raises ValueError as Horovod does: for something else, and for a parameter that is in two groups.
     """
     if num_groups:
-        warnings.warn("num_groups has been replaced by groups; pass groups=... instead.", DeprecationWarning, 4)
+        warnings.warn("num_groups is deprecated; pass groups=... instead.", DeprecationWarning, 4)
         groups = num_groups if groups is None else groups
     if groups is None:
         return {}
@@ -29,17 +29,24 @@ def number_groups(named: Sequence[tuple[str, torch.nn.Parameter]], groups: Any, 
         numbers = [number for number, size in enumerate(sizes) for _ in range(size)]
         return {id(parameter): number for parameter, number in zip(trained, numbers, strict=False)}
     if not isinstance(groups, list) or not all(isinstance(group, (list, tuple)) for group in groups):
-        raise ValueError(f"groups is {groups!r}; it must be a non-negative integer or a list of lists of parameters.")
+        raise ValueError(
+            f"DistributedOptimizer(): groups is {groups!r}; it must be a non-negative integer or a list of lists of "
+            f"parameters."
+        )
     group_of: dict[int, int] = {}
     names = {id(parameter): name for name, parameter in named}
     for number, group in enumerate(groups):
         for parameter in group:
             if not isinstance(parameter, torch.Tensor):
-                raise ValueError(f"groups must hold parameters; group {number} holds {type(parameter).__name__}.")
+                raise ValueError(
+                    f"DistributedOptimizer(): groups must hold parameters; group {number} holds a "
+                    f"{type(parameter).__name__}."
+                )
             if id(parameter) in group_of:
                 name = names.get(id(parameter), f"a tensor of shape {list(parameter.shape)}")
                 raise ValueError(
-                    f"{name} is in group {group_of[id(parameter)]} and in group {number}; put it into one."
+                    f"DistributedOptimizer(): {name} is in group {group_of[id(parameter)]} and in group {number}. Put "
+                    f"it into one group only."
                 )
             group_of[id(parameter)] = number
     return group_of

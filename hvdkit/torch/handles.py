@@ -30,9 +30,9 @@ def operation_of(handle: Handle) -> Operation:
 
 
 def poll(handle: int) -> bool:
-    """Is the operation done, so that synchronize() returns at once? True for a handle that has been synchronized.
+    """Is the operation complete, so that synchronize() returns at once? True for a handle that was synchronized before.
 
-    Never waits, and helps the operation on. Raises RankLostError if a rank has died.
+    It never blocks, and makes progress on the operation. Raises RankLostError if a rank has died.
     """
     found = _under_way.get(handle)
     if found is None:
@@ -44,9 +44,9 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Wait for the operation, and return its result: a tensor, a list of them for a group, or what the call says.
+    """Wait until the operation is complete and return its result: that of the call without _async.
 
-    The result is given once; later, and for a number that is no handle, None, as in Horovod.
+    A second call for the same handle, or an unknown handle, returns None, as in Horovod.
     Raises HorovodInternalError if the operation failed.
     """
     found = _under_way.get(handle)

@@ -9,11 +9,11 @@ from hvdkit.torch.ops import allreduce
 
 
 class Mean:
-    """Average a value over all samples of all ranks, in float64, also where ranks have unequal shards or none.
+    """Average a value over all samples of all ranks, in float64. Ranks may have different numbers of samples, or none.
 
-    `mean.update(loss.detach(), len(batch))` after each batch, then `mean.compute()` on every rank.
+    Call `mean.update(loss.detach(), len(batch))` after each batch, then `mean.compute()` on every rank.
 
-    name: what the reduction is called in errors and timelines; the same on every rank.
+    name: of the allreduce, in errors and timelines; the same on every rank.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -24,7 +24,7 @@ class Mean:
     def update(self, value: torch.Tensor | float, count: int = 1) -> None:
         """Add the average of `count` samples.
 
-        value: one number; as a tensor it stays on its device, so that a CUDA stream is not waited for.
+        value: one number, or a tensor of shape (); it stays on its device, so the call does not wait for a CUDA stream.
         """
         if isinstance(value, torch.Tensor):
             value = value.detach().to(torch.float64)

@@ -1,15 +1,18 @@
 """Collectives. Horovod's names, arguments and meanings.
 
-All of them: tensors are of a dtype that allreduce() takes, or float8 where nothing is reduced, on any device,
-contiguous or not. A call whose name ends in an underscore overwrites them. One with _async returns a handle for poll()
-and synchronize(), and the tensors must be left alone until synchronize(). name: the operation's, the same on all ranks;
-without one calls of a kind are matched in their order. process_set: the ranks that take part; each of them makes the
-same call. Raised at once: NotInitializedError before init(), ValueError on a rank outside of the set, for arguments
-that cannot be used and for a name that is under way, TypeError for a dtype that cannot be sent. Raised when the ranks
-have been asked: HorovodInternalError on each where they disagree about dtype, shape, op, factors or root.
+Tensors may be on any device, contiguous or not, of any dtype that allreduce() takes; float8 only where nothing is
+reduced. A call whose name ends in an underscore overwrites its tensors. A call with _async returns a handle for poll()
+and synchronize(); do not read or change the tensors before synchronize() has returned.
+
+name: of the operation, the same on all ranks; without a name, calls of one kind are matched in the order of the calls.
+process_set: the ranks that take part; each of them makes the same call.
+
+Raised at once: NotInitializedError before init(), ValueError on a rank outside of the set, for invalid arguments and
+for the name of an operation that is not complete, TypeError for a dtype that cannot be sent. Raised after the ranks
+have compared their calls: HorovodInternalError on every rank if they disagree about dtype, shape, op, factors or root.
 
 A call is written once, as a function that returns a Collective, and its forms follow from that (forms.py). Where the
-call that waits takes a compression, or returns something else, that function stands for the other forms alone.
+blocking call takes a compression, or returns something else, that function is used for the other forms only.
 """
 
 from __future__ import annotations
@@ -85,20 +88,21 @@ def allreduce(
 ) -> torch.Tensor:
     """Reduce a tensor over all ranks; every rank gets the result, in a new tensor of the same shape and dtype.
 
-    tensor: any shape, of dtype uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64,
-    complex64 or complex128 (not for Min and Max), or bool (for Min, Max, Sum and Product, which are its "and" and
-    "or"); shape and dtype the same on all ranks; left as it is. float8 is moved by the other collectives, and not
-    reduced. Averages of integers are exact, whatever their sum comes to, and drop the fraction; sums of integers wrap.
-    float16 and bfloat16 are summed in float32.
-    op: Average (the default), Sum, Min, Max, Product or, for floating point, Adasum. average: the older way to say
-    Average or Sum. name: the same on all ranks; without one calls are matched in their order.
-    compression: what is sent instead of float32 and float64. prescale_factor, postscale_factor: multiplied with before
-    and after. process_set: the ranks that take part.
+    tensor: any shape; shape and dtype the same on all ranks. It is not changed. dtype: uint8 int8 uint16 int16 uint32
+    int32 uint64 int64 float16 bfloat16 float32 float64; complex64 and complex128 except for Min and Max; bool for Min
+    and Product (and), Max and Sum (or). float8 cannot be reduced. float16 and bfloat16 are summed in float32. Sums of
+    integers wrap on overflow; averages of integers are exact and drop the fraction.
+    average: Horovod's older argument; True for op=Average, False for op=Sum.
+    name: of the operation, the same on all ranks; without a name, calls are matched in the order of the calls.
+    compression: the dtype that is sent instead of float32 and float64.
+    op: Average (the default), Sum, Min, Max, Product or, for floating-point dtypes, Adasum.
+    prescale_factor, postscale_factor: the tensor is multiplied by them before and after the reduction.
+    process_set: the ranks that take part.
     Differentiable for Average and Sum: the gradient is reduced in the same way.
 
-    Raises NotInitializedError before init(), ValueError on a rank outside of the set, for a name that is under way, and
-    for both `average` and `op`; TypeError for a dtype that cannot be sent or reduced so; HorovodInternalError on every
-    rank where shapes, dtypes, ops or factors disagree, or a rank has left.
+    Raises NotInitializedError before init(); ValueError on a rank outside of the set, for the name of an operation that
+    is not complete, and for both `average` and `op`; TypeError for a dtype that cannot be sent, or not with this op;
+    HorovodInternalError on every rank if shapes, dtypes, ops or factors differ between ranks, or a rank has left.
     """
     if compression is Compression.none:
         return _allreduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
@@ -117,16 +121,16 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Reduce several tensors as one operation, none before all of them are there on all ranks; returns new tensors.
+    """Reduce several tensors as one operation, which starts when all ranks have called it; returns new tensors.
 
-    tensors: at least one, of any shapes and dtypes, the same list on all ranks. All else, and what it raises: as
-    allreduce(); ValueError also for an empty list.
+    tensors: at least one, of any shapes and dtypes, the same list on all ranks. The other arguments, and what it
+    raises: as allreduce(); ValueError also for an empty list.
     """
     return list(
         reduce_compressed(
             compression,
             list(tensors),
-            choose_op(average, op),
+            choose_op(average, op, "grouped_allreduce()"),
             (prescale_factor, postscale_factor),
             process_set.group("grouped_allreduce()").size,
             lambda tensors, op, factors: _grouped_allreduce(tensors, None, name, op, *factors, process_set),
@@ -140,13 +144,14 @@ def allgather(
 ) -> Collective[torch.Tensor]:
     """Concatenate all ranks' tensors along the first dimension, in rank order, into a new tensor.
 
-    tensor: (n, ...), n may differ between ranks and be 0, the other dimensions and the dtype may not; a scalar counts
-    as (1,). The result: (sum of all n, ...), of that dtype: any that allreduce() takes, or a float8.
+    tensor: shape (n, ...). n may differ between ranks and may be 0; the other dimensions and the dtype must be the same
+    on all ranks. A scalar counts as shape (1,). dtype: any that allreduce() takes, or a float8.
+    Returns a tensor of shape (sum of all n, ...) and the same dtype.
     Differentiable: each rank gets the average over ranks of the gradients of its rows, as in Horovod.
 
-    Raises NotInitializedError before init(), ValueError on a rank outside of the set and for a name that is under way,
-    TypeError for a dtype that cannot be sent, HorovodInternalError on every rank where dtypes or dimensions beyond the
-    first disagree, or a rank has left or joined.
+    Raises NotInitializedError before init(); ValueError on a rank outside of the set, and for the name of an operation
+    that is not complete; TypeError for a dtype that cannot be sent; HorovodInternalError on every rank if dtypes or
+    dimensions after the first differ between ranks, or a rank has left or joined.
     """
     return collectives.allgather([tensor], name, process_set, "allgather()", _first)
 
@@ -155,7 +160,7 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Collective[list[torch.Tensor]]:
-    """Concatenate several tensors each, as one operation; returns the list of new tensors.
+    """Gather several tensors as one operation, each as allgather() does; returns the list of new tensors.
 
     tensors: at least one. Shapes, dtypes and what it raises: as allgather(); ValueError also for an empty list.
     """
@@ -171,14 +176,15 @@ grouped_allgather_async = asynchronous(grouped_allgather)
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Collective[torch.Tensor]:
-    """Give every rank a copy of root's tensor, in a new tensor.
+    """Send the tensor of rank root_rank to all ranks; returns a new tensor.
 
-    tensor: any shape and any dtype that allreduce() takes, both the same on all ranks. root_rank: its number in the
-    world, also for a process set. Differentiable: the root gets the average of the gradients, as in Horovod.
+    tensor: any shape and any dtype that allreduce() takes, both the same on all ranks.
+    root_rank: a rank of the whole job, also for a process set.
+    Differentiable: the root gets the average of the gradients, as in Horovod; the other ranks get zeros.
 
-    Raises NotInitializedError before init(), ValueError for a root that is not in the set, on a rank outside of the set
-    and for a name that is under way, TypeError for a dtype that cannot be sent, HorovodInternalError on every rank
-    where shapes, dtypes or roots disagree, or a rank has left or joined.
+    Raises NotInitializedError before init(); ValueError for a root or a rank outside of the set, and for the name of an
+    operation that is not complete; TypeError for a dtype that cannot be sent; HorovodInternalError on every rank
+    if shapes, dtypes or roots differ between ranks, or a rank has left or joined.
     """
     return collectives.broadcast(tensor, root_rank, name, process_set)
 
@@ -201,18 +207,20 @@ alltoall_async = asynchronous(_alltoall)
 def alltoall(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Send each rank its rows of the tensor, and return the rows that came, in rank order.
+    """Send each rank its rows of the tensor, and return the received rows in rank order.
 
-    tensor: (n, ...), the other dimensions and the dtype alike on all ranks. splits: rows for each rank, as a list or a
-    tensor of integers; equal parts if None, and then n divides by the number of ranks (else ValueError).
-    Returns the received rows, in a new tensor; with `splits` given a tuple of them and of how many came from each rank,
-    an int32 tensor (int64 where that is too narrow); alltoall_async() gives the tuple always.
-    Differentiable: gradients go back to where the rows came from.
+    tensor: shape (n, ...); the other dimensions and the dtype must be the same on all ranks. dtype: as for allgather().
+    splits: the number of rows for each rank, shape (size,), a list or tensor of integers. None: equal parts; n must
+    then be a multiple of the number of ranks (else ValueError).
+    Returns the received rows in a new tensor. If `splits` is given, returns a tuple of them and of the number of rows
+    from each rank, an int32 tensor of shape (size,) (int64 if a number exceeds int32). alltoall_async() always
+    returns the tuple.
+    Differentiable: the gradient of each row is sent back to the rank that the row came from.
 
-    Raises NotInitializedError before init(), ValueError on a rank outside of the set, for a name that is under way and
-    for splits that are no whole numbers or sum up to more than n, TypeError for a dtype that cannot be sent (it may be
-    any that allgather() takes), HorovodInternalError on every rank where dtypes or dimensions beyond the first
-    disagree, or a rank has left or joined.
+    Raises NotInitializedError before init(); ValueError on a rank outside of the set, for the name of an operation that
+    is not complete, and for splits that are not integers or whose sum exceeds n; TypeError for a dtype that cannot be
+    sent; HorovodInternalError on every rank if dtypes or dimensions after the first differ between ranks, or a rank has
+    left or joined.
     """
     rows, counts = _alltoall(tensor, splits, name, process_set)
     return rows if splits is None else (rows, counts)
@@ -257,16 +265,20 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Reduce a tensor over all ranks, and give each rank its rows of the result, in a new tensor.
+    """Reduce a tensor over all ranks; each rank gets its rows of the result, in a new tensor.
 
-    tensor: (n, ...), shape and dtype the same on all ranks, any dtype that allreduce() takes; rank i gets n // size
-    rows, and one more if i < n % size. op: Average or Sum. The other arguments: as allreduce()'s.
+    tensor: shape (n, ...); shape and dtype the same on all ranks; any dtype that allreduce() takes. Rank i gets
+    n // size rows, and one more if i < n % size.
+    op: Average or Sum. The other arguments: as for allreduce().
     Differentiable: the gradients of all rows are gathered.
 
-    Raises NotInitializedError before init(), ValueError on a rank outside of the set, for a scalar and for a name that
-    is under way, NotImplementedError for another op, TypeError for a dtype that cannot be reduced so,
-    HorovodInternalError on every rank where shapes, dtypes, ops or factors disagree, or a rank has left or joined.
+    Raises NotInitializedError before init(); ValueError on a rank outside of the set, for a scalar, and for the name of
+    an operation that is not complete; NotImplementedError for another op; TypeError for a dtype that cannot be reduced
+    with this op; HorovodInternalError on every rank if shapes, dtypes, ops or factors differ between ranks, or a rank
+    has left or joined.
     """
+    if compression is Compression.none:
+        return _reducescatter(tensor, name, op, process_set, prescale_factor, postscale_factor)
     return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
 
 
@@ -299,13 +311,16 @@ def grouped_reducescatter(
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str, op: ReduceOp, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Begin to add up sparse tensors of all ranks; calling what is returned waits, and gives the sum, coalesced.
+    """Start to reduce a sparse tensor over all ranks; returns a function that waits and returns the result, coalesced.
 
-    tensor: COO, of the same shape and dtype on all ranks, any number of entries. op: Average or Sum, else ValueError.
-    What it and what is returned raise: as allgather(), which it is made of.
+    tensor: COO format, with the same shape and dtype on all ranks and any number of entries.
+    name: of the operation, the same on all ranks. op: Average or Sum, else ValueError.
+    Both calls raise the errors of allgather(), which carries out the reduction.
     """
     if op not in (Average, Sum):
-        raise ValueError(f"op is {op!r}; sparse tensors are reduced with hvd.Average or hvd.Sum.")
+        raise ValueError(
+            f"sparse_allreduce_async(): op is {op!r}; sparse tensors can be reduced with hvd.Average or hvd.Sum only."
+        )
     local = tensor.coalesce() if not tensor.is_coalesced() else tensor
     indices = allgather_async(local.indices().t().contiguous(), f"{name}.indices", process_set)
     values = allgather_async(local.values(), f"{name}.values", process_set)
@@ -321,7 +336,7 @@ def sparse_allreduce_async(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when every rank of the set has called it.
+    """Wait until every rank of the process set has called barrier().
 
     Raises NotInitializedError before init(), ValueError on a rank outside of the set, HorovodInternalError if a rank
     has left.
@@ -330,17 +345,17 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join(device: int = -1) -> int:
-    """Have no more work: take part in the other ranks' operations with zeros until all ranks have joined.
+    """Contribute zeros to the operations of the other ranks until all ranks have called join().
 
-    For ranks with different numbers of batches: each calls it after its last `optimizer.step()` of an epoch. It takes
-    part in allreduces, barriers and steps of every DistributedOptimizer, those of its process sets too. Averages count
-    all ranks, joined ones as zeros. It changes nothing on this rank: its parameters, gradients and optimizer state stay
-    what they were at its own last step, and the ranks' parameters are no longer equal; as in Horovod, broadcast them
-    from the rank that joined last (`hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.join())`, and
-    broadcast_optimizer_state) before training goes on. How it works: hvdkit/engine/named/joining.py.
+    For ranks with different numbers of batches: each rank calls it after its last `optimizer.step()` of an epoch. A
+    joined rank takes part in allreduces, barriers and steps of every DistributedOptimizer, also in its process sets.
+    Averages still divide by the number of all ranks. A joined rank keeps its parameters, gradients and optimizer state
+    of its own last step, so the parameters differ between ranks afterwards. As in Horovod, broadcast them from the rank
+    that joined last before you continue: `hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.join())`, and
+    broadcast_optimizer_state(). How it works: hvdkit/engine/named/joining.py.
 
-    device: as in Horovod; not needed here. Returns the number of the rank that joined last.
-    Raises NotInitializedError before init(), HorovodInternalError if a rank leaves without joining, RankLostError if
-    one dies. Anything else that the others do meanwhile (allgather, broadcast_object, ...) fails on all of them.
+    device: accepted as in Horovod, and ignored. Returns the rank that joined last.
+    Raises NotInitializedError before init(), HorovodInternalError if a rank leaves without joining, RankLostError if a
+    rank dies. Other operations (allgather, broadcast_object, ...) fail on all ranks while a rank has joined.
     """
     return join_ranks()

@@ -57,8 +57,8 @@ class _Distributed(PlainCopies):
         """
         if self._hvdkit is not None and not self._hvdkit.strategy.overlaps_backward:
             raise AssertionError(
-                f"skip_synchronize() cannot be used with op=hvd.Adasum, nor with any strategy that works in step(), as "
-                f"{type(self._hvdkit.strategy).__name__} does. Leave it out."
+                f"skip_synchronize() cannot be used with op=hvd.Adasum or another strategy that communicates inside "
+                f"step(); this optimizer has the strategy {type(self._hvdkit.strategy).__name__}. Remove the call."
             )
         self._hvdkit_skip = True
         try:
@@ -72,8 +72,8 @@ class _Distributed(PlainCopies):
         self._hvdkit_synchronized = False
         if synchronized and not self._hvdkit_skip and closure is None:
             warnings.warn(
-                "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(). Horovod "
-                "would reduce the gradients twice; hvdkit does not, and needs neither call.",
+                "optimizer.step() was called after optimizer.synchronize() without optimizer.skip_synchronize(). "
+                "Horovod would reduce the gradients twice. hvdkit reduces them once and needs neither call.",
                 stacklevel=2,
             )
         if sync is None:
@@ -101,7 +101,7 @@ class _Distributed(PlainCopies):
         Raises ValueError for less than 1.
         """
         if passes < 1:
-            raise ValueError(f"backward_passes_per_step is {passes}; it must be 1 or more.")
+            raise ValueError(f"set_backward_passes_per_step(): the number of passes is {passes}; it must be 1 or more.")
         if self._hvdkit is not None:
             self._hvdkit.set_passes(passes)
 
@@ -119,23 +119,25 @@ def name_parameters(optimizer: torch.optim.Optimizer, named_parameters: NamedPar
     pairs = list(named_parameters) if named_parameters is not None else []
     if not pairs:
         return numbered
-    if any(not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str) for pair in pairs):
-        raise ValueError(
-            f"named_parameters must be (name, parameter) pairs as model.named_parameters() gives them; "
-            f"it holds {type(pairs[0]).__name__}."
-        )
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise ValueError(
+                f"DistributedOptimizer(): named_parameters must hold (name, parameter) pairs, as "
+                f"model.named_parameters() returns them; it holds a {type(pair).__name__}."
+            )
     repeated = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
     if repeated:
         raise ValueError(
-            f"named_parameters repeats {', '.join(repeated)}. Give the parameters of several models distinct names, "
-            f"e.g. (f'encoder.{{name}}', parameter)."
+            f"DistributedOptimizer(): named_parameters repeats the name {', '.join(repeated)}. If the optimizer trains "
+            f"several models, make the names distinct, e.g. (f'encoder.{{name}}', parameter)."
         )
     ids = {id(parameter) for _, parameter in pairs}
     missing = [name for name, parameter in numbered if id(parameter) not in ids]
     if missing:
         raise ValueError(
-            f"named_parameters leaves out {len(missing)} of the optimizer's {len(numbered)} parameters ({missing[0]} "
-            f"is the first). Pass the named_parameters() of every model that the optimizer trains, or leave it out."
+            f"DistributedOptimizer(): named_parameters lacks {len(missing)} of the optimizer's {len(numbered)} "
+            f"parameters; the first is {missing[0]}. Pass the named_parameters() of every model that the optimizer "
+            f"trains, or omit the argument."
         )
     trained = {id(parameter) for _, parameter in numbered}
     return [(name, parameter) for name, parameter in pairs if id(parameter) in trained]
@@ -162,45 +164,46 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     strategy: Strategy | None = None,
 ) -> Any:
-    """Make an optimizer step on the gradients of all ranks.
+    """Make an optimizer step on the gradients of all ranks, averaged by default.
 
-    The optimizer itself is returned, now of a subclass of its own class and under the same name: its state, parameter
-    groups, hooks and the schedulers that hold it stay what they were.
+    Returns the same object, whose class is now a subclass of its own class with the same name. Its state, parameter
+    groups, hooks and the schedulers that refer to it are not changed.
 
-    named_parameters: model.named_parameters(); gives names to errors and the model's order to the buckets.
-    compression: what is sent between hosts instead of float32; sums are taken in float32. A coding, such as
-    Compression.TopK(0.01), or a mapping from patterns of parameters' names to such, the first that fits.
-    backward_passes_per_step: gradients of so many backward passes are added up before they are reduced; step() may come
-    earlier (the last window of an epoch), and then reduces what is there. As in Horovod they are not divided by it.
-    op: Average or Sum; or Adasum, and then each rank steps by its own gradients and the steps are combined (on the
-    wire in `compression`), so GradScaler, which may skip the step of one rank, does not go with it, and
-    skip_synchronize() is refused. gradient_predivide_factor: the part of the average's division that is done before
-    sending.
-    sparse_as_dense: reduce sparse gradients as dense ones rather than by gathering their rows.
-    groups: parameters whose gradients are reduced together, none before all of the group are there: a list of lists of
-    them (those in no list are sent as without groups), or how many groups to make of them all, in their order. Seldom
-    of use, since buckets are full without. num_groups: the same number under its older name.
-    process_set: ranks that train together; on others the optimizer is left to itself.
-    strategy: what is done instead of `op`, on the wire and beside the optimizer's step: an object of a subclass of
-    hvdkit.engine.strategy.Strategy, on each rank one for each optimizer; not together with op, compression or
-    gradient_predivide_factor. Sparse gradients come to it as dense ones. Its state is saved with its own state_dict().
+    named_parameters: model.named_parameters(). Errors then use these names, and buckets the order of the model.
+    compression: the dtype that is sent between hosts instead of float32; sums are computed in float32. Or a coding,
+    such as Compression.TopK(0.01). Or a mapping from patterns of parameter names to these; the first match counts.
+    backward_passes_per_step: the gradients of so many backward passes are summed before they are reduced. An earlier
+    step() (for example at the end of an epoch) reduces the sum so far. As in Horovod the sum is not divided.
+    op: Average, Sum or Adasum. With Adasum each rank steps on its own gradients, then the steps are combined (sent with
+    `compression`). Neither GradScaler, which may skip the step of one rank, nor skip_synchronize() works with Adasum.
+    gradient_predivide_factor: the part of the division of an average that is done before sending.
+    num_groups: older name for an integer in `groups`.
+    groups: parameters whose gradients are reduced together, when all gradients of the group are ready: a list of lists
+    of parameters (the others are reduced without groups), or the number of groups to form in the order of the
+    parameters. Rarely useful, since buckets are filled without groups.
+    sparse_as_dense: reduce sparse gradients as dense tensors, instead of gathering their rows.
+    process_set: the ranks that train together; on other ranks the optimizer steps on its own gradients.
+    strategy: an object of a subclass of hvdkit.engine.strategy.Strategy that replaces `op`; one object for each
+    optimizer, and not together with op, compression or gradient_predivide_factor. It gets sparse gradients as dense
+    tensors. Save its state with its own state_dict().
 
-    Right without further ado, unlike Horovod: clipping and GradScaler see reduced gradients as soon as backward() has
-    returned, so synchronize() and skip_synchronize() work and are not needed. A parameter that no rank used keeps
-    `grad` None. Every rank calls backward() and step() equally often.
-    Gradients are reduced as long as the optimizer is there: drop it on all ranks at the same point, if at all.
-    A copy (copy.deepcopy, also together with the model) and what pickle or torch.save write is a plain optimizer of its
-    own class: wrap it on all ranks to train it on them.
+    Unlike in Horovod, the gradients are reduced when backward() returns, so clipping and GradScaler see them, and
+    synchronize() and skip_synchronize() are accepted but not needed. The `grad` of a parameter that no rank used stays
+    None. All ranks must call backward() and step() equally often.
+    Gradients are reduced as long as the optimizer exists; if you delete it, delete it at the same point on all ranks.
+    A copy (copy.deepcopy, pickle, torch.save) is a plain optimizer of its own class: wrap it on all ranks to train it.
 
-    Parameters are of any floating-point dtype or complex; those to be trained in float8 are refused with TypeError.
+    Parameters may have any floating-point or complex dtype except float8, which raises TypeError.
 
-    Raises NotInitializedError before init(), ValueError or TypeError for arguments that cannot be used; backward() and
-    step() raise PlanMismatchError if the ranks hold different parameters, RankLostError if a rank has died.
+    Raises NotInitializedError before init(), ValueError or TypeError for invalid arguments. backward() and step() raise
+    PlanMismatchError if the ranks have different parameters, RankLostError if a rank has died.
     """
     named = name_parameters(optimizer, named_parameters)
     runtime = engine.runtime("DistributedOptimizer()")
     if is_wrapped(optimizer):
-        raise ValueError("This optimizer is a DistributedOptimizer already; wrap it once.")
+        raise ValueError(
+            "DistributedOptimizer(): this optimizer is already a DistributedOptimizer. Wrap each optimizer only once."
+        )
     if strategy is None:
         strategy = choose_strategy(op, gradient_predivide_factor, compression, process_set)
         # A process set of one rank stays so, but for elastic jobs; its optimizer is left to itself.
@@ -214,12 +217,17 @@ def DistributedOptimizer(
         }
         refuse_contradictions(strategy, others)
         if any(sync.strategy is strategy for sync in _syncs):
-            raise ValueError(f"This {type(strategy).__name__} serves another optimizer; make one for each.")
+            raise ValueError(
+                f"DistributedOptimizer(): this {type(strategy).__name__} object is already the strategy of another "
+                f"optimizer. Create one strategy object for each optimizer."
+            )
         alone = False
     if isinstance(strategy, AllReduce):
         strategy.options.check_names([name for name, _ in named])
     if backward_passes_per_step < 1:
-        raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}; it must be 1 or more.")
+        raise ValueError(
+            f"DistributedOptimizer(): backward_passes_per_step is {backward_passes_per_step}; it must be 1 or more."
+        )
     group_numbers = number_groups(named, groups, num_groups)
     sync = None
     if process_set.included() and not alone:

@@ -35,8 +35,8 @@ class PlainCopies:
         if vars(self).get("_hvdkit") is not None:  # else it is plain as it is
             own = own_class(self).__name__
             warnings.warn(
-                f"copy.deepcopy() of a DistributedOptimizer makes a plain {own}, whose step() uses this rank's "
-                f"gradients only. To train the copy on all ranks, wrap it with hvd.DistributedOptimizer() on each.",
+                f"copy.deepcopy() of a DistributedOptimizer returns a plain {own}, whose step() uses the gradients of "
+                f"this rank only. To train the copy on all ranks, call hvd.DistributedOptimizer() on it on every rank.",
                 stacklevel=3,
             )
         result = memo[id(self)] = _plain(self)  # first, for what the optimizer holds may refer to it

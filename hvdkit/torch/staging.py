@@ -26,7 +26,11 @@ class PinnedMemory:
         code = int(torch.cuda.cudart().cudaHostRegister(address, host.numel() * host.element_size(), 0))
         self._known[address] = code == 0
         if code:
-            logger.info("bucket memory could not be pinned (cudaHostRegister: %d); copies to the GPU are slower", code)
+            logger.info(
+                "Bucket memory could not be pinned (cudaHostRegister returned error %d). Copies to and from the GPU "
+                "are slower.",
+                code,
+            )
 
     def close(self) -> None:
         """Unpin all of it."""

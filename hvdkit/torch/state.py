@@ -20,13 +20,13 @@ from hvdkit.transport.small_collectives import broadcast_bytes
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: int = 0) -> None:
-    """Overwrite tensors on all ranks with root's, in place.
+    """Overwrite tensors on all ranks with those of rank root_rank, in place.
 
-    params: model.state_dict(), model.named_parameters() or model.parameters(), of any shape and dtype; entries that are
-    no tensors are left alone. Names, shapes and dtypes are the same on all ranks, else HorovodInternalError on every
-    rank, before anything is overwritten.
-    Raises ValueError for a root that does not exist, NotInitializedError before init(), HorovodInternalError also if a
-    rank calls something else in its place, has joined or has left.
+    params: model.state_dict(), model.named_parameters() or model.parameters(), of any shape and dtype. Entries that are
+    not tensors are ignored. Names, shapes and dtypes must be the same on all ranks.
+    Raises ValueError for a root that does not exist, NotInitializedError before init(), HorovodInternalError on every
+    rank, before anything is overwritten, if names, shapes or dtypes differ between ranks, or if a rank calls another
+    operation instead, has joined or has left.
     """
     tensors = [(name, value) for name, value in _entries(params) if isinstance(value, torch.Tensor)]
 
@@ -55,13 +55,14 @@ def _overwrite(transport: Transport, tensor: torch.Tensor, root_rank: int) -> No
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int = 0, model: torch.nn.Module | None = None
 ) -> None:
-    """Give every rank root's optimizer state and options (learning rates and so on).
+    """Send the optimizer state and options (learning rates and so on) of rank root_rank to all ranks.
 
-    Works before and after the first step, also where only root has state (it has loaded a checkpoint); a rank's
-    tensors, of any shape and dtype, land on the device of the parameter that they belong to. Parameter groups have the
-    same sizes on all ranks, else HorovodInternalError on every rank. model: as in Horovod; not needed.
-    Raises ValueError for a root that does not exist, NotInitializedError before init(), HorovodInternalError also if a
-    rank calls something else in its place, has joined or has left.
+    It works before and after the first step, also if only the root has state, because it has loaded a checkpoint.
+    State tensors may have any shape and dtype; they are stored on the device of their parameter.
+    model: accepted as in Horovod, and ignored.
+    Raises ValueError for a root that does not exist, NotInitializedError before init(), HorovodInternalError on every
+    rank if the parameter groups have different sizes, or if a rank calls another operation instead, has joined or has
+    left.
     """
 
     is_root = global_process_set.group("broadcast_optimizer_state()").transport.rank == root_rank

@@ -26,7 +26,7 @@ class TorchAllReduce(AllReduce):
     """
 
     def _open(self, parameters: Parameters, group: Group) -> GradientReducer:
-        binding = runtime.runtime("a reduction of gradients").horovod
+        binding = runtime.runtime("The reduction of gradients").horovod
         if binding is None or binding.framework != "torch":
             return super()._open(parameters, group)
         from hvdkit.torch.direct_gradients import DirectGradients

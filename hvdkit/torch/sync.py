@@ -139,9 +139,10 @@ class GradientSync:
             self._begin_task(task)
         if index in self._summed:
             raise HorovodInternalError(
-                f"The gradient of {self._named[index][0]} was computed more than backward_passes_per_step="
-                f"{self._passes} times before step(); with op=Sum the first part would be counted "
-                f"{self._group.transport.size} times. Raise backward_passes_per_step, or call step()."
+                f"backward() computed the gradient of {self._named[index][0]} more than backward_passes_per_step="
+                f"{self._passes} times before optimizer.step(). With op=hvd.Sum the gradients that are already reduced "
+                f"would be counted {self._group.transport.size} times. Increase backward_passes_per_step, or call "
+                f"optimizer.step() earlier."
             )
         self._written.add(index)
         position = self._position.get(index)
@@ -200,7 +201,7 @@ class GradientSync:
             collective_step(self._group.engine, "sparse_gradients", self._reduce_sparse, name=self.name)
         if not self.strategy.repeatable:
             self._summed |= self._written
-        rank = engine.runtime("a reduction of gradients").world.rank
+        rank = engine.runtime("The reduction of gradients").world.rank
         self._notice.after_reduction(self.strategy.statistics, self._named, rank)
         self._begin_window()
         self._reduced = True

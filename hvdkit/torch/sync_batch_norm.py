@@ -46,7 +46,10 @@ class SyncBatchNorm(_BatchNorm):
         Raises ValueError for a lazy one that has not seen its first batch.
         """
         if isinstance(module, _LazyNormBase):
-            raise ValueError("a lazy batch normalization has no channels yet; convert after the model's first batch.")
+            raise ValueError(
+                f"convert_sync_batchnorm(): {type(module).__name__} does not know its number of channels before the "
+                f"first batch. Pass one batch through the model, then convert it."
+            )
         if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
             made = cls(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
             made.weight, made.bias = module.weight, module.bias
@@ -59,7 +62,10 @@ class SyncBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
-            raise ValueError(f"expected an input of two dimensions or more, (n, channels, ...), got {input.dim()}")
+            raise ValueError(
+                f"SyncBatchNorm: the input must have 2 or more dimensions, (n, channels, ...); its shape is "
+                f"{tuple(input.shape)}."
+            )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The normalized input, of its shape and dtype; collective in training."""
@@ -139,8 +145,8 @@ def _statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
     all_count = int(total[-1])
     if all_count <= 1:
         raise ValueError(
-            f"batch normalization needs more than one value a channel in training; all ranks together have "
-            f"{all_count}, this one's input is {tuple(x.shape)}."
+            f"SyncBatchNorm: training needs more than one value per channel. All ranks together have {all_count}; the "
+            f"input of this rank has shape {tuple(x.shape)}. Use larger batches, or model.eval()."
         )
     mean, square = (total[:-1] / all_count).chunk(2)
     return mean, (square - mean * mean).clamp_(min=0), all_count

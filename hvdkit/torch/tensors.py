@@ -28,8 +28,10 @@ def name_of_dtype(dtype: torch.dtype) -> str:
         return NAMES[dtype]
     except KeyError:
         if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"hvdkit.torch takes torch tensors; this one's dtype is {dtype!r}.") from None
-        raise TypeError(f"{dtype} cannot be sent between ranks; hvdkit sends {', '.join(NAMES.values())}") from None
+            raise TypeError(f"hvdkit.torch takes torch tensors; the dtype of this argument is {dtype!r}.") from None
+        raise TypeError(
+            f"{dtype} cannot be sent between ranks. Cast the tensor to one of {', '.join(NAMES.values())}."
+        ) from None
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

@@ -40,7 +40,9 @@ def split_for_training(
     _check(rank, size)
     left = max(len(order) - start, 0)
     if uneven == "drop" and start == 0 and 0 < left < size:
-        raise ValueError(f"{left} samples cannot be shared by {size} ranks with uneven='drop'; use uneven='pad'")
+        raise ValueError(
+            f"{left} samples are fewer than {size} ranks, so uneven='drop' would leave none; use uneven='pad'"
+        )
     steps = left // size if uneven == "drop" else -(-left // size)
     turns = start + rank + size * np.arange(steps)
     return np.asarray(order[turns % max(len(order), 1)], dtype=np.int64)
@@ -57,5 +59,7 @@ def split_for_evaluation(order: NDArray[Any], *, rank: int, size: int) -> Indice
 
 
 def _check(rank: int, size: int) -> None:
+    if size < 1:
+        raise ValueError(f"size is {size}; it must be 1 or more")
     if not 0 <= rank < size:
-        raise ValueError(f"rank {rank} of {size}: rank must be from 0 to size - 1")
+        raise ValueError(f"rank is {rank}; it must be from 0 to {size - 1} (size is {size})")

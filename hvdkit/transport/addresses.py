@@ -25,8 +25,8 @@ def address_of(interface: str) -> str:
     if address is None:
         there = ", ".join(f"{name} ({_look_up(name) or 'no address'})" for _, name in socket.if_nameindex())
         raise TransportError(
-            f"There is no interface {interface!r} with an IPv4 address on {socket.gethostname()}; it has {there}. "
-            f"Set GLOO_SOCKET_IFNAME (or horovodrun's --network-interfaces) to one that all hosts have."
+            f"Host {socket.gethostname()} has no interface {interface!r} with an IPv4 address; it has {there}. Set "
+            "GLOO_SOCKET_IFNAME (horovodrun: --network-interfaces) to an interface that all hosts have."
         )
     return address
 

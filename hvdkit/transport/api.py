@@ -38,8 +38,9 @@ class Transport(ABC):
 
     backend: what moves bytes where ranks share no memory: "mpi", "gloo", or "none" for one rank.
     local_ranks: how many ranks at most are summed inside a host before the sum crosses to others (1 where nothing is),
-    the same number on all ranks. between: the algorithm of sums between hosts, and what was measured there; None where
-    nothing crosses.
+    the same number on all ranks. shards: into how many parts, at most, a sum is divided that cross to other hosts at
+    once: as many as every host has ranks. between: the algorithm of sums between hosts, and what was measured there;
+    None where nothing crosses.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Transport(ABC):
     rank: int
     size: int
     local_ranks: int = 1
+    shards: int = 1
     arithmetic: Arithmetic
     between: BetweenHosts | None = None
 
@@ -128,7 +130,7 @@ class Transport(ABC):
         TransportError. tag: from 0 to 32767. Raises ValueError for a peer that is no other rank of the group.
         """
         check_message(peer, tag, self.rank, self.size)
-        raise TransportError(f"The {self.name} transport has no messages from rank to rank.")
+        raise self._without_messages()
 
     def ireceive(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
         """Begin to receive the next message from a rank with this tag into `buffer` (n,); not collective. See isend().
@@ -136,7 +138,10 @@ class Transport(ABC):
         Several with one peer and tag are filled in the order of these calls.
         """
         check_message(peer, tag, self.rank, self.size)
-        raise TransportError(f"The {self.name} transport has no messages from rank to rank.")
+        raise self._without_messages()
+
+    def _without_messages(self) -> TransportError:
+        return TransportError(f"The {self.name} transport has no messages from rank to rank.")
 
     @abstractmethod
     def split(self, groups: Groups) -> Transport | None:
@@ -150,12 +155,12 @@ class Transport(ABC):
         """See split(): a transport of these ranks, numbered in the order given."""
         return self.split([ranks])
 
-    @abstractmethod
     def open_mailbox(self) -> Mailbox:
         """Make a way to send short messages between these ranks, in the same order on all of them.
 
         Of a transport that split() has made: it does not wait for the other ranks, messages do. Else collective.
         """
+        raise self._without_messages()
 
     @abstractmethod
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> Buckets:

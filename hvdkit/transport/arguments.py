@@ -8,7 +8,7 @@ from collections.abc import Sequence
 def check_counts(call: str, counts: Sequence[int], size: int, *, total: int | None) -> None:
     """One count from 0 up per rank, together `total` elements (any number if None)."""
     if len(counts) != size or any(count < 0 for count in counts):
-        raise ValueError(f"{call} needs one count from 0 up for each of {size} ranks, not {list(counts)}")
+        raise ValueError(f"{call}: counts is {list(counts)}; it must be {size} numbers from 0 up, one for each rank")
     if total is not None and sum(counts) != total:
         raise ValueError(f"{call} has {total} elements, but the counts {list(counts)} add up to {sum(counts)}")
 
@@ -34,6 +34,6 @@ TAGS = 32768
 def check_message(peer: int, tag: int, rank: int, size: int) -> None:
     """Another rank of the group, and a tag."""
     if not 0 <= peer < size or peer == rank:
-        raise ValueError(f"peer is {peer}; rank {rank} exchanges messages with other ranks from 0 to {size - 1}")
+        raise ValueError(f"peer is {peer}; it must be a rank from 0 to {size - 1} other than this one, {rank}")
     if not 0 <= tag < TAGS:
         raise ValueError(f"tag is {tag}; it must be from 0 to {TAGS - 1}")

@@ -62,7 +62,8 @@ class NumpyArithmetic:
         for source in sources:
             if source.dtype != dtype or source.count != out.count or not fits:
                 raise ValueError(
-                    f"cannot combine {source.count} {source.dtype} into {out.count} {out.dtype}; they must be alike"
+                    f"cannot combine {source.count} {source.dtype} into {out.count} {out.dtype}; counts and dtypes "
+                    "must be equal"
                 )
         check_reduction(dtype, op, "combine")
         check_scale(out.dtype, scale)

@@ -71,21 +71,21 @@ def check_reduction(dtype: str, op: str, call: str) -> None:
     """Raise TypeError where no reduction of the dtype is defined. op: an Op, or "average". call: for the message."""
     if dtype in FLOAT8:
         raise TypeError(
-            f"{call}: op {op} of {dtype} is not defined. With at most 4 bits of mantissa its sums overflow or are lost "
-            "in rounding, and its values mean something only together with each rank's own scale. Cast to bfloat16 or "
-            "float32, reduce, and cast back; broadcast, allgather and alltoall move it as it is."
+            f"{call}: op {op} of {dtype} is not supported. With at most 4 bits of mantissa, sums overflow or are "
+            "lost in rounding, and values of different ranks may have different scales. Cast to bfloat16 or float32, "
+            f"reduce, and cast back. broadcast, allgather and alltoall support {dtype}."
         )
     if dtype in COMPLEX and op in ("min", "max"):
         raise TypeError(
-            f"{call}: op {op} of {dtype} is not defined, as complex numbers have no order. Reduce their magnitudes, or "
-            "real and imaginary parts apart."
+            f"{call}: op {op} of {dtype} is not supported, because complex numbers have no order. Reduce their "
+            "magnitudes, or their real and imaginary parts separately."
         )
 
 
 def check_scale(dtype: str, scale: float) -> None:
     """Raise ValueError for a factor on numbers that are not multiplied with factors."""
     if scale != 1.0 and dtype not in SCALED:
-        raise ValueError(f"cannot scale {dtype} by {scale}; only floating-point buffers are scaled")
+        raise ValueError(f"cannot scale {dtype} by {scale}; only floating-point and complex tensors can be scaled")
 
 
 @dataclass(slots=True, eq=False)
@@ -120,9 +120,9 @@ def as_buffer(array: Array) -> Buffer:
     """
     name = array.dtype.name
     if name not in STORAGE:
-        raise TypeError(f"dtype {array.dtype} cannot be moved; hvdkit moves {', '.join(STORAGE)}")
+        raise TypeError(f"dtype {array.dtype} is not supported; hvdkit supports {', '.join(STORAGE)}")
     if not array.flags.c_contiguous:
-        raise ValueError(f"a contiguous array is needed, this one has strides {array.strides}")
+        raise ValueError(f"the array is not contiguous (strides {array.strides}); pass numpy.ascontiguousarray(array)")
     return Buffer(array.reshape(-1).view(STORAGE[name]), name)
 
 

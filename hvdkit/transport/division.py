@@ -13,7 +13,7 @@ def check_groups(groups: Groups, size: int) -> None:
     ranks = [rank for group in groups for rank in group]
     if not all(groups) or len(set(ranks)) != len(ranks) or not all(0 <= rank < size for rank in ranks):
         raise ValueError(
-            f"groups are made of different ranks from 0 to {size - 1}, not of {[list(group) for group in groups]}"
+            f"groups must consist of different ranks from 0 to {size - 1}, not {[list(group) for group in groups]}"
         )
 
 

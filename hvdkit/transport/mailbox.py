@@ -83,7 +83,7 @@ class OpeningMailbox:
     def _look(self) -> None:
         """End the wait for ranks that will not come."""
         if self._ending or not threading.main_thread().is_alive():
-            raise TransportError("This group was removed while some of its ranks had not used it.")
+            raise TransportError("This process set was removed before all of its ranks had used it.")
         self._check()
 
     def _opened(self) -> Mailbox | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,9 +61,9 @@ def read_part(comm: Any, world: World) -> Part | None:
         return None
     if without_mpi:
         raise ConfigError(
-            f"comm={show_comm(comm)}: a part of the ranks can be a world of its own where MPI has started them, and "
-            f"{world.launcher} has started these {world.size} without MPI. Start the script with hvdrun or mpirun; or "
-            f"leave comm out, and use a process set for some of the ranks."
+            f"comm={show_comm(comm)}: {world.launcher} started these {world.size} ranks without MPI, and only with "
+            "MPI can some of the ranks form a world of their own. Start the script with hvdrun or mpirun, or leave "
+            "out comm and use a process set."
         )
     return Part(ranks, comm if is_communicator(comm) else None)
 
@@ -76,14 +76,15 @@ def ranks_in_job(comm: Any, what: str) -> tuple[int, ...]:
     mpi = load_mpi()
     if comm == mpi.COMM_NULL:
         raise ConfigError(
-            f"{what} is MPI.COMM_NULL: a communicator that has been freed, or one that does not hold this process "
-            f"(rank {mpi.COMM_WORLD.rank} of the job). Only the processes of a communicator pass it; for a process set "
-            f"of some ranks the others pass another one (MPI_Comm_split gives each process one), or all pass its ranks."
+            f"{what} is MPI.COMM_NULL: the communicator was freed, or it does not contain this process (rank "
+            f"{mpi.COMM_WORLD.rank} of the job). Only the processes of a communicator may pass it. For a process "
+            "set, the other processes pass their own communicator (MPI_Comm_split gives each process one), or all "
+            "processes pass the list of its ranks."
         )
     if comm.Is_inter():
         raise ConfigError(
-            f"{what} is an intercommunicator, of {comm.Get_size()} processes and {comm.Get_remote_size()} others. Pass "
-            f"an intracommunicator: that of one side, or of both, as comm.Merge() makes it."
+            f"{what} is an intercommunicator ({comm.Get_size()} local and {comm.Get_remote_size()} remote "
+            "processes). Pass an intracommunicator: that of one of its groups, or comm.Merge() for both."
         )
     group, job = call_mpi("MPI_Comm_group", comm.Get_group), call_mpi("MPI_Comm_group", mpi.COMM_WORLD.Get_group)
     try:
@@ -93,8 +94,9 @@ def ranks_in_job(comm: Any, what: str) -> tuple[int, ...]:
         job.Free()
     if mpi.UNDEFINED in ranks:
         raise ConfigError(
-            f"{what} holds processes that are not in this job's MPI_COMM_WORLD (MPI_Comm_spawn or MPI_Comm_accept has "
-            f"brought them), and hvdkit names ranks by that. Pass one of processes that were started together."
+            f"{what} contains processes that are not in the MPI_COMM_WORLD of this job (from MPI_Comm_spawn or "
+            "MPI_Comm_accept), so they have no rank in the job. Pass a communicator of processes that were started "
+            "together."
         )
     return tuple(ranks)
 
@@ -107,12 +109,12 @@ def _check_ranks(comm: Any) -> tuple[int, ...]:
         ranks = ()
     if not ranks or min(ranks) < 0:
         raise ConfigError(
-            f"comm={show_comm(comm)} is neither a communicator of mpi4py's nor a list of ranks from 0 up. Pass one of "
-            f"these, or None for all ranks."
+            f"comm={show_comm(comm)} is neither an mpi4py communicator nor a list of ranks from 0 up. Pass one of "
+            "these, or None for all ranks."
         )
     twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
     if twice:
-        raise ConfigError(f"comm={show_comm(comm)}: ranks {twice} are there more than once. List each rank once.")
+        raise ConfigError(f"comm={show_comm(comm)} contains the ranks {twice} more than once. List each rank once.")
     return ranks
 
 
@@ -127,5 +129,28 @@ def _job_size(world: World) -> int:
 def show_comm(comm: Any) -> str:
     """Name what was given as a communicator or a list of ranks, for a message."""
     if is_communicator(comm):
-        return f"a communicator of {comm.Get_size()}"
+        return f"a communicator of {comm.Get_size()} processes"
     return repr(list(comm)) if isinstance(comm, Iterable) and not isinstance(comm, (str, bytes)) else repr(comm)
+
+
+def plan_sets_of_comms(members: Sequence[tuple[int, ...]], job_ranks: Sequence[int]) -> list[tuple[int, ...]]:
+    """The ranks of all sets that the ranks' communicators make, in rising order.
+
+    members: of each rank's communicator, in its order, as ranks of the job. job_ranks: of each rank of the world.
+    Raises ValueError where the communicators are not of the world's ranks in its order, or differ on their ranks.
+    """
+    places = {job_rank: rank for rank, job_rank in enumerate(job_ranks)}
+    sets = []
+    for rank, in_job in enumerate(members):
+        ranks = [places.get(job_rank, -1) for job_rank in in_job]
+        others = [other for other in ranks if other >= 0 and members[other] != in_job]
+        if ranks != sorted(set(ranks)) or ranks[0] < 0 or others:
+            other = f"; that of rank {others[0]} holds {list(members[others[0]])}" if others else ""
+            raise ValueError(
+                f"add_process_set(): the communicator of rank {rank} holds the ranks {list(in_job)} of the job{other}. "
+                f"The world holds the ranks {list(job_ranks)}. A communicator must hold ranks of the world, in the "
+                "order of the world, and all of its ranks must pass it. MPI_Comm_split with key=hvd.rank() makes such "
+                "communicators."
+            )
+        sets.append(tuple(ranks))
+    return sorted(set(sets))

@@ -124,10 +124,10 @@ class StepQueue:
         return request
 
     def _step(self) -> bool:
-        """See drive(). What fails is told to those who wait for an operation of the queue."""
+        """See drive(), whose step never raises."""
         try:
             self.advance()
-        except Exception:
+        except Exception:  # advance() keeps it, and each operation of the queue raises it where it is waited for
             return True
         return not self.running
 
@@ -172,7 +172,9 @@ class StepRequest(Request):
 
 def closed_meanwhile() -> TransportError:
     """The error of an operation whose transport has been closed."""
-    return TransportError("The transport was closed before this operation was done. Wait for all requests before that.")
+    return TransportError(
+        "The transport was closed before this request had completed. Wait for all requests before hvd.shutdown()."
+    )
 
 
 # What nobody waits for any more, because it or a step before it failed. It may still write to its memory.

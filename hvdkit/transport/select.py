@@ -57,13 +57,14 @@ def connect(config: Config, part: Part | None = None) -> Connection:
     backend = choose_backend(config.transport, world, mpi_running=runs_mpi())
     if part is not None and config.transport == "single":
         raise ConfigError(
-            f"HVDKIT_TRANSPORT=single is for a process without MPI, and comm names ranks {list(part.ranks)} of an MPI "
-            f"job. Leave one of the two out."
+            f"HVDKIT_TRANSPORT=single is for one process without MPI, but comm selects the ranks {list(part.ranks)} "
+            "of an MPI job. Leave out one of the two."
         )
     if backend == "none" and part is None:
         if world.size > 1:
             raise WorldError(
-                f"HVDKIT_TRANSPORT=single is for one process, and {world.launcher} started {world.size}. Leave it out."
+                f"HVDKIT_TRANSPORT=single is for one process, but {world.launcher} started {world.size}. Leave "
+                "HVDKIT_TRANSPORT out."
             )
         return Connection(dataclasses.replace(world, rank=0, size=1))
     base, abort = find_backend(backend if backend != "none" else "mpi").connect(world, part)
@@ -174,8 +175,8 @@ def choose_transport(wish: str, local_sizes: Sequence[int], backend: str = "mpi"
     size = len(local_sizes)
     if wish == "shared_memory" and local_sizes[0] < size:
         raise TransportError(
-            f"HVDKIT_TRANSPORT=shared_memory is for one host, and {local_sizes[0]} of {size} ranks are on rank 0's. "
-            f"Leave it out, or use hierarchical."
+            f"HVDKIT_TRANSPORT=shared_memory needs all {size} ranks on one host, but only {local_sizes[0]} are on "
+            "the host of rank 0. Leave HVDKIT_TRANSPORT out, or set it to hierarchical."
         )
     if wish != "auto":
         return wish

@@ -79,7 +79,9 @@ class SingleTransport(Transport):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise TransportError("This transport has been closed. Call hvd.init() again, or move the call before.")
+            raise TransportError(
+                "This transport is closed. Call hvd.init() again, or make this call before hvd.shutdown()."
+            )
 
     def _copy(self, buffer: Buffer) -> Buffer:
         self._check_open()

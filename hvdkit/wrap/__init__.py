@@ -1,5 +1,8 @@
 """`hvdrun --wrap python train.py`: a script for one process trains on all ranks, with nothing changed in it.
 
+Experimental: it patches classes of PyTorch and Keras in each rank and reads autograd's internals, so that a new release
+of a framework may break it. What cannot be done exactly is refused with an error that names the script's line.
+
 Imported by hvdkit.startup before the script's first framework; what it does to PyTorch and Keras happens right after
 the script has imported them. Without HVDKIT_WRAP the import does nothing.
 """
@@ -8,7 +11,8 @@ from __future__ import annotations
 
 import sys
 
-from hvdkit.config import parse_bool, read_config, read_environment
+from hvdkit.config import read_config, read_environment
+from hvdkit.setting import parse_bool
 from hvdkit.world import read_world
 
 
@@ -24,7 +28,7 @@ def start() -> None:
     config = read_config()
     session = open_session(config, rank=world.rank, size=world.size)
     if chosen is not None:
-        session.report.say("ranks", "each rank sees one GPU, its own, as cuda:0")
+        session.report.say("ranks", "each rank sees only its own GPU, as cuda:0")
     seeds.seed_alike(config.wrap_seed)
     quiet.hush(world.rank)
     sys.meta_path.insert(0, frameworks.RefuseHorovod())

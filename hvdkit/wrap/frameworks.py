@@ -36,8 +36,8 @@ class RefuseHorovod:
         """See importlib.abc.MetaPathFinder."""
         if name == "horovod" and active() and not asked_by_hvdkit():
             raise refuse(
-                "it imports Horovod, so this is a script for several processes already",
-                "Start it with hvdrun --alias-horovod in place of --wrap.",
+                "the script imports Horovod, so it already trains on several ranks",
+                "Start it with hvdrun --alias-horovod instead of --wrap.",
             )
 
 
@@ -50,8 +50,9 @@ def watch_the_end() -> None:
             return
         if "torch" in sys.modules or "keras" in sys.modules:
             logger.warning(
-                "hvdrun --wrap: no step of a torch optimizer and no fit() of Keras was seen, so nothing was wrapped, "
-                "and every rank did the same. Start it without --wrap, or see what --wrap knows in hvdkit's README."
+                "hvdrun --wrap: the script called neither step() of a torch optimizer nor fit() of Keras. Nothing was "
+                "wrapped, and every rank did the same work. Start the script without --wrap, or see in hvdkit's README "
+                "what --wrap supports."
             )
 
     atexit.register(tell)

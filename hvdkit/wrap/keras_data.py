@@ -33,25 +33,36 @@ def split(model: Any, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if given.get("steps_per_epoch"):
         given["steps_per_epoch"] = -(-given["steps_per_epoch"] // times)
     weighs = _may_weigh(model) and not given.get("class_weight")  # Keras takes one or the other
-    rows = f"the script's, over {size} ranks" if times == 1 else f"{size} of the script's in a step"
+    rows = f"the script's, split over {size} ranks" if times == 1 else f"{size} batches of the script per step"
     with ExitStack() as stack:
         if isinstance(x, keras.utils.PyDataset):
             shuffle, given["shuffle"] = given.get("shuffle", True), False
             given["x"] = _PyDatasetPart(x, times=times, shuffle=bool(shuffle), weighs=weighs)
             yield (
-                "a PyDataset; " + ("batches dealt out" if times > 1 else "each rank reads all and keeps its rows"),
+                "a PyDataset; "
+                + (
+                    "batches are distributed over the ranks"
+                    if times > 1
+                    else "each rank reads every batch and keeps its rows"
+                ),
                 rows,
             )
         elif hasattr(x, "element_spec") and hasattr(x, "cardinality"):
             given["x"] = hvd.shard(x) if times > 1 else split_tf_data(x, rank=hvd.rank(), size=size, weighs=weighs)
-            yield "a tf.data.Dataset; " + ("batches dealt out" if times > 1 else "each rank keeps its rows"), rows
+            yield (
+                "a tf.data.Dataset; "
+                + (
+                    "batches are distributed over the ranks" if times > 1 else "each rank keeps its rows of every batch"
+                ),
+                rows,
+            )
         elif _is_torch_loader(x):
             stack.enter_context(x.batch_sampler.forced())
-            yield "a torch DataLoader, split by rows of each batch", rows
+            yield "a torch DataLoader; the rows of each batch are split over the ranks", rows
         elif _is_generator(x):
             raise refuse(
-                f"fit() is given a {type(x).__name__}, so every rank would train on the same samples",
-                "Give it arrays, a keras.utils.PyDataset, a tf.data.Dataset or a torch DataLoader.",
+                f"fit() gets a {type(x).__name__}, so every rank would train on the same samples",
+                "Pass arrays, a keras.utils.PyDataset, a tf.data.Dataset or a torch DataLoader.",
             )
         else:
             batch = given.pop("batch_size", None) or _FIT_BATCH
@@ -60,10 +71,10 @@ def split(model: Any, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
             shuffle, given["shuffle"] = given.get("shuffle", True), False  # Keras would do it on each rank for itself
             given["x"] = made = _SplitArrays(arrays, batch * times, shuffle=bool(shuffle), weighs=weighs)
             yield (
-                "arrays, split by rows of each batch",
-                f"{batch} rows as in the script"
+                "arrays; the rows of each batch are split over the ranks",
+                f"{batch} rows per step, as in the script"
                 if times == 1
-                else (f"{batch} rows on each rank, {made.batch} in a step"),
+                else (f"{batch} rows on each rank, {made.batch} per step"),
             )
 
 

@@ -34,13 +34,13 @@ def fit(plain: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any
         say = session.report.say
         if not session.report.shown:
             say("ranks", hvd.describe())
-            say("optimizer", f"{type(model.optimizer).__name__}: on the gradients of all ranks")
-            say("data", f"fit() of {line}: {told}; validation, evaluate() and predict() are whole on every rank")
+            say("optimizer", f"{type(model.optimizer).__name__}: steps on the gradients of all ranks")
+            say("data", f"fit() at {line}: {told}; every rank does validation, evaluate() and predict() on all data")
             say("batch", rows)
             say("learning rate", _rates())
-            say("state", "rank 0's weights and optimizer state, to all ranks before the first step")
-            say("metrics", "of fit(): averaged over the ranks at the end of every epoch")
-            say("output", "only rank 0 prints, shows progress and saves models; a file from open() is everyone's")
+            say("state", "weights and optimizer state of rank 0, broadcast to all ranks before the first step")
+            say("metrics", "those of fit() are averaged over all ranks at the end of every epoch")
+            say("output", "only rank 0 prints, shows progress and saves models; every rank writes files from open()")
             session.report.show(here=session.first)
         _vary_dropout(model, session.rank)
         with _under_way():
@@ -62,16 +62,16 @@ def _under_way() -> Iterator[None]:
 def _rates() -> str:
     session = current()
     if not session.multiplies:
-        return "the script's, as all ranks together take its batches"
+        return "the script's, as all ranks together train on its batches"
     warmup = f", after a warm-up of {session.config.wrap_warmup:g} epochs" if session.config.wrap_warmup else ""
-    return f"{session.config.wrap_rate}: times {session.rate_factor:.4g}{warmup}"
+    return f"the script's times {session.rate_factor:.4g} ({session.config.wrap_rate}){warmup}"
 
 
 def _check_loss(model: Any) -> None:
     if any(getattr(one, "reduction", "") == "sum" for one in keras.tree.flatten(getattr(model, "loss", None))):
         raise refuse(
-            "the loss is a sum over the rows of a batch (reduction='sum'), and gradients are averaged over ranks",
-            "Use the mean, reduction='sum_over_batch_size', with a learning rate for that.",
+            "the loss is a sum over the rows of a batch (reduction='sum'), but gradients are averaged over the ranks",
+            "Use the mean, reduction='sum_over_batch_size', and adapt the learning rate.",
         )
 
 
@@ -81,9 +81,7 @@ def _callbacks(model: Any, given: Any) -> list[Any]:
     writers = (kinds.ModelCheckpoint, kinds.TensorBoard, kinds.CSVLogger, kinds.RemoteMonitor)
     for one in own:
         if isinstance(one, kinds.BackupAndRestore):
-            raise refuse(
-                "BackupAndRestore brings back rank 0's epoch on rank 0 alone", "Use ModelCheckpoint and load_model()."
-            )
+            raise refuse("BackupAndRestore restores the epoch on rank 0 only", "Use ModelCheckpoint and load_model().")
     session = current()
     mine = [hvd.callbacks.on_rank_zero(one) if isinstance(one, writers) else one for one in own]
     made = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]

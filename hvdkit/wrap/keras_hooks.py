@@ -54,7 +54,7 @@ def wrap_optimizer(model: Any) -> None:
         if isinstance(getattr(inner, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
             raise refuse(
                 "the optimizer's learning rate is a schedule, which --wrap-batch multiply cannot scale",
-                "Add --wrap-rate keep and scale it in the script, or leave --wrap-batch out.",
+                "Add --wrap-rate keep and scale the schedule in the script, or remove --wrap-batch.",
             )
         optimizer.learning_rate = float(optimizer.learning_rate) * factor
     DistributedOptimizer(optimizer)
@@ -66,7 +66,7 @@ def _refuse_hvdkit() -> None:
     def refusing(*args: Any, **kwargs: Any) -> Any:
         if active() and not asked_by_hvdkit():
             raise refuse(
-                "it calls hvd.init(), so it is written for hvdkit already", "Start it with hvdrun without --wrap."
+                "the script calls hvd.init(), so it already uses hvdkit", "Start it with hvdrun without --wrap."
             )
         return plain(*args, **kwargs)
 

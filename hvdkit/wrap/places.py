@@ -8,6 +8,7 @@ import sys
 import sysconfig
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGES = frozenset(("site-packages", "dist-packages"))
 _NOT_THE_ENGINE = (_HERE + "wrap" + os.sep, _HERE + "startup" + os.sep)
 
 
@@ -27,9 +28,12 @@ def _is_library(name: str) -> bool:
     if name.startswith("<") and name not in ("<string>", "<stdin>"):
         return True
     path = os.path.abspath(name)
+    # By the folder's name, too: a virtual environment may use packages of the system's, or of another environment.
+    if path.startswith(_HERE) or not _PACKAGES.isdisjoint(path.split(os.sep)):
+        return True
     paths = sysconfig.get_paths()
     homes = {paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return path.startswith(_HERE) or any(path.startswith(home + os.sep) for home in homes)
+    return any(path.startswith(home + os.sep) for home in homes)
 
 
 def _short(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What was done to the script: a short table, once, on rank 0."""
+"""The table of --wrap: what was changed in the script's training, shown once, by rank 0."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ class Report:
         from rich.console import Console
         from rich.table import Table
 
+        caption = (
+            "experimental: --wrap patches internals of PyTorch and Keras; check the result with hvdkit compare --wrap"
+        )
         table = Table(title="hvdrun --wrap", title_justify="left", show_header=False)
+        table.caption, table.caption_justify = caption, "left"
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
         for kind, text in self.ordered():

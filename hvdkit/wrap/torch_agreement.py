@@ -54,9 +54,9 @@ def _check() -> None:
     for rank, theirs in enumerate(told):
         if len(theirs) != len(mine) or any(not _close(one, two) for one, two in zip(mine, theirs, strict=False)):
             raise WrapError(
-                f"hvdrun --wrap: after an epoch the parameters of rank {rank} are not those of rank {hvd.rank()}: the "
-                f"script changes gradients or parameters by something that differs between ranks (noise, a number "
-                f"computed from the rows of a rank, a step that is skipped). `hvdkit migrate` shows how to write it "
+                f"hvdrun --wrap: at the end of an epoch, rank {rank} and rank {hvd.rank()} have different parameters. "
+                f"The script changes gradients or parameters by a value that differs between ranks (noise, a number "
+                f"computed from the rows of one rank, a skipped step). `hvdkit migrate` shows how to write the script "
                 f"for several ranks."
             )
 

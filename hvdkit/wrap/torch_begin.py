@@ -125,9 +125,10 @@ def _tell(made: list[Any]) -> None:
     say, session = current().report.say, current()
     say("ranks", hvd.describe())
     for optimizer in made:
-        say("optimizer", f"{type(optimizer).__name__} of {optimizer._hvdkit_line}: on the gradients of all ranks")
+        say("optimizer", f"{type(optimizer).__name__} at {optimizer._hvdkit_line}: steps on the gradients of all ranks")
     names = [type(root).__name__ for root in torch_models.trained_roots(made)]
-    say("state", f"rank 0's {', '.join(names) or 'parameters'} and optimizer state, to all ranks before the first step")
+    held = ", ".join(names) or "parameters"
+    say("state", f"{held} and optimizer state of rank 0, broadcast to all ranks before the first step")
     norms = [
         module
         for root in torch_models.trained_roots(made)
@@ -138,12 +139,12 @@ def _tell(made: list[Any]) -> None:
         joined = session.config.wrap_batch_norm == "all"
         say(
             "batch",
-            "batch normalization is over the rows of all ranks"
+            "batch normalization uses the rows of all ranks"
             if joined
-            else "batch normalization is over the rows of each rank, not as in one process; --wrap-batch-norm all",
+            else "batch normalization uses the rows of each rank, unlike one process; see --wrap-batch-norm",
         )
-    say("output", "only rank 0 prints, shows progress and writes with torch.save; a file from open() is everyone's")
+    say("output", "only rank 0 prints, shows progress and writes with torch.save; every rank writes files from open()")
     say(
         "metrics",
-        "loss.item() is the whole batch's; what else the script computes of a split batch is of rank 0's rows",
+        "loss.item() is the loss of the whole batch; other values from a split batch are of the rows of rank 0",
     )

@@ -136,8 +136,9 @@ class Epoch:
     def _check_use(self) -> None:
         if self._split and torch_weights.passes == self._passes:
             raise refuse(
-                "this DataLoader was read to its end without a backward(), and what came of it is of this rank's rows",
-                "Read it under torch.no_grad() or after model.eval(), and every rank gets all of it.",
+                "the script read this DataLoader to its end without backward(), so the results are of the rows of one "
+                "rank only",
+                "Read it under torch.no_grad() or after model.eval(); then every rank gets all rows.",
                 line=self._line,
             )
 
@@ -163,12 +164,13 @@ def watch() -> None:
             return iterate(self)
         if not batches.begin():
             torch_agreement.before_evaluation()
-            current().report.say("data", f"DataLoader of {self._hvdkit_line}: whole on every rank, for evaluation")
+            current().report.say("data", f"DataLoader at {self._hvdkit_line}: evaluation, every rank reads all rows")
             return iterate(self)
         if getattr(self, "in_order", True) is False:
             raise refuse(
-                "this DataLoader gives batches out of order (in_order=False), so ranks would mix different ones",
-                "Leave in_order out.",
+                "this DataLoader returns batches out of order (in_order=False), so ranks would combine different "
+                "batches",
+                "Remove in_order=False.",
                 line=self._hvdkit_line,
             )
         _tell(self)
@@ -181,14 +183,14 @@ def watch() -> None:
 def _no_rows(loader: Any) -> Exception:
     if isinstance(loader.dataset, IterableDataset):
         return refuse(
-            f"this DataLoader's dataset, {type(loader.dataset).__name__}, is an IterableDataset, so every rank would "
-            f"train on the same samples",
-            "Make it a map-style dataset, or let `hvdkit migrate` show what a script with hvd.rank() in it looks like.",
+            f"the dataset of this DataLoader, {type(loader.dataset).__name__}, is an IterableDataset, so every rank "
+            f"would train on the same samples",
+            "Use a map-style dataset, or run `hvdkit migrate` and select the samples with hvd.rank() and hvd.size().",
             line=loader._hvdkit_line,
         )
     return refuse(
-        "this DataLoader has batch_size=None, so it is not known what the rows of a batch are",
-        "Give it a batch_size, or a batch_sampler.",
+        "this DataLoader has batch_size=None, so --wrap cannot split a batch into rows",
+        "Pass batch_size or batch_sampler to DataLoader().",
         line=loader._hvdkit_line,
     )
 
@@ -197,15 +199,19 @@ def _tell(loader: Any) -> None:
     session, size = current(), current().size
     count = loader.batch_size
     if session.multiplies:
-        rows = f"{count} rows on each rank, {count * size} in a step" if count else f"{size} of the script's in a step"
+        rows = (
+            f"{count} rows on each rank, {count * size} per step" if count else f"{size} batches of the script per step"
+        )
     elif count is None:
-        rows = f"those of the script's batch_sampler, over {size} ranks"
+        rows = f"those of the script's batch_sampler, split over {size} ranks"
     elif count < size:
-        rows = f"{count} rows cannot be split over {size} ranks: every rank computes all of them"
+        rows = f"{count} rows cannot be split over {size} ranks, so every rank computes all of them"
     else:
         parts = sorted({len(plan_share(range(count), rank=rank, size=size).rows) for rank in range(size)})
-        rows = f"{count} rows as in the script: {' or '.join(map(str, parts))} on each rank"
-    session.report.say("data", f"DataLoader of {loader._hvdkit_line}: split by rows of each batch, for training")
+        rows = f"{count} rows per step, as in the script; {' or '.join(map(str, parts))} on each rank"
+    session.report.say(
+        "data", f"DataLoader at {loader._hvdkit_line}: training, the rows of each batch are split over the ranks"
+    )
     session.report.say("batch", rows)
     if isinstance(loader.sampler, RandomSampler):
-        session.report.say("data", "in rank 0's order; dropout and augmentation are drawn by each rank for itself")
+        session.report.say("data", "samples in the order of rank 0; each rank draws its own dropout and augmentation")

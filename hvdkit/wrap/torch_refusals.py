@@ -21,18 +21,28 @@ _OWN = "Start it with hvdrun without --wrap."
 
 def watch() -> None:
     """Refuse these when they are used."""
-    several = "it starts torch.distributed, so it is for several ranks"
+    several = "the script calls torch.distributed.init_process_group(), so it already trains on several ranks"
     if torch.distributed.is_available():
         _refuse(torch.distributed, "init_process_group", several, _CURE)
     parallel = torch.nn.parallel.DistributedDataParallel
-    _refuse(parallel, "__init__", "DistributedDataParallel averages gradients too", _CURE)
-    _refuse(hvd, "init", "it calls hvd.init(), so it is written for hvdkit already", _OWN)
-    _refuse(hvd, "DistributedOptimizer", "it wraps its optimizer itself, so it is written for hvdkit already", _OWN)
+    _refuse(
+        parallel,
+        "__init__",
+        "the script uses DistributedDataParallel, which also averages gradients over the ranks",
+        _CURE,
+    )
+    _refuse(hvd, "init", "the script calls hvd.init(), so it already uses hvdkit", _OWN)
+    _refuse(hvd, "DistributedOptimizer", "the script calls hvd.DistributedOptimizer(), so it already uses hvdkit", _OWN)
     after_import("torch.distributed.fsdp", _refuse_fsdp)
 
 
 def _refuse_fsdp(module: ModuleType) -> None:
-    _refuse(module.FullyShardedDataParallel, "__init__", "FullyShardedDataParallel averages gradients too", _CURE)
+    _refuse(
+        module.FullyShardedDataParallel,
+        "__init__",
+        "the script uses FullyShardedDataParallel, which also averages gradients over the ranks",
+        _CURE,
+    )
 
 
 def _refuse(owner: Any, name: str, what: str, cure: str) -> None:

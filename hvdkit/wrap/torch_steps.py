@@ -61,13 +61,15 @@ def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
     session = current()
     if not session.report.shown:
         if session.multiplies:
-            factor = f"{session.config.wrap_rate}, times {session.rate_factor:.4g} at each step"
+            factor = f"the script's times {session.rate_factor:.4g} ({session.config.wrap_rate}) during each step"
             warmup = f", after a warm-up of {session.config.wrap_warmup:g} epochs" if session.config.wrap_warmup else ""
-            session.report.say("learning rate", factor + warmup + "; the script's own numbers stay what they are")
+            session.report.say("learning rate", factor + warmup + "; the script reads its own values")
         else:
-            session.report.say("learning rate", "the script's, as all ranks together take its batches")
+            session.report.say("learning rate", "the script's, as all ranks together train on its batches")
         if not torch_progress.begun():
-            session.report.say("data", "not split: no batch of a DataLoader; every rank trains on the same rows")
+            session.report.say(
+                "data", "not split, because no batch came from a DataLoader; every rank trains on the same rows"
+            )
         session.report.show(here=session.first)
 
 
@@ -88,9 +90,9 @@ def _check_gradients(optimizer: Any) -> None:
         return
     if any(one.grad is not None for group in optimizer.param_groups for one in group["params"]):
         raise refuse(
-            "this steps on gradients that no backward() has made (they are set by hand, of torch.autograd.grad, say), "
-            "and the ranks have different rows",
-            "Use loss.backward(), or run `hvdkit migrate` on the script and average them with hvd.allreduce.",
+            "optimizer.step() uses gradients that backward() did not compute (for example from torch.autograd.grad()), "
+            "and each rank has computed them from its own rows",
+            "Use loss.backward(), or run `hvdkit migrate` on the script and average them with hvd.allreduce().",
         )
 
 

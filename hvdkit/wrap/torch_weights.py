@@ -42,15 +42,15 @@ def weight_of(loss: Any) -> float:
     kinds = kinds_of(loss, rows=len(share.rows), whole=share.whole)
     if SUM in kinds and len(kinds) > 1:
         raise refuse(
-            "the loss adds a sum over the rows of a batch to a mean over them, or to a penalty on weights, and ranks "
-            "with a part of the rows cannot weigh both",
-            "Make the sum a mean (reduction='mean'), and the learning rate fit.",
+            "the loss adds a sum over the rows of a batch to a mean over them or to a penalty on weights; with rows "
+            "split over ranks no single weight is correct for both terms",
+            "Use the mean in place of the sum (reduction='mean'), and adapt the learning rate.",
         )
     weights = {share.sum_weight if kinds == {SUM} else share.mean_weight for share in _shares.values()}
     if len(weights) > 1:
         raise refuse(
-            "this loss is of batches from several DataLoaders, of which the ranks have unequal parts",
-            "Give them batch sizes that the number of ranks divides, and drop_last=True.",
+            "this loss uses batches of several DataLoaders, and the ranks have unequal parts of these batches",
+            "Use batch sizes that are multiples of the number of ranks, and drop_last=True.",
         )
     _tell(loss, kinds)
     return weights.pop()
@@ -67,13 +67,14 @@ def _tell(loss: Any, kinds: set[str]) -> None:
         return
     if not kinds:
         current().report.say(
-            "loss", "taken for a mean over the rows of a batch; if it is not, this is not what one process does"
+            "loss",
+            "assumed to be a mean over the rows of a batch; any other loss gives other gradients than one process",
         )
     elif kinds == {SUM}:
-        current().report.say("loss", "a sum over the rows of a batch: gradients are added up over the ranks")
+        current().report.say("loss", "a sum over the rows of a batch; gradients are summed over the ranks")
     elif leaves_out(loss):
         current().report.say(
-            "loss", "has class weights or ignored targets; ranks are averaged by rows all the same, not by these"
+            "loss", "has class weights or ignored targets; gradients of ranks are weighted by rows only, not by these"
         )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import resource
 import signal
-import sysconfig
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -143,8 +143,9 @@ def plant_program(folder: Path, name: str, body: str) -> None:
 
 def folders_of(package: str) -> list[Path]:
     """What a package is made of in this environment, and pip's records of it; [] if it is not installed."""
-    here = Path(sysconfig.get_path("purelib"))
-    return [path for path in (here / package, *here.glob(f"{package}-*.dist-info")) if path.is_dir()]
+    sites = [Path(folder) for folder in sys.path if Path(folder).name == "site-packages"]  # a venv may lie over another
+    found = [path for site in sites for path in (site / package, *site.glob(f"{package}-*.dist-info"))]
+    return [path for path in found if path.is_dir()]
 
 
 def _run(lab: Lab, host: str, command: str) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from cluster import network
 from cluster.sshd import write_ssh
 
-from hvdkit.launch.agent.rank import die_with_parent
+from hvdkit.launch.agent.session_reaper import die_with_parent
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -48,7 +48,7 @@ def test_on_healthy_hosts_nothing_is_found_and_a_job_is_timed(lab: Lab) -> None:
 def test_hosts_from_a_file_as_a_table(lab: Lab, tmp_path: Path) -> None:
     file = tmp_path / "hosts.txt"
     file.write_text("node1 slots=1\nnode3 slots=1\n")
-    command: list[str | Path] = [sys.executable, "-m", "hvdkit", "doctor", "--hostfile", file, NO_JOB]
+    command: list[str | Path] = [sys.executable, "-m", "hvdkit", "doctor", "--hostfile", file, NO_JOB, "-v"]
     answer = lab.run("node2", command, env=environment(COLUMNS="160"))
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "shared by all: 10.77.0.0/24 (eth0, enp7s0)" in answer.stdout

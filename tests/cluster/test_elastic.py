@@ -126,8 +126,8 @@ def test_under_mpich_a_job_is_started_again_without_what_it_has_lost(
     errors = str(result["said"])
     assert result["sizes"] == [3, 3 if lost == "rank" else 2] and result["alike"], errors
     assert result["summary"] == pytest.approx(reference(200), abs=1e-12)
-    assert re.match(r"hvdrun: this MPI \(MPICH \S+\) cannot go on without a dead rank: hvdrun starts", errors)
-    assert ("node3 is left out from now on" in errors) == (lost == "host")
+    assert re.match(r"hvdrun: with this MPI \(MPICH \S+\) ranks cannot continue when one dies: hvdrun starts", errors)
+    assert ("node3 is excluded from now on" in errors) == (lost == "host")
     where = "2 ranks on node1:1, node2:1" if lost == "host" else "3 ranks on node1:1, node2:1, node3:1"
     assert f"starting again with {where}, from the last checkpoint" in errors
 
@@ -163,4 +163,4 @@ def test_a_host_that_was_lost_is_used_again_when_it_is_back(lab: Lab, mpich_pyth
     errors = str(result["said"])
     assert result["sizes"] == [3, 2, 3] and result["alike"], errors
     assert result["summary"] == pytest.approx(reference(1200), abs=1e-12)
-    assert "node3 is left out for" in errors and "there is room for 3 ranks" in errors
+    assert "node3 is excluded for" in errors and "the hosts have slots for 3 ranks" in errors

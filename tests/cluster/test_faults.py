@@ -100,7 +100,7 @@ def test_a_stopped_rank_is_told_of_and_does_not_hinder_the_end(lab: Lab) -> None
     with running(lab) as job:
         signal_rank(lab, job, 1, signal.SIGSTOP)
         assert job.process.stderr is not None
-        assert "rank 1 on node2 was stopped by SIGSTOP; to have it go on: kill -CONT" in job.process.stderr.readline()
+        assert "rank 1 on node2 was stopped by SIGSTOP; to continue it: kill -CONT" in job.process.stderr.readline()
         job.process.terminate()
         code, said, _ = job.end(SOON_S)
     assert code == 143, said

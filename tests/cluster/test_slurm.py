@@ -77,7 +77,7 @@ def test_srun_with_a_pmi_that_the_library_lacks_is_an_error_on_every_rank(
     assert said(output) == []
     for rank in range(4):
         assert f"slurm started 4 tasks, this one as rank {rank} on" in output
-    assert output.count("Each rank would train alone. Start it with `srun --mpi=pmix`") == 4
+    assert output.count("Each rank would train alone. Start the script with `srun --mpi=pmix`") == 4
 
 
 def test_a_batch_script_by_itself_is_no_rank(slurm: Slurm, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_job_that_is_warned_saves_is_requeued_and_goes_on_and_one_that_is_canc
     assert "saved, not finished: ended with exit code 75" in output.read_text()
     time.sleep(2)  # within a second it would fail with a revoked credential
     slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-    slurm.wait_for(lambda: re.search(r"going on from (.|\n)*epoch", output.read_text()), 40)
+    slurm.wait_for(lambda: re.search(r"continuing from (.|\n)*epoch", output.read_text()), 40)
     slurm.run("scancel", job)
     slurm.wait_for(lambda: "JobState=CANCELLED" in show() and not slurm.lab.strays(), 30)
     assert "Restarts=1" in show()
@@ -159,6 +159,6 @@ def test_a_job_that_srun_starts_is_started_again_when_a_rank_is_killed(slurm: Sl
     options = f"--launcher srun --elastic --elastic-checkpoints {tmp_path}/kept --elastic-save-s 0"
     code, output = slurm.batch(tmp_path, f"{HVDRUN} {options} {script}", "--nodes=2", "--ntasks-per-node=1")
     assert code == 0, output
-    assert "ranks that srun has started cannot go on without a dead one: hvdrun starts the job again" in output
+    assert "ranks that srun has started cannot continue when one dies: hvdrun starts the job again" in output
     assert "starting again with 2 ranks on node1:1, node2:1, from the last checkpoint" in output
     assert output.count("ends at 40 with 2 ranks, alike: True, learned: True") == 2

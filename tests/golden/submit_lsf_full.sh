@@ -51,7 +51,7 @@ command -v hvdrun >/dev/null || {
 job='' told='' early=''
 pass_on() {
     told=yes
-    if [ -n "$job" ]; then kill -s "$1" "$job" 2>/dev/null; elif [ "$1" = TERM ]; then early=yes; fi
+    if [ -n "$job" ]; then kill -s "$1" "$job" 2>/dev/null; elif [ "$early" != TERM ]; then early=$1; fi
 }
 # The end is near (cancelled, preempted, requeued, out of time): hvdrun ends all ranks, on every node; those
 # that have a handler for it save first.
@@ -63,7 +63,7 @@ trap 'pass_on USR1' USR1
 # Where and how many ranks, hvdrun reads from the allocation.
 hvdrun python train.py --name 'two words' &
 job=$!
-[ -z "$early" ] || kill "$job" # the end came before its number was known
+[ -z "$early" ] || kill -s "$early" "$job" # a signal came before its number was known
 while
     told=''
     wait "$job"

@@ -1,4 +1,7 @@
-"""Habits of Keras 2 which Keras 3 ended, put back where that is safe, for as long as a script runs under the alias."""
+"""Restore what Keras 2 had and Keras 3 has not, where that is safe, for as long as a script runs under the alias.
+
+Experimental: it patches modules and classes of Keras, so that a new release of Keras may break it.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def apply_to_utils(utils: ModuleType) -> None:
 
 def _multi_gpu_model(*_: Any, **__: Any) -> NoReturn:
     raise ImportError(
-        "keras.utils.multi_gpu_model is gone in Keras 3. Leave it out: with hvdrun each GPU has a rank of its own."
+        "keras.utils.multi_gpu_model was removed in Keras 3. Remove the call; hvdrun starts one rank per GPU."
     )
 
 
@@ -61,9 +61,9 @@ def _look_further(module: ModuleType, further: str) -> None:
             found = None
         if found is None:
             raise AttributeError(
-                f"{module.__name__} has no {name!r}, neither in Keras 3 nor in what it keeps of Keras 2"
+                f"{module.__name__} has no {name!r}, neither in Keras 3 nor in its compatibility modules for Keras 2"
             )
-        warn_once(f"{module.__name__}.{name} is one of the things that Keras 3 keeps for tf.keras alone; it is taken.")
+        warn_once(f"Keras 3 has {module.__name__}.{name} only in tf.keras; hvdkit uses that one.")
         return found
 
     module.__getattr__ = find  # type: ignore[method-assign]
@@ -80,12 +80,12 @@ def _set_value(x: Any, value: Any) -> None:
 
 
 def _learning_phase() -> int:
-    warn_once("K.learning_phase() is gone in Keras 3; 0 is given. Write model(x, training=True).")
+    warn_once("K.learning_phase() was removed in Keras 3; it returns 0. Write model(x, training=True).")
     return 0
 
 
 def _set_learning_phase(value: Any) -> None:
-    warn_once(f"K.set_learning_phase({value}) is gone in Keras 3, and does nothing. Write model(x, training=...).")
+    warn_once(f"K.set_learning_phase({value}) was removed in Keras 3 and does nothing. Write model(x, training=...).")
 
 
 def _image_dim_ordering() -> str:
@@ -99,7 +99,7 @@ def _set_image_dim_ordering(order: str) -> None:
 
 
 def _manual_variable_initialization(value: Any) -> None:
-    warn_once("K.manual_variable_initialization() is gone in Keras 3, and does nothing.")
+    warn_once("K.manual_variable_initialization() was removed in Keras 3 and does nothing. Remove the call.")
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -26,7 +26,7 @@ def _patch(kind: Any, name: str) -> None:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         for gone in _GONE.get(name, ()):
             if gone in kwargs:
-                warn_once(f"The argument {gone}= of {name} is gone in Keras 3, and is left out.")
+                warn_once(f"{name}({gone}=...) was removed in Keras 3; the argument is ignored.")
                 del kwargs[gone]
         if name in _RENAMED:
             old, new = _RENAMED[name]

@@ -20,7 +20,10 @@ def _patch(kind: Any, name: str) -> None:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         left_out = not args and kwargs.get("initial_lr") is None
         if left_out:
-            warn_once(f"{name} was given no initial_lr, which Horovod wants since 0.20; the optimizer's is taken.")
+            warn_once(
+                f"{name}() has no initial_lr, which Horovod requires since 0.20; hvdkit uses the learning rate of the "
+                f"optimizer."
+            )
             kwargs["initial_lr"] = 1.0
         own(self, *args, **kwargs)
         self._hvdkit_left_out = left_out or getattr(self, "_hvdkit_left_out", False)

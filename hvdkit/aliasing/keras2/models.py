@@ -41,7 +41,7 @@ def _compile(keras: ModuleType, own: Callable[..., Any]) -> Callable[..., Any]:
     def compile(self: Any, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> Any:
         for name in _COMPILE:
             if name in kwargs:
-                warn_once(f"compile({name}=...) means nothing in Keras 3, and is left out.")
+                warn_once(f"compile({name}=...) was removed in Keras 3; the argument is ignored.")
                 del kwargs[name]
         if "experimental_steps_per_execution" in kwargs:
             kwargs["steps_per_execution"] = kwargs.pop("experimental_steps_per_execution")
@@ -68,10 +68,12 @@ def translate(method: str, given: dict[str, Any]) -> dict[str, Any]:
     given = dict(given)
     for name in _QUEUE:
         if name in given:
-            warn_once(f"{method}({name}=...) is gone in Keras 3, and is left out; a PyDataset takes workers itself.")
+            warn_once(
+                f"{method}({name}=...) was removed in Keras 3; the argument is ignored. Pass workers to the PyDataset."
+            )
             del given[name]
     if "nb_epoch" in given:
-        warn_once("fit(nb_epoch=...) is epochs= in Keras 3, and taken as that.")
+        warn_once("fit(nb_epoch=...) was renamed in Keras 3; hvdkit passes it as epochs=.")
         given["epochs"] = given.pop("nb_epoch")
     for name in _STEPS:
         value: Any = given.get(name)
@@ -79,14 +81,14 @@ def translate(method: str, given: dict[str, Any]) -> dict[str, Any]:
             continue
         whole = int(value)  # a float, or what broadcast() and NumPy give
         if isinstance(value, float):
-            warn_once(f"{method}({name}={value!r}): Keras 3 wants a whole number; {whole} is taken.")
+            warn_once(f"{method}({name}={value!r}): Keras 3 requires an integer; hvdkit uses {whole}.")
         given[name] = whole
     return given
 
 
 def _generator(name: str, method: str) -> Callable[..., Any]:
     def run(self: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
-        warn_once(f"model.{name}() is {method}() in Keras 3, and taken as that.")
+        warn_once(f"model.{name}() was removed in Keras 3; hvdkit calls model.{method}() instead.")
         given = dict(zip(_ORDER[name], args, strict=False))
         if method != "fit" and "verbose" not in given:
             kwargs.setdefault("verbose", 0)  # the generators' methods were silent
@@ -108,18 +110,18 @@ _GENERATORS = {name: _generator(name, name.partition("_")[0]) for name in _ORDER
 
 
 def _predict_classes(self: Any, x: Any, batch_size: int | None = None, verbose: Any = 0) -> Any:
-    warn_once("model.predict_classes() is gone in Keras 3; the greatest of predict() is taken.")
+    warn_once("model.predict_classes() was removed in Keras 3; hvdkit uses the argmax of model.predict().")
     scores = self.predict(x, batch_size=batch_size, verbose=verbose)
     return scores.argmax(axis=-1) if scores.shape[-1] > 1 else (scores > 0.5).astype("int32")
 
 
 def _predict_proba(self: Any, x: Any, batch_size: int | None = None, verbose: Any = 0) -> Any:
-    warn_once("model.predict_proba() is gone in Keras 3; predict() is taken.")
+    warn_once("model.predict_proba() was removed in Keras 3; hvdkit calls model.predict() instead.")
     return self.predict(x, batch_size=batch_size, verbose=verbose)
 
 
 def _reset_states(self: Any) -> None:
-    warn_once("model.reset_states() is gone in Keras 3; the layers' reset_state() are called.")
+    warn_once("model.reset_states() was removed in Keras 3; hvdkit calls reset_state() of each stateful layer.")
     for layer in self._flatten_layers(include_self=False):
         reset = getattr(layer, "reset_state", None) or getattr(layer, "reset_states", None)
         if reset is not None and getattr(layer, "stateful", False):
@@ -127,7 +129,7 @@ def _reset_states(self: Any) -> None:
 
 
 def _reset_metric(self: Any) -> None:
-    warn_once("reset_states() of a metric is reset_state() in Keras 3, and taken as that.")
+    warn_once("metric.reset_states() was renamed in Keras 3; hvdkit calls metric.reset_state() instead.")
     self.reset_state()
 
 

@@ -87,7 +87,9 @@ class OldModule(ModuleType):
             for module in modules:
                 if hasattr(module, wanted):
                     return getattr(module, wanted)
-        raise AttributeError(f"{self.__name__} was a module of Keras 2, and Keras 3 has no {name!r} in its place.")
+        raise AttributeError(
+            f"{self.__name__} is a module of Keras 2, and Keras 3 has no replacement for its {name!r}."
+        )
 
 
 class _Finder:

@@ -19,7 +19,7 @@ class Variables(list[Any]):
 
     def __call__(self) -> Variables:
         """The list itself."""
-        warn_once("optimizer.variables() is a list in Keras 3, and taken as before. Write optimizer.variables.")
+        warn_once("optimizer.variables is a list in Keras 3; hvdkit also accepts the call. Write optimizer.variables.")
         return self
 
 
@@ -51,11 +51,11 @@ def apply(keras: ModuleType) -> None:
         return {**own_config(self), **({"decay": decay} if decay else {})}
 
     def get_rate(self: Any) -> Any:
-        warn_once("optimizer.lr is learning_rate in Keras 3, and taken as that. Write optimizer.learning_rate.")
+        warn_once("optimizer.lr was renamed in Keras 3; hvdkit uses optimizer.learning_rate instead.")
         return self.learning_rate
 
     def set_rate(self: Any, value: Any) -> None:
-        warn_once("optimizer.lr is learning_rate in Keras 3, and taken as that. Write optimizer.learning_rate.")
+        warn_once("optimizer.lr was renamed in Keras 3; hvdkit uses optimizer.learning_rate instead.")
         self.learning_rate = value
 
     base.__init__ = __init__
@@ -79,15 +79,15 @@ def translate(learning_rate: Any, given: dict[str, Any]) -> tuple[Any, dict[str,
     given = dict(given)
     for name in _IDLE:
         if given.pop(name, None) is not None:
-            warn_once(f"The optimizers' argument {name}= is gone in Keras 3, and left out.")
+            warn_once(f"The optimizer argument {name}= was removed in Keras 3; it is ignored.")
     if "lr" in given:
         learning_rate = given.pop("lr")
-        warn_once("The optimizers' argument lr= is learning_rate= in Keras 3, and taken as that.")
+        warn_once("The optimizer argument lr= was renamed in Keras 3; hvdkit passes it as learning_rate=.")
     decay = float(given.pop("decay", None) or 0.0)
     if decay:
         warn_once(
-            "The optimizers' argument decay= is gone in Keras 3; the rate is divided by 1 + decay * iterations, as "
-            "Keras 2 did. Write keras.optimizers.schedules.InverseTimeDecay."
+            "The optimizer argument decay= was removed in Keras 3; hvdkit divides the learning rate by "
+            "1 + decay * iterations, as Keras 2 did. Write keras.optimizers.schedules.InverseTimeDecay."
         )
     if isinstance(learning_rate, numbers.Real) and not isinstance(learning_rate, float):
         learning_rate = float(learning_rate)  # Keras 3 takes neither 1 nor a float32 of numpy
@@ -104,7 +104,7 @@ def _set_weights(self: Any, weights: Any) -> None:
     if len(weights) == len(variables) - 1:
         variables = [variable for variable in variables if variable is not self._learning_rate]
     if len(weights) != len(variables):
-        raise ValueError(f"set_weights() got {len(weights)} arrays for the optimizer's {len(variables)} variables.")
+        raise ValueError(f"set_weights() got {len(weights)} arrays, but the optimizer has {len(variables)} variables.")
     for variable, value in zip(variables, weights, strict=True):
         variable.assign(value)
 
@@ -115,7 +115,7 @@ def apply_to_legacy(legacy: ModuleType) -> None:
 
     def find(name: str) -> Any:
         warn_once(
-            f"keras.optimizers.legacy.{name} is gone in Keras 3; it is keras.optimizers.{name}, and taken as that."
+            f"keras.optimizers.legacy.{name} was removed in Keras 3; hvdkit uses keras.optimizers.{name} instead."
         )
         return getattr(optimizers, name)
 

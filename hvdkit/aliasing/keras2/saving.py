@@ -39,15 +39,19 @@ def _save_weights(own: Callable[..., Any]) -> Callable[..., Any]:
     def save_weights(self: Any, filepath: Any, overwrite: bool = True, **kwargs: Any) -> Any:
         path = os.fspath(filepath)
         if kwargs.pop("save_format", None) or kwargs.pop("options", None):
-            warn_once("save_weights(save_format=...) is gone in Keras 3; the file's name decides.")
+            warn_once("save_weights(save_format=...) was removed in Keras 3; the extension of the file name decides.")
         if path.endswith((_WEIGHTS, ".json")):
             return own(self, path, overwrite=overwrite, **kwargs)
         if not _is_old_weights(path):
             warn_once(
-                f"save_weights({path!r}): Keras 3 writes no checkpoints of TensorFlow; {path}{_WEIGHTS} is written."
+                f"save_weights({path!r}): Keras 3 does not write TensorFlow checkpoints; hvdkit writes "
+                f"{path}{_WEIGHTS} instead."
             )
             return own(self, path + _WEIGHTS, overwrite=overwrite, **kwargs)
-        warn_once(f"save_weights({path!r}): Keras 3 wants {_WEIGHTS}; the file is written in Keras 2's form.")
+        warn_once(
+            f"save_weights({path!r}): Keras 3 requires the extension {_WEIGHTS}; hvdkit writes the file in the format "
+            f"of Keras 2."
+        )
         h5py = importlib.import_module("h5py")
         form = importlib.import_module("keras.src.legacy.saving.legacy_h5_format")
         with h5py.File(path, "w") as file:
@@ -83,9 +87,11 @@ def _save(own: Callable[..., Any]) -> Callable[..., Any]:
         path = os.fspath(filepath)
         kind = kwargs.pop("save_format", None)
         if kind is not None:
-            warn_once("save(save_format=...) is gone in Keras 3; the file's name decides.")
+            warn_once("save(save_format=...) was removed in Keras 3; the extension of the file name decides.")
         if not path.endswith((".keras", *_OLD)):
-            warn_once(f"save({path!r}): Keras 3 writes a file and no SavedModel; {path.rstrip('/')}.keras is written.")
+            warn_once(
+                f"save({path!r}): Keras 3 does not write a SavedModel; hvdkit writes {path.rstrip('/')}.keras instead."
+            )
             path = f"{path.rstrip('/')}.keras"
         return own(self, path, *args, **kwargs)
 
@@ -120,7 +126,7 @@ def _patch_checkpoint(kind: Any) -> None:
             self.filepath = path if only or path.endswith(_OLD) else f"{path}.keras"
         self._hvdkit_period = period
         if period > 1:
-            warn_once(f"ModelCheckpoint(period={period}) is gone in Keras 3, and done as before.")
+            warn_once(f"ModelCheckpoint(period=...) was removed in Keras 3; hvdkit still saves every {period} epochs.")
 
     def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> None:
         if (epoch + 1) % getattr(self, "_hvdkit_period", 1) == 0:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from hvdkit.engine.named.integers import multiply
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.buffer import STORAGE, Buffer
 
+REDUCTIONS = frozenset({"allreduce", "reducescatter"})
+#: Operations whose results are in the arrays that they are given; of the others they are new ones.
+IN_PLACE = frozenset({"allreduce", "broadcast"})
 #: What Horovod reduces, but has no reducescatter of.
 _NOT_SCATTERED = frozenset({"int8", "uint8"})
 #: What Horovod's core moves in each framework; the bits of others as integers of that width, or as pairs.
@@ -41,72 +44,78 @@ class Call:
     splits: Sequence[int] = ()
 
 
-class Request(Protocol):
-    """An operation that Horovod has taken; a concurrent.futures.Future is one."""
+class Request(NamedTuple):
+    """An operation that Horovod has taken.
 
-    def done(self) -> bool:
-        """Would result() return at once? Never waits."""
+    done: would result() return at once? Never waits. result: gives the results; blocks. Raises HorovodInternalError
+    (hvdkit's) if the operation failed.
+    """
 
-    def result(self) -> list[Any]:
-        """The results; blocks. Raises HorovodInternalError (hvdkit's) if the operation failed."""
+    done: Callable[[], bool]
+    result: Callable[[], list[Any]]
 
 
 class Binding(ABC):
     """Horovod's core by way of one framework; module, mpi_ops, elastic: the modules of Horovod's for it.
 
-    framework: its name. reduced: the dtypes that allreduce takes. basics: Horovod's object of that name: ranks, what
-    was built, timeline. changes: its notification manager, which hears of changes of the world. prefix: of the names of
-    all operations.
+    framework: its name. reduced: the dtypes that allreduce takes. most_names: see Naming. basics: Horovod's object of
+    that name: ranks, what was built, timeline. changes: its notification manager, which hears of changes of the world.
+    prefix: of the names of all operations.
     """
 
     framework: str
     reduced: frozenset[str]
+    most_names = 0
 
     def __init__(self, module: Any, mpi_ops: Any, elastic: Any) -> None:
-        self.module, self.basics, self.prefix = module, mpi_ops._basics, ""
+        self.module, self._mpi_ops, self.basics, self.prefix = module, mpi_ops, mpi_ops._basics, ""
         self.changes: Any = elastic.notification_manager
 
     @abstractmethod
     def start(self, call: Call, arrays: Sequence[Any]) -> Request:
         """Begin an operation on contiguous arrays, of the host's memory or the framework's tensors.
 
-        One array, or several of an allreduce, which is done as one. What allreduce and broadcast give is in the arrays
-        themselves; of the others Request.result() gives new ones, and of an alltoall also the rows from each rank.
+        One array, or several of an allreduce, which is done as one. Results that are not IN_PLACE are those of
+        Request.result(), of an alltoall also the rows from each rank.
         Raises HorovodInternalError if Horovod refuses it.
         """
 
-    def prepare(self, call: Call, like: Any) -> Callable[[Any], Request]:
-        """A function that begins this allreduce (sum or average) of a tensor like this one, in place, in many calls."""
-        return lambda array: self.start(call, [array])
+    def invoke(self, function: str, call: Call, tensors: Sequence[Any], splits: Sequence[Any], **options: Any) -> Any:
+        """Call Horovod's function of this name on tensors of the framework.
 
-    def arguments(self, call: Call) -> dict[str, Any]:
-        """What Horovod's functions for an operation are given besides arrays, in every framework."""
-        arguments = {"name": call.name, "process_set": call.process_set}
+        function: with {} for what comes before the kind where several tensors are reduced as one. splits: of an
+        alltoall, one tensor. options: what only this framework's functions take.
+        """
+        options.update(name=call.name, process_set=call.process_set)
         if call.kind == "broadcast":
-            arguments["root_rank"] = call.root
-        elif call.kind in ("allreduce", "reducescatter"):
+            options["root_rank"] = call.root
+        elif call.kind in REDUCTIONS:
             op = getattr(self.module, call.op.capitalize())
-            arguments.update(op=op, prescale_factor=call.prescale, postscale_factor=call.postscale)
-        return arguments
+            options.update(op=op, prescale_factor=call.prescale, postscale_factor=call.postscale)
+        several = len(tensors) > 1
+        inputs = [tensors] if several else tensors
+        return getattr(self._mpi_ops, function.format("grouped_" * several))(*inputs, *splits, **options)
 
     def check_reduced(self, kind: str, dtype: str) -> None:
         """Raise TypeError for an allreduce or a reducescatter of a dtype that Horovod's core does not add."""
         known = self.reduced if kind == "allreduce" else self.reduced - _NOT_SCATTERED
         if dtype not in known:
             raise TypeError(
-                f"{kind} of {dtype}: Horovod's core, which is the engine here, reduces {', '.join(sorted(known))} "
-                f"only. Cast the tensor, or take hvdkit's own engine (HVDKIT_ENGINE=native)."
+                f"{kind}: Horovod's core (the engine of this job) cannot reduce {dtype}, only "
+                f"{', '.join(sorted(known))}. Cast the tensor, or use the native engine (HVDKIT_ENGINE=native)."
             )
 
-    def numbers_of(self, buffer: Buffer, shape: Sequence[int]) -> Any:
-        """The buffer's memory in that shape, as a dtype that Horovod knows: bits are moved as integers of that width.
+    def numbers_of(self, buffer: Buffer, shape: Sequence[int], kind: str) -> Any:
+        """The buffer's memory in that shape, for an operation of this kind, as a dtype that Horovod knows.
 
-        Of complex128 as pairs: (*shape, 2).
+        Bits that are only moved as integers of that width, of complex128 as pairs: (*shape, 2). Raises as
+        check_reduced() does.
         """
+        if kind in REDUCTIONS:
+            self.check_reduced(kind, buffer.dtype)
         pairs = (2,) if buffer.dtype == "complex128" else ()
-        array = buffer.array
-        if buffer.dtype not in _MOVED:
-            array = self.view(array, _INTEGERS[STORAGE[buffer.dtype].itemsize])
+        known = _INTEGERS[STORAGE[buffer.dtype].itemsize]
+        array = buffer.array if buffer.dtype in _MOVED else self.view(buffer.array, known)
         return array.reshape((*shape, *pairs))
 
     def buffer_of(self, array: Any, like: Buffer) -> Buffer:
@@ -137,4 +146,4 @@ class Binding(ABC):
                 last.set_exception(self.explain(error))
 
         threading.Thread(target=take_part, name="hvdkit-join", daemon=True).start()
-        return last
+        return Request(last.done, last.result)

@@ -11,7 +11,6 @@ from hvdkit.engine.horovod.transport import HorovodTransport
 from hvdkit.engine.named.joining import Joining
 from hvdkit.engine.named.operation import JOIN, JOINING, Action, Announcement, Operation
 from hvdkit.engine.naming import SHUT_DOWN, Naming
-from hvdkit.engine.observe.stragglers import Window
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.polling import Backoff
@@ -24,7 +23,7 @@ class HorovodEngine(Naming):
     transport: of that set. hosts, ranks, job_ranks: see Naming. Horovod itself reports what stalls.
     """
 
-    notice_s = float("inf")
+    stall_report = None
     stopped = False  # Horovod ends operations by itself
 
     def __init__(
@@ -39,12 +38,10 @@ class HorovodEngine(Naming):
         assert isinstance(transport, HorovodTransport)
         self.transport, self.joining = transport, Joining()
         self.takes_tensors = transport.binding.framework == "torch"
+        self.most_names = transport.binding.most_names
         self._running: dict[str, Running] = {}
         self._lock = threading.RLock()
         self._closed = False
-
-    def report_window(self, window: Window) -> None:
-        """See Engine. Nothing but collectives reaches the first rank, so it is not told."""
 
     def submit(self, name: str, asked: Announcement, buffers: Sequence[Any]) -> Operation:
         """Begin an operation; it is done some time after every rank has begun it.
@@ -89,7 +86,7 @@ class HorovodEngine(Naming):
         steps = [step.decode() for step in gather_bytes(self.transport, mine.encode())]
         if len(set(steps)) > 1:
             differences = "; ".join(f"{self.who(rank)}: {step}" for rank, step in enumerate(steps))
-            raise HorovodInternalError(f"The ranks have come to different steps under the name {name}: {differences}.")
+            raise HorovodInternalError(f"The ranks called different operations as {name}: {differences}.")
 
     def wait(self, operation: Operation) -> None:
         """Return when the operation is done; raises what it failed with."""
@@ -101,8 +98,7 @@ class HorovodEngine(Naming):
 
     def drive(self) -> bool:
         """Look at what has become ready; True if anything has."""
-        moved = [self._take(operation) for operation in list(self._running.values())]
-        return any(moved)
+        return sum(map(self._take, list(self._running.values()))) > 0
 
     def _take(self, operation: Any) -> bool:
         with self._lock:
@@ -128,10 +124,6 @@ class HorovodEngine(Naming):
             operation.requests = [self.transport.binding.join()]
             self._running[JOIN] = operation
         return operation
-
-    def withdraw(self, name: str) -> None:
-        """Horovod takes nothing back, and nothing here asks for it."""
-        raise HorovodInternalError(f"{name} cannot be taken back from Horovod.")
 
     def _check_open(self) -> None:
         if self._closed:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvdkit.engine.horovod.binding import Call, Request
+from hvdkit.engine.horovod.binding import REDUCTIONS, Call, Request
 from hvdkit.engine.horovod.transport import HorovodTransport
 from hvdkit.engine.named.operation import JOIN, Announcement, Operation
 from hvdkit.engine.planned.agreement import check_agreement
@@ -30,13 +30,10 @@ class Running(Operation):
 def start_operation(transport: HorovodTransport, operation: Running) -> None:
     """Ask Horovod for an operation among the ranks of a transport. Raises TypeError for a dtype that it cannot add."""
     asked, binding = operation.asked, transport.binding
-    if asked.kind in ("allreduce", "reducescatter"):
-        for dtype, _ in asked.tensors:
-            binding.check_reduced(asked.kind, dtype)
     pairs = zip(operation.buffers, asked.tensors, strict=True)
-    arrays = [binding.numbers_of(buffer, shape) for buffer, (_, shape) in pairs]
+    arrays = [binding.numbers_of(buffer, shape, asked.kind) for buffer, (_, shape) in pairs]
     call = Call(asked.kind, operation.name, transport.process_set)
-    if asked.kind in ("allreduce", "reducescatter"):
+    if asked.kind in REDUCTIONS:
         call = _plan_reduction(transport, call, operation)
     elif asked.kind == "barrier":
         call, arrays = replace(call, kind="allreduce"), [np.zeros(1, np.int32)]
@@ -116,8 +113,7 @@ def plan_gradients(
     gradients = []
     for index, tensor in enumerate(tensors):
         check_gradient(tensor.name, tensor.dtype, horovod=True)
-        wire = options.wire_for(tensor.name, tensor.dtype)
-        wire = check_wire(f"the gradient of {tensor.name}", tensor.dtype, wire)
+        wire = check_wire(f"the gradient of {tensor.name}", tensor.dtype, options.wire_for(tensor.name, tensor.dtype))
         named = replace(call, name=f"{name}.{index}.{tensor.name}")
         if "float16" in (tensor.dtype, wire):
             named = average_of_half(named, size)

@@ -13,8 +13,7 @@ from hvdkit.errors import ConfigError, MissingDependencyError, WorldError
 from hvdkit.hook import install_exception_hook
 from hvdkit.transport.backend import Abort
 from hvdkit.transport.mpi.backend import open_part
-from hvdkit.transport.mpi.library import abort as abort_mpi
-from hvdkit.transport.mpi.library import call_mpi, can_load_mpi, load_mpi
+from hvdkit.transport.mpi.library import abort, call_mpi, can_load_mpi, load_mpi
 from hvdkit.transport.part import Part
 from hvdkit.world import World, check_world, complete_world, read_world, under_agent
 
@@ -65,25 +64,24 @@ def open_horovod(
     by_mpi = world.launcher not in ("horovodrun", "torchrun") and bool(basics.mpi_built())
     if by_mpi and can_load_mpi():
         load_mpi()  # ended at exit: Horovod would end it with its shutdown(), and there is but one start
-    abort = abort_mpi if by_mpi and can_load_mpi() and not under_agent() else None
-    install_exception_hook(world.rank, world.host, abort)
+    end_job = abort if by_mpi and can_load_mpi() and not under_agent() else None
+    install_exception_hook(world.rank, world.host, end_job)
     os.environ.update(variables_for(config))  # Horovod reads its settings from nowhere else, when it starts
     if part is not None and not by_mpi:
         raise ConfigError(
-            f"comm names ranks {list(part.ranks)} of the job, and the Horovod that is installed here was built without "
-            f"MPI. Run `hvdkit build-horovod` where there is an MPI, or set HVDKIT_ENGINE=native."
+            f"comm selects the job ranks {list(part.ranks)}, but the installed Horovod was built without MPI. Run "
+            "`hvdkit build-horovod` on a system with MPI, or use the native engine (HVDKIT_ENGINE=native)."
         )
     comm = open_part(part, world) if part is not None else None
     try:
         binding.module.init(comm=comm, process_sets="dynamic")
     except ValueError as error:
-        raise WorldError(f"Horovod does not start: {error} Its own messages stand above this one.") from error
+        raise WorldError(f"Horovod failed to start: {error} See Horovod's own messages above.") from error
     finally:
         if comm is not None:
             call_mpi("MPI_Comm_free", comm.Free)  # Horovod has one of its own
     with real_horovod():
         from horovod import __version__
-        from horovod.common.process_sets import add_process_set, global_process_set
 
     # horovodrun tells Horovod of later worlds, and the variables stay as they were.
     if part is None and world.launcher != "horovodrun":
@@ -95,5 +93,5 @@ def open_horovod(
         homogeneous=basics.is_homogeneous(),
         job_ranks=part.ranks if part is not None else (),
     )
-    sets = ProcessSets(global_process_set, world.size, add_process_set)
-    return world, HorovodTransport(binding, sets, range(world.size), world.rank), abort
+    sets = ProcessSets(binding.module, world.size)
+    return world, HorovodTransport(binding, sets, range(world.size), world.rank), end_job

@@ -20,19 +20,10 @@ import tensorflow as tf
 from horovod.common import elastic
 from horovod.tensorflow import mpi_ops
 
-from hvdkit.engine.horovod.binding import Binding, Call, Request
+from hvdkit.engine.horovod.binding import IN_PLACE, REDUCTIONS, Binding, Call, Request
 from hvdkit.errors import HorovodInternalError, RanksDisagreeError
 
-#: Operations without a name of the user's are numbered; so many graphs of a kind serve all numbers in turn.
-_TURNS = 256
 _MANY_THREADS = 100_000  # ranks may have any number of operations under way, in any order: none may wait for another
-_FUNCTIONS = {
-    "allreduce": mpi_ops._allreduce,
-    "broadcast": mpi_ops.broadcast,
-    "allgather": mpi_ops.allgather,
-    "alltoall": mpi_ops.alltoall,
-    "reducescatter": mpi_ops._reducescatter,
-}
 
 
 class TensorflowBinding(Binding):
@@ -40,6 +31,7 @@ class TensorflowBinding(Binding):
 
     framework = "tensorflow"
     reduced = frozenset({"float16", "float32", "float64", "int8", "uint8", "int32", "int64"})
+    most_names = 256  # a graph for each
 
     def __init__(self) -> None:
         super().__init__(horovod, mpi_ops, elastic)
@@ -50,7 +42,8 @@ class TensorflowBinding(Binding):
         """See Binding."""
         if call.op == "adasum" and self.basics.size() & (self.basics.size() - 1):
             raise HorovodInternalError("Horovod: Running Adasum with non-power of 2 ranks is not supported yet.")
-        return self._threads.submit(self._run, call, arrays)
+        result = self._threads.submit(self._run, call, arrays)
+        return Request(result.done, result.result)
 
     def _run(self, call: Call, arrays: Sequence[Any]) -> list[Any]:
         """Do the operation; in a thread, where no graph is being traced."""
@@ -61,7 +54,7 @@ class TensorflowBinding(Binding):
             results = [np.asarray(output) for output in session_call(*arrays, *splits)]
         except tf.errors.OpError as error:
             raise self.explain(error) from None
-        if call.kind not in ("allreduce", "broadcast"):
+        if call.kind not in IN_PLACE:
             return results
         for array, values in zip(arrays, results, strict=True):
             np.copyto(array, values)
@@ -90,10 +83,8 @@ class TensorflowBinding(Binding):
 
     def _output(self, call: Call, tensors: list[Any], *splits: Any) -> list[Any]:
         """The results of the operation as tensors of the present graph."""
-        function, inputs = _FUNCTIONS[call.kind], [*tensors, *splits]
-        if len(tensors) > 1:
-            function, inputs = mpi_ops._grouped_allreduce, [tensors]
-        output = function(*inputs, ignore_name_scope=True, **self.arguments(call))
+        function = f"{'_' * (call.kind in REDUCTIONS)}{{}}{call.kind}"
+        output = self.invoke(function, call, tensors, splits, ignore_name_scope=True)
         return list(output) if isinstance(output, list | tuple) else [output]
 
     def explain(self, error: Exception) -> HorovodInternalError:
@@ -111,8 +102,5 @@ def plain_message(message: str) -> str:
 
 def graph_name(name: str) -> str:
     """A name for a node of a graph; the same on all ranks, and another one for another name."""
-    numbered = re.fullmatch(r"(.*\.noname\.)(\d+)((?:\.\w+)?)", name)
-    if numbered:
-        name = f"{numbered[1]}{int(numbered[2]) % _TURNS}{numbered[3]}"
     plain = re.sub(r"[^A-Za-z0-9_.]", "_", name)
     return plain if plain == name else f"{plain}.{hashlib.sha1(name.encode()).hexdigest()[:12]}"

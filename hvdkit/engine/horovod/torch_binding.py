@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from horovod.common import elastic
 from horovod.common.exceptions import HorovodInternalError as CoreError
 from horovod.torch import mpi_ops
 
-from hvdkit.engine.horovod.binding import Binding, Call, Request
+from hvdkit.engine.horovod.binding import IN_PLACE, Binding, Call, Request
 from hvdkit.transport.buffer import Buffer
 
 
@@ -28,24 +29,30 @@ class TorchBinding(Binding):
     def start(self, call: Call, arrays: Sequence[Any]) -> Request:
         """See Binding."""
         tensors = [array if isinstance(array, torch.Tensor) else _as_tensor(array) for array in arrays]
-        inputs: list[Any] = tensors[:1]
-        function = f"{call.kind}_async"
-        if call.kind in ("allreduce", "broadcast"):
-            function += "_"  # in place
-        elif call.kind == "alltoall":
-            inputs.append(torch.tensor(list(call.splits), dtype=torch.int32))
-        if len(tensors) > 1:
-            function, inputs = f"grouped_{function}", [tensors]
-        options = self.arguments(replace(call, name=self.prefix + call.name))
+        splits = [torch.tensor(call.splits, dtype=torch.int32)] if call.kind == "alltoall" else []
+        function = f"{{}}{call.kind}_async{'_' * (call.kind in IN_PLACE)}"
         try:
-            return _Handle(self, getattr(mpi_ops, function)(*inputs, **options))
+            return self._request(self.invoke(function, replace(call, name=self.prefix + call.name), tensors, splits))
         except (CoreError, NotImplementedError) as error:
             raise self.explain(error) from None
 
+    def _request(self, handle: int) -> Request:
+        def result() -> list[Any]:
+            try:
+                output = mpi_ops.synchronize(handle)
+            except CoreError as error:
+                raise self.explain(error) from None
+            return list(output) if isinstance(output, tuple | list) else [output]
+
+        return Request(functools.partial(mpi_ops.poll, handle), result)
+
     def prepare(self, call: Call, like: Any) -> Callable[[Any], Request]:
-        """See Binding. What Horovod's Python finds out about a tensor in each call is found out once."""
+        """A function that begins this allreduce (sum or average) of a tensor like this one, in place, in many calls.
+
+        What Horovod's Python finds out about a tensor in each call is found out once.
+        """
         if mpi_ops.rocm_built():  # divides in Python
-            return super().prepare(call, like)
+            return lambda tensor: self.start(call, [tensor])
         begin = getattr(mpi_ops.mpi_lib, mpi_ops._check_function(mpi_ops._allreduce_function_factory, like))
         op, name = getattr(horovod, call.op.capitalize()), (self.prefix + call.name).encode()
         options = (1, name, op, call.prescale, call.postscale, call.process_set.process_set_id)
@@ -57,7 +64,7 @@ class TorchBinding(Binding):
             except RuntimeError as error:
                 raise self.explain(error) from None
             tensors_in_use[handle] = (tensor, tensor)
-            return _Handle(self, handle)
+            return self._request(handle)
 
         return start
 
@@ -76,25 +83,6 @@ class TorchBinding(Binding):
             array.copy_(host)
         else:
             super().scale(buffer, factor)
-
-
-class _Handle:
-    """See Request."""
-
-    def __init__(self, binding: Binding, handle: int) -> None:
-        self._binding, self._handle = binding, handle
-
-    def done(self) -> bool:
-        """See Request."""
-        return bool(mpi_ops.poll(self._handle))
-
-    def result(self) -> list[Any]:
-        """See Request."""
-        try:
-            output = mpi_ops.synchronize(self._handle)
-        except CoreError as error:
-            raise self._binding.explain(error) from None
-        return list(output) if isinstance(output, tuple | list) else [output]
 
 
 def _as_tensor(array: Any) -> torch.Tensor:

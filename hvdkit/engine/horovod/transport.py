@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -21,19 +21,20 @@ from hvdkit.transport.buffer import Buffer, Op, make_buffer
 from hvdkit.transport.division import Groups
 from hvdkit.transport.polling import Backoff
 
-#: The step that this thread is in, see HorovodTransport.within.
+#: The step that this thread is in, as the end of a name, see HorovodTransport.within.
 _step = ContextVar("step", default="")
 
 
 class ProcessSets:
     """Makes process sets known to Horovod; all ranks ask for the same in the same order.
 
-    everyone: Horovod's set of all `size` ranks. add: Horovod's call, of which the result is kept until shutdown, since
-    Horovod stops everything to forget a set. transports: how many each set has had, by its number.
+    They are kept until shutdown, since Horovod stops everything to forget one. module: Horovod's. size: of the world.
+    transports: how many each set has had, by its number.
     """
 
-    def __init__(self, everyone: Any, size: int, add: Callable[[list[int]], Any]) -> None:
-        self._known, self._add, self.transports = {tuple(range(size)): everyone}, add, Counter[int]()
+    def __init__(self, module: Any, size: int) -> None:
+        self._known: dict[tuple[int, ...], Any] = {tuple(range(size)): module.global_process_set}
+        self._add, self.transports = module.add_process_set, Counter[int]()
 
     def find(self, ranks: tuple[int, ...]) -> Any:
         """Horovod's process set of these ranks; collective over all ranks if it is new."""
@@ -65,25 +66,23 @@ class HorovodTransport(Transport):
     @contextmanager
     def within(self, name: str) -> Iterator[None]:
         """What this thread does here belongs to a step of that name, which all ranks come to."""
-        before = _step.set(name)
+        before = _step.set(f".{name}")
         try:
             yield
         finally:
             _step.reset(before)
 
     def _make_name(self) -> str:
-        step = _step.get()
-        prefix = f"{self._own}.{step}" if step else self._own
+        prefix = self._own + _step.get()
         self._counts[prefix] += 1
         return f"{prefix}.{self._counts[prefix]}"
 
     def _do(self, kind: str, buffer: Buffer, **options: Any) -> Any:
         call = Call(kind, self._make_name(), self.process_set, **options)
-        return wait(self.binding.start(call, [self.binding.numbers_of(buffer, (buffer.count,))]))[0]
+        return wait(self.binding.start(call, [self.binding.numbers_of(buffer, (buffer.count,), kind)]))[0]
 
     def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
         """See Transport."""
-        self.binding.check_reduced("allreduce", buffer.dtype)
         if buffer.count:
             self._do("allreduce", buffer, op=op, postscale=scale)
 
@@ -110,9 +109,7 @@ class HorovodTransport(Transport):
         for group in groups:
             ranks = tuple(self.ranks[rank] for rank in group)
             if list(ranks) != sorted(ranks):
-                raise TransportError(
-                    f"Horovod numbers the ranks of a process set in rising order; {list(group)} are not."
-                )
+                raise TransportError(f"Horovod's core needs a process set's ranks in rising order, not {list(group)}.")
             self._sets.find(ranks)
             if me in ranks:
                 mine = HorovodTransport(self.binding, self._sets, ranks, me)
@@ -120,10 +117,6 @@ class HorovodTransport(Transport):
 
     def close(self, *, idle: bool = True) -> None:
         """See Transport; Horovod itself ends with shutdown()."""
-
-    def open_mailbox(self) -> NoReturn:
-        """Horovod has no messages from rank to rank."""
-        raise TransportError("Horovod's core has no messages from rank to rank.")
 
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> HorovodBuckets:
         """See Transport."""
@@ -157,8 +150,8 @@ class HorovodBuckets(SteppedBuckets):
         """See SteppedBuckets. Raises TransportError for a single phase."""
         if phases != ALLREDUCE:
             raise TransportError(
-                "Horovod's core reduces whole buckets: reduce_scatter() and all_gather() of a bucket are hvdkit's own. "
-                "Leave HVDKIT_ENGINE=horovod out, or reduce whole buckets with start()."
+                "Horovod's core cannot do reduce_scatter() or all_gather() of a bucket. Use the native engine "
+                "(HVDKIT_ENGINE=native), or reduce whole buckets with start()."
             )
         return self._allreduce(index)
 

@@ -182,7 +182,13 @@ class Coordinator:
         """Not all can join any more, if one has left that has not."""
         gone = [why for rank, why in self._left.items() if rank not in self._joined]
         if self._joined and gone:
-            self.answers.append(Failed(JOIN, f"{gone[0]}; join() waits for it on {self._list(sorted(self._joined))}."))
+            self.answers.append(
+                Failed(
+                    JOIN,
+                    f"{gone[0]}, but join() waits for it on {self._list(sorted(self._joined))}. Call join() on every "
+                    "rank.",
+                )
+            )
 
     def give_up(self, name: str, why: str) -> None:
         """Let an operation fail that has waited too long."""
@@ -208,7 +214,10 @@ class Coordinator:
         missing = self._everyone & ~(pending.here | self._joined_set)
         gone = [rank for rank in sorted(self._left) if missing >> rank & 1]
         if gone:
-            why = f"{self._left[gone[0]]}; {name} waits for it on {self._list(ranks_in(pending.here))}."
+            why = (
+                f"{self._left[gone[0]]}, but {name} waits for it on {self._list(ranks_in(pending.here))}. Call "
+                "the same operations on every rank."
+            )
             self.answers.append(Failed(name, why))
         elif not missing:
             joined = tuple(rank for rank in self._joined if not pending.here >> rank & 1)
@@ -255,8 +264,8 @@ def agree(
     if joined and first.kind not in _WITH_JOINED:
         return Failed(
             name,
-            f"{name}: {who(joined[0])} has joined, and takes part in allreduces and optimizer steps only: it has "
-            f"nothing to give to {first.kind}. Do that before join(), or after all ranks have joined.",
+            f"{name}: {who(joined[0])} has joined, and a joined rank contributes to allreduces and optimizer steps "
+            f"only, not to {first.kind}. Call {first.kind} before join(), or after all ranks have joined.",
             disagree=True,
         )
     rows: list[tuple[int, ...]] = []
@@ -279,7 +288,7 @@ def _difference(one: Announcement, other: Announcement) -> tuple[str, str, str] 
             return "dtype", dtype, other_dtype
         if one.kind in ("allgather", "alltoall"):
             if shape[1:] != other_shape[1:] or len(shape) != len(other_shape):
-                return "shape beyond the first dimension", str(list(shape)), str(list(other_shape))
+                return "shape after the first dimension", str(list(shape)), str(list(other_shape))
         elif shape != other_shape:
             return "shape", str(list(shape)), str(list(other_shape))
     for (word, value), (_, other_value) in zip(one.options, other.options, strict=False):

@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hvdkit.config import Config
 from hvdkit.engine.named.execution import Executor, Work, join_contribution
@@ -41,7 +41,7 @@ from hvdkit.engine.named.step_runner import StepRunner
 from hvdkit.engine.named.tree import FANOUT
 from hvdkit.engine.naming import SHUT_DOWN, UNNAMED, Naming
 from hvdkit.engine.observe.stall import Stalls
-from hvdkit.engine.observe.stragglers import Stragglers, Window
+from hvdkit.engine.observe.stragglers import Stragglers
 from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.errors import HorovodInternalError, RanksDisagreeError, TransportError
 from hvdkit.transport.api import Transport
@@ -52,7 +52,7 @@ _TURN_S = 0.05  # how long a thread waits for one that executes, before it looks
 _IDLE_S = 0.05  # how often a thread with nothing to do looks at the mail: to answer questions, and for who has left
 _LOOK_S = 0.05  # how often it is looked for what takes too long
 _PAUSE_S = 0.001  # for more announcements to come, as they do many at a time
-_MOST_PAUSES = 10
+_MOST_PAUSES, _END_S = 10, 0.5
 
 
 class NamedEngine(Naming):
@@ -89,7 +89,7 @@ class NamedEngine(Naming):
             fanout=FANOUT,
             hear_of_steps=lambda *message: self._steps.hear(*message),
         )
-        self.report_window: Callable[[Window], None] = self._negotiator.add_window
+        self.stall_report, self.report_window = self, self._negotiator.add_window
         self._executor = Executor(transport, config.fusion_bytes, timeline)
         self._operations: dict[str, Operation] = {}
         self._queued: dict[str, deque[Operation]] = {}  # operations whose name is still under way
@@ -112,8 +112,7 @@ class NamedEngine(Naming):
             notice_s=self.notice_s,
         )
         self._awake = threading.Event()
-        self._closing, self._next_look_s = False, 0.0
-        self._process = os.getpid()
+        self._closing, self._next_look_s, self._process = False, 0.0, os.getpid()
         self._thread: threading.Thread | None = None
         if transport.size > 1:
             self._thread = threading.Thread(target=self._run, name="hvdkit-named", daemon=True)
@@ -383,15 +382,16 @@ class NamedEngine(Naming):
     def leave(self, why: str) -> None:
         """Tell the others that this rank takes no further part; not collective. why: follows its name."""
         self._closing = True
-        if self.transport.size > 1 and os.getpid() == self._process:
+        if self._thread is not None and os.getpid() == self._process:
             with self._talking:
                 self._steps.leave()
                 self._negotiator.leave(f"{self.who(self.transport.rank)} {why}")
+            self._awake.set()
+            self._thread.join(_END_S)  # MPI may be ended soon, and no thread may be in it then
 
     def close(self, *, idle: bool = True) -> None:
         """See Engine.close."""
-        self._closing = True
-        idle = idle and not self.stopped
+        self._closing, idle = True, idle and not self.stopped
         self._awake.set()
         if self._thread is not None:
             self._thread.join()

@@ -64,8 +64,8 @@ class Joining:
         action = self.contributions.get(name, lambda: None)()
         if action is None:
             raise HorovodInternalError(
-                f"{name} is going on, and this rank, which has joined, has no such optimizer any more. Keep "
-                f"optimizers until all ranks have joined."
+                f"{name} needs the optimizer of this rank, which has joined, but that optimizer no longer exists. "
+                "Keep every optimizer until join() returns."
             )
         return action
 

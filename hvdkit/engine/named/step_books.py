@@ -18,7 +18,7 @@ from hvdkit.log import logger
 _ANSWER_S = 1.0  # how long ranks are waited for that have been asked where they are
 _MOST_STACKS = 8
 
-_AFTERWARDS = "No operation of these ranks can be done any more: call hvd.shutdown() and hvd.init() on all of them."
+_AFTERWARDS = "These ranks can do no more operations until all of them have called hvd.shutdown() and hvd.init()."
 
 
 class Place(NamedTuple):
@@ -147,7 +147,7 @@ class StepBooks:
             return
         report = self._describe(number, slow, seconds)
         if over:
-            self._stop(f"{report}It was given up after stall_shutdown_s={self._shutdown_s:g} s")
+            self._stop(f"{report}It was aborted after stall_shutdown_s={self._shutdown_s:g} s")
         else:
             slow.reported_s = seconds
             logger.warning("%s", report)
@@ -166,18 +166,18 @@ class StepBooks:
         done = [rank for rank, place in places.items() if place.ended >= number]
         waits = [rank for rank, place in places.items() if place.ended < number and place.waits]
         missing = [rank for rank in range(self._size) if rank not in done and rank not in waits]
-        parts = [f"{slow.label} has been under way for {seconds:.0f} s"]
+        parts = [f"{slow.label} has been running for {seconds:.0f} s."]
         if done:
-            parts.append(f"it is done on {self._list(done)}")
+            parts.append(f"Done: {self._list(done)}.")
         if waits:
-            parts.append(f"{self._list(waits)} {'wait' if len(waits) > 1 else 'waits'} in it for other ranks")
+            parts.append(f"Waiting for other ranks: {self._list(waits)}.")
         if missing:
-            parts.append(f"not done, and waiting for nobody: {self._list(missing)}")
-        lines = [f"{'; '.join(parts)}.\n"]
+            parts.append(f"Neither done nor waiting: {self._list(missing)}.")
+        lines = [f"{' '.join(parts)}\n"]
         for rank in (missing or waits)[:_MOST_STACKS]:
-            stack = "it does not answer: its process hangs outside of Python, or is gone\n"
+            stack = "It does not answer: its process has ended or hangs outside of Python.\n"
             if rank in places:
-                stack = places[rank].stack or "it has not begun this step\n"
+                stack = places[rank].stack or "It has not begun this operation.\n"
             lines.append(f"What {self._who(rank)} is doing:\n{stack}")
         return "".join(lines) + tell_command()
 

@@ -24,6 +24,8 @@ from hvdkit.engine.named.execution import Work
 from hvdkit.engine.named.step_books import Place, StepBooks
 from hvdkit.errors import (
     HorovodInternalError,
+    HvdkitError,
+    LocalFailureError,
     PlanMismatchError,
     RankLostError,
     SharedMemoryError,
@@ -85,7 +87,8 @@ class StepRunner:
     def do(self, work: Work) -> Exception | None:
         """Do a step; returns the error with which it has failed on all ranks alike, so that the engine goes on.
 
-        Raises HorovodInternalError, with the text of the first error, if it has not, or the engine has been stopped.
+        Raises HorovodInternalError, with the text of the first error, if it has not, or the engine has been stopped;
+        LocalFailureError on a rank whose own exception, none of hvdkit's, was raised in the step.
         """
         if self._reason is not None:
             raise HorovodInternalError(self._reason)
@@ -121,7 +124,7 @@ class StepRunner:
 
     def _agree_on(self, error: Exception) -> Exception:
         if self._reason is not None:
-            raise HorovodInternalError(self._reason) from error
+            raise _failure_by(error)(self._reason) from error
         if not isinstance(error, RankLostError):  # else the others find it out by themselves
             with self._talking:
                 certain = self._tell_of(error)
@@ -155,13 +158,17 @@ class StepRunner:
             if same is None and self._closed():
                 same = False
             if same is not None:
-                return error if same else HorovodInternalError(f"{describe(error)} (on {self._name})")
+                if same:
+                    return error
+                failure = _failure_by(error)(f"{describe(error)} (on {self._name})")
+                failure.__cause__ = error  # a LocalFailureError's is what elastic.run() ends the rank with
+                return failure
             try:
                 if not self._talk():
                     backoff.pause()
             except TransportError as lost:
                 self._end(str(lost), lost)
-        raise HorovodInternalError(self._reason) from error
+        raise _failure_by(error)(self._reason) from error
 
     def stop_all(self, label: str, error: Exception) -> HorovodInternalError:
         """Stop the engine on all ranks, for an error outside of steps; returns what to raise here."""
@@ -245,6 +252,10 @@ class StepRunner:
     def _tell(self, rank: int, kind: str, content: Any) -> None:
         with contextlib.suppress(TransportError):  # whoever waits for a rank that is gone is told of it there
             self._send(rank, kind, content)
+
+
+def _failure_by(error: Exception) -> type[HorovodInternalError]:
+    return HorovodInternalError if isinstance(error, HvdkitError) else LocalFailureError
 
 
 def describe(error: Exception) -> str:

@@ -73,17 +73,20 @@ def reduce_options(dtypes: Sequence[str], op: ReduceOp, prescale: float, postsca
         check_reduction(dtype, op.kind, call)
         if dtype == "bool" and (scaled or op is Adasum):
             raise TypeError(
-                f"{call}: bools can be neither averaged nor scaled; op=hvd.Max asks if any is true, hvd.Min if all are."
+                f"{call}: bool tensors cannot be averaged or scaled. Use op=hvd.Max (true if any rank has true) or "
+                "op=hvd.Min (true if all ranks have true)."
             )
         if op is Adasum and dtype not in FLOATS:
-            raise TypeError(f"{call}: Adasum is for floating-point tensors, this one is {dtype}.")
+            raise TypeError(
+                f"{call}: Adasum needs floating-point tensors, not {dtype}. Use op=hvd.Sum or op=hvd.Average."
+            )
     return _write_options(op.kind, float(prescale), float(postscale))
 
 
 def scatter_options(dtypes: Sequence[str], op: ReduceOp, prescale: float, postscale: float, call: str) -> Options:
     """As reduce_options, for a reducescatter; NotImplementedError, as in Horovod, unless `op` is Average or Sum."""
     if op not in (Average, Sum):
-        raise NotImplementedError(f"{call}: op is {op!r}; a reducescatter does hvd.Average and hvd.Sum.")
+        raise NotImplementedError(f"{call}: op is {op!r}; use hvd.Average or hvd.Sum.")
     return reduce_options(dtypes, op, prescale, postscale, call)
 
 
@@ -92,11 +95,14 @@ def _write_options(op: str, prescale: float, postscale: float) -> tuple[tuple[st
     return (("op", op), ("prescale factor", repr(prescale)), ("postscale factor", repr(postscale)))
 
 
-def root_options(process_set: ProcessSet, root_rank: int) -> Options:
-    """What the ranks must agree on in a broadcast. root_rank: in the world; ValueError if the set is without it."""
+def root_options(process_set: ProcessSet, root_rank: int, call: str) -> Options:
+    """What the ranks must agree on in a broadcast; ValueError if `root_rank` is not in the set.
+
+    root_rank: in the world. call: the public function, for messages.
+    """
     ranks = process_set.ranks or []
     if root_rank not in ranks:
-        raise ValueError(f"root_rank is {root_rank}; the ranks of {process_set!r} are {ranks}.")
+        raise ValueError(f"{call}: root_rank is {root_rank}; it must be one of the ranks {ranks} of the process set.")
     return (("root rank", str(ranks.index(root_rank))),)
 
 
@@ -105,13 +111,14 @@ def check_splits(rows: int, splits: Sequence[int] | None, size: int, call: str) 
     if splits is None:
         if rows % size:
             raise ValueError(
-                f"{call}: {rows} rows do not divide by {size} ranks; say with splits how many each one gets."
+                f"{call}: {rows} rows cannot be divided equally among {size} ranks. Pass splits, the number of rows "
+                "for each rank."
             )
         return (rows // size,) * size
     counts = tuple(int(count) for count in splits)
     if len(counts) != size or min(counts) < 0 or sum(counts) > rows:
         raise ValueError(
-            f"{call}: splits are {list(counts)}; {size} numbers from 0 up are needed, one a rank, that sum up to the "
-            f"{rows} rows of the tensor at most."
+            f"{call}: splits is {list(counts)}; it must be {size} numbers from 0 up, one for each rank, with a sum "
+            f"of at most {rows}, the rows of the tensor."
         )
     return counts

@@ -60,7 +60,7 @@ class RecordSender:
         try:
             connection, session = connect(self._place)
         except OSError as error:
-            logger.warning("This rank is not profiled, as it cannot connect to `hvdkit profile`. %s", error)
+            logger.warning("This rank is not profiled because it cannot connect to `hvdkit profile`: %s", error)
             return
         try:
             while not self._ending.wait(_EVERY_S):

@@ -105,7 +105,7 @@ class Recorder:
         """Begin a recording without rounds. Raises ValueError if one is on."""
         with self._lock:
             if self.on:
-                raise ValueError("These steps are being profiled already.")
+                raise ValueError("Profiling is already running in this process.")
             self._plans = []
             self._loading_s = 0.0
             self.on = True

@@ -28,7 +28,7 @@ def main_thread_stack() -> str:
 def tell_command() -> str:
     """A line with the command that shows all ranks' stacks; "" for a job that hvdrun has not started."""
     job, host = read_job()
-    return f"What all ranks are doing now is told by `hvdkit stacks {job}`, typed on {host}.\n" if job else ""
+    return f"To see what all ranks are doing now, run `hvdkit stacks {job}` on {host}.\n" if job else ""
 
 
 class Stalls:
@@ -66,7 +66,7 @@ class Stalls:
                 continue
             if over:
                 why = self._describe(wait)
-                coordinator.give_up(wait.name, f"{why}It was given up after stall_shutdown_s={self._shutdown_s:g} s.")
+                coordinator.give_up(wait.name, f"{why}It was aborted after stall_shutdown_s={self._shutdown_s:g} s.")
             else:
                 self._reported[wait.name] = wait.seconds
                 logger.warning("%s", self._describe(wait))
@@ -87,10 +87,10 @@ class Stalls:
         lines = [
             f"{label_of(wait.kind, wait.name)} has been waiting for {wait.seconds:.0f} s: it was submitted by "
             f"{', '.join(map(self._who, wait.present))}, and not by {', '.join(map(self._who, wait.missing))}. All "
-            f"ranks must submit the same operations.\n"
+            "ranks must submit the same operations.\n"
         ]
         for rank in wait.missing:
-            stack = self._stacks.pop(rank, "it does not answer: its process hangs outside of Python, or is gone\n")
+            stack = self._stacks.pop(rank, "It does not answer: its process has ended or hangs outside of Python.\n")
             self._asked_s.pop(rank, None)
             lines.append(f"What {self._who(rank)} is doing:\n{stack}")
         return "".join(lines) + tell_command()

@@ -102,11 +102,11 @@ class Stragglers:
 def describe_late(late: Late, names: list[str], since: int) -> str:
     """The report. names: of the late ranks. since: number of the first round."""
     some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    verb = "is" if len(names) == 1 else "are"
+    verb = "has" if len(names) == 1 else "have"
     return (
-        f"The other ranks wait for {some}, which {verb} {1e3 * late.by_s:.3g} ms late in each step of "
-        f"{1e3 * late.round_s:.3g} ms since step {since}. `hvdkit profile` says why; HVDKIT_STRAGGLER_PERCENT=0 turns "
-        f"this line off."
+        f"The other ranks wait for {some}, which {verb} been {1e3 * late.by_s:.3g} ms late in each step of "
+        f"{1e3 * late.round_s:.3g} ms since step {since}. Run `hvdkit profile` to find the cause. "
+        "HVDKIT_STRAGGLER_PERCENT=0 disables this warning."
     )
 
 

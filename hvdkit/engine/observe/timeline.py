@@ -42,7 +42,7 @@ class Timeline:
         """Begin a new file. Raises OSError if it cannot be written, ValueError if the timeline is on already."""
         with self._lock:
             if self._file is not None:
-                raise ValueError("The timeline is on already; stop_timeline() first.")
+                raise ValueError("start_timeline(): a timeline is already being written. Call stop_timeline() first.")
             self._file = open(path, "w", buffering=1, encoding="utf-8")  # noqa: SIM115  (stop() closes it)
             self._began_s = time.perf_counter()
             self._numbers, self._open = {}, set()

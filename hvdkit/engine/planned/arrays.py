@@ -147,10 +147,10 @@ class ArraySource:
 
 
 _NOT_READABLE = (
-    "A strategy read the values of parameters where they are not at hand. On TensorFlow and JAX they can be read in "
-    "attach(), before_step() and after_step() of a strategy that overrides after_step()."
+    "A strategy read parameter values where they are not available. On TensorFlow and JAX they can be read only in "
+    "attach(), before_step() and after_step(), and only by a strategy that overrides after_step()."
 )
 _NOT_WRITABLE = (
-    "A strategy wrote gradients outside of before_step(), or values of parameters outside of after_step(). On "
-    "TensorFlow and JAX they can be changed there only."
+    "A strategy wrote gradients outside of before_step(), or parameter values outside of after_step(). On TensorFlow "
+    "and JAX they can be written only there."
 )

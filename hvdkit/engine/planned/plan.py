@@ -38,7 +38,7 @@ class TensorSpec:
 
     def __str__(self) -> str:
         shape = f" {'x'.join(map(str, self.shape))}" if len(self.shape) > 1 else ""
-        place = f" place {self.place}" if self.place else ""
+        place = f" device {self.place}" if self.place else ""
         group = f" group {self.group}" if self.group is not None else ""
         return f"{self.name} {self.dtype}[{self.count}]{shape}{self.layout and ' '}{self.layout}{place}{group}"
 

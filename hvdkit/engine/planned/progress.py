@@ -26,6 +26,7 @@ class ProgressThread:
         self._thread.start()
         self._finalizer = weakref.finalize(owner, self._end)
         self._finalizer.atexit = False
+        _running.add(self)
 
     def wake(self) -> None:
         """A bucket has been started."""
@@ -55,6 +56,21 @@ class ProgressThread:
         self._finalizer.detach()
         self._end()
         self._thread.join()
+
+    def end_soon(self) -> None:
+        """End the thread where the process ends; waits for that for half a second at most."""
+        self._end()
+        self._thread.join(_END_S)
+
+
+_END_S = 0.5
+_running: weakref.WeakSet[ProgressThread] = weakref.WeakSet()
+
+
+def end_progress() -> None:
+    """Have these threads leave the transports: MPI may be ended next, and no thread may call it from then on."""
+    for thread in list(_running):
+        thread.end_soon()
 
 
 def has_spare_core(cores: float, compute_threads: int) -> bool:

@@ -100,8 +100,8 @@ class BucketReducer:
         if engine is not None:
             engine.joining.plans[context.name] = self
             self._rounds = engine.joining.rounds
-            if engine.notice_s < float("inf"):
-                self._watch = Watch(engine, f"{context.name} ({self.plan.name()})")
+            if engine.stall_report is not None:
+                self._watch = Watch(engine.stall_report, f"{context.name} ({self.plan.name()})")
 
     def _open(self, settings: PlanSettings) -> None:
         context, options, transport = self.context, self._options, self.context.transport
@@ -139,7 +139,8 @@ class BucketReducer:
             tuple(map(plan.name, indices)),
             self._thread is not None,
         )
-        report = None if engine is None else engine.report_window
+        stalls = None if engine is None else engine.stall_report
+        report = None if stalls is None else stalls.report_window
         return PlanObserver(facts, [plan.names_of_slots(index) for index in indices], context.timeline, report)
 
     def _begin_round(self) -> None:

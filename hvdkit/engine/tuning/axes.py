@@ -6,9 +6,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvdkit.config import MIB, Config
+from hvdkit.config import Config
 from hvdkit.engine.planned.plan import Bucket
 from hvdkit.engine.planned.settings import PlanSettings
+from hvdkit.setting import MIB
 
 _KIB = 1024
 #: Setting -> its values, rising, unless it is UNORDERED. Those of "algorithm" depend on the plan.
@@ -25,17 +26,21 @@ _SHARING = ("shared_memory", "hierarchical")  # transports that have chunks
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of a plan, which decides what settings matter. nbytes: of its tensors. sharers: ranks of a host."""
+    """The size of a plan, which decides what settings matter.
+
+    nbytes: of its tensors. sharers: ranks of the host that has most. shards: see Transport; what is cut into chunks.
+    """
 
     nbytes: int
     transport: str
     sharers: int
+    shards: int
 
     def same(self, settings: PlanSettings) -> Hashable:
         """A key that is equal for settings between which this plan does not differ."""
         bucket = min(settings.fusion_bytes or self.nbytes, self.nbytes)
         depth = min(settings.buckets_in_flight, -(-self.nbytes // max(1, bucket)))
-        chunk = min(settings.chunk_bytes, -(-bucket // self.sharers)) if self.transport in _SHARING else 0
+        chunk = min(settings.chunk_bytes, -(-bucket // self.shards)) if self.transport in _SHARING else 0
         return bucket, depth, chunk, settings.progress, settings.algorithm
 
     def shared_bytes(self, settings: PlanSettings) -> int:
@@ -44,9 +49,9 @@ class Shape:
         return self.sharers * bucket * settings.buckets_in_flight if self.transport in _SHARING else 0
 
 
-def shape_of(buckets: Sequence[Bucket], transport: str, sharers: int) -> Shape:
+def shape_of(buckets: Sequence[Bucket], transport: str, sharers: int, shards: int) -> Shape:
     """The shape of a plan that is cut into these buckets."""
-    return Shape(sum(bucket.nbytes for bucket in buckets), transport, sharers)
+    return Shape(sum(bucket.nbytes for bucket in buckets), transport, sharers, shards)
 
 
 def fixed_fields(config: Config) -> list[str]:

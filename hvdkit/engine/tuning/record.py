@@ -26,7 +26,7 @@ class Record:
     def tried(self, trial: Trial) -> None:
         """Record a trial."""
         self._trials += 1
-        logger.info("autotune of %s: %.2f ms a step with %s", self._name, 1000 * trial.median_s, trial.point)
+        logger.info("autotune of %s: %.2f ms per step with %s", self._name, 1000 * trial.median_s, trial.point)
         if not self._path:
             return
         numbers = (len(trial.seconds), f"{1000 * trial.median_s:.3f}", f"{1000 * trial.noise_s:.3f}")
@@ -38,7 +38,9 @@ class Record:
                     write(_COLUMNS)
                 write((self._name, self._trials, *asdict(trial.point).values(), *numbers))
         except OSError as error:
-            logger.warning("The autotune log %s cannot be written, and is left out: %s", self._path, error.strerror)
+            logger.warning(
+                "The autotune log %s cannot be written: %s. Further trials are not logged.", self._path, error.strerror
+            )
             self._path = ""
 
     def ended(self, outcome: Outcome, steps: int) -> None:
@@ -49,14 +51,14 @@ class Record:
         before_ms, noise_ms = 1000 * first.median_s, 1000 * first.noise_s
         if best is first:
             logger.warning(
-                "autotune of %s: after %d trials in %d steps nothing is faster beyond noise than %s (%.2f ms a step, "
-                "+-%.2f); these stay.",
+                "autotune of %s: after %d trials in %d steps, no settings were measurably faster than the first "
+                "ones, which are kept: %s (%.2f +- %.2f ms per step).",
                 *(*after, first.point, before_ms, noise_ms),
             )
         else:
             logger.warning(
-                "autotune of %s: after %d trials in %d steps %s: %.2f ms a step in place of %.2f (+-%.2f), %.1f %% "
-                "less.",
+                "autotune of %s: after %d trials in %d steps, selected %s: %.2f ms per step instead of %.2f (+- "
+                "%.2f), %.1f %% less.",
                 *(*after, best.point, 1000 * best.median_s, before_ms, noise_ms, 100 * outcome.gain),
             )
         self._save(outcome)
@@ -66,7 +68,7 @@ class Record:
         if not self._over:
             self._over = True
             logger.warning(
-                "autotune of %s: the training ended, or got other parameters, after %d trials, before the search was "
-                "over. Nothing was chosen or saved; --autotune-steps says in how many steps to search.",
+                "autotune of %s: training ended, or its parameters changed, after %d trials, before the search was "
+                "complete. No settings were selected or saved. --autotune-steps sets the length of the search.",
                 *(self._name, self._trials),
             )

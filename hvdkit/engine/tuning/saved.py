@@ -32,13 +32,13 @@ class Key:
         """How `other`, of the same plan, differs from this key, in words."""
         differences = []
         if self.hosts != other.hosts:
-            differences.append(f"it was {_place(other.hosts)}, and is {_place(self.hosts)}")
+            differences.append(f"{_place(other.hosts)} then, {_place(self.hosts)} now")
         if self.transport != other.transport:
-            differences.append(f"the transport was {other.transport}, and is {self.transport}")
+            differences.append(f"transport {other.transport} then, {self.transport} now")
         if self.cores != other.cores:
-            differences.append(f"a rank had {other.cores:g} cores, and has {self.cores:g}")
+            differences.append(f"{other.cores:g} cores per rank then, {self.cores:g} now")
         if self.version != other.version:
-            differences.append(f"hvdkit was {other.version}, and is {self.version}")
+            differences.append(f"hvdkit {other.version} then, {self.version} now")
         return differences
 
 
@@ -63,9 +63,9 @@ def read_entries(path: str) -> list[Entry]:
     except OSError as error:
         why = error.strerror or str(error)
     except (ValueError, KeyError, TypeError):
-        why = "it is not a file of --autotune-save"
+        why = "it was not written by --autotune-save"
     raise ConfigError(
-        f"The tuned settings in {path} cannot be read: {why}. Write them with hvdrun --autotune-save {path} ..."
+        f"The tuned settings in {path} cannot be read: {why}. Create the file with hvdrun --autotune-save {path} ..."
     )
 
 
@@ -81,8 +81,9 @@ def find_entry(entries: Sequence[Entry], wanted: Key) -> tuple[Entry | None, str
         if entry.key == wanted:
             return entry, ""
     if same:
-        return None, "they were found for this model elsewhere: " + ", ".join(wanted.differences(same[0].key))
-    return None, "there are none for gradients of these names, sizes and options"
+        differences = "; ".join(wanted.differences(same[0].key))
+        return None, f"they were measured for this model under other conditions: {differences}"
+    return None, "it has none for gradients with these names, sizes and options"
 
 
 def save_entry(path: str, entry: Entry) -> None:

@@ -39,7 +39,10 @@ def choose_settings(
     check_agreement(group.transport, describe_plan(tensors, first.fusion_bytes, how))
     if any(not isinstance(options.wire_for_tensor(tensor), str) for tensor in tensors):
         if group.transport.rank == 0:
-            logger.warning("autotune: %s keeps its settings: what a coding has not sent yet belongs to a bucket.", name)
+            logger.warning(
+                "autotune: %s is not tuned, because its compression keeps what it has not sent yet for each bucket.",
+                name,
+            )
         return first, None
     hosts = allgather_object(group.transport, current.world.host)
     plan = plan_digest(describe_plan(tensors, 0, str(options))).hex()
@@ -76,7 +79,7 @@ def _algorithms(reducer: BucketReducer, settings: PlanSettings, options: ReduceO
     between = transport.between
     wires = {(options.wire_for_tensor(tensor), tensor.dtype) for tensor in reducer.plan.tensors}
     dtypes = [dtype if wire == "none" else str(wire) for wire, dtype in wires]
-    sent = settings.fusion_bytes // transport.local_ranks
+    sent = settings.fusion_bytes // transport.shards
     mine = ["auto"] if between is None else between.worth_trying(dtypes, sent)
     algorithms: list[str] = allgather_object(transport, mine)[0]
     return algorithms
@@ -111,4 +114,4 @@ def _save(path: str, key: Key, outcome: Outcome) -> None:
     except (OSError, ConfigError) as error:
         logger.warning("The tuned settings cannot be saved in %s: %s", path, error)
     else:
-        logger.warning("The tuned settings are in %s: hvdrun --tuned %s takes them.", path, path)
+        logger.warning("Tuned settings were saved in %s. Use them with hvdrun --tuned %s.", path, path)

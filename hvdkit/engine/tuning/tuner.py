@@ -58,7 +58,8 @@ class Tuner:
         assert engine is not None
         self._reducer, self._engine, self._name = reducer, engine, context.name
         self._settings, self._directory, self._record = first, directory, record
-        self._shape = shape_of(reducer.buckets, context.transport.name, context.transport.local_ranks)
+        transport = context.transport
+        self._shape = shape_of(reducer.buckets, transport.name, transport.local_ranks, transport.shards)
         self._search = Search(first, axes, unordered=UNORDERED, most=trials, same=self._shape.same)
         self._seconds: list[float] = []
         self._round_ended_s = 0.0

@@ -16,13 +16,14 @@ from hvdkit.training.schedules import warmup_multiplier
 class LearningRateScheduleCallback(keras.callbacks.Callback):
     """Set the learning rate to initial_lr * multiplier(epoch) from start_epoch to end_epoch.
 
-    initial_lr: what is multiplied, scaled for all ranks. multiplier: a function of the epoch, or m for m ** epoch.
-    start_epoch, end_epoch: the first one, and the first one that is left alone (None: never).
-    staircase: once an epoch; else before each batch, with a fractional epoch, for which on JAX the state of training
-    has to come out of the compiled step every time.
-    momentum_correction: when the rate changes, the momentum of SGD and RMSprop, which holds past rates, changes with it
-    (Goyal et al., 2017, arXiv:1706.02677, section 3).
-    steps_per_epoch: of this rank; found out from fit() if None.
+    initial_lr: the learning rate for all ranks, already scaled. multiplier: a function of the epoch, or a number m for
+    m ** epoch.
+    start_epoch: the first epoch that it changes. end_epoch: the first epoch that it no longer changes; None: no end.
+    staircase: True: set the rate once per epoch. False: before each batch, with a fractional epoch; on JAX this copies
+    the training state out of the compiled step for every batch.
+    momentum_correction: scale the momentum of SGD and RMSprop with the learning rate (Goyal et al., 2017,
+    arXiv:1706.02677, section 3).
+    steps_per_epoch: of this rank; None: as in fit(). ValueError if both are unknown and staircase is False.
     """
 
     def __init__(
@@ -37,7 +38,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         if initial_lr is None:
-            raise ValueError("initial_lr is None; give the learning rate that the multiplier is meant for.")
+            raise ValueError(
+                f"{type(self).__name__}(): initial_lr is None. Pass the learning rate that the multiplier applies to."
+            )
         self.initial_lr = initial_lr
         self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier**epoch
         self.start_epoch = start_epoch
@@ -54,8 +57,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.steps_per_epoch = self.params.get("steps")
         if not self.steps_per_epoch:
             raise ValueError(
-                f"{type(self).__name__} needs the number of steps in an epoch, and this dataset does not tell. Give "
-                f"steps_per_epoch to it, or to fit()."
+                f"{type(self).__name__} needs the number of steps per epoch, but this dataset has no known length. "
+                f"Pass steps_per_epoch to {type(self).__name__}() or to fit()."
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -87,10 +90,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raise the learning rate from initial_lr / size to initial_lr over the first epochs, a little with each batch.
+    """Increase the learning rate from initial_lr / size to initial_lr over the first epochs, with every batch.
 
-    Goyal et al., 2017, arXiv:1706.02677, section 2.2. initial_lr: that for all ranks, usually scaled by their number.
-    momentum_correction, steps_per_epoch: as for LearningRateScheduleCallback. verbose: 1 to tell the end, on rank 0.
+    Goyal et al., 2017, arXiv:1706.02677, section 2.2. initial_lr: the learning rate for all ranks, usually scaled by
+    their number. momentum_correction, steps_per_epoch: as for LearningRateScheduleCallback. verbose: 1: rank 0 prints a
+    line at the end of the warm-up.
     """
 
     def __init__(

@@ -11,12 +11,13 @@ from hvdkit.keras.averages import average_metrics
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Put into the logs of each epoch what one process would have seen, for all callbacks that come after this one.
+    """Write metrics over the samples of all ranks into the logs of each epoch, for the callbacks after this one.
 
-    Exact for unequal shards and for metrics that are no means; see average_metrics. Put it before callbacks that use
-    metrics (ReduceLROnPlateau, TensorBoard, ModelCheckpoint, EarlyStopping): then they do the same on every rank.
+    The result is exact for unequal shards and for metrics that are not means; see average_metrics(). Put it before
+    callbacks that use metrics (ReduceLROnPlateau, TensorBoard, ModelCheckpoint, EarlyStopping), so that these act alike
+    on every rank.
 
-    device: accepted as in Horovod. process_set: ranks to average over.
+    device: accepted as in Horovod, and ignored. process_set: the ranks to average over.
     """
 
     def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:

@@ -32,9 +32,9 @@ for _name in dir(keras.callbacks.Callback):
 
 
 def on_rank_zero(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
-    """Any callback that must not run on every rank: the callback itself on rank 0, one that does nothing on others.
+    """Return the callback on rank 0, and a callback that does nothing on the other ranks.
 
-    Not for callbacks that stop or change the training: all ranks have to do that.
+    Do not use it for callbacks that stop or change the training; these must run on all ranks.
     """
     return callback if _first() else keras.callbacks.Callback()
 
@@ -44,10 +44,10 @@ class ModelCheckpoint(_RankZero, keras.callbacks.ModelCheckpoint):
 
 
 class BestModelCheckpoint(_RankZero, keras.callbacks.ModelCheckpoint):
-    """Save the model whenever the monitored value is the best so far, on rank 0 alone.
+    """Save the model when the monitored value is the best so far, on rank 0 only.
 
-    filepath: where to, ending in .keras, or in .weights.h5 with save_weights_only; may be assigned later, as with
-    Horovod's, but before training. The other arguments: as for keras.callbacks.ModelCheckpoint.
+    filepath: ends in .keras, or in .weights.h5 with save_weights_only. As in Horovod it may be assigned later, but
+    before fit() (else ValueError). The other arguments: as for keras.callbacks.ModelCheckpoint.
     """
 
     def __init__(
@@ -74,7 +74,9 @@ class BestModelCheckpoint(_RankZero, keras.callbacks.ModelCheckpoint):
     def on_train_begin(self, logs: Any = None) -> None:
         """ValueError if there is no filepath yet, on every rank."""
         if self.filepath is None:
-            raise ValueError("BestModelCheckpoint has no filepath: give it as an argument, or assign it before fit().")
+            raise ValueError(
+                "BestModelCheckpoint: filepath is not set. Pass it to BestModelCheckpoint(), or assign it before fit()."
+            )
         super().on_train_begin(logs)
 
 

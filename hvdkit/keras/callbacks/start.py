@@ -17,15 +17,15 @@ _COMPILERS = {"tensorflow": "XLA", "torch": "torch.compile"}
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Begin with root's weights and optimizer state on every rank, be they random or restored from a checkpoint.
+    """Broadcast the weights and optimizer state of rank root_rank to all ranks when fit() starts.
 
-    It also does what else a fit() on many ranks wants: only rank 0 shows a progress bar, whatever `verbose` is; every
-    HVDKIT_CHECK_REPLICAS steps the ranks' variables are checked to be equal; and a step that TensorFlow would
-    compile with XLA, or PyTorch with torch.compile, is not, because neither can compile communication: rank 0 says so.
-    On JAX steps are compiled.
+    It also prepares fit() for several ranks: only rank 0 shows a progress bar, for any value of `verbose`; every
+    HVDKIT_CHECK_REPLICAS steps it checks that all ranks have equal variables; and it turns jit_compile off on
+    TensorFlow (XLA) and PyTorch (torch.compile), which cannot compile communication. Rank 0 logs this. On JAX steps are
+    compiled.
 
-    root_rank: whose state it is. device: accepted as in Horovod. local_variables: variables of the model that stay each
-    rank's own, one or several; ValueError for anything else.
+    root_rank: a rank of the job. device: accepted as in Horovod, and ignored. local_variables: a variable of the model,
+    or several, that each rank keeps (ValueError for anything else).
     """
 
     def __init__(self, root_rank: int = 0, device: str = "", local_variables: Any = None) -> None:
@@ -34,7 +34,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         single = hasattr(variables, "assign") or not isinstance(variables, Iterable)
         self._local = [variables] if single else list(variables)
         if wrong := [value for value in self._local if not hasattr(value, "assign")]:
-            raise ValueError(f"local_variables holds {wrong[0]!r}; it takes variables of Keras or of TensorFlow.")
+            raise ValueError(
+                f"BroadcastGlobalVariablesCallback(): local_variables holds {wrong[0]!r}; it must hold variables of "
+                f"Keras or TensorFlow only."
+            )
         self.root_rank = root_rank
         self.device = device
         self.broadcast_done = False
@@ -57,8 +60,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             model.jit_compile = False
             if engine.runtime("fit()").world.rank == 0:
                 logger.warning(
-                    "%s cannot compile communication between ranks, so jit_compile is off for the model %s. To say so "
-                    "yourself: model.compile(..., jit_compile=False).",
+                    "%s cannot compile communication between ranks, so hvdkit has turned jit_compile off for the model "
+                    "%s. To avoid this warning, pass jit_compile=False to model.compile().",
                     compiler,
                     model.name,
                 )

@@ -68,7 +68,7 @@ def _even(cores: Sequence[tuple[int, int]], pieces: int) -> list[Sequence[tuple[
 def plan_share(allowed: Collection[int], order: Mapping[str, Any], local_size: int) -> Share:
     """Find out what this rank has.
 
-    allowed: CPUs that it may run on as it was started. order: of hvdrun, see hvdkit.launch.affinity; {} without hvdrun.
+    allowed: CPUs that it may run on as it was started. order: see hvdkit.launch.plan.registration; {} without hvdrun.
     local_size: ranks of this host; 0 if that is not known.
     """
     if "divide" in order:

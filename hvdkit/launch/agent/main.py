@@ -1,4 +1,4 @@
-"""What an agent does from its start to its exit code."""
+"""Run an agent, from its arguments to its exit code."""
 
 from __future__ import annotations
 
@@ -6,62 +6,63 @@ import os
 import signal
 import sys
 
-from .daemon import await_hvdrun, end_daemon
-from .place import Place, adopt_environment, may_be_outlived, read_environment_of, read_place
+from .keepalive import end_daemon, wait_for_hvdrun
 from .rank import Agent
-from .segments import remove_dead_segments
+from .rank_identity import RankIdentity, adopt_environment, identify_rank, read_environment_of, survivors_continue
+from .segments import remove_abandoned_files, remove_dead_segments
 from .stream import open_log
-from .wire import Gone, open_control
+from .wire import HvdrunLost, connect_to_hvdrun
 
 
 def main(arguments: list[str]) -> int:
     """Run the command after `--` as a rank.
 
-    Before that, for one that others have started: `--joins N`, its number, and `--like P`, the process of the agent of
-    a rank on this host, whose variables it takes.
+    Options before it are for replacements of lost ranks: `--joins N` gives the number, and `--like P` the process of
+    the agent of another rank on this host, whose environment is taken.
     """
     own, command = split_arguments(arguments)
     if "--like" in own:
         at = own.index("--like")
         like = read_environment_of(int(own[at + 1]))
-        # Anew, as others may come to be like this one: what a process was started with is what they see.
-        anew = [*sys.orig_argv[: -len(arguments)], *own[:at], *own[at + 2 :], "--", *command]
-        os.execve(sys.executable, anew, adopt_environment(os.environ, like))
-    place = read_place(os.environ, int(own[1]) if own else None)
+        # Only the environment that a process was started with is visible to later replacements.
+        restart = [*sys.orig_argv[: -len(arguments)], *own[:at], *own[at + 2 :], "--", *command]
+        os.execve(sys.executable, restart, adopt_environment(os.environ, like))
+    identity = identify_rank(os.environ, int(own[1]) if own else None)
     where, secret = os.environ.get("HVDKIT_CONTROL", ""), os.environ.get("HVDKIT_CONTROL_SECRET", "")
-    code, deserted = 1, False
+    code, hvdrun_lost = 1, False
     remove_dead_segments()
     try:
         again = os.environ.get("HVDKIT_START", "1") != "1"
-        log = open_log(os.environ.get("HVDKIT_OUTPUT_DIRECTORY", ""), place.rank, again=again)
+        log = open_log(os.environ.get("HVDKIT_OUTPUT_DIRECTORY", ""), identity.rank, again=again)
     except OSError as error:
-        _say(place, f"cannot write its log: {error}")
+        _say(identity, f"cannot write its log: {error}")
         return 1
     try:
-        control = open_control(where, secret, place.rank) if where else None
-        agent = Agent(place, control, log)
+        control = connect_to_hvdrun(where, secret, identity.rank) if where else None
+        agent = Agent(identity, control, log)
         try:
             code = agent.run(command, os.environ)
         finally:
-            deserted = agent.deserted
-    except Gone as error:
-        _say(place, f"has lost hvdrun, or cannot reach it: {error}")
+            hvdrun_lost = agent.hvdrun_lost
+    except HvdrunLost as error:
+        _say(identity, f"was not started: {error}")
     if code:
         remove_dead_segments()
-    outlived = may_be_outlived(os.environ)
-    if deserted and not (outlived and where.startswith("tcp:") and await_hvdrun(where, secret)):
+        remove_abandoned_files()
+    elastic = survivors_continue(os.environ)
+    if hvdrun_lost and not (elastic and where.startswith("tcp:") and wait_for_hvdrun(where, secret)):
         end_daemon()
-    if code and outlived:
-        # Of an exit code Open MPI's daemon does not tell the other ranks, who would wait for this one for ever.
+    if code and elastic:
+        # Open MPI's daemon reports no exit code to the other ranks, which would wait for this one for ever.
         os.kill(os.getpid(), signal.SIGKILL)
     return code
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The agent's own arguments, and the command."""
+    """Split into the agent's own arguments, and the command."""
     at = arguments.index("--")
     return arguments[:at], arguments[at + 1 :]
 
 
-def _say(place: Place, what: str) -> None:
-    print(f"hvdkit: rank {place.rank} on {place.host} {what}", file=sys.stderr)
+def _say(identity: RankIdentity, what: str) -> None:
+    print(f"hvdkit: rank {identity.rank} on {identity.host} {what}", file=sys.stderr)

@@ -12,6 +12,16 @@ _TOKENS = re.compile(
 _UNFINISHED = re.compile(rb"(?:\r+|\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[ -/]*))\Z")
 _LONGEST_SEQUENCE = 256
 
+# Of the terminal's text: cyan, green, yellow, magenta, blue; red is left to errors.
+_COLOURS = (36, 32, 33, 35, 34)
+
+
+def colour_prefix(prefix: bytes, rank: int, wish: str) -> bytes:
+    """Write a prefix in the rank's colour, if that is the wish (HVDKIT_PREFIX=colour)."""
+    if wish != "colour":
+        return prefix
+    return b"\x1b[%dm%b\x1b[0m " % (_COLOURS[rank % len(_COLOURS)], prefix.rstrip())
+
 
 class Prefixer:
     """Puts a prefix before the text of each line, also where a program goes back to a line's start to draw it anew.

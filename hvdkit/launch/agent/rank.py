@@ -1,89 +1,76 @@
-"""A rank's life: start the command, relay, end it with everything it started, report."""
+"""Run the command of a rank: start it, relay its output, end it with everything it started, report how it ended."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .binding import Share, allowed_cpus, bind, plan_share
-from .guard import Guard, catches
-from .interfaces import has_fabric, read_interfaces
-from .machine import look_around
-from .orders import read_orders
-from .place import Place, adapt_environment, may_be_outlived, name_process, plan_elastic_variables
-from .prefix import Prefixer
-from .stacks import StackTaker
-from .stream import HOLD_S, Stream, open_terminal, set_window, write_all
+from .host_info import has_fabric, probe_host, read_interfaces
+from .ports import hold_free_ports
+from .prefix import Prefixer, colour_prefix
+from .rank_identity import RankIdentity, adapt_environment, name_process, plan_elastic_variables, survivors_continue
+from .session_reaper import SessionReaper, catches, die_with_parent, end_session
+from .stacks import StackCollector
+from .start_order import read_start_order
+from .stream import HOLD_S, Log, Stream, open_terminal, set_window, write_all
 from .topology import format_cpus
 from .wire import (
     ASK,
     BYE,
-    DOING,
     END,
     ENDED_BY_HVDRUN,
+    EVENT,
     GO,
     HELLO,
-    NEWS,
     PAUSE,
     SAVE,
     SIGNAL,
+    STACKS,
     START,
     STDERR,
     STDOUT,
     STOP,
     WINDOW,
-    Control,
-    Gone,
+    ControlConnection,
+    HvdrunLost,
 )
 
 KILL_AFTER_S = 2.0  # after SIGTERM
 DRAIN_S = 0.5  # output may come this long after the command's end, from processes that it left
-#: By exit code: how long hvdrun is waited for. 75, saved: as long as the other ranks may save, which hvdrun ends.
+#: By exit code: how long to wait for hvdrun. With 75 the other ranks may still be saving, until hvdrun ends them.
 BYE_AFTER_S = {75: float("inf")}
-
-
-def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
-    """Make a function that, run in a child, has the system send it a signal when its parent ends; Linux only."""
-    if not sys.platform.startswith("linux"):
-        return lambda: None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def ask() -> None:
-        prctl(1, int(number), 0, 0, 0)  # 1: PR_SET_PDEATHSIG
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
+#: Signals that do not end the job: the command gets one that comes before its start as soon as it is started.
+_KEPT = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Agent:
     """Runs the command until it has ended, with everything it started."""
 
-    def __init__(self, place: Place, control: Control | None, log: int | None) -> None:
-        self.place = place
+    def __init__(self, identity: RankIdentity, control: ControlConnection | None, log: Log | None) -> None:
+        self.identity = identity
         self.control, self.log = control, log
-        self.prefix = b""
-        self.deserted = False  # hvdrun has gone without a word
-        self.told = ""  # why the rank is to end, if not by itself
+        self.prefix = self.shown_prefix = b""
+        self.held_ports = hold_free_ports(identity.rank) if control is not None else {}  # until this process ends
+        self.hvdrun_lost = False  # the connection has ended without an order to stop
+        self.ended_by = ""  # who has ended the rank; "" if it ends by itself
         self.kill_at = 0.0
         self.child: subprocess.Popen[bytes] | None = None
         self.streams: list[Stream] = []
         self.terminal: int | None = None
-        self.asked: list[tuple[bytes, StackTaker]] = []  # hvdrun wants to know what the rank is doing
-        self.unread = False  # nobody takes the output any more
-        self.news: socket.socket | None = None  # where the rank tells how far it is, and hears of others
-        self.early: list[tuple[bytes, bytes]] = []  # what hvdrun has sent before the command was started
-        self.elastic = False  # the others may go on without this rank, and wait for MPI to tell them of its end
+        self.stack_requests: list[tuple[bytes, StackCollector]] = []  # from hvdrun, not answered yet
+        self.output_closed = False  # the output cannot be passed on any more
+        self.channel: socket.socket | None = None  # to the rank, see hvdkit.launcher_channel
+        self.early_frames: list[tuple[bytes, bytes]] = []  # received before the command was started
+        self.elastic = False  # the others may continue without this rank, and wait for MPI to report its end
 
     def run(self, command: list[str], environ: Mapping[str, str]) -> int:
         """Run the command; returns its exit code, or 128 + the signal that ended it."""
@@ -95,62 +82,60 @@ class Agent:
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(name, self._on_signal)
         orders = self._await_go(environ)
-        self.elastic = may_be_outlived(environ)
-        local_size = int(orders.get("local_size", self.place.local_size))
-        one_host = orders.get("one_host", local_size in (0, self.place.size))
-        self.prefix = (f"[{self.place.rank}] " if one_host else f"[{self.place.rank} {self.place.host}] ").encode()
-        guard = Guard()  # launchers kill agents, and cannot know what the agents have started
+        self.elastic = survivors_continue(environ)
+        local_size = int(orders.get("local_size", self.identity.local_size))
+        one_host = orders.get("one_host", local_size in (0, self.identity.size))
+        if environ.get("HVDKIT_PREFIX") != "0":  # see hvdrun --no-prefix
+            where = "" if one_host else f" {self.identity.host}"
+            self.prefix = f"[{self.identity.rank}{where}] ".encode()
+            self.shown_prefix = colour_prefix(self.prefix, self.identity.rank, environ.get("HVDKIT_PREFIX", ""))
+        reaper = SessionReaper()  # launchers kill agents, and cannot know what the agents have started
         share = plan_share(allowed_cpus(), orders.get("cores", {}), local_size)
         variables = adapt_environment(environ, orders.get("variables", {}), share.threads)
         if environ.get("HVDKIT_ELASTIC") == "1":
-            variables.update(plan_elastic_variables(self.place, command))
-        self.news, target = socket.socketpair()
+            variables.update(plan_elastic_variables(self.identity, command))
+        self.channel, target = socket.socketpair()
         target.set_inheritable(True)
-        variables["HVDKIT_NEWS"] = (
-            f"{target.fileno()}:{os.fstat(target.fileno()).st_ino}"  # see hvdkit.launcher_channel
-        )
+        variables["HVDKIT_NEWS"] = f"{target.fileno()}:{os.fstat(target.fileno()).st_ino}"
         problem = self._start(command, variables, orders.get("window"), share)
         target.close()
         if problem is not None:
             return self._finish(*problem)
         assert self.child is not None
-        guard.watch(self.child.pid)
-        start = {
-            "pid": self.child.pid,
-            "threads": variables["OMP_NUM_THREADS"],
-            "cpus": format_cpus(share.cpus),
-            "bound": share.bound,
-        }
+        reaper.watch(self.child.pid)
+        threads, cpus = variables["OMP_NUM_THREADS"], format_cpus(share.cpus)
+        start = {"pid": self.child.pid, "threads": threads, "cpus": cpus, "bound": share.bound}
         self._send(START, json.dumps(start).encode())
-        self._carry_out(self.early)
+        self._execute(self.early_frames)
         self._relay(wake)
-        self._signal_group(signal.SIGKILL)  # what the command has left behind
-        guard.dismiss()
+        end_session(self.child.pid)  # what the command has left behind, in whatever process group
+        reaper.dismiss()
         status = self.child.wait()
         return self._finish(status if status >= 0 else 128 - status, "")
 
     def _await_go(self, environ: Mapping[str, str]) -> dict[str, Any]:
-        """Say who and where this is, and wait until hvdrun has heard it from all ranks; returns its orders."""
+        """Register with hvdrun, and wait until all ranks have; returns the start order."""
         if self.control is None:
             return {}
-        place = self.place
-        hello: dict[str, Any] = {"rank": place.rank, "size": place.size, "host": place.host, "joins": place.joins}
-        hello.update(process=name_process(environ), machine=look_around(environ))
+        identity = self.identity
+        hello: dict[str, Any] = {"rank": identity.rank, "size": identity.size, "host": identity.host}
+        hello.update(joins=identity.joins)
+        hello.update(process=name_process(environ), machine=probe_host(environ), ports=list(self.held_ports))
         if self.control.address:
             hello.update(address=self.control.address, interfaces=read_interfaces(), fabric=has_fabric())
         self.control.send(HELLO, json.dumps(hello).encode())
         while True:
             try:
                 frames = self.control.receive()
-            except Gone:
-                self.deserted = True
+            except HvdrunLost:
+                self.hvdrun_lost = True
                 raise
-            self.early += frames
-            kinds = [kind for kind, _ in self.early]
-            if STOP in kinds or SIGNAL in kinds:
-                raise Gone("hvdrun is ending the job")
+            self.early_frames += frames
+            kinds = [kind for kind, _ in self.early_frames]
+            if any(kind == STOP or (kind == SIGNAL and int(number) not in _KEPT) for kind, number in self.early_frames):
+                raise HvdrunLost("hvdrun is ending the job")
             if GO in kinds:
-                return read_orders(self.early.pop(kinds.index(GO))[1])
+                return read_start_order(self.early_frames.pop(kinds.index(GO))[1])
 
     def _start(
         self, command: list[str], variables: dict[str, str], window: list[int] | None, share: Share
@@ -184,7 +169,7 @@ class Agent:
                 )
             if prevented:
                 cpus = format_cpus(share.cpus)
-                self._emit(STDERR, self.prefix + f"hvdkit: cannot be bound to CPUs {cpus}: {prevented}\n".encode())
+                self._emit(STDERR, self.prefix + f"hvdkit: cannot bind the rank to CPUs {cpus}: {prevented}\n".encode())
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             code = 127 if isinstance(error, FileNotFoundError) else 126
             return code, f"{command[0]} cannot be started: {error}"
@@ -194,10 +179,10 @@ class Agent:
         return None
 
     def _add_stream(self, source: int, kind: bytes, *, live: bool) -> None:
-        self.streams.append(Stream(source, kind, Prefixer(self.prefix, terminal=live), live=live, log=self.log))
+        self.streams.append(Stream(source, kind, Prefixer(self.shown_prefix, terminal=live), live=live, log=self.log))
 
     def _relay(self, wake: int) -> None:
-        """Pass output and orders on until the command has ended and its output is drained."""
+        """Relay output and signals until the command has ended and its output is drained."""
         assert self.child is not None
         poll = select.poll()
         poll.register(wake, select.POLLIN)
@@ -207,20 +192,21 @@ class Agent:
         controls = self.control.sources if self.control is not None else []
         for control in controls:
             poll.register(control, select.POLLIN)
-        news = self.news.fileno() if self.news is not None else -1
-        if self.news is not None:
+        news = self.channel.fileno() if self.channel is not None else -1
+        if self.channel is not None:
             poll.register(news, select.POLLIN)
         drain_until = 0.0
         while True:
-            busy = drain_until or self.kill_at or self.asked or any(stream.held_since for stream in sources.values())
+            held = any(stream.held_since for stream in sources.values())
+            busy = held or drain_until or self.kill_at or self.stack_requests
             ready = [fd for fd, _ in poll.poll(50 if busy else 1000)]
             if wake in ready:
                 os.read(wake, 4096)
                 self._report_pause()
             if news in ready:
-                words = self._read_news()
+                words = self._read_events()
                 if words:
-                    self._send(NEWS, words)
+                    self._send(EVENT, words)
                 else:
                     poll.unregister(news)
             if self.control is None:
@@ -228,7 +214,7 @@ class Agent:
                     poll.unregister(control)
                 controls = []
             elif set(controls) & set(ready):
-                self._obey()
+                self._receive_frames()
             for fd in ready:
                 if fd in sources:
                     data = sources[fd].read()
@@ -236,6 +222,8 @@ class Agent:
                         poll.unregister(fd)
                         data = sources.pop(fd).finish()
                     self._emit_from(fd, data)
+            if self.log is not None and (problem := self.log.take_problem()):
+                self._emit(STDERR, self.prefix + f"hvdkit: its log is incomplete from here on: {problem}\n".encode())
             self._answer()
             now = time.monotonic()
             for stream in sources.values():
@@ -243,7 +231,7 @@ class Agent:
                     stream.held_since = 0.0
                     self._emit(stream.kind, stream.flush())
             if self.kill_at and now > self.kill_at:
-                self._signal_group(signal.SIGKILL)
+                end_session(self.child.pid)
                 self.kill_at = 0.0
             if os.waitid(os.P_PID, self.child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 drain_until = drain_until or now + DRAIN_S
@@ -255,32 +243,32 @@ class Agent:
     def _emit_from(self, fd: int, data: bytes) -> None:
         self._emit(next(stream.kind for stream in self.streams if stream.source == fd), data)
 
-    def _read_news(self) -> bytes:
-        """What the rank tells of itself; b"" if it will say no more."""
-        assert self.news is not None
+    def _read_events(self) -> bytes:
+        """Read messages of the rank; b"" at their end."""
+        assert self.channel is not None
         try:
-            return self.news.recv(4096)
+            return self.channel.recv(4096)
         except ConnectionError:  # it has ended without listening
             return b""
 
     def _report_pause(self) -> None:
-        """Tell hvdrun if the command has been stopped, or goes on."""
+        """Report that a signal has stopped the command, or that it continues."""
         assert self.child is not None
         with contextlib.suppress(ChildProcessError):  # it has ended
             news = os.waitid(os.P_PID, self.child.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
             if news is not None:
                 self._send(PAUSE, str(news.si_status if news.si_code != os.CLD_CONTINUED else 0).encode())
 
-    def _obey(self) -> None:
+    def _receive_frames(self) -> None:
         assert self.control is not None
         try:
             frames = self.control.receive()
-        except Gone as error:
+        except HvdrunLost as error:
             self._lose_control(str(error))
         else:
-            self._carry_out(frames)
+            self._execute(frames)
 
-    def _carry_out(self, frames: Sequence[tuple[bytes, bytes]]) -> None:
+    def _execute(self, frames: Sequence[tuple[bytes, bytes]]) -> None:
         assert self.child is not None
         for kind, payload in frames:
             number = signal.Signals(int(payload)) if kind == SIGNAL else None
@@ -291,42 +279,41 @@ class Agent:
             elif kind == SAVE and catches(self.child.pid, signal.SIGTERM):
                 self._pass_on(signal.SIGTERM)
             elif kind == ASK:
-                self.asked.append((payload, StackTaker(self.child.pid)))
-            elif kind == NEWS and self.news is not None:
-                with contextlib.suppress(OSError):  # it has ended, or never listens
-                    self.news.send(payload, socket.MSG_DONTWAIT)
+                self.stack_requests.append((payload, StackCollector(self.child.pid)))
+            elif kind == EVENT and self.channel is not None:
+                with contextlib.suppress(OSError):  # it has ended, or does not listen
+                    self.channel.send(payload, socket.MSG_DONTWAIT)
             elif kind == WINDOW and self.terminal is not None:
                 rows, columns = json.loads(payload)
                 set_window(self.terminal, rows, columns - len(self.prefix))
 
     def _answer(self) -> None:
-        """Say what the rank is doing to whoever has asked, if that is known by now."""
-        for question, taker in list(self.asked):
-            found = taker.look()
-            if found is not None:
-                self.asked.remove((question, taker))
-                self._send(DOING, json.dumps({"question": int(question), "processes": found}).encode())
+        """Answer requests for stacks that are complete by now."""
+        for query, collector in list(self.stack_requests):
+            stacks = collector.look()
+            if stacks is not None:
+                self.stack_requests.remove((query, collector))
+                self._send(STACKS, json.dumps({"query": int(query), "processes": stacks}).encode())
 
-    def _lose_control(self, why: str = "") -> None:
-        if why:
-            with contextlib.suppress(OSError):
-                write_all(2, self.prefix + f"hvdkit: has lost hvdrun: {why}.\n".encode())
+    def _lose_control(self, why: str) -> None:
+        with contextlib.suppress(OSError):
+            write_all(2, self.prefix + f"hvdkit: ending the rank: {why}.\n".encode())
         if self.control is not None:
             self.control.clean_up()
         self.control = None
-        self.deserted = self.unread = True
-        self._end_rank("hvdrun is gone")
+        self.hvdrun_lost = self.output_closed = True
+        self._end_rank("the connection to hvdrun was lost")
 
     def _end_rank(self, why: str) -> None:
-        self.told = self.told or why
+        self.ended_by = self.ended_by or why
         self._signal_group(signal.SIGTERM)
         self.kill_at = self.kill_at or time.monotonic() + KILL_AFTER_S
 
     def _on_signal(self, number: int, frame: object) -> None:
         if self.child is None:
             raise SystemExit(128 + number)
-        if number not in (signal.SIGUSR1, signal.SIGUSR2):
-            self.told = self.told or f"the launcher sent {signal.Signals(number).name}"
+        if number not in _KEPT:
+            self.ended_by = self.ended_by or f"the launcher sent {signal.Signals(number).name}"
         self._pass_on(signal.Signals(number))
 
     def _pass_on(self, number: signal.Signals) -> None:
@@ -346,7 +333,7 @@ class Agent:
                 os.killpg(self.child.pid, number)
 
     def _emit(self, kind: bytes, data: bytes) -> None:
-        if not data or self.unread:
+        if not data or self.output_closed:
             return
         if self.control is not None:
             self._send(kind, data)
@@ -354,15 +341,15 @@ class Agent:
         try:
             write_all(1 if kind == STDOUT else 2, data)
         except OSError:
-            self.unread = True
-            self._end_rank("nobody reads the output any more")
+            self.output_closed = True
+            self._end_rank("its output cannot be written any more")
 
     def _send(self, kind: bytes, payload: bytes) -> None:
         if self.control is not None:
             try:
                 self.control.send(kind, payload)
-            except Gone:
-                self._lose_control()
+            except HvdrunLost as error:
+                self._lose_control(str(error))
 
     def _finish(self, code: int, problem: str) -> int:
         for stream in self.streams:
@@ -376,7 +363,7 @@ class Agent:
         end = {
             "code": code,
             "signal": -status if status < 0 else 0,
-            "told": self.told,
+            "ended_by": self.ended_by,
             "tail": [line.decode(errors="replace") for line in tail],
             "tail_of_stderr": kind == STDERR,
             "time": time.time(),
@@ -387,7 +374,7 @@ class Agent:
         return code
 
     def _await_bye(self, code: int) -> None:
-        """Wait until hvdrun has drawn its conclusion: mpirun ends all other ranks as soon as this one is gone."""
+        """Wait until hvdrun has concluded how the job ends: mpirun ends all other ranks as soon as this one ends."""
         assert self.control is not None
         deadline, poll = time.monotonic() + BYE_AFTER_S.get(code, 10.0), select.poll()
         for source in self.control.sources:
@@ -396,5 +383,5 @@ class Agent:
             while time.monotonic() < deadline:
                 if poll.poll(200) and any(kind in (BYE, STOP) for kind, _ in self.control.receive()):
                     return
-        except Gone:
+        except HvdrunLost:
             return

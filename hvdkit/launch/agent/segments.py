@@ -1,11 +1,13 @@
-"""Open MPI's shared memory that killed ranks have left in /dev/shm: it counts as memory that is in use until a restart.
+"""Shared memory that killed ranks have left in /dev/shm: it counts as memory that is in use until a restart.
 
 Open MPI names it sm_segment.HOST.UID.JOB.RANK (Open MPI 4: vader_segment), and removes it when a rank ends by itself.
+hvdkit's is hvdkit-PID-RANDOM until all ranks of the host have opened it, and its maker holds a lock on it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import socket
@@ -13,6 +15,31 @@ from collections.abc import Iterator
 
 #: The number of the first namespace of processes: /proc shows every process of the host there, and nowhere else.
 _ALL_PROCESSES = "pid:[4026531836]"
+_OWN = re.compile(r"hvdkit-([0-9]+)-[0-9a-f]+")
+
+
+def remove_abandoned_files(folder: str = "/dev/shm") -> list[str]:
+    """Remove hvdkit's files of this user whose maker does not run, and whose lock is free; returns their names."""
+    removed = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            match = _OWN.fullmatch(name)
+            if match is not None and not os.path.exists(f"/proc/{match[1]}"):
+                with contextlib.suppress(OSError):  # another user's, locked, or removed by another agent
+                    _remove_unlocked(os.path.join(folder, name))
+                    removed.append(name)
+    return removed
+
+
+def _remove_unlocked(path: str) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise PermissionError(path)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+    finally:
+        os.close(descriptor)
 
 
 def remove_dead_segments(folder: str = "/dev/shm") -> list[str]:

@@ -9,7 +9,7 @@ import re
 import time
 from typing import NamedTuple
 
-from .guard import find_members
+from .session_reaper import list_session
 
 _NAME = re.compile(r"/memfd:hvdkit-stacks-(\d+)-(\d+)-(\d+)-(\d+)")
 _QUIET_S = 0.1  # a dump that has not grown for so long is all there
@@ -73,12 +73,12 @@ class _Process:
         return False
 
 
-class StackTaker:
+class StackCollector:
     """Asks the processes of a session what they do, without waiting for them."""
 
     def __init__(self, session: int) -> None:
         self._began = self._grew = time.monotonic()
-        processes = [_Process(pid) for pid in find_members(session)]
+        processes = [_Process(pid) for pid in list_session(session)]
         self._processes = [each for each in processes if each.memory] or [_Process(session)]
         self._polite = True
         for process in self._processes:

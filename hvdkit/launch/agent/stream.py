@@ -16,10 +16,31 @@ LINE_BYTES = 1 << 20  # a longer line is passed on in pieces
 TAIL_LINES = 20
 
 
+class Log:
+    """A rank's log file. When it cannot be written any more, as on a full disk, the rank goes on without it."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._failed, self._problem = False, ""
+
+    def write(self, data: bytes) -> None:
+        """Write, unless that has failed before."""
+        if not self._failed:
+            try:
+                write_all(self._target, data)
+            except OSError as error:
+                self._failed, self._problem = True, error.strerror or str(error)
+
+    def take_problem(self) -> str:
+        """Why writing has failed, the first time that this is called after it has; else ""."""
+        problem, self._problem = self._problem, ""
+        return problem
+
+
 class Stream:
     """One output of the command: read from, logged, prefixed, passed on in whole lines."""
 
-    def __init__(self, source: int, kind: bytes, prefixer: Prefixer, *, live: bool, log: int | None) -> None:
+    def __init__(self, source: int, kind: bytes, prefixer: Prefixer, *, live: bool, log: Log | None) -> None:
         self.source, self.kind, self.live = source, kind, live
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
         self.held_since = 0.0
@@ -35,7 +56,7 @@ class Stream:
         if not data:
             return None
         if self._log is not None:
-            write_all(self._log, data)
+            self._log.write(data)
         *lines, self._line = (self._line + data).split(b"\n")
         self._line = self._line[-4096:]
         self.tail.extend(lines[-TAIL_LINES:])
@@ -71,7 +92,7 @@ def write_all(target: int, data: bytes) -> None:
         view = view[os.write(target, view) :]
 
 
-def open_log(folder: str, rank: int, *, again: bool = False) -> int | None:
+def open_log(folder: str, rank: int, *, again: bool = False) -> Log | None:
     """Open the rank's log file in `folder`, which is made if it is not there; None without a folder.
 
     again: the job is started again, and what is there is of its own.
@@ -80,7 +101,7 @@ def open_log(folder: str, rank: int, *, again: bool = False) -> int | None:
         return None
     os.makedirs(folder, exist_ok=True)
     how = os.O_APPEND if again else os.O_TRUNC
-    return os.open(os.path.join(folder, f"rank.{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o666)
+    return Log(os.open(os.path.join(folder, f"rank.{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o666))
 
 
 def open_terminal(rows: int, columns: int) -> tuple[int, int]:

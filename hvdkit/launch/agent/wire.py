@@ -11,66 +11,66 @@ from hvdkit.handshake import AuthenticationError, Session, StrangerError, connec
 
 PURPOSE = b"hvdrun"  # of the handshake
 HELLO, START, STDOUT, STDERR, PAUSE, END = b"H", b"S", b"O", b"E", b"Z", b"X"  # from an agent
-DOING = b"D"  # from an agent: what its rank is doing
-NEWS = b"N"  # from an agent: how far its rank is, of a world that may change; from hvdrun, for the rank: of others
-PULSE = b"P"  # from an agent, on a second connection, as the only frame there
-GO, STOP, BYE, SIGNAL, WINDOW, ASK = b"G", b"T", b"B", b"K", b"W", b"A"  # from hvdrun
-SAVE = b"V"  # from hvdrun: have the rank save and end, if it knows how to
+STACKS = b"D"  # from an agent: the stacks of its rank's processes
+EVENT = b"N"  # messages of hvdkit.launcher_channel: from an agent those of its rank, from hvdrun those for the rank
+HEARTBEAT = b"P"  # from an agent, on a second connection, as the only frame there
+GO, STOP, BYE, SIGNAL, WINDOW, ASK = b"G", b"T", b"B", b"K", b"W", b"A"  # from hvdrun; ASK: for STACKS
+SAVE = b"V"  # from hvdrun: have the rank save and end, if it handles SIGTERM
 ENDED_BY_HVDRUN = "hvdrun ended the job"  # why a rank was ended, in an END
 # In the job's folder: Unix sockets for agents and for `hvdkit stacks`; the job's secret, if all ranks are on one host.
-CONTROL, INQUIRY, SECRET = "control", "inquiry", "secret"
+CONTROL, QUERY, SECRET = "control", "inquiry", "secret"
 CONNECT_S = 10.0
 _LOOK_S = 2.0
-# A host that answers nothing for this long is lost: 3 s of quiet, then 5 questions 1 s apart.
-_QUIET_S, _ASK_S, _QUESTIONS = 3, 1, 5
+# A host that does not answer for this long is lost: 3 s idle, then 5 probes 1 s apart.
+_IDLE_S, _PROBE_S, _PROBES = 3, 1, 5
 
 
-class Gone(Exception):
-    """hvdrun is not there any more."""
+class HvdrunLost(Exception):
+    """There is no connection to hvdrun, or no longer."""
 
 
-class Control:
+class ControlConnection:
     """The connection to hvdrun.
 
     address: this host's, as hvdrun sees it; "" on one host.
-    pulse: a second connection over which nothing is sent, so that the system can ask whether the other side's host is
-    there. On the first it does not ask while output waits there, because nobody reads it or because the host is gone.
+    heartbeat: a second connection over which nothing is sent, so that TCP keepalive checks the other host. On the first
+    there are no keepalive probes while output waits to be sent, because hvdrun does not read or the host has failed.
     """
 
     def __init__(
-        self, connection: socket.socket, session: Session, path: str = "", pulse: socket.socket | None = None
+        self, connection: socket.socket, session: Session, path: str = "", heartbeat: socket.socket | None = None
     ) -> None:
-        self.socket, self.pulse, self._session, self._path = connection, pulse, session, path
-        self.address = str(connection.getsockname()[0]) if pulse is not None else ""
+        self.socket, self.heartbeat, self._session, self._path = connection, heartbeat, session, path
+        self.address = str(connection.getsockname()[0]) if heartbeat is not None else ""
 
     @property
     def sources(self) -> list[int]:
-        """The descriptors on which `receive` may have news."""
-        return [self.socket.fileno(), *([self.pulse.fileno()] if self.pulse is not None else [])]
+        """The file descriptors to poll for `receive`."""
+        return [self.socket.fileno(), *([self.heartbeat.fileno()] if self.heartbeat is not None else [])]
 
     def send(self, kind: bytes, payload: bytes = b"") -> None:
-        """Send one frame; raises Gone if hvdrun is not there."""
+        """Send one frame. Raises HvdrunLost."""
         view = memoryview(self._session.seal(kind, payload))
         poll = select.poll()
         poll.register(self.socket, select.POLLOUT)
-        if self.pulse is not None:
-            poll.register(self.pulse, select.POLLIN)
+        if self.heartbeat is not None:
+            poll.register(self.heartbeat, select.POLLIN)
         while view:
             self._check(dict(poll.poll()))
             view = view[self._send_some(view) :]
 
     def clean_up(self) -> None:
-        """Remove the job's folder with its sockets, which a killed hvdrun could not."""
+        """Remove the job's folder with its sockets, after hvdrun was killed."""
         if self._path:
             folder = os.path.dirname(self._path)
-            for path in (self._path, os.path.join(folder, INQUIRY), os.path.join(folder, SECRET)):
+            for path in (self._path, os.path.join(folder, QUERY), os.path.join(folder, SECRET)):
                 with contextlib.suppress(OSError):  # another agent was first
                     os.unlink(path)
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
 
     def receive(self) -> list[tuple[bytes, bytes]]:
-        """Wait for some bytes and return the frames that are complete; raises Gone if hvdrun is not there."""
+        """Wait for some bytes and return the frames that are complete; raises HvdrunLost if hvdrun is not there."""
         poll = select.poll()
         for source in self.sources:
             poll.register(source, select.POLLIN)
@@ -80,31 +80,33 @@ class Control:
         except OSError:
             data = b""
         if not data:
-            raise Gone
+            raise HvdrunLost("hvdrun has closed the connection, or was killed")
         try:
             return list(self._session.receive(data))
         except AuthenticationError as error:
-            raise Gone(f"{error}. Somebody between this host and hvdrun's may be reading and writing there") from None
+            raise HvdrunLost(
+                f"{error}. A process between this host and hvdrun's may be altering the connection"
+            ) from None
 
     def _send_some(self, view: memoryview) -> int:
         try:
             return self.socket.send(view, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return 0
-        except OSError:
-            raise Gone from None
+        except OSError as error:
+            raise HvdrunLost(f"nothing can be sent to hvdrun: {error.strerror}") from None
 
     def _check(self, ready: dict[int, int]) -> None:
-        # Nothing is ever sent over the pulse: what happens there is its end.
-        if self.pulse is not None and self.pulse.fileno() in ready and self.socket.fileno() not in ready:
-            raise Gone
+        # hvdrun sends nothing over the heartbeat connection: only its end can be reported there.
+        if self.heartbeat is not None and self.heartbeat.fileno() in ready and self.socket.fileno() not in ready:
+            raise HvdrunLost("the host of hvdrun does not answer, or hvdrun was killed")
 
 
-def open_control(place: str, secret: str, rank: int) -> Control:
+def connect_to_hvdrun(place: str, secret: str, rank: int) -> ControlConnection:
     """Connect to hvdrun.
 
     place: "unix:PATH", with the secret in a file beside it; or "tcp:PORT:ADDRESS,ADDRESS,..." of which the first that
-    answers rightly is taken. secret: of the job, for TCP. Raises Gone saying what was tried.
+    proves the secret is taken. secret: of the job, for TCP. Raises HvdrunLost with what was tried.
     """
     family, _, rest = place.partition(":")
     if family == "unix":
@@ -113,21 +115,21 @@ def open_control(place: str, secret: str, rank: int) -> Control:
             with open(os.path.join(os.path.dirname(rest), SECRET), "rb") as file:
                 of_job = file.read()
             connection.connect(rest)
-            return Control(connection, connect(connection, of_job, PURPOSE, rank), rest)
+            return ControlConnection(connection, connect(connection, of_job, PURPOSE, rank), rest)
         except OSError as error:
-            raise Gone(f"{rest}: {error}") from None
+            raise HvdrunLost(f"cannot connect to hvdrun at {rest}: {error}") from None
     port, _, addresses = rest.partition(":")
     problems = []
     for address in addresses.split(","):
         answer = _try_address(address, int(port), secret, rank)
-        if isinstance(answer, Control):
+        if isinstance(answer, ControlConnection):
             return answer
         problems.append(answer)
-    raise Gone("; ".join(problems))
+    raise HvdrunLost(f"cannot connect to hvdrun: {'; '.join(problems)}")
 
 
-def look_for_hvdrun(place: str, secret: str) -> bool | None:
-    """Is hvdrun there? None if that cannot be known, as nothing answers. place: as for open_control, of a network."""
+def probe_hvdrun(place: str, secret: str) -> bool | None:
+    """Is hvdrun running? None if nothing answers. place: as for connect_to_hvdrun, over TCP."""
     port, _, addresses = place.partition(":")[2].partition(":")
     found = [_is_hvdrun_at(address, int(port), secret) for address in addresses.split(",")]
     return next((answer for answer in (True, False) if answer in found), None)
@@ -143,23 +145,23 @@ def _is_hvdrun_at(address: str, port: int, secret: str) -> bool | None:
     return True
 
 
-def _try_address(address: str, port: int, secret: str, rank: int) -> Control | str:
+def _try_address(address: str, port: int, secret: str, rank: int) -> ControlConnection | str:
     try:
-        (connection, session), (pulse, pulses) = (
+        (connection, session), (heartbeat, heartbeats) = (
             open_connection(address, port, secret.encode(), PURPOSE, rank, timeout_s=CONNECT_S) for _ in range(2)
         )
         keep_alive(connection)
-        keep_alive(pulse)
-        pulse.sendall(pulses.seal(PULSE))
+        keep_alive(heartbeat)
+        heartbeat.sendall(heartbeats.seal(HEARTBEAT))
     except OSError as error:
         return f"{address} port {port}: {error}"
-    return Control(connection, session, pulse=pulse)
+    return ControlConnection(connection, session, heartbeat=heartbeat)
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Have a quiet TCP connection fail within ten seconds when the other host falls silent, not after hours."""
+    """Have an idle TCP connection fail within ten seconds when the other host does not answer, not after hours."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", _QUIET_S), ("TCP_KEEPINTVL", _ASK_S), ("TCP_KEEPCNT", _QUESTIONS)):
+    for name, value in (("TCP_KEEPIDLE", _IDLE_S), ("TCP_KEEPINTVL", _PROBE_S), ("TCP_KEEPCNT", _PROBES)):
         if hasattr(socket, name):  # not on every system
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

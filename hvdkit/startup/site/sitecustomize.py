@@ -27,9 +27,9 @@ class _Beginning:
             if name != "horovod" and not _asked("HVDKIT_WRAP"):
                 return None
             raise ImportError(
-                "hvdrun was given --alias-horovod or --wrap, and this Python has no hvdkit: "
+                "hvdrun --alias-horovod and hvdrun --wrap need hvdkit, which is not installed in this Python: "
                 + sys.executable
-                + ". Install hvdkit there, or start the script with the Python that has it.",
+                + ". Install hvdkit there, or start the script with a Python that has it.",
                 name=name,
             ) from None
         begin()

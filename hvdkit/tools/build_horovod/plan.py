@@ -1,4 +1,4 @@
-"""Decide how Horovod is built here. Nothing in this file looks at the machine or changes it."""
+"""Decide how Horovod is built here. Nothing in this file reads the machine or changes it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from hvdkit.tools.build_horovod.gpu import Gpu, choose_gpu
-from hvdkit.tools.build_horovod.mends import Mend, choose_mends, choose_standard
-from hvdkit.tools.build_horovod.release import HOROVOD
 from hvdkit.tools.build_horovod.site import Site
-from hvdkit.tools.build_horovod.versions import parse_numbers
+from hvdkit.tools.build_horovod.source import Patch, choose_patches, choose_standard
+from hvdkit.tools.build_horovod.versions import HOROVOD, parse_numbers
 
 _COMPILER_BYTES = 2_500_000_000  # the largest of its files took so much
 # Variables that change what is built, and which the plan decides.
@@ -32,9 +31,9 @@ _PASSED = (
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for.
+    """The options of the command.
 
-    source: Horovod's source archive, "" to get it with pip; source_digest: of its content.
+    source: Horovod's source archive, "" to download it; source_digest: of its content.
     gpu_operations: auto, none, nccl or mpi. jobs: compilers at a time, 0 for as many as cores and memory allow.
     """
 
@@ -46,16 +45,16 @@ class Options:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is decided.
+    """How Horovod is built.
 
-    variables: to be set for the build. removed: to be taken out of its environment, as they would change what is built.
-    lacking: what there is not of what --gpu-operations asks for.
+    variables: to be set for the build. removed: to be removed from its environment, as they would change the result.
+    lacking: what --gpu-operations needs and was not found.
     """
 
     site: Site
     options: Options
     standard: int
-    mends: tuple[Mend, ...]
+    patches: tuple[Patch, ...]
     gpu: Gpu
     jobs: int
     variables: dict[str, str]
@@ -64,7 +63,7 @@ class Plan:
 
     @property
     def bindings(self) -> dict[str, Any]:
-        """Everything that a wheel depends on: versions, the mends, the variables of the build, and places.
+        """Everything that a wheel depends on: versions, the patches, the variables of the build, and places.
 
         Places inside this environment are written relative to it: the wheel finds them in another one too.
         """
@@ -79,7 +78,7 @@ class Plan:
             "machine": site.machine,
             "libc": site.libc,
             "mpi": [mpi.name, mpi.version, mpi.command] if mpi else [],
-            "mends": [str(mend) for mend in self.mends],
+            "mends": [str(patch) for patch in self.patches],
             "variables": {
                 **{name: site.environ[name] for name in _PASSED if site.environ.get(name)},
                 **{name: value for name, value in self.variables.items() if name not in passing},
@@ -101,7 +100,7 @@ class Plan:
 
 
 def build_plan(site: Site, options: Options) -> Plan:
-    """Decide mends, GPU operations and the variables of the build from what was found and asked for."""
+    """Decide patches, GPU operations and the variables of the build from what was found and asked for."""
     gpu, lacking = choose_gpu(options.gpu_operations, site.frameworks, site.gpu_tools)
     standard, _ = choose_standard(site.frameworks)
     jobs = options.jobs or max(1, min(site.cores, site.memory_bytes // _COMPILER_BYTES or 1))
@@ -111,7 +110,7 @@ def build_plan(site: Site, options: Options) -> Plan:
         site=site,
         options=options,
         standard=standard,
-        mends=choose_mends(site.frameworks),
+        patches=choose_patches(site.frameworks),
         gpu=gpu,
         jobs=jobs,
         variables=variables,

@@ -1,4 +1,4 @@
-"""What a build finds on this machine."""
+"""Read this machine and this Python environment: tools, MPI, packages, processor, memory."""
 
 from __future__ import annotations
 
@@ -7,31 +7,56 @@ import platform
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.check import count_cores
-from hvdkit.launch.mpi import find_mpi
+from hvdkit.launch.plan.mpi import Mpi, find_mpi
+from hvdkit.launch.plan.validate import count_cores
+from hvdkit.launch.process import run_program
 from hvdkit.tools.build_horovod.gpu import GpuTools, find_gpu_tools
-from hvdkit.tools.build_horovod.mpicxx import MpiCompiler, find_mpicxx, read_mpicxx
 from hvdkit.tools.build_horovod.versions import Frameworks, find_version, read_frameworks
 
+#: Packages that the build, or Horovod itself, imports.
+PACKAGES = ("pip", "setuptools", "wheel", "cloudpickle", "packaging", "psutil", "pyyaml")
 _COMPILERS = ("c++", "g++", "clang++")
+_MPI_COMPILERS = ("mpicxx", "mpic++", "mpiCC", "mpiicpx", "mpiicpc")
 # Horovod is compiled for those of them that the building machine has, so a wheel needs a processor with the same.
 _FEATURES = ("avx", "f16c", "fma")
+_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class MpiCompiler:
+    """MPI's C++ compiler. command: what it runs in its turn, with all -I, -L and -rpath."""
+
+    name: str
+    version: str
+    path: str
+    command: str
+
+    @property
+    def home(self) -> str:
+        """The folder above its bin."""
+        return str(Path(self.path).parent.parent)
+
+    @property
+    def library_folders(self) -> tuple[str, ...]:
+        """The folders of its -L options."""
+        words = shlex.split(self.command)
+        return tuple(dict.fromkeys(word[2:] for word in words if word.startswith("-L/")))
 
 
 @dataclass(frozen=True)
 class Site:
-    """Facts, none of them judged; "" and 0 are not found.
+    """What is installed, not judged; "" and 0 for what was not found.
 
     python: the tag of its extension modules. prefix: of this environment. packages_folder: its site-packages.
-    machine: architecture, and features that count. mpirun: the one that hvdrun takes; mpi_error: why there is none.
-    memory_bytes: free now.
+    machine: architecture, and features that count. mpirun: the one that hvdrun uses; mpi_error: why there is none.
+    memory_bytes: available now.
     """
 
     frameworks: Frameworks = field(default_factory=Frameworks)
@@ -54,22 +79,25 @@ class Site:
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
-#: Packages that the build, or Horovod itself, imports.
-PACKAGES = ("pip", "setuptools", "wheel", "cloudpickle", "packaging", "psutil", "pyyaml")
-
-
 def read_site(environ: Mapping[str, str], nccl_home: str) -> Site:
-    """Look at this machine and this Python environment."""
+    """Read what is here; nothing is written, and no framework is imported."""
     path = environ.get("PATH", os.defpath)
-    own = os.pathsep.join((os.path.join(sys.prefix, "bin"), path))
-    cmake = _find_program(environ.get("HOROVOD_CMAKE", "cmake"), own)
-    mpirun, mpi_error, mpi = _read_mpi(environ)
+    own_path = os.pathsep.join((os.path.join(sys.prefix, "bin"), path))
+    cmake = _find_program(environ.get("HOROVOD_CMAKE", "cmake"), own_path)
+    mpirun, mpi_error, mpi = "", "", None
+    try:
+        launcher = find_mpi(environ, sys.prefix)
+        mpirun, mpi = launcher.mpirun, _read_mpi_compiler(launcher, environ)
+    except LaunchError as error:
+        mpi_error = str(error)
+    features = _read_value("/proc/cpuinfo", "flags").split()
+    memory = _read_value("/proc/meminfo", "MemAvailable").split()
     return Site(
         frameworks=read_frameworks(),
         python=str(sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag),
         prefix=sys.prefix,
         packages_folder=sysconfig.get_paths()["platlib"],
-        machine=" ".join((platform.machine(), *_read_features())),
+        machine=" ".join((platform.machine(), *(name for name in _FEATURES if name in features))),
         libc="-".join(platform.libc_ver()),
         compiler=_find_compiler(environ, path),
         cmake=cmake,
@@ -81,18 +109,22 @@ def read_site(environ: Mapping[str, str], nccl_home: str) -> Site:
         gpu_tools=find_gpu_tools(environ, nccl_home),
         packages={name: find_version(name) for name in PACKAGES},
         cores=count_cores(),
-        memory_bytes=_read_memory_bytes(),
+        memory_bytes=int(memory[0]) * 1024 if memory else 0,
         environ=environ,
     )
 
 
-def _read_mpi(environ: Mapping[str, str]) -> tuple[str, str, MpiCompiler | None]:
-    try:
-        mpi = find_mpi(environ, sys.prefix)
-    except LaunchError as error:
-        return "", str(error), None
-    path = find_mpicxx(mpi)
-    return mpi.mpirun, "", read_mpicxx(mpi, path, environ) if path else None
+def _read_mpi_compiler(mpi: Mpi, environ: Mapping[str, str]) -> MpiCompiler | None:
+    """Find the compiler beside mpirun and ask what it would run; `command` is "" if it does not answer."""
+    programs = (Path(mpi.mpirun).parent / name for name in _MPI_COMPILERS)
+    path = next((str(program) for program in programs if os.access(program, os.X_OK)), "")
+    if not path:
+        return None
+    for flag in ("-show", "--showme"):  # MPICH, Intel MPI and Open MPI know the first
+        answer = run_program([path, flag], environ=environ, timeout_s=_TIMEOUT_S)
+        if answer.status == 0:
+            return MpiCompiler(mpi.name, mpi.version, path, answer.stdout.strip())
+    return MpiCompiler(mpi.name, mpi.version, path, "")
 
 
 def _find_program(name: str, path: str) -> str:
@@ -102,42 +134,25 @@ def _find_program(name: str, path: str) -> str:
 def _find_compiler(environ: Mapping[str, str], path: str) -> str:
     """CXX if it is set, which may have options, else what CMake would take."""
     if environ.get("CXX"):
-        words = shlex.split(environ["CXX"])
+        try:
+            words = shlex.split(environ["CXX"])
+        except ValueError:  # a quotation mark without its partner
+            words = []
         return environ["CXX"] if words and shutil.which(words[0], path=path) else ""
     return next((found for name in _COMPILERS if (found := _find_program(name, path))), "")
 
 
 def _read_cmake_version(cmake: str, environ: Mapping[str, str]) -> str:
-    if not cmake:
-        return ""
-    try:
-        answer = subprocess.run(
-            [cmake, "--version"], env=dict(environ), capture_output=True, text=True, timeout=20, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    found = re.search(r"version\s+([\d.]+)", answer.stdout)
+    answer = run_program([cmake, "--version"], environ=environ, timeout_s=_TIMEOUT_S).stdout if cmake else ""
+    found = re.search(r"version\s+([\d.]+)", answer)
     return found.group(1) if found else ""
 
 
-def _read_features() -> list[str]:
-    flags = set(_read_line("/proc/cpuinfo", "flags").split())
-    return [name for name in _FEATURES if name in flags]
-
-
-def _read_memory_bytes() -> int:
-    kilobytes = _read_line("/proc/meminfo", "MemAvailable").split()
-    return int(kilobytes[0]) * 1024 if kilobytes else 0
-
-
-def _read_line(path: str, name: str) -> str:
+def _read_value(path: str, name: str) -> str:
     """The value of the first line `name: value` of a file; "" if there is none."""
     try:
-        with open(path) as file:
-            for line in file:
-                key, colon, value = line.partition(":")
-                if colon and key.strip() == name:
-                    return value
+        lines = Path(path).read_text(errors="replace").splitlines()
     except OSError:
-        pass
-    return ""
+        return ""
+    pairs = (line.partition(":") for line in lines)
+    return next((value for key, colon, value in pairs if colon and key.strip() == name), "")

@@ -1,4 +1,4 @@
-"""Which frameworks are installed here, without importing them."""
+"""Versions: of the Horovod that is built, and of the frameworks and packages installed here, without importing them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+#: The last release of Horovod, for which the patches are.
+HOROVOD = "0.28.1"
 #: The packages that bring a framework's module.
 PACKAGES_OF = {
     "torch": ("torch",),
@@ -27,7 +29,7 @@ _CUDA = re.compile(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Frameworks:
-    """What a wheel is built against; "" is not installed.
+    """The versions of the frameworks; "" for one that is not installed.
 
     torch_cuda: the CUDA version that torch was built for, "" for a CPU build.
     """
@@ -38,12 +40,12 @@ class Frameworks:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The installed ones, as their modules are called."""
+        """The module names of the installed frameworks."""
         return tuple(name for name in ("torch", "tensorflow") if getattr(self, name))
 
 
 def read_frameworks() -> Frameworks:
-    """Ask the package metadata of this Python."""
+    """Read the package metadata of this Python."""
     return Frameworks(
         torch=find_version("torch"),
         torch_cuda=parse_torch_cuda(_read_torch_version_file()),
@@ -52,7 +54,7 @@ def read_frameworks() -> Frameworks:
 
 
 def find_version(package: str) -> str:
-    """Tell the installed version of a package; "" if it is not installed."""
+    """Find the installed version of a package; "" if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -60,7 +62,7 @@ def find_version(package: str) -> str:
 
 
 def find_package(package: str, folder: str) -> Path | None:
-    """Find a folder that a package has installed, which need not exist; None if the package is not installed."""
+    """Find where a package installs a path, which need not exist; None if the package is not installed."""
     try:
         return Path(str(importlib.metadata.distribution(package).locate_file(folder)))
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Why a training on many ranks is another than on one: mistakes that the records show, each by itself."""
+"""Causes of a difference between training on many ranks and on one, each found in the records by itself."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from hvdkit.tools.compare.differences import Difference, apart, ratio
 from hvdkit.tools.compare.records import Arrays, Loader, RankRecord, Step
 
-_SHARD = "Give each rank its own part: sampler=hvd.data.ShardedSampler(dataset), or hvd.shard(...) in Keras."
-_CLOSE = 0.05  # a ratio is taken for a number that it is so close to, as a part of it
+_SHARD = "Give each rank its own samples: sampler=hvd.data.ShardedSampler(dataset), or hvd.shard(...) in Keras."
+_CLOSE = 0.05  # relative tolerance of a ratio that is taken for a whole number
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A mistake. name: for programs, kept from release to release. seen: what shows it. cure: what to do."""
+    """A mistake. name: stable, for programs. seen: what shows it. cure: what to do."""
 
     name: str
     seen: str
@@ -23,13 +23,13 @@ class Cause:
 
 
 def find_start(many: Sequence[RankRecord]) -> Iterator[Cause]:
-    """Ranks that begin with other parameters than rank 0."""
+    """Find ranks that start with other parameters than rank 0."""
     for record in many[1:]:
         name, size = apart(many[0].initial, record.initial)
         if name:
             yield Cause(
                 "no-broadcast",
-                f"before the first step {name} of rank {record.rank} is not that of rank 0, by {size:.1e} of its norm",
+                f"before the first step {name} differs between ranks 0 and {record.rank} by {size:.1e} of its norm",
                 "Broadcast the initial state: hvd.broadcast_parameters(model.state_dict(), root_rank=0), or in Keras "
                 "BroadcastGlobalVariablesCallback(0).",
             )
@@ -37,7 +37,7 @@ def find_start(many: Sequence[RankRecord]) -> Iterator[Cause]:
 
 
 def find_drift(many: Sequence[RankRecord]) -> Iterator[Cause]:
-    """Ranks that begin alike and come apart."""
+    """Find ranks that start alike and diverge."""
     for number in range(min(len(record.steps) for record in many)):
         first = many[0].steps[number]
         for record in many[1:]:
@@ -46,28 +46,28 @@ def find_drift(many: Sequence[RankRecord]) -> Iterator[Cause]:
             if not name:
                 continue
             where = (
-                f"after step {number + 1} {name} of rank {record.rank} is not that of rank 0, by {size:.1e} of its norm"
+                f"after step {number + 1} {name} differs between ranks 0 and {record.rank} by {size:.1e} of its norm"
             )
             if first.rates != step.rates:
-                seen = f"{where}; the learning rate was {first.rates} and {step.rates}"
-                yield Cause("rates-differ", seen, "Let every rank compute the same learning rate.")
+                seen = f"{where}; their learning rates were {first.rates} and {step.rates}"
+                yield Cause("rates-differ", seen, "Use the same learning rate on every rank.")
             elif not first.gradients or apart(first.gradients, step.gradients)[0]:
                 yield Cause(
                     "not-reduced",
-                    f"{where}: its gradients are not those of all ranks",
+                    f"{where}: each rank used its own gradients, not the average of all ranks",
                     "Wrap the optimizer, with all parameters that it trains: hvd.DistributedOptimizer(optimizer, ...).",
                 )
             else:
                 yield Cause(
                     "optimizer-state",
-                    f"{where}, though gradients and learning rates are the same",
+                    f"{where}, although gradients and learning rates are the same",
                     "Broadcast the optimizer's state too: hvd.broadcast_optimizer_state(optimizer, root_rank=0).",
                 )
             return
 
 
 def find_same_samples(many: Sequence[RankRecord]) -> Iterator[Cause]:
-    """Ranks that train on each other's samples in one step."""
+    """Find ranks that train on the same samples in one step."""
     for number in range(min(len(record.steps) for record in many)):
         first = set(many[0].steps[number].hashes)
         for record in many[1:]:
@@ -76,14 +76,14 @@ def find_same_samples(many: Sequence[RankRecord]) -> Iterator[Cause]:
             if min(len(first), len(other)) and common > 0.5 * min(len(first), len(other)):
                 yield Cause(
                     "same-samples",
-                    f"in step {number + 1} ranks 0 and {record.rank} train on {common} same samples of {len(first)}",
+                    f"in step {number + 1} ranks 0 and {record.rank} have {common} of {len(first)} samples in common",
                     _SHARD,
                 )
                 return
 
 
 def find_other_epoch(many: Sequence[RankRecord], one: RankRecord) -> Iterator[Cause]:
-    """Epochs that have more, or fewer, samples than on one rank."""
+    """Find epochs with more, or fewer, samples than on one rank."""
     alone = {loader.number: loader for loader in one.loaders}
     for loader in many[0].loaders:
         parts = [part for record in many for part in record.loaders if part.number == loader.number]
@@ -92,52 +92,52 @@ def find_other_epoch(many: Sequence[RankRecord], one: RankRecord) -> Iterator[Ca
         whole = alone[loader.number]
         joined = Loader(whole.number, whole.samples, sum(part.batch for part in parts), whole.drop_last)
         given, wanted = sum(map(_in_an_epoch, parts)), _in_an_epoch(joined)
-        seen = f"in an epoch the ranks train on {given} samples together, one rank with the same batch on {wanted}"
+        seen = f"in one epoch all ranks together train on {given} samples, one rank with the same batch on {wanted}"
         if given >= len(many) * wanted > wanted:
             yield Cause(
                 "whole-epoch",
-                f"{seen}: each rank goes through all of them",
+                f"{seen}: each rank trains on the whole dataset",
                 _SHARD,
             )
         elif given < wanted:
             dropped = sum(part.samples for part in parts) - given
-            why = f", {dropped} of them as a last batch that is not full" if dropped else ""
+            why = f", {dropped} of them in an incomplete last batch" if dropped else ""
             yield Cause(
                 "left-out",
-                f"{seen}: {wanted - given} are left out{why}",
-                "Leave drop_last out, and let hvd.data.ShardedSampler, which pads, cut the dataset.",
+                f"{seen}: {wanted - given} are never used{why}",
+                "Remove drop_last=True, and shard the dataset with hvd.data.ShardedSampler, which pads it.",
             )
 
 
 def find_scaled_rate(many: Sequence[RankRecord], one: RankRecord) -> Iterator[Cause]:
-    """Learning rates that do not go with the batch."""
+    """Find learning rates that are not scaled as the batch is."""
     ranks, mine, alone = len(many), many[0].steps[0], one.steps[0]
     if not mine.first_rates or not alone.first_rates or not alone.first_rates[0]:
         return
     factor = mine.first_rates[0] / alone.first_rates[0]
-    rates = f"the learning rate is {mine.first_rates[0]:g} on {ranks} ranks and {alone.first_rates[0]:g} on one"
+    rates = f"the learning rate is {mine.first_rates[0]:g} on {ranks} ranks and {alone.first_rates[0]:g} on one rank"
     own = next((loader.batch for loader in one.loaders), 0)
     joined = sum(loader.batch for record in many for loader in record.loaders[:1])
     if joined and joined == own and factor > 1 + _CLOSE:
         yield Cause(
             "rate-scaled-for-nothing",
-            f"{rates}, though the batch of all ranks together is the same as on one, {own}",
-            "Leave the learning rate as it is, or let each rank have the whole batch size.",
+            f"{rates}, although the batch of all ranks together is the same as on one rank, {own} samples",
+            "Do not scale the learning rate, or use the whole batch size on each rank.",
         )
     elif _is(factor, ranks**2):
         yield Cause(
             "rate-scaled-twice",
-            f"{rates}: {factor:.3g} times, where {ranks} ranks have a batch {ranks} times as large",
-            "Multiply by hvd.size() once: in the optimizer, or in a schedule or callback, not in both.",
+            f"{rates}: {factor:.3g} times as high, but the batch of {ranks} ranks is only {ranks} times as large",
+            "Multiply by hvd.size() only once: either in the optimizer, or in a schedule or callback.",
         )
 
 
 def explain(
     first: Difference, many: Sequence[RankRecord], one: RankRecord, initial: Arrays, repeats: Callable[[], bool]
 ) -> Iterator[Cause]:
-    """The likely cause of the first difference in numbers.
+    """Find the likely cause of the first difference in numbers.
 
-    initial: parameters before the first step. repeats: do two runs on one rank give the same? Asked if need be.
+    initial: parameters before the first step. repeats: runs one rank again, and says whether the results are equal.
     """
     mine, alone = [record.steps[first.step] for record in many], one.steps[first.step]
     if any(step.random for step in (*mine, alone)):
@@ -149,9 +149,9 @@ def explain(
         found.append(
             Cause(
                 "unequal-batches",
-                f"in step {first.step + 1} ranks have {' and '.join(map(str, rows))} rows, and the mean of their means "
-                f"is not the mean of all",
-                "Give all ranks as many: hvd.data.ShardedSampler does.",
+                f"in step {first.step + 1} the ranks have {' and '.join(map(str, rows))} rows, so the average of their "
+                f"means is not the mean of all rows",
+                "Give all ranks the same number of rows, as hvd.data.ShardedSampler does.",
             )
         )
     if not found and not repeats():
@@ -161,14 +161,13 @@ def explain(
 
 _RANDOM = Cause(
     "random-in-step",
-    "random numbers are drawn between the batch and the loss (augmentation or noise), others on each rank",
-    "Draw them in the dataset, whose samples compare hands over, or switch them off to compare.",
+    "the step draws random numbers (augmentation or noise) after it takes the batch, and they differ between ranks",
+    "Draw them in the dataset, whose samples are the same in both runs, or turn them off for the comparison.",
 )
 _NOT_DETERMINISTIC = Cause(
     "not-deterministic",
-    "two runs on one rank with the same batches and the same initial state differ as well: the script itself is not "
-    "deterministic",
-    "Seed what it draws in a step (augmentation, noise), with torch.manual_seed(...) or the like.",
+    "two runs on one rank with the same batches and initial state also differ",
+    "Seed the random numbers that a step draws (augmentation, noise), for example with torch.manual_seed(...).",
 )
 
 
@@ -178,8 +177,8 @@ def _explain_batch_norm(many: Sequence[RankRecord]) -> Iterator[Cause]:
         yield Cause(
             "batch-norm",
             f"{layers[0]}{f' (and {len(layers) - 1} more)' if layers[1:] else ''} normalises by the batch of one rank",
-            "Use hvd.SyncBatchNorm (Keras: BatchNormalization(synchronized=True)), or take it as it is: with enough "
-            "rows on a rank it trains as well.",
+            "Use hvd.SyncBatchNorm (Keras: BatchNormalization(synchronized=True)). Or accept the difference: with "
+            "enough rows per rank, the model trains as well.",
         )
 
 
@@ -201,20 +200,20 @@ def _explain_gradients(first: Difference, mine: Sequence[Step], alone: Step, ini
     if _is(factor, ranks):
         yield Cause(
             "sum",
-            f"gradients are {factor:.3g} times those of one rank: they are added up, not averaged",
-            "Use op=hvd.Average in hvd.DistributedOptimizer, which is the default.",
+            f"gradients are {factor:.3g} times those of one rank: they are summed, not averaged",
+            "Use op=hvd.Average, the default of hvd.DistributedOptimizer.",
         )
     elif _is(factor * ranks, 1.0):
         yield Cause(
             "loss-is-a-sum",
-            f"gradients are 1/{ranks} of those of one rank: the loss adds up samples, and ranks are averaged",
+            f"gradients are 1/{ranks} of those of one rank: the loss is a sum over samples, but ranks are averaged",
             'Use the mean over samples (reduction="mean"), or op=hvd.Sum in hvd.DistributedOptimizer.',
         )
     elif not _is(factor, 1.0):
         yield Cause(
             "scaled-gradients",
             f"gradients are {factor:.3g} times those of one rank",
-            "Look for a division or multiplication by hvd.size() or by a number of batches.",
+            "Look for a multiplication or division by hvd.size() or by a number of batches.",
         )
 
 

@@ -1,4 +1,4 @@
-"""How far two runs are apart: pure functions of what was recorded."""
+"""Distances between two runs: pure functions of their records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROUNDING = 4e-7
 
 @dataclass(frozen=True)
 class Limits:
-    """How far apart is equal: losses as a part of the loss, gradients of their norm, parameters of their movement.
+    """Tolerances: of losses relative to the loss, of gradients to their norm, of parameters to their movement.
 
     Parameters get more: where a gradient is all but zero, an optimizer that divides by its size steps by its rounding.
     """
@@ -25,13 +25,13 @@ class Limits:
     parameters: float = 2e-2
 
 
-#: The same where something is computed in 16 bits.
+#: Tolerances where some values are computed in 16 bits.
 HALF = Limits(3e-2, 1e-1, 3e-1)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs in a step. what: "loss", "gradients" or "parameters". tensor: "" for a loss."""
+    """A difference in a step. what: "loss", "gradients" or "parameters". tensor: "" for a loss."""
 
     step: int
     what: str
@@ -41,7 +41,7 @@ class Difference:
 
 
 def loss_of(steps: Sequence[Step]) -> float | None:
-    """The loss of all ranks in a step, each weighing as much as it has rows."""
+    """Average the losses of all ranks in a step, weighted by their rows."""
     losses = [step.loss for step in steps]
     if any(loss is None for loss in losses):
         return None
@@ -50,7 +50,7 @@ def loss_of(steps: Sequence[Step]) -> float | None:
 
 
 def compare_steps(many: Sequence[RankRecord], one: RankRecord, limits: Limits) -> Iterator[Difference]:
-    """The largest difference of each kind in each step, in the order in which a step computes them."""
+    """Yield the largest difference of each kind in each step, in the order in which a step computes them."""
     start = many[0].initial
     for number, (mine, alone) in enumerate(zip(zip(*(r.steps for r in many), strict=False), one.steps, strict=False)):
         loss = loss_of(mine)
@@ -65,7 +65,7 @@ def compare_steps(many: Sequence[RankRecord], one: RankRecord, limits: Limits) -
 
 
 def apart(ones: Arrays, others: Arrays) -> tuple[str, float]:
-    """The tensor in which two ranks differ most, and by what part of its norm; ("", 0) if they have the same bits."""
+    """Find the tensor in which two ranks differ most, and the distance over its norm; ("", 0) if all bits are equal."""
     both = [name for name in ones if name in others]
     found = [(_norm(ones[name] - others[name]) / max(_norm(ones[name]), 1e-30), name) for name in both]
     size, name = max(found, default=(0.0, ""))
@@ -73,7 +73,7 @@ def apart(ones: Arrays, others: Arrays) -> tuple[str, float]:
 
 
 def within(many: RankRecord, one: RankRecord) -> float:
-    """How far all parameters together are apart after the last common step, as a part of their norm."""
+    """Return the distance of all parameters after the last common step, over their norm."""
     last = min(len(many.steps), len(one.steps)) - 1
     mine, alone = many.steps[last].parameters, one.steps[last].parameters
     distance = sum(_norm(mine[name] - alone[name]) ** 2 for name in alone)
@@ -81,7 +81,7 @@ def within(many: RankRecord, one: RankRecord) -> float:
 
 
 def ratio(ones: Arrays, others: Arrays) -> tuple[float, float]:
-    """(r, cosine) such that `ones` are r times `others`, as well as one number can say it."""
+    """Return (r, cosine) of the best fit `ones` = r * `others`."""
     names = sorted(set(ones) & set(others))
     one = np.concatenate([ones[name] for name in names] or [np.zeros(1)])
     other = np.concatenate([others[name] for name in names] or [np.zeros(1)])
@@ -92,9 +92,9 @@ def ratio(ones: Arrays, others: Arrays) -> tuple[float, float]:
 
 
 def _largest(ones: Arrays, others: Arrays, start: Arrays, rounding: float = 0.0) -> tuple[str, float]:
-    """The tensor that is furthest apart, as a part of how far it is from its start, which is zero if there is none.
+    """Find the tensor with the largest distance, over its distance from its start (zero without one).
 
-    A tensor counts for a tenth of all at least: one activation that rounding takes over a kink is seen in small ones.
+    The divisor is at least a tenth of that of all tensors: in small ones, rounding at a kink of an activation shows.
     """
     moved = {name: _norm(value - start.get(name, np.zeros(1))) for name, value in others.items()}
     least = 0.1 * float(np.sqrt(sum(size**2 for size in moved.values()))) or 1e-30

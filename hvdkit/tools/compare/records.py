@@ -1,4 +1,4 @@
-"""What a rank wrote down about its first steps, in a file of numbers and one of arrays."""
+"""A rank's record of its first steps, in a file of JSON and one of arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Arrays = Mapping[str, Array]
 
-#: Elements of a tensor that are kept; of a larger one every second, third, ... is.
+#: Most elements of a tensor that are recorded; of a larger one every second, third, ...
 KEPT = 65_536
 
 
@@ -43,7 +43,7 @@ class Step:
 
 @dataclass
 class Loader:
-    """A source of training batches: how many samples it gives in an epoch, in batches of how many.
+    """A source of training batches: its samples in an epoch, and the size of its batches.
 
     number: which DataLoader, or fit(), of the script. drop_last: is a last batch that is not full left out?
     batches: what len() of it says.
@@ -58,7 +58,7 @@ class Loader:
 
 @dataclass
 class RankRecord:
-    """What one rank did.
+    """The record of one rank.
 
     framework: "torch", "keras", or "" if no step was seen. batch_norm: names of layers that normalise by the batch of
     one rank. dropout: was any switched off? half: was anything computed in 16 bits? other_start: did the script begin
@@ -78,13 +78,13 @@ class RankRecord:
 
 
 def thin(values: Any) -> Array:
-    """The elements of a tensor that are kept, as float64, (n,)."""
+    """Select the elements of a tensor that are recorded, as float64, (n,)."""
     flat = np.asarray(values).reshape(-1)
     return flat[:: -(-flat.size // KEPT) or 1].astype(np.float64)
 
 
 def write_record(record: RankRecord, folder: Path) -> None:
-    """Write it to two files of this rank; the one of numbers, which comes last, says that both are whole."""
+    """Write the two files of this rank; the JSON comes last, so both are complete when it exists."""
     arrays: dict[str, Array] = {f"initial/{name}": array for name, array in record.initial.items()}
     for number, step in enumerate(record.steps):
         arrays.update({f"{number}/gradients/{name}": array for name, array in step.gradients.items()})
@@ -101,7 +101,7 @@ def write_record(record: RankRecord, folder: Path) -> None:
 
 
 def read_records(folder: Path) -> list[RankRecord]:
-    """All ranks' records in a folder, by rank."""
+    """Read the records of all ranks in a folder, by rank."""
     return sorted((_read(path) for path in folder.glob("rank-*.json")), key=lambda record: record.rank)
 
 

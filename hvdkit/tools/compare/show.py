@@ -1,4 +1,4 @@
-"""The verdict as text for people and as JSON for programs."""
+"""The verdict as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KINDS = ("loss", "gradients", "parameters")
 
 
 def show_json(verdict: Verdict) -> str:
-    """All that was found, as one JSON document."""
+    """Encode the verdict as JSON."""
     return json.dumps({"verdict": "equal" if verdict.equal else "different", **asdict(verdict)}, indent=2)
 
 
@@ -28,11 +28,13 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
     for cause in verdict.causes:
         console.print(f"[bold red]{cause.name}[/]: {escape(cause.seen)}.", highlight=False)
         console.print(f"    {escape(cause.cure)}", highlight=False)
-    console.print(("[bold green]" if verdict.equal else "[bold red]") + escape(tell(verdict)) + "[/]", highlight=False)
+    console.print(
+        ("[bold green]" if verdict.equal else "[bold red]") + escape(summarise(verdict)) + "[/]", highlight=False
+    )
 
 
-def tell(verdict: Verdict) -> str:
-    """The verdict in a sentence."""
+def summarise(verdict: Verdict) -> str:
+    """Write the verdict in a sentence."""
     steps = f"{verdict.steps} step{'s' * (verdict.steps > 1)}"
     if verdict.equal:
         return (
@@ -45,22 +47,22 @@ def tell(verdict: Verdict) -> str:
     tensor = f" of {verdict.first.tensor}" if verdict.first.tensor else ""
     seen = f"the first difference is in step {verdict.first.step + 1}: {verdict.first.what}{tensor}"
     return f"Not the same training: {seen}, by {verdict.first.size:.1e}; " + (
-        f"likely cause: {why}." if why else "no cause that hvdkit knows of."
+        f"likely cause: {why}." if why else "cause unknown."
     )
 
 
 def _build_table(verdict: Verdict) -> Table:
-    table = Table(title=f"{verdict.ranks} ranks beside one, at the same batch", title_justify="left", box=SIMPLE)
+    table = Table(title=f"{verdict.ranks} ranks and 1 rank, with the same batches", title_justify="left", box=SIMPLE)
     table.add_column("step", justify="right")
     for kind in _KINDS:
         table.add_column(kind)
     for number in range(verdict.steps):
         row = []
         for kind in _KINDS:
-            found = [one for one in verdict.differences if one.step == number and one.what == kind]
-            style = "" if not found or found[0].equal else "red"
-            text = "-" if not found else f"{found[0].size:.1e}"
-            name = f" {escape(found[0].tensor)}" if found and found[0].tensor and not found[0].equal else ""
+            rows = [one for one in verdict.differences if one.step == number and one.what == kind]
+            style = "" if not rows or rows[0].equal else "red"
+            text = "-" if not rows else f"{rows[0].size:.1e}"
+            name = f" {escape(rows[0].tensor)}" if rows and rows[0].tensor and not rows[0].equal else ""
             row.append(f"[{style}]{text}{name}[/]" if style else text)
         table.add_row(str(number + 1), *row)
     return table

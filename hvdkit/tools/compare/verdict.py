@@ -1,4 +1,4 @@
-"""Equal or not, and why: from the records of all runs."""
+"""The verdict from the records of all runs: equal or not, and the causes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hvdkit.tools.compare.records import RankRecord
 
 @dataclass(frozen=True)
 class Verdict:
-    """What compare says.
+    """The result of a comparison.
 
-    within: how far all parameters are apart at the end, as a part of their norm. first: what differs first in numbers,
-    if anything does. differences: all that were looked at. notes: what else is to be known.
+    within: distance of all parameters after the last step, relative to their norm. first: the first difference beyond
+    rounding. differences: all that were computed. notes: remarks for the reader.
     """
 
     ranks: int
@@ -37,12 +37,14 @@ def judge(
     *,
     limits: Limits | None = None,
     wrapped: bool = False,
+    own_rates: bool = False,
 ) -> Verdict:
     """Compare the run on many ranks with that on one.
 
-    run_again: runs the script on one rank once more; called if numbers differ and chance may be why.
-    wrapped: hvdkit itself shares the data and scales the learning rate, so these are not looked at.
-    Raises CompareError for runs that did not do the same.
+    run_again: runs the script on one rank once more; called to see whether it is deterministic.
+    wrapped: hvdkit shards the data and scales the learning rate, so neither is checked. own_rates: one rank kept the
+    learning rate that the script sets on it.
+    Raises CompareError for runs that cannot be compared.
     """
     _check(many, one)
     half = one.half or any(record.half for record in many)
@@ -66,7 +68,7 @@ def judge(
         first=first,
         causes=found,
         differences=differences,
-        notes=_notes(many, one, half),
+        notes=_notes(many, one, half, own_rates),
     )
 
 
@@ -87,22 +89,25 @@ def _check(many: Sequence[RankRecord], one: RankRecord) -> None:
             name = sorted(tensors ^ other)[0]
             who = "one rank alone" if record is one else f"rank {record.rank}"
             raise CompareError(
-                f"Rank 0 and {who} do not train the same tensors: only one of them has {name}. Ranks with models "
-                f"of their own (process sets) cannot be compared with one rank; compare each by itself."
+                f"Rank 0 and {who} train different tensors: only one of them has {name}. Ranks that train different "
+                f"models (process sets) cannot be compared with one rank. Compare each model by itself."
             )
     if not any(step.rows for step in many[0].steps):
         raise CompareError(
-            "The batches were not seen, so one rank cannot be given those of all. They have to come from a "
-            "torch.utils.data.DataLoader, or go to keras.Model.fit."
+            "No batches were recorded, so one rank cannot train on the batches of all ranks. Take the batches from a "
+            "torch.utils.data.DataLoader, or pass them to keras.Model.fit()."
         )
 
 
-def _notes(many: Sequence[RankRecord], one: RankRecord, half: bool) -> list[str]:
-    notes = ["One rank was given the batches of all ranks, and their learning rate."]
+def _notes(many: Sequence[RankRecord], one: RankRecord, half: bool, own_rates: bool) -> list[str]:
+    rate = "kept the learning rate of the script" if own_rates else "used the learning rate of the several ranks"
+    notes = [f"One rank trained on the batches of all ranks, and {rate}."]
     if one.dropout or many[0].dropout:
         notes.append("Dropout was off in all runs.")
     if one.other_start:
-        notes.append("The script begins with other parameters on one rank; it was given those of rank 0.")
+        notes.append(
+            "The script starts with different parameters on one rank; these were replaced with those of rank 0."
+        )
     if half:
-        notes.append("Something is computed in 16 bits, so the limits are wide.")
+        notes.append("Some values are float16 or bfloat16, so the tolerance is larger.")
     return notes

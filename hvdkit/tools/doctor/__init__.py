@@ -1,7 +1,6 @@
-"""hvdkit doctor: what is here, whether it works together, and how to mend what does not.
+"""hvdkit doctor: find out what is wrong with hosts, networks and an installation.
 
-facts and machine say what can be seen, as data. look/ sees it, a file a subject; what may crash or hang is in probes/,
-and runs in a process of its own. checks/ has functions from facts to findings, which look at nothing else. abilities
-tells which engines and transports work. hosts/ does the same on several hosts, and between them. show/ prints, command
-is what a person types.
+facts (of a host) and survey (of several) are data. collect/ collects facts, a file for each subject; what may crash or
+hang is in collect/probes/ and runs in a process of its own. checks/ has functions from facts to findings; evaluate
+calls them. hosts/ runs an agent on each of several hosts. show/ prints. diagnose has the steps, command the options.
 """

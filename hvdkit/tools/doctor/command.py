@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import argparse
 
-from hvdkit.launch.numbers import ranks
-from hvdkit.launch.starter_flags import add_ssh_flags
+from hvdkit.launch.cli.launcher_options import add_ssh_flags
+from hvdkit.launch.cli.numbers import ranks
 
 _EXPLANATION = """\
-Look at what is installed here, try what can be tried, and tell what works, what would be taken, and what is wrong.
+Find out what is wrong with this host and this Python environment, and print the cure for it.
 
-With -H, --hostfile or inside an allocation of Slurm, PBS or LSF: look at every host of the job, and from each to each
-of the others, and time a sum over all of them. Nothing is left running, and nothing is changed.
+With -H, --hostfile or inside an allocation of Slurm, PBS or LSF: examine every host of the job and the connections
+between them, and time an allreduce over all of them. Nothing is changed, and nothing is left running.
 """
 
 _EPILOG = """\
 examples:
   hvdkit doctor                           this host and this Python environment
-  hvdkit doctor --hostfile hosts.txt      every host, over ssh, and the ways between them
+  hvdkit doctor --verbose                 the same, with tables of all that was found
+  hvdkit doctor --hostfile hosts.txt      every host, over ssh, and the connections between them
   hvdkit doctor -H a:2,b:2 -np 4 --script train.py
-                                          the same, and what the script forgets
-  hvdkit doctor --json > doctor.json      for programs, or to send to somebody
+                                          the same, and mistakes in the script
+  hvdkit doctor --json > doctor.json      for programs, or for a bug report
 
-The exit code is 0 if nothing is wrong (or only noted), 1 if there are warnings, 2 if there are errors.
+The exit code is 0 without findings or with notes only, 1 with errors or warnings, 2 for a wrong command line.
 """
 
 
@@ -30,40 +31,48 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add the command to those of hvdkit."""
     parser = commands.add_parser(
         "doctor",
-        help="tell what is installed, what works, what would be taken, and what is wrong",
+        help="find out what is wrong with hosts, networks and this installation",
         description=_EXPLANATION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="look at these hosts, and between them")
-    parser.add_argument("--hostfile", metavar="FILE", help="the same from a file, as hvdrun reads it")
-    parser.add_argument("--hostfile-format", default="auto", metavar="NAME", help="how to read it; see hvdrun --help")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "-H", "--hosts", metavar="HOST:SLOTS,...", help="examine these hosts and the connections between them"
+    )
+    where.add_argument("--hostfile", metavar="FILE", help="the same, with the hosts of a file")
     parser.add_argument(
-        "-np", "--num-proc", dest="ranks", type=ranks, default=0, metavar="N", help="ranks to be started"
+        "--hostfile-format", default="auto", metavar="NAME", help="format of the hostfile; see hvdrun --help"
+    )
+    parser.add_argument(
+        "-np", "--num-proc", dest="ranks", type=ranks, default=0, metavar="N", help="number of ranks of the job"
     )
     add_ssh_flags(parser)
-    parser.add_argument("--script", metavar="FILE", help="also read this training script for what it forgets")
+    parser.add_argument("--script", metavar="FILE", help="also read this training script for common mistakes")
     parser.add_argument(
         "--via",
         choices=("auto", "ssh", "srun"),
         default="auto",
-        help="how to reach the hosts; auto: srun for those of a Slurm allocation, else ssh (default: auto)",
+        help="how to start the agents on the hosts; auto: srun in a Slurm allocation, else ssh (default: auto)",
     )
-    parser.add_argument("--here", action="store_true", help="only this host, also inside an allocation")
-    parser.add_argument("--no-allreduce", action="store_true", help="start no small job on the hosts")
-    parser.add_argument("--settings", action="store_true", help="only every setting: its value, and its origin")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    where.add_argument("--here", action="store_true", help="examine only this host, even inside an allocation")
+    parser.add_argument("--no-allreduce", action="store_true", help="do not time an allreduce over the hosts")
+    parser.add_argument("--settings", action="store_true", help="print only the settings, their values and origins")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("-v", "--verbose", action="store_true", help="also print tables of all that was found")
+    output.add_argument("-q", "--quiet", action="store_true", help="print only errors and warnings")
+    output.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry out the command; returns the exit code. Raises LaunchError for hosts that cannot be understood."""
+    """Carry out the command; returns the exit code. Raises LaunchError for hosts that cannot be parsed."""
     if options.settings:
         from hvdkit.tools.doctor.show.settings import show_settings
 
         show_settings(as_json=options.json)
         return 0
-    from hvdkit.tools.doctor.steps import carry_out  # what this needs would slow down every other command
+    from hvdkit.tools.doctor.diagnose import diagnose  # its imports would slow down every other command
 
-    return carry_out(options)
+    return diagnose(options)

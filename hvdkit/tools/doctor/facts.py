@@ -1,12 +1,126 @@
-"""What can be seen on a host, as data: nothing here looks, and nothing judges."""
+"""What is collected of a host, as data."""
 
 from __future__ import annotations
 
 import re
+import types
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from hvdkit.tools.doctor.machine import Machine
+from hvdkit.launch.plan.network import InterfaceAddress
+
+T = TypeVar("T")
+
+#: A limit that is none.
+UNLIMITED = -1
+
+
+@dataclass(frozen=True)
+class HostNetwork:
+    """The addresses of a host.
+
+    addresses: those that its own name resolves to there, () for none; localhost: those of that name. interfaces: IPv4
+    addresses, that of the loopback interface first; () where the system cannot be asked.
+    """
+
+    addresses: tuple[str, ...] = ()
+    localhost: tuple[str, ...] = ()
+    interfaces: tuple[InterfaceAddress, ...] = ()
+    loopback_up: bool = True
+
+
+@dataclass(frozen=True)
+class ResourceLimits:
+    """Soft limits of this process, UNLIMITED or a number: bytes of locked memory, files, processes."""
+
+    memlock: int = UNLIMITED
+    nofile: int = UNLIMITED
+    nproc: int = UNLIMITED
+
+
+@dataclass(frozen=True)
+class CpuFacts:
+    """cores: of the machine. allowed: those that this process may use. quota: of time, in cores; 0 for none."""
+
+    cores: int = 0
+    allowed: tuple[int, ...] = ()
+    quota: float = 0.0
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A file in shared memory that no process uses any more."""
+
+    path: str
+    bytes: int
+    age_s: float
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """The folder for node-shared memory. total_bytes: -1 if it is not there. filesystem: its kind, best tmpfs."""
+
+    folder: str = "/dev/shm"
+    total_bytes: int = -1
+    free_bytes: int = -1
+    filesystem: str = ""
+    leftovers: tuple[Leftover, ...] = ()
+
+
+@dataclass(frozen=True)
+class Clock:
+    """now: seconds since 1970. newest: when the newest of hvdkit's own files was written."""
+
+    now: float = 0.0
+    newest: float = 0.0
+
+
+@dataclass(frozen=True)
+class FastNetworks:
+    """Fast networks. infiniband, slingshot: their devices. nccl_plugins: libraries that NCCL could load for them."""
+
+    infiniband: tuple[str, ...] = ()
+    slingshot: tuple[str, ...] = ()
+    nccl_plugins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Two ranks, tried. mpirun: what started them. sizes: of the world, as each saw it; error: why there are not two.
+
+    kinds: of srun, what it offers for --mpi.
+    """
+
+    mpirun: str = ""
+    sizes: tuple[int, ...] = ()
+    error: str = ""
+    kinds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Port:
+    """A port that MASTER_PORT names. free: nothing listens there on this host."""
+
+    number: int = 0
+    free: bool = True
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """The machine. trial: of the mpirun on PATH; srun: of srun, in an allocation. prefix_filesystem: of Python's."""
+
+    network: HostNetwork = HostNetwork()
+    limits: ResourceLimits = ResourceLimits()
+    cpu: CpuFacts = CpuFacts()
+    shared: SharedMemory = SharedMemory()
+    clock: Clock = Clock()
+    fabrics: FastNetworks = FastNetworks()
+    trial: Trial = Trial()
+    srun: Trial = Trial()
+    port: Port = Port()
+    prefix_filesystem: str = ""
+
 
 #: Kinds of MPI, and of what else starts ranks, as people call them.
 KIND_NAMES = {
@@ -28,7 +142,7 @@ _VERSION = re.compile(r"(?:version\s*:?\s*|library\s+|\bv)(\d[\w.]*)", re.IGNORE
 class MpiLibrary:
     """The MPI library that mpi4py loads.
 
-    mpi4py: its version, "" if it is not installed. library: what the library says of itself, in one line; "" if none
+    mpi4py: its version, "" if it is not installed. library: its version text, in one line; "" if none
     was loaded. kind: open_mpi, mpich, intel_mpi, cray_mpich, mvapich, or "" for one that is not known.
     path: of the file. standard: the version of the MPI standard. threads: the level that it started with, "" if it did
     not start. error: why it was not loaded, or did not start.
@@ -53,7 +167,7 @@ class MpiLibrary:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A program that starts ranks. name: as on PATH. kind, version: as it says; "" if it does not, with the error."""
+    """A program that starts ranks. name: as on PATH. kind, version: as it prints; "" with the error if it does not."""
 
     name: str
     path: str
@@ -125,13 +239,13 @@ class Accelerators:
 
 
 @dataclass(frozen=True)
-class Facts:
+class HostFacts:
     """All of one host and one Python environment.
 
     packages: name -> version of what matters here, without those that are missing.
-    keras_backend, keras_backend_origin: the backend that Keras would take, and what says so.
-    settings: of hvdkit, name -> value; settings_error: why they cannot be read. engines, transports: those that this
-    hvdkit has. environ: the variables that matter here.
+    keras_backend, keras_backend_origin: the backend of Keras, and the origin of that setting.
+    settings: of hvdkit, name -> value; settings_error: why they cannot be read. environ: the variables that matter
+    here.
     """
 
     host: str = ""
@@ -151,7 +265,23 @@ class Facts:
     accelerators: Accelerators = Accelerators()
     settings: Mapping[str, str] = field(default_factory=dict)
     settings_error: str = ""
-    engines: tuple[str, ...] = ()
-    transports: tuple[str, ...] = ()
-    machine: Machine = field(default_factory=Machine)
+    machine: MachineFacts = field(default_factory=MachineFacts)
     environ: Mapping[str, str] = field(default_factory=dict)
+
+
+def decode(kind: type[T], data: Mapping[str, Any]) -> T:
+    """Build a dataclass from what json has read; unknown fields are left out, missing ones get their defaults."""
+    hints = get_type_hints(kind)
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: _build_field(hints[name], value) for name, value in data.items() if name in known})
+
+
+def _build_field(hint: Any, value: Any) -> Any:
+    if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, Mapping):
+        return decode(hint, value)
+    if get_origin(hint) is tuple and isinstance(value, list | tuple):
+        inner = get_args(hint)[0]
+        return tuple(_build_field(inner, item) for item in value)
+    if get_origin(hint) in (Union, types.UnionType) and value is not None:
+        return _build_field(next(choice for choice in get_args(hint) if choice is not type(None)), value)
+    return value

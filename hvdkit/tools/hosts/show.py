@@ -1,4 +1,4 @@
-"""Hosts for people and for programs."""
+"""Hosts as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 
-from hvdkit.launch.hosts import FoundHosts
+from hvdkit.launch.hostfiles import FoundHosts
 
 
 def write_json(found: FoundHosts) -> str:
@@ -61,5 +61,5 @@ def _summarize(found: FoundHosts) -> str:
     return count + slots + (rest if len(known) < len(found.hosts) else "") + asked
 
 
-#: What can be written that is no dialect.
+#: Outputs that are not hostfile formats.
 SHOWN: dict[str, Callable[[FoundHosts], str]] = {"table": write_table, "json": write_json}

@@ -1,4 +1,4 @@
-"""Where `hvdkit profile` listens: at the addresses by which the ranks of the job reach this machine."""
+"""The addresses that `hvdkit profile` listens at: those by which the ranks of the job reach this host."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hvdkit.errors import HvdkitError
-from hvdkit.launch.agent.interfaces import read_interfaces
-from hvdkit.launch.check import find_addresses, is_local
-from hvdkit.launch.cli import parse_arguments
-from hvdkit.launch.network import parse_interfaces
-from hvdkit.launch.where import find_hosts
+from hvdkit.launch.agent.host_info import read_interfaces
+from hvdkit.launch.cli.options import parse_arguments
+from hvdkit.launch.plan.network import parse_interfaces
+from hvdkit.launch.plan.resolve_hosts import find_hosts
+from hvdkit.launch.plan.validate import find_addresses, is_local
+from hvdkit.tools.training_command import find_launcher
 from hvdkit.transport.addresses import LOOPBACK
 
 
 def choose_addresses(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Choose the addresses for a job: of hvdrun those towards its hosts, the loopback's if all ranks are here.
+    """Choose the addresses for a job of hvdrun: those towards its hosts, or the loopback's if all ranks are local.
 
-    Of another launcher the hosts are not known: then all addresses that may lead to other hosts, and the loopback's.
+    The hosts of another launcher are unknown: then all addresses that may lead to other hosts, and the loopback's.
     """
-    arguments = find_hvdrun(command)
-    if arguments is not None:
-        # What hvdrun does not understand it says itself.
+    if find_launcher(command) == "hvdrun":
+        arguments = command[1:] if Path(command[0]).name == "hvdrun" else command[3:]
+        # hvdrun itself reports the options that it refuses.
         with contextlib.suppress(HvdkitError, SystemExit), contextlib.redirect_stderr(io.StringIO()):
             options = parse_arguments(arguments)
             if options.host_discovery_script is None:
@@ -34,16 +35,7 @@ def choose_addresses(command: Sequence[str], environ: Mapping[str, str]) -> tupl
                     format=options.hostfile_format,
                     slots=options.slots_per_host,
                 )
-                away = [host for host in found.hosts if not is_local(host)] if found is not None else []
-                return find_addresses(away) if away else (LOOPBACK,)
+                remote = [host for host in found.hosts if not is_local(host)] if found is not None else []
+                return find_addresses(remote) if remote else (LOOPBACK,)
     interfaces = [each for each in parse_interfaces(read_interfaces()) if each.between_hosts]
     return (LOOPBACK, *dict.fromkeys(each.address for each in interfaces))
-
-
-def find_hvdrun(command: Sequence[str]) -> Sequence[str] | None:
-    """Find the arguments of hvdrun in a command that runs it; None for another command."""
-    if Path(command[0]).name == "hvdrun":
-        return command[1:]
-    if Path(command[0]).name.startswith("python") and list(command[1:3]) == ["-m", "hvdkit.launch"]:
-        return command[3:]
-    return None

@@ -1,4 +1,4 @@
-"""Where the ranks of a job send what they record, from any host and with any launcher.
+"""The receiver of what the ranks of a job record, on any host and under any launcher.
 
 Both sides prove that they know the job's key, and each frame bears a code (hvdkit.handshake); what is sent is numbers
 and JSON.
@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from hvdkit.engine.observe.record_sender import ABOUT, PLAN, PURPOSE, ROWS
 from hvdkit.engine.observe.recording import Rounds
 from hvdkit.handshake import AuthenticationError
-from hvdkit.launch.authenticated_server import AuthenticatedServer, Channel, raise_file_limit
+from hvdkit.launch.job.authenticated_server import AuthenticatedServer, Channel, raise_file_limit
 from hvdkit.log import logger
 from hvdkit.profiling.recordings import RankRecording, as_recording, parse_facts, parse_plan
 
-_GRACE_S = 2.0  # for connections to be read to their end, after that of the job
+_GRACE_S = 2.0  # after the end of the job, to read connections to their end
 
 
 @dataclass
@@ -30,10 +30,10 @@ class _Rank:
 
 
 class Collector:
-    """Listens from its beginning to close(), in a thread of its own.
+    """Listens in a thread of its own until close().
 
-    addresses: of this machine, at which ranks reach it, the best first. place: what ranks are told, see
-    record_sender.connect. restore_files: for child processes, see raise_file_limit.
+    addresses: of this host, by which ranks reach it, the best first. place: key, port and addresses, as
+    record_sender.connect takes them. restore_files: for child processes, see raise_file_limit.
     """
 
     def __init__(self, addresses: Sequence[str]) -> None:
@@ -62,10 +62,11 @@ class Collector:
                     size = 8 * rounds.facts.row
                     rounds.rows.extend(payload[at : at + size] for at in range(4, len(payload), size))
         except AuthenticationError as error:
-            logger.warning("What a rank has recorded is known up to a moment only: %s.", error)
+            who = f"rank {rank.facts['rank']} on {rank.facts['host']}" if rank else "a rank"
+            logger.warning("The recording of %s is incomplete, because its connection failed: %s.", who, error)
 
     def close(self) -> list[RankRecording]:
-        """End, and return what has come, by rank; of a rank that was started again, what it sent last."""
+        """Stop, and return the recordings by rank; of a rank that was restarted, the last one."""
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

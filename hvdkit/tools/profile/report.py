@@ -2,40 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 
 import numpy as np
 
 from hvdkit.profiling.text import describe, show_s
 from hvdkit.profiling.verdict import Analysis, Parts
-from hvdkit.tools.charts import Axis, Line, build_page, draw_bars, draw_lines
-from hvdkit.tools.profile.timeline import draw_timeline
+from hvdkit.tools.charts import build_page, draw_bars, draw_lines, embed, label_log_axis, new_figure
+from hvdkit.tools.profile.spans import list_spans
 
-_STYLE = "pre { white-space: pre-wrap; }\n"
+_OPTION = "hvdkit profile --output"
 _STEPS = 4  # in the timeline
 _RANKS = 32  # in drawings
 _POINTS = 400  # of a line over all steps
+_COLOURS = {"compute": "C0", "loading": "C1", "late": "C2", "exposed": "C3"}  # as in the bars of ranks
+
+
+def check_report() -> None:
+    """Raise MissingDependencyError, before the job runs, if the report cannot be drawn."""
+    new_figure(_OPTION, 1, 1)
 
 
 def build_report(analysis: Analysis) -> str:
-    """The whole page."""
+    """Build the whole page."""
     ranks = _chosen(analysis)
     parts = [
         f"<pre>{escape(describe(analysis.verdict))}</pre>",
-        "<h2>A step of each rank</h2>",
-        draw_bars(_by_rank(analysis, ranks), title="average step", show=show_s),
-        "<h2>Some steps of all ranks</h2>",
-        '<p class="quiet">Colours as above; the thin line below each rank shows its buckets, from when it had its part '
-        "ready to when it saw the sum. Point at anything for its name and time.</p>",
-        draw_timeline(analysis.steps, ranks, _typical(analysis)),
+        "<h2>Average step of each rank</h2>",
+        _draw_bars(_by_rank(analysis, ranks), "time of each part"),
+        "<h2>Timeline of typical steps</h2>",
+        "<p>The thin line below each rank shows its buckets, from the time when the rank has its gradients ready until "
+        "it receives their sum. hvdkit profile --trace FILE writes the same with names and times, for "
+        "ui.perfetto.dev.</p>",
+        _draw_timeline(analysis, ranks, _typical(analysis)),
         "<h2>Buckets</h2>",
-        draw_bars(_by_bucket(analysis), title="from the first rank that has it ready", show=show_s),
+        _draw_bars(_by_bucket(analysis), "time after the first rank has the bucket ready"),
         "<h2>All steps</h2>",
         _draw_steps(analysis),
         "<h2>On more hosts</h2>",
         _draw_scaling(analysis),
     ]
-    return build_page("Where the time of a step goes", parts, style=_STYLE)
+    return build_page("Where the time of a step goes", parts)
+
+
+def _draw_bars(bars: Mapping[str, Mapping[str, float]], title: str) -> str:
+    figure = new_figure(_OPTION, 10, 1.5 + 0.3 * len(bars))
+    draw_bars(figure.subplots(), bars, title=title, show=show_s)
+    return embed(figure)
+
+
+def _draw_timeline(analysis: Analysis, ranks: list[int], steps: list[int]) -> str:
+    """Draw what training did on each rank, and below it when its buckets were reduced."""
+    figure = new_figure(_OPTION, 14, 1 + 0.45 * len(ranks))
+    axis, start = figure.subplots(), float(analysis.steps.began[:, steps[0]].min())
+    rows = {rank: row for row, rank in enumerate(ranks)}
+    for span in list_spans(analysis.steps, steps):
+        if span.rank in rows:
+            training = span.line == "training"
+            place = (rows[span.rank] - 0.4, 0.5) if training else (rows[span.rank] + 0.12, 0.2)
+            colour = _COLOURS[span.kind] if training else f"C{4 + span.bucket % 4}"
+            axis.broken_barh([(1e3 * (span.began - start), 1e3 * (span.ended - span.began))], place, facecolor=colour)
+    members = [analysis.steps.ranks[rank] for rank in ranks]
+    axis.set_yticks(range(len(ranks)), [f"{member.rank} {member.host}"[:16] for member in members])
+    axis.invert_yaxis()
+    axis.set_xlabel("ms")
+    return embed(figure)
 
 
 def _chosen(analysis: Analysis) -> list[int]:
@@ -79,39 +111,44 @@ def _by_bucket(analysis: Analysis) -> dict[str, dict[str, float]]:
     for at, (nbytes, names) in enumerate(zip(steps.plan.nbytes, steps.plan.names, strict=True)):
         name = f"{at}: {nbytes / 2**20:.2f} MiB, {names}"[:60]
         bars[name] = {
-            "until the last rank has it": float((last - first)[usual, at].mean()),
-            "until it is reduced, and seen": float((done - last)[usual, at].clip(0).mean()),
+            "until the last rank has it ready": float((last - first)[usual, at].mean()),
+            "until its sum is received": float((done - last)[usual, at].clip(0).mean()),
         }
     return bars
 
 
 def _draw_steps(analysis: Analysis) -> str:
     numbers, every = analysis.steps.numbers, max(1, len(analysis.steps.numbers) // _POINTS)
-    lines = {"step": analysis.shares.step.max(axis=0)}
+    series = {"step": analysis.shares.step.max(axis=0)}
     slow = analysis.verdict.slow
     if slow is not None:
         members = [at for at, rank in enumerate(analysis.steps.ranks) if rank.rank in slow.ranks]
         who = f"rank {slow.ranks[0]}" if len(slow.ranks) == 1 else slow.host
-        lines[f"waited for {who}"] = analysis.shares.waited_for[members].sum(axis=0)
-    drawn = [
-        Line(name, list(zip(numbers[::every].tolist(), (1e3 * series[::every]).tolist(), strict=True)))
-        for name, series in lines.items()
-    ]
-    return draw_lines(drawn, x=Axis("step"), y=Axis("ms"), title="how long each step took")
+        series[f"waited for {who}"] = analysis.shares.waited_for[members].sum(axis=0)
+    figure = new_figure(_OPTION, 10, 4)
+    axis = figure.subplots()
+    draw_lines(
+        axis,
+        {
+            name: list(zip(numbers[::every].tolist(), (1e3 * seconds[::every]).tolist(), strict=True))
+            for name, seconds in series.items()
+        },
+    )
+    axis.set(title="duration of each step", xlabel="step", ylabel="ms", ylim=(0, None))
+    return embed(figure)
 
 
 def _draw_scaling(analysis: Analysis) -> str:
     predicted = analysis.verdict.predicted
     hosts = [float(step.hosts) for step in predicted]
-    times = [float(step.times) for step in predicted]
     bare = predicted[0].step_s / analysis.scaling.work.compute_s
-    lines = [
-        Line("predicted", [(step.hosts, step.times * step.efficiency) for step in predicted]),
-        Line("without communication", [(at, more * bare) for at, more in zip(hosts, times, strict=True)], dashed=True),
-    ]
-    return draw_lines(
-        lines,
-        x=Axis("hosts", log=True, ticks=hosts),
-        y=Axis("times today's samples in a second"),
-        title=f"on {analysis.verdict.network}",
-    )
+    figure = new_figure(_OPTION, 10, 4)
+    axis = figure.subplots()
+    lines = {
+        "predicted": [(float(step.hosts), step.times * step.efficiency) for step in predicted],
+        "without communication": [(float(step.hosts), step.times * bare) for step in predicted],
+    }
+    draw_lines(axis, lines, dashed=["without communication"])
+    label_log_axis(axis, hosts)
+    axis.set(title=f"on {analysis.verdict.network}", xlabel="hosts", ylabel="throughput relative to this job")
+    return embed(figure)

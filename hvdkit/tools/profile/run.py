@@ -1,4 +1,4 @@
-"""Running a job that is profiled, and what is said of it."""
+"""A job that is profiled, and its report."""
 
 from __future__ import annotations
 
@@ -6,38 +6,48 @@ import argparse
 import json
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from hvdkit.config import read_environment
 from hvdkit.errors import ProfileError
-from hvdkit.launch.mpi import parse_version
+from hvdkit.launch.plan.mpi import parse_version
 from hvdkit.profiling.network import parse_network
 from hvdkit.profiling.recordings import RankRecording, read_recordings, write_recordings
 from hvdkit.profiling.text import describe
 from hvdkit.profiling.verdict import Analysis, analyse
 from hvdkit.tools.profile.addresses import choose_addresses
 from hvdkit.tools.profile.collector import Collector
-from hvdkit.tools.profile.report import build_report
+from hvdkit.tools.profile.report import build_report, check_report
 from hvdkit.tools.profile.trace import build_trace
+from hvdkit.tools.training_command import plan_command, strip_dashes
 
 _VARIABLE = "HVDKIT_PROFILE"
 _MPIRUNS = ("mpirun", "mpiexec", "orterun")
 
 
 def profile(options: argparse.Namespace) -> int:
-    """Carry out the command; returns the exit code of the job. Raises ProfileError if nothing can be said."""
+    """Carry out the command; returns the exit code of the job. Raises ProfileError if there is no profile."""
     network = parse_network(options.network) if options.network else None
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if bool(command) == bool(options.read):
-        raise ProfileError(
-            "Give it a job to run, like: hvdkit profile -- hvdrun -np 4 python train.py; or --read FILE, and no job."
-        )
+    command = strip_dashes(options.command)
+    if not command and not options.read:
+        raise ProfileError("No script was given. Example: hvdkit profile -np 4 -- python train.py")
+    if options.read and (command or options.hvdrun):
+        extra = command[0] if command else options.hvdrun[0].words[0]
+        raise ProfileError(f"--read {options.read} runs no job, so {extra} has no effect. Remove one of the two.")
+    if options.output:
+        check_report()
+    for path in filter(None, (options.output, options.trace, options.save)):
+        if not Path(path).absolute().parent.is_dir():
+            raise ProfileError(f"The folder of {path} does not exist. Create it first.")
     if options.read:
         code, recordings = 0, read_recordings(Path(options.read))
     else:
-        code, recordings = _run(command, read_environment())
+        # stdout belongs to the one JSON document.
+        output = sys.stderr.fileno() if options.json else None
+        code, recordings = _run(plan_command(command, options.hvdrun), read_environment(), output)
     if options.save and recordings:
         write_recordings(recordings, Path(options.save))
     try:
@@ -45,7 +55,7 @@ def profile(options: argparse.Namespace) -> int:
     except ProfileError as error:
         if not code:
             raise
-        raise ProfileError(f"The job ended with exit code {code}, and there is no profile of it. {error}") from None
+        raise ProfileError(f"The job ended with exit code {code}, and there is no profile. {error}") from None
     _show(analysis, options)
     return code
 
@@ -58,17 +68,20 @@ def _show(analysis: Analysis, options: argparse.Namespace) -> None:
         Path(options.trace).write_text(json.dumps(build_trace(analysis)), encoding="utf-8")
 
 
-def _run(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, list[RankRecording]]:
+def _run(command: Sequence[str], environ: Mapping[str, str], output: int | None) -> tuple[int, list[RankRecording]]:
+    """Run the job; returns its exit code and what its ranks recorded. output: the file that takes the job's stdout."""
     collector = Collector(choose_addresses(command, environ))
     try:
         job = subprocess.Popen(
             forward(command, environ),
             env={**environ, _VARIABLE: collector.place},
+            stdout=output,
             preexec_fn=collector.restore_files,
         )
     except OSError as error:
+        collector.close()
         raise ProfileError(f"{command[0]} cannot be started: {error.strerror}.") from None
-    # Ctrl-C goes to the whole group: the job ends by itself, and is still told of.
+    # Ctrl-C goes to the whole process group: the job ends by itself, and its profile is still reported.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     ended = signal.signal(signal.SIGTERM, lambda *_: job.terminate())
     try:
@@ -80,7 +93,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, list[
 
 
 def forward(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The command, so that the variable reaches ranks on other hosts: Open MPI's mpirun has to be told of it."""
+    """Add -x to a command of Open MPI's mpirun, which forwards only the variables that it names to other hosts."""
     if Path(command[0]).name in _MPIRUNS and _is_open_mpi(command[0], environ):
         return [command[0], "-x", _VARIABLE, *command[1:]]
     return list(command)
@@ -97,5 +110,5 @@ def _is_open_mpi(mpirun: str, environ: Mapping[str, str]) -> bool:
             timeout=20,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return False  # starting it will say more
+        return False  # starting it shows a better error
     return (parse_version(answer.stdout + answer.stderr) or ("",))[0] == "open_mpi"

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shlex
-import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hvdkit.config import read_environment
 from hvdkit.errors import SubmitError
 from hvdkit.exit_codes import TRY_AGAIN
-from hvdkit.launch.check import find_script
-from hvdkit.tools.submit.follow import Follower
-from hvdkit.tools.submit.job import BatchJob, parse_variable, parse_warning
-from hvdkit.tools.submit.scheduler import Scheduler, find_defaults
-from hvdkit.tools.submit.send import ask_state, submit_script
-from hvdkit.tools.submit.table import SCHEDULERS
-from hvdkit.tools.submit.times import parse_time
+from hvdkit.launch.cli.numbers import count, count_or_none
+from hvdkit.launch.plan.validate import find_script
+from hvdkit.tools.submit.follow import Follower, ask_state, submit_script
+from hvdkit.tools.submit.job import BatchJob, parse_time, parse_variable, parse_warning
+from hvdkit.tools.submit.scheduler import Scheduler
+from hvdkit.tools.submit.table import SCHEDULERS, find_scheduler
+from hvdkit.tools.training_command import PLACEMENT, find_launcher, split_command, strip_dashes
 
 _EXPLANATION = """\
-Write the batch script of a training, submit it, and follow its log. The script is plain and commented: --dry-run prints
-it, and it can be kept, changed and submitted by hand. In it stands `hvdrun COMMAND`, which reads hosts and ranks from
-the allocation.
+Write the batch script of a training, submit it, and follow its log. The script is plain bash with comments: --dry-run
+prints it, to be kept, changed and submitted by hand. It runs `hvdrun COMMAND`, which reads hosts and ranks from the
+allocation; options of hvdrun go before the command: hvdkit submit ... -- hvdrun --elastic python train.py
 """
 
 _EXAMPLES = f"""\
@@ -34,13 +34,13 @@ examples:
                               print the script for the scheduler of this site, submit nothing
   hvdkit submit --scheduler slurm --nodes 4 --gpus-per-node 4 --time 1d12h --account lab --partition gpu \\
       --venv ~/venv -- python train.py --lr 0.1
-                              one rank a GPU; follows the log on a terminal, where Ctrl-C ends only the following
+                              one rank per GPU; on a terminal it follows the log, and Ctrl-C leaves the job running
   hvdkit submit --nodes 4 --gpus-per-node 4 --time 12h --requeue --signal USR1@5m -- python train.py
-                              five minutes before the end the ranks get USR1. A training that then saves and ends with
-                              exit code {TRY_AGAIN} on every rank is started again (PBS: asks you to)
+                              the ranks get USR1 five minutes before the time limit. If the training then saves and
+                              all ranks end with exit code {TRY_AGAIN}, the job is requeued (on PBS: submit it again)
   hvdkit submit --scheduler k8s --image registry.site/train:1 --nodes 2 --gpus-per-node 8 --time 2h -- python /train.py
 
-The exit code is the job's if it was followed to its end, 130 after Ctrl-C, 2 if it was not submitted.
+The exit code is the job's if it was followed to its end; 0 if not followed; 130 after Ctrl-C; 2 if not submitted.
 """
 
 
@@ -48,7 +48,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add the command to those of hvdkit."""
     parser = commands.add_parser(
         "submit",
-        help="write a batch script for Slurm, PBS, LSF or Kubernetes, submit it, follow its log",
+        help="write a batch script for Slurm, PBS, LSF or Kubernetes, submit it, and follow its log",
         usage="hvdkit submit [options] -- command [arguments]",
         description=_EXPLANATION,
         epilog=_EXAMPLES,
@@ -56,35 +56,61 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--scheduler", choices=tuple(SCHEDULERS), help="default: the one whose sbatch, qsub or bsub is on PATH")
-    add("--nodes", type=int, required=True, metavar="N")
-    add("--tasks-per-node", type=int, metavar="N", help="ranks of a node (default: as many as --gpus-per-node)")
-    add("--time", type=_parsed(parse_time), required=True, metavar="T", help="limit: 2h, 90m, 1d12h or 02:00:00")
-    add("--gpus-per-node", type=int, default=0, metavar="N")
-    add("--cpus-per-task", type=int, default=0, metavar="N", help="cores of a rank")
-    add("--memory", default="", metavar="SIZE", help="of a node, like 64G")
-    add("--account", default="", metavar="NAME", help="who pays")
-    add("--partition", "--queue", dest="queue", default="", metavar="NAME")
-    add("--job-name", metavar="NAME", help="default: the script's name")
+    add("--scheduler", choices=tuple(SCHEDULERS), help="(default: the one whose sbatch, qsub or bsub is on PATH)")
+    add("--nodes", type=count, required=True, metavar="N", help="number of nodes")
+    add("--tasks-per-node", type=count, metavar="N", help="ranks on each node (default: --gpus-per-node)")
+    add("--time", type=_parsed(parse_time), required=True, metavar="T", help="time limit: 2h, 90m, 1d12h or 02:00:00")
+    add("--gpus-per-node", type=count_or_none, default=0, metavar="N", help="GPUs on each node (default: 0)")
+    add("--cpus-per-task", type=count_or_none, default=0, metavar="N", help="cores of each rank")
+    add("--memory", default="", metavar="SIZE", help="memory of each node, like 64G")
+    add("--account", default="", metavar="NAME", help="account to charge")
+    add("--partition", "--queue", dest="queue", default="", metavar="NAME", help="partition or queue")
+    add("--job-name", metavar="NAME", help="(default: the script's name)")
     add(
         "--output",
         default=BatchJob.output,
         metavar="FILE",
-        help="the log; %%j is the job's id, %%x its name (default: %(default)s)",
+        help="log file; %%j is the job's id, %%x its name (default: %(default)s)",
     )
-    add("--requeue", action="store_true", help="run again after a lost node or a preemption")
-    add("--signal", type=_parsed(parse_warning), metavar="SIG@T", help="warn the ranks: USR1 or USR2, T before the end")
-    add("--env", type=_parsed(parse_variable), action="append", default=[], metavar="K=V", help="may be repeated")
-    add("--module", action="append", default=[], metavar="M", help="module to load; may be repeated")
+    add("--requeue", action="store_true", help="run again after a node failure or a preemption")
+    add(
+        "--signal",
+        type=_parsed(parse_warning),
+        metavar="SIG@T",
+        help="send USR1 or USR2 to the ranks T before the limit",
+    )
+    add(
+        "--env",
+        type=_parsed(parse_variable),
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="set a variable; repeatable",
+    )
+    add("--module", action="append", default=[], metavar="M", help="load a module; repeatable")
     add("--venv", default="", metavar="DIR", help="virtual environment to activate")
-    add("--mail", default="", metavar="ADDRESS", help="tell of the beginning, the end and failures")
-    add("--extra", action="append", default=[], metavar="LINE", help="a further directive, like '#SBATCH --exclusive'")
-    add("--image", default="", help="of the containers; Kubernetes only")
-    add("--dry-run", action="store_true", help="print the script and end")
+    add("--mail", default="", metavar="ADDRESS", help="send mail at start, end and failure")
+    add(
+        "--extra",
+        action="append",
+        default=[],
+        metavar="LINE",
+        help="add a directive, like '#SBATCH --exclusive'; repeatable",
+    )
+    add(
+        "--dependency",
+        action="append",
+        default=[],
+        metavar="JOB",
+        help="start only after this job has succeeded; repeatable",
+    )
+    add("--image", default="", help="container image; Kubernetes only")
+    add("--dry-run", action="store_true", help="print the script; submit nothing")
+    add("--json", action="store_true", help="print scheduler, job id, log and the command that cancels the job as JSON")
     add(
         "--follow",
         action=argparse.BooleanOptionalAction,
-        help="show the log until the job ends (default: if the output is a terminal)",
+        help="print the log until the job ends (default: if stdout is a terminal)",
     )
     add("command", nargs=argparse.PARSER, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
@@ -92,31 +118,34 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the command; returns the exit code. Raises SubmitError if nothing was submitted."""
-    environ = read_environment()
-    scheduler = SCHEDULERS[options.scheduler or find_scheduler(environ)]
+    if options.json and options.follow:
+        raise SubmitError("--json prints one document, and --follow the job's log. Leave one of them out.")
+    scheduler = SCHEDULERS[options.scheduler or find_scheduler(read_environment())]
     job = make_job(options)
     script = scheduler.write(job)
     problems = [] if options.scheduler == "k8s" else list(_check_files(job))
     if job.gpus and job.gpus != job.tasks_per_node:
-        _say(f"{job.tasks_per_node} ranks share the {job.gpus} GPUs of a node; usually each rank has one.")
+        _say(f"warning: {job.tasks_per_node} ranks share the {job.gpus} GPUs of a node; usually each rank has one.")
     if options.dry_run:
         for problem in problems:
-            _say(f"beware: {problem}.")
-        print(script, end="")
+            _say(f"warning: {problem}.")
+        print(
+            json.dumps({"scheduler": scheduler.title, "script": script}, indent=2) if options.json else script.rstrip()
+        )
         return 0
     if problems:
         raise SubmitError("; ".join(problems) + ". Nothing was submitted.")
-    return _submit(scheduler, job, script, follow=sys.stdout.isatty() if options.follow is None else options.follow)
+    follow = sys.stdout.isatty() and not options.json if options.follow is None else options.follow
+    return _submit(scheduler, job, script, follow=follow, as_json=options.json)
 
 
 def make_job(options: argparse.Namespace) -> BatchJob:
-    """Turn the options into a job. Raises SubmitError if it is not told how many ranks there are."""
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    """Turn the options into a job. Raises SubmitError if they do not give the number of ranks."""
+    hvdrun, command = _split_command(options.command)
     tasks = options.gpus_per_node if options.tasks_per_node is None else options.tasks_per_node
     if options.tasks_per_node is None and not tasks:
-        raise SubmitError("How many ranks on a node? Say it with --tasks-per-node, or give --gpus-per-node.")
-    script = find_script(command) if command else ""
-    guess = re.sub(r"[^A-Za-z0-9]+", "-", Path(script or (command[0] if command else "")).stem).strip("-")[:40]
+        raise SubmitError("The number of ranks on a node is unknown. Give --tasks-per-node or --gpus-per-node.")
+    guess = re.sub(r"[^A-Za-z0-9]+", "-", Path(_find_script(command) or command[0]).stem).strip("-")[:40]
     return BatchJob(
         command=tuple(command),
         nodes=options.nodes,
@@ -137,31 +166,47 @@ def make_job(options: argparse.Namespace) -> BatchJob:
         mail=options.mail,
         extra=tuple(options.extra),
         image=options.image,
+        dependencies=tuple(options.dependency),
+        hvdrun=hvdrun,
     )
 
 
-def find_scheduler(environ: Mapping[str, str]) -> str:
-    """Find the scheduler of this site. Raises SubmitError if there is none, or more than one."""
-    path = environ.get("PATH", "")
-    found = find_defaults(lambda name: shutil.which(name, path=path) is not None, environ)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise SubmitError(f"There are commands of several schedulers here. Choose: --scheduler {' or '.join(found)}.")
-    raise SubmitError(
-        "None of sbatch, qsub (PBS) and bsub is on PATH. Run this where jobs are submitted, or name the scheduler "
-        f"({', '.join(SCHEDULERS)}) with --scheduler and print the script with --dry-run."
-    )
+def _split_command(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Split `hvdrun OPTIONS COMMAND`. Raises SubmitError for options that place ranks, and for another launcher."""
+    launcher = find_launcher(strip_dashes(words))
+    if launcher not in ("", "hvdrun"):
+        raise SubmitError(
+            f"{launcher} starts ranks, and the batch script starts them with hvdrun. Leave {launcher} out; --nodes and "
+            "--tasks-per-node give the number of ranks."
+        )
+    options, command = split_command(words, ())
+    for option in options:
+        if option.name in PLACEMENT:
+            raise SubmitError(
+                f"{' '.join(option.words)} of hvdrun places ranks, which --nodes and --tasks-per-node do in a batch "
+                "job. Leave it out."
+            )
+    if not command or not command[0]:
+        raise SubmitError("There is no command. Write it like: hvdkit submit ... -- python train.py")
+    return tuple(word for option in options for word in option.words), command
 
 
-def _submit(scheduler: Scheduler, job: BatchJob, script: str, *, follow: bool) -> int:
+def _find_script(command: Sequence[str]) -> str:
+    """Find the Python script that hvdrun runs for a command; "" if it runs none."""
+    return command[0] if command[0].endswith(".py") else find_script(command)
+
+
+def _submit(scheduler: Scheduler, job: BatchJob, script: str, *, follow: bool, as_json: bool) -> int:
     log = None if scheduler.read_log else job.output.replace("%x", job.name)
     old = {path: path.stat().st_size for path in ([Path(log)] if log else []) if path.is_file()}
     job_id = submit_script(scheduler, script)
     path = Path(log.replace("%j", job_id.partition(".")[0])) if log else None
     where = str(path) if path else shlex.join(scheduler.read_log(job_id)) if scheduler.read_log else ""
     end = shlex.join(scheduler.cancel(job_id))
-    _say(f"{scheduler.title} job {job_id} is submitted; log: {where}; end it with: {end}")
+    if as_json:
+        print(json.dumps({"scheduler": scheduler.title, "job": job_id, "log": where, "cancel": end}, indent=2))
+    else:
+        _say(f"{scheduler.title} job {job_id} is submitted; log: {where}; cancel it with: {end}")
     if not follow:
         return 0
     follower = Follower(
@@ -176,23 +221,23 @@ def _submit(scheduler: Scheduler, job: BatchJob, script: str, *, follow: bool) -
         state = follower.follow()
     except KeyboardInterrupt:
         again = f"tail -f {shlex.quote(str(path))}" if path else where
-        _say(f"stopped following. Job {job_id} goes on; to see it again: {again}")
+        _say(f"job {job_id} is still running; follow its log with: {again}")
         return 130
-    result = "how is not known" if state.code is None else f"exit code {state.code}"
+    result = "exit code unknown" if state.code is None else f"exit code {state.code}"
     _say(f"job {job_id} has ended: {state.text}, {result}.")
     return 1 if state.code is None else state.code
 
 
 def _check_files(job: BatchJob) -> Iterator[str]:
-    """What a job would find missing after hours in the queue."""
-    script = find_script(job.command)
+    """Find what the job would miss after hours in the queue."""
+    script = _find_script(job.command)
     if script and not Path(script).is_file():
-        yield f"there is no script {script!r}, seen from {Path.cwd()}, where the job will run"
+        yield f"the script {script!r} does not exist in {Path.cwd()}, where the job will run"
     if job.venv and not Path(job.venv, "bin", "activate").is_file():
-        yield f"--venv {job.venv}: there is no bin/activate in it"
+        yield f"--venv {job.venv} has no bin/activate"
     folder = Path(job.output).parent
     if "%" not in str(folder) and not folder.is_dir():
-        yield f"--output {job.output}: there is no folder {str(folder)!r}, so there would be no log; mkdir -p makes it"
+        yield f"--output {job.output}: the folder {str(folder)!r} does not exist, so no log would be written"
 
 
 def _parsed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -206,7 +251,7 @@ def _parsed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _say(line: str) -> None:
-    print(f"hvdkit: {line}", file=sys.stderr, flush=True)
+    print(f"hvdkit submit: {line}", file=sys.stderr, flush=True)
 
 
 def _show(data: bytes) -> None:

@@ -1,19 +1,23 @@
-"""Follow a job from the queue to its end, showing its log."""
+"""A job with its scheduler: submit it, ask for its state, and follow its log to its end."""
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdkit.tools.submit.scheduler import State
+from hvdkit.errors import SubmitError
+from hvdkit.tools.submit.scheduler import Scheduler, State
 
-#: Sites ask not to be asked more often.
+_SUBMIT_S, _ASK_S = 120.0, 60.0
+#: Sites ask users to poll no more often.
 ASK_EVERY_S = 10.0
 _READ_EVERY_S = 0.5
-#: Of answers in a row that did not come, before a job counts as forgotten by its scheduler.
+#: Failed polls in a row after which the job counts as unknown to its scheduler.
 _MOST_SILENCE = 6
 #: A shared file system may show the last lines this much later.
 LAG_S = 2.0
@@ -21,10 +25,10 @@ LAG_S = 2.0
 
 @dataclass
 class Follower:
-    """Shows what a job does until it has ended.
+    """Prints the log of a job until it has ended.
 
-    ask: tells its state, or None. show: takes bytes of the log. say: takes a line about the job.
-    log: its file; None where `read_log` is a command that prints it. offset: bytes of an older log, not to be shown.
+    ask: returns its state, or None. show: takes bytes of the log. say: takes a line about the job.
+    log: its file; None where `read_log` is a command that prints it. offset: bytes of an older log to skip.
     """
 
     ask: Callable[[], State | None]
@@ -37,14 +41,14 @@ class Follower:
     lag_s: float = LAG_S
 
     def follow(self) -> State:
-        """Return the job's last state; one with code None if it was forgotten before anybody could read it."""
+        """Return the job's last state; with code None if the scheduler no longer has it."""
         told, silence = "", 0
         while True:
             state = self.ask()
             silence = 0 if state else silence + 1
             if silence >= _MOST_SILENCE:
                 self._read_until(self.lag_s)
-                return State("ended", "forgotten by its scheduler")
+                return State("ended", "no longer known to its scheduler")
             if state is None or state.phase == "waiting":
                 if state and state.text != told:
                     self.say(state.text)
@@ -77,16 +81,16 @@ class Follower:
             with self.log.open("rb") as file:
                 size = file.seek(0, 2)
                 if size < self.offset:
-                    self.offset = 0  # begun anew
+                    self.offset = 0  # truncated
                 file.seek(self.offset)
                 while data := file.read(1 << 16):
                     self.offset += len(data)
                     self.show(data)
         except OSError:
-            return  # not there yet, or the file system is slow to show it
+            return  # not written yet, or the file system shows it late
 
     def _run_reader(self, state: State) -> None:
-        """Let the scheduler's own command print the log, once; it ends when the job does."""
+        """Run the scheduler's own command that prints the log, once; it ends when the job does."""
         if not self.read_log:
             return
         with subprocess.Popen(self.read_log, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
@@ -95,3 +99,42 @@ class Follower:
                 self.show(data)
         if process.returncode == 0:
             self.read_log = ()
+
+
+def submit_script(scheduler: Scheduler, script: str) -> str:
+    """Submit a script; returns the job's id.
+
+    Raises SubmitError with the scheduler's message if it refuses the job.
+    """
+    command = shlex.join(scheduler.submit)
+    try:
+        answer = subprocess.run(
+            scheduler.submit, input=os.fsencode(script), capture_output=True, timeout=_SUBMIT_S, check=False
+        )
+    except FileNotFoundError:
+        raise SubmitError(
+            f"{scheduler.submit[0]} is not on PATH. Run this on a host where {scheduler.title} jobs are submitted, "
+            "or print the script with --dry-run and submit it there."
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise SubmitError(
+            f"{command} did not answer within {_SUBMIT_S:.0f} s. Check whether the job is queued before trying again."
+        ) from None
+    said = (answer.stdout + answer.stderr).decode(errors="replace").strip()
+    if answer.returncode:
+        raise SubmitError(f"{command} refused the job, with status {answer.returncode}: {said or 'no message'}")
+    job_id = scheduler.read_id(answer.stdout.decode(errors="replace"))
+    if not job_id:
+        raise SubmitError(f"{command} accepted the job, but printed no job id: {said!r}. Look for it in the queue.")
+    return job_id
+
+
+def ask_state(scheduler: Scheduler, job_id: str) -> State | None:
+    """Ask for the state of a job; None without an answer."""
+    try:
+        answer = subprocess.run(
+            scheduler.ask(job_id), stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return scheduler.read_state(answer.stdout.decode(errors="replace"))

@@ -1,4 +1,4 @@
-"""A batch job as data, and what it may contain."""
+"""A batch job as data, with checks of what it may contain, and its times."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hvdkit.errors import SubmitError
-from hvdkit.tools.submit.times import parse_time
 
-# What goes into directives is read by schedulers, each with quoting rules of its own: letters that none of them minds.
+# Each scheduler has quoting rules of its own for directives: these characters are safe in all of them.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*", re.ASCII)
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@+,=-]*", re.ASCII)
 _PATH = re.compile(r"[A-Za-z0-9_./%][A-Za-z0-9_.:/@+,=%-]*", re.ASCII)
 _MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@+=-]*", re.ASCII)
+_JOB = re.compile(r"[1-9]\d*(\[\d*\])?(\.[A-Za-z0-9.-]+)?", re.ASCII)
 _MAIL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*(@[A-Za-z0-9.-]+)?", re.ASCII)
 _MEMORY = re.compile(r"[1-9]\d{0,9}[kKmMgGtT][bB]?", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _SIGNAL = re.compile(r"(?:SIG)?(USR[12])(?:@(\w+))?", re.ASCII)
+_UNITS = re.compile(r"(?:(\d{1,4})d)?(?:(\d{1,4})h)?(?:(\d{1,5})m)?(?:(\d{1,6})s)?", re.ASCII)
+_CLOCK = re.compile(r"(?:(\d{1,4})-)?(\d{1,4}):([0-5]\d):([0-5]\d)", re.ASCII)
+_TIME_EXAMPLES = "Write it like 2h, 90m, 1d12h or 02:00:00"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 @dataclass(frozen=True)
 class Warning:
-    """A signal that is to reach the ranks before the time is up.
+    """A signal that the ranks get before the time limit.
 
-    signal: USR1 or USR2. seconds: how long before.
+    signal: USR1 or USR2. seconds: before the limit.
     """
 
     signal: str
@@ -39,7 +42,8 @@ class BatchJob:
     seconds: the time limit. memory: of a node, like 64G. gpus: of a node. cpus: of a task.
     output: the log; %j stands for the job's id and %x for its name.
     venv: a virtual environment's folder. extra: lines to add to the directives as they are.
-    image: of the containers; Kubernetes only.
+    image: of the containers; Kubernetes only. dependencies: ids of jobs that must succeed before.
+    hvdrun: options of it.
     """
 
     command: tuple[str, ...]
@@ -61,11 +65,19 @@ class BatchJob:
     mail: str = ""
     extra: tuple[str, ...] = ()
     image: str = ""
+    dependencies: tuple[str, ...] = ()
+    hvdrun: tuple[str, ...] = ()
 
     @property
     def memory_unit(self) -> str:
         """The memory with one letter for its unit, like 64G."""
         return self.memory.rstrip("bB").upper()
+
+    @property
+    def hvdrun_words(self) -> tuple[str, ...]:
+        """What follows hvdrun on its command line: its options, then the command."""
+        dashes = ("--",) if self.command[0].startswith("-") else ()
+        return (*self.hvdrun, *dashes, *self.command)
 
     @property
     def tasks(self) -> int:
@@ -78,7 +90,7 @@ def parse_warning(text: str) -> Warning:
     found = _SIGNAL.fullmatch(text)
     if not found:
         raise ValueError(
-            f"{text!r} is not SIGNAL@TIME with USR1 or USR2, which hvdrun passes to the ranks (others end them). "
+            f"{text!r} is not SIGNAL@TIME with USR1 or USR2, which hvdrun forwards to the ranks. "
             "Write it like USR1@120 or USR1@5m."
         )
     name, time = found.groups("60")
@@ -93,6 +105,35 @@ def parse_variable(text: str) -> tuple[str, str]:
     return name, value
 
 
+def parse_time(text: str) -> int:
+    """Turn 2h, 90m, 1d12h, 02:00:00 or 1-12:00:00 into seconds.
+
+    Raises ValueError for anything else: a bare number would be minutes to one scheduler and seconds to another.
+    """
+    found = _CLOCK.fullmatch(text) or _UNITS.fullmatch(text)
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0, 0)
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if not total:
+        reason = "has no unit" if text.isdecimal() and text.strip("0") else "is not a time" if not found else "is zero"
+        raise ValueError(f"{text!r} {reason}. {_TIME_EXAMPLES}.")
+    return total
+
+
+def format_clock(seconds: int, *, days: bool = False) -> str:
+    """Write seconds as HH:MM:SS, or with days=True as D-HH:MM:SS where there are any."""
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    if days and hours >= 24:
+        return f"{hours // 24}-{hours % 24:02}:{minutes:02}:{rest:02}"
+    return f"{hours:02}:{minutes:02}:{rest:02}"
+
+
+def format_minutes(seconds: int) -> str:
+    """Write seconds as HH:MM, rounded up, as LSF wants it."""
+    minutes = -(-seconds // 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}"
+
+
 def check_job(job: BatchJob, directive: str) -> None:
     """Raise SubmitError with everything that no batch script may contain.
 
@@ -101,7 +142,7 @@ def check_job(job: BatchJob, directive: str) -> None:
     problems = [*_check_numbers(job), *_check_words(job), *_check_texts(job)]
     for line in job.extra:
         if not directive:
-            problems.append(f"--extra {line!r}: a manifest has no such lines. Edit what --dry-run prints")
+            problems.append(f"--extra {line!r}: a manifest has no directives. Edit the output of --dry-run")
         elif not line.startswith(directive + " "):
             problems.append(f"--extra {line!r} must begin with {directive!r} and a space")
     if problems:
@@ -119,9 +160,12 @@ def _check_numbers(job: BatchJob) -> Iterator[str]:
         if not least <= value <= 10**9:
             yield f"{flag} {value} is not a number from {least} up"
     if job.warning and job.warning.seconds >= job.seconds:
-        yield f"--signal {job.warning.seconds} s before the end of a job of {job.seconds} s would come at its start"
+        yield (
+            f"--signal {job.warning.seconds} s before the end of a job of {job.seconds} s would be sent before the job "
+            f"starts"
+        )
     if not job.command:
-        yield "there is no command. Write it after --, like: -- python train.py"
+        yield "there is no command. Write it like: hvdkit submit ... -- python train.py"
 
 
 def _check_words(job: BatchJob) -> Iterator[str]:
@@ -134,10 +178,11 @@ def _check_words(job: BatchJob) -> Iterator[str]:
         ("--image", job.image, _WORD, f"{letters} _ . : / @ + , = -"),
         ("--mail", job.mail, _MAIL, "one address like me@site.org"),
         ("--memory", job.memory, _MEMORY, "a number with its unit, like 64G"),
+        *(("--dependency", one, _JOB, "the id of a job, like 1234") for one in job.dependencies),
         *(("--module", module, _MODULE, f"{letters} _ . : / @ + = -") for module in job.modules),
     ):
         if value and not pattern.fullmatch(value):
-            yield f"{flag} {value!r} is not usable here: {allowed}"
+            yield f"{flag} {value!r} is not allowed: {allowed}"
     unknown = set(re.findall("%.?", job.output)) - {"%j", "%x"}
     if unknown:
         yield f"--output {job.output!r}: {', '.join(sorted(unknown))} is unknown; %j is the job's id and %x its name"
@@ -147,10 +192,10 @@ def _check_words(job: BatchJob) -> Iterator[str]:
 
 
 def _check_texts(job: BatchJob) -> Iterator[str]:
-    texts = [("the command", word) for word in job.command]
+    texts = [("the command", word) for word in (*job.hvdrun, *job.command)]
     texts += [(f"--env {name}", value) for name, value in job.environ.items()]
     texts += [("--venv", job.venv), *(("--extra", line) for line in job.extra)]
     for what, text in texts:
         found = _CONTROL.search(text)
         if found:
-            yield f"{what} has the control character {found.group()!r} in {text!r}. Put such a text into a file"
+            yield f"{what} has the control character {found.group()!r} in {text!r}. Put the text into a file"

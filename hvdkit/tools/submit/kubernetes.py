@@ -7,6 +7,7 @@ import re
 
 from hvdkit.errors import SubmitError
 from hvdkit.tools.submit.job import BatchJob, check_job
+from hvdkit.tools.submit.scheduler import Scheduler, State, first_match
 
 #: Where the operator puts the list of workers, in Open MPI's dialect.
 HOSTFILE = "/etc/mpi/hostfile"
@@ -51,7 +52,7 @@ spec:
             - name: launcher
               image: {_quote(job.image)}
               # The operator writes the list of workers and the ssh key.
-              command: {json.dumps([_literal(word) for word in ("hvdrun", "--hostfile", HOSTFILE, *job.command)])}
+              command: {json.dumps([_literal(word) for word in ("hvdrun", "--hostfile", HOSTFILE, *job.hvdrun_words)])}
 {_write_environ(job)}\
     Worker:
       replicas: {job.nodes}
@@ -69,19 +70,24 @@ spec:
 def _refuse(job: BatchJob) -> None:
     problems = []
     if not job.image:
-        problems.append("--scheduler k8s needs --image, with Python, hvdkit, an MPI, sshd and the script in it")
+        problems.append("--scheduler k8s needs --image NAME, an image with Python, hvdkit, an MPI, sshd and the script")
     if not _LABEL.fullmatch(job.name):
-        problems.append(f"--job-name {job.name!r}: Kubernetes wants small letters, digits and -, 52 at most")
+        problems.append(f"--job-name {job.name!r}: Kubernetes takes lowercase letters, digits and -, at most 52")
     for flag, given, instead in (
         ("--module", job.modules, "build it into the image"),
         ("--venv", job.venv, "build it into the image, with its bin in PATH"),
         ("--account", job.account, "use a namespace: kubectl config set-context --current --namespace N"),
-        ("--signal", job.warning, "nobody sends one there; save regularly, and give --requeue"),
+        ("--signal", job.warning, "Kubernetes sends none; save regularly, and give --requeue"),
+        (
+            "--dependency",
+            job.dependencies,
+            "wait for the other job: kubectl wait --for=condition=Succeeded mpijob/NAME",
+        ),
         ("--mail", job.mail, "watch the job with kubectl get mpijob -w"),
         ("--output", job.output if job.output != BatchJob.output else "", "kubectl logs has the output"),
     ):
         if given:
-            problems.append(f"{flag} means nothing to Kubernetes: {instead}")
+            problems.append(f"{flag} has no meaning on Kubernetes: {instead}")
     if problems:
         raise SubmitError("; ".join(problems) + ".")
 
@@ -124,3 +130,28 @@ def _literal(text: str) -> str:
 
 def _quote(text: str) -> str:
     return json.dumps(text)
+
+
+def read_mpijob_state(text: str) -> State | None:
+    """Read the status of `kubectl get mpijob NAME -o json`."""
+    try:
+        conditions = json.loads(text).get("status", {}).get("conditions", [])
+    except (ValueError, AttributeError):
+        return None
+    true = [str(entry.get("type")) for entry in conditions if entry.get("status") == "True"]
+    for word, code in (("Failed", 1), ("Succeeded", 0)):
+        if word in true:
+            return State("ended", word.lower(), code)
+    return State("running", "running") if "Running" in true else State("waiting", " ".join(true).lower() or "created")
+
+
+KUBERNETES = Scheduler(
+    title="Kubernetes",
+    write=write_manifest,
+    submit=("kubectl", "create", "-f", "-", "-o", "name"),
+    read_id=first_match(r"mpijob\.kubeflow\.org/([a-z0-9-]+)"),
+    ask=lambda job: ("kubectl", "get", "mpijob", job, "-o", "json"),
+    read_state=read_mpijob_state,
+    cancel=lambda job: ("kubectl", "delete", "mpijob", job),
+    read_log=lambda job: ("kubectl", "logs", "--follow", f"job/{job}-launcher"),
+)

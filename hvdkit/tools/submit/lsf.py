@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.tools.submit.body import write_environment, write_output, write_run
-from hvdkit.tools.submit.job import BatchJob, check_job
-from hvdkit.tools.submit.times import format_minutes
+from hvdkit.tools.submit.job import BatchJob, check_job, format_minutes
+from hvdkit.tools.submit.scheduler import Scheduler, State, first_match
 
 DIRECTIVE = "#BSUB"
 
@@ -55,6 +57,9 @@ def _write_head(job: BatchJob) -> list[str]:
             f"#BSUB -wa {job.warning.signal}",
             f"#BSUB -wt {format_minutes(job.warning.seconds)}",
         ]
+    if job.dependencies:
+        condition = " && ".join(f"done({one})" for one in job.dependencies)
+        lines += ["# Not before these jobs have succeeded.", f'#BSUB -w "{condition}"']
     if job.mail:
         lines += ["# At its beginning and end.", "#BSUB -B", "#BSUB -N", f"#BSUB -u {job.mail}"]
     return [*lines, *job.extra]
@@ -72,3 +77,25 @@ def _write_run(job: BatchJob) -> list[str]:
     # At the time limit LSF sends USR2, and kills ten minutes later.
     ended_by = ["TERM"] if job.warning and job.warning.signal == "USR2" else ["TERM", "USR2"]
     return write_run(job, warned_by="LSF sends it, maybe to hvdrun as well", ended_by=ended_by, after=[])
+
+
+def read_lsf_state(text: str) -> State | None:
+    """Read `bjobs -noheader -o "stat exit_code" ID`."""
+    word, _, code = text.strip().partition(" ")
+    if word in ("DONE", "EXIT"):
+        status = int(code) if code.strip().isdecimal() else None
+        return State("ended", word.lower(), 0 if word == "DONE" else status or 1)
+    if word in ("RUN", "USUSP", "SSUSP", "UNKWN", "PROV"):
+        return State("running", word.lower())
+    return State("waiting", word.lower()) if re.fullmatch("[A-Z]+", word) else None
+
+
+LSF = Scheduler(
+    title="LSF",
+    write=write_script,
+    submit=("bsub",),
+    read_id=first_match(r"Job <(\d+)> is submitted"),
+    ask=lambda job: ("bjobs", "-noheader", "-o", "stat exit_code", job),
+    read_state=read_lsf_state,
+    cancel=lambda job: ("bkill", job),
+)

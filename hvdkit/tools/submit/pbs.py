@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.tools.submit.body import write_environment, write_output, write_run
-from hvdkit.tools.submit.job import BatchJob, check_job
-from hvdkit.tools.submit.times import format_clock
+from hvdkit.tools.submit.job import BatchJob, check_job, format_clock
+from hvdkit.tools.submit.scheduler import Scheduler, State, first_match
 
 DIRECTIVE = "#PBS"
 
@@ -43,6 +45,8 @@ def _write_head(job: BatchJob) -> list[str]:
         ]
     else:
         lines += ["# A lost node ends the job; PBS would start it once more, from the beginning.", "#PBS -r n"]
+    if job.dependencies:
+        lines += ["# Not before these jobs have succeeded.", f"#PBS -W depend=afterok:{':'.join(job.dependencies)}"]
     if job.mail:
         lines += ["# At its beginning, end and abortion.", "#PBS -m abe", f"#PBS -M {job.mail}"]
     if not job.venv and not job.modules:
@@ -81,3 +85,39 @@ def _write_run(job: BatchJob) -> list[str]:
             f'[ "$status" -ne {TRY_AGAIN} ] || echo "Saved, not finished: submit the job again to go on." >&2',
         ]
     return write_run(job, warned_by="It is sent below", before=before, after=after)
+
+
+def read_pbs_state(text: str) -> State | None:
+    """Read `qstat -x -f ID`."""
+    fields = dict(re.findall(r"^[ \t]+(job_state|Exit_status|comment) = (.*)$", text, re.MULTILINE))
+    letter = fields.get("job_state", "")
+    words = {
+        "Q": "queued",
+        "H": "held",
+        "W": "waiting",
+        "T": "moving",
+        "S": "suspended",
+        "R": "running",
+        "E": "exiting",
+    }
+    if letter in ("F", "C", "X"):
+        code = fields.get("Exit_status", "").strip()
+        # Negative: PBS itself ended it. Above 256: a signal.
+        status = int(code) if re.fullmatch(r"-?\d+", code) else None
+        if status is not None:
+            status = 1 if status < 0 else status - 256 + 128 if status > 256 else status
+        return State("ended", "finished", status)
+    if letter in ("R", "E"):
+        return State("running", words[letter])
+    return State("waiting", words[letter]) if letter in words else None
+
+
+PBS = Scheduler(
+    title="PBS",
+    write=write_script,
+    submit=("qsub",),
+    read_id=first_match(r"(?m)^(\d+(?:\.[A-Za-z0-9.-]+)?)\s*$"),
+    ask=lambda job: ("qstat", "-x", "-f", job),
+    read_state=read_pbs_state,
+    cancel=lambda job: ("qdel", job),
+)

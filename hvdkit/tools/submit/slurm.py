@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.tools.submit.body import write_environment, write_run
-from hvdkit.tools.submit.job import BatchJob, check_job
-from hvdkit.tools.submit.times import format_clock
+from hvdkit.tools.submit.job import BatchJob, check_job, format_clock
+from hvdkit.tools.submit.scheduler import Scheduler, State, first_match
 
 DIRECTIVE = "#SBATCH"
 
@@ -60,6 +62,11 @@ def _write_head(job: BatchJob) -> list[str]:
             "# die of it. It may come up to a minute early.",
             f"#SBATCH --signal=B:{job.warning.signal}@{job.warning.seconds}",
         ]
+    if job.dependencies:
+        lines += [
+            "# Not before these jobs have succeeded.",
+            f"#SBATCH --dependency=afterok:{':'.join(job.dependencies)}",
+        ]
     if job.mail:
         lines += ["#SBATCH --mail-type=BEGIN,END,FAIL,REQUEUE", f"#SBATCH --mail-user={job.mail}"]
     return [*lines, *job.extra]
@@ -79,3 +86,31 @@ def _write_run(job: BatchJob) -> list[str]:
             f'[ "$status" -ne {TRY_AGAIN} ] || [ -n "$ended" ] || scontrol requeue "$SLURM_JOB_ID" || exit 1',
         ]
     return write_run(job, warned_by="Slurm sends it to this script alone", before=before, after=after)
+
+
+def read_slurm_state(text: str) -> State | None:
+    """Read `scontrol --oneliner show job ID`."""
+    fields = dict(re.findall(r"\b(JobState|Reason|ExitCode)=(\S+)", text))
+    state = fields.get("JobState", "")
+    if not state:
+        return None
+    reason = fields.get("Reason", "None")
+    if state in ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_FED"):
+        return State("waiting", state.lower() + (f" ({reason})" if reason != "None" else ""))
+    if state in ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"):
+        return State("running", state.lower())
+    code, _, number = fields.get("ExitCode", "").partition(":")
+    known = code.isdecimal() and number.isdecimal()
+    status = (128 + int(number) if int(number) else int(code)) if known else None
+    return State("ended", state.lower(), 0 if state == "COMPLETED" else status or 1)
+
+
+SLURM = Scheduler(
+    title="Slurm",
+    write=write_script,
+    submit=("sbatch", "--parsable"),
+    read_id=first_match(r"(?m)^(\d+)(?:;\S*)?\s*$"),
+    ask=lambda job: ("scontrol", "--oneliner", "show", "job", job),
+    read_state=read_slurm_state,
+    cancel=lambda job: ("scancel", job),
+)

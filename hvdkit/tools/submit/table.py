@@ -1,55 +1,35 @@
-"""The schedulers, by the name that --scheduler takes."""
+"""The schedulers by the name that --scheduler takes, and the one of this site."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 
-from hvdkit.tools.submit import kubernetes, lsf, pbs, slurm
-from hvdkit.tools.submit.scheduler import (
-    Scheduler,
-    first_match,
-    read_lsf_state,
-    read_mpijob_state,
-    read_pbs_state,
-    read_slurm_state,
-)
+from hvdkit.errors import SubmitError
+from hvdkit.tools.submit.kubernetes import KUBERNETES
+from hvdkit.tools.submit.lsf import LSF
+from hvdkit.tools.submit.pbs import PBS
+from hvdkit.tools.submit.scheduler import Scheduler
+from hvdkit.tools.submit.slurm import SLURM
 
-SCHEDULERS: Mapping[str, Scheduler] = {
-    "slurm": Scheduler(
-        title="Slurm",
-        write=slurm.write_script,
-        submit=("sbatch", "--parsable"),
-        read_id=first_match(r"(?m)^(\d+)(?:;\S*)?\s*$"),
-        ask=lambda job: ("scontrol", "--oneliner", "show", "job", job),
-        read_state=read_slurm_state,
-        cancel=lambda job: ("scancel", job),
-    ),
-    "pbs": Scheduler(
-        title="PBS",
-        write=pbs.write_script,
-        submit=("qsub",),
-        read_id=first_match(r"(?m)^(\d+(?:\.[A-Za-z0-9.-]+)?)\s*$"),
-        ask=lambda job: ("qstat", "-x", "-f", job),
-        read_state=read_pbs_state,
-        cancel=lambda job: ("qdel", job),
-    ),
-    "lsf": Scheduler(
-        title="LSF",
-        write=lsf.write_script,
-        submit=("bsub",),
-        read_id=first_match(r"Job <(\d+)> is submitted"),
-        ask=lambda job: ("bjobs", "-noheader", "-o", "stat exit_code", job),
-        read_state=read_lsf_state,
-        cancel=lambda job: ("bkill", job),
-    ),
-    "k8s": Scheduler(
-        title="Kubernetes",
-        write=kubernetes.write_manifest,
-        submit=("kubectl", "create", "-f", "-", "-o", "name"),
-        read_id=first_match(r"mpijob\.kubeflow\.org/([a-z0-9-]+)"),
-        ask=lambda job: ("kubectl", "get", "mpijob", job, "-o", "json"),
-        read_state=read_mpijob_state,
-        cancel=lambda job: ("kubectl", "delete", "mpijob", job),
-        read_log=lambda job: ("kubectl", "logs", "--follow", f"job/{job}-launcher"),
-    ),
-}
+SCHEDULERS: Mapping[str, Scheduler] = {"slurm": SLURM, "pbs": PBS, "lsf": LSF, "k8s": KUBERNETES}
+
+
+def find_scheduler(environ: Mapping[str, str]) -> str:
+    """Find the scheduler of this site. Raises SubmitError if there is none, or more than one."""
+    path = environ.get("PATH", "")
+    found = find_defaults(lambda name: shutil.which(name, path=path) is not None, environ)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise SubmitError(f"PATH has the commands of several schedulers. Choose: --scheduler {' or '.join(found)}.")
+    raise SubmitError(
+        "None of sbatch, qsub (PBS) and bsub is on PATH. Run this on a host where jobs are submitted; or choose with "
+        f"--scheduler ({', '.join(SCHEDULERS)}) and print the script with --dry-run."
+    )
+
+
+def find_defaults(on_path: Callable[[str], bool], environ: Mapping[str, str]) -> list[str]:
+    """Name the schedulers whose command is on PATH. Kubernetes is used only if it is named."""
+    qsub = on_path("qsub") and "SGE_ROOT" not in environ  # Grid Engine has a qsub too, with other options
+    return [name for name, found in (("slurm", on_path("sbatch")), ("pbs", qsub), ("lsf", on_path("bsub"))) if found]

@@ -21,15 +21,17 @@ class ElasticSamplerState(TypedDict):
 
 
 class ElasticSampler(Sampler[int]):
-    """Shares the samples of an epoch that are still to be processed, as many to every rank.
+    """Distribute the samples of an epoch that are not processed yet, the same number to every rank.
 
-    Give it to a DataLoader and to a TorchState, call `record_batch` after each batch and `set_epoch` at the end of each
-    epoch: after `restore` or `sync`, also with another number of ranks, the next loop goes on where the state was
-    committed. A loop that has begun is not changed by what is recorded. Where the ranks do not divide the samples, the
-    first ones of the epoch are repeated. ShardedSampler does without being told, but knows nothing of TorchState.
+    Pass it to a DataLoader and to a TorchState. Call `record_batch` after each batch and `set_epoch` at the end of each
+    epoch. After `restore` or `sync`, also with another number of ranks, the next loop continues where the state was
+    committed. Recording does not change a loop that has started. If the number of samples is not a multiple of the
+    number of ranks, the first samples of the epoch are repeated. ShardedSampler needs no calls, but does not support
+    TorchState.
 
-    dataset: of constant length. seed: the same on all ranks; plus the epoch it gives the order, Horovod's own.
-    processed_num: samples processed by all ranks together. rank, num_replicas: this rank and their number.
+    dataset: of constant length. seed: the same on all ranks; seed + epoch determines the order, which is Horovod's.
+    The attributes processed_num: samples that all ranks together have processed; rank, num_replicas: this rank and the
+    number of ranks.
     Raises NotInitializedError before init().
     """
 
@@ -42,23 +44,23 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def reset(self) -> None:
-        """Share what is left of the epoch among the ranks that there are now."""
+        """Distribute the rest of the epoch over the current ranks."""
         self.rank, self.num_replicas, self._start = basics.rank(), basics.size(), self.processed_num
         self._order = _order_as_horovod(len(self.dataset), self.seed + self.epoch if self.shuffle else None)
         self._mine = split_for_training(self._order, rank=self.rank, size=self.num_replicas, start=self._start).tolist()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch, with all samples. Call it when one has ended: at its beginning it would undo a resume."""
+        """Start this epoch with all samples. Call it at the end of an epoch; at the start it would undo a resume."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Every rank has processed a batch. batch_idx: does not count; Horovod has it. batch_size: that of one rank."""
+        """Record that every rank has processed a batch. batch_idx: ignored, as in Horovod. batch_size: of one rank."""
         self.processed_num += batch_size * self.num_replicas
 
     def record_indices(self, indices: Sequence[int]) -> None:
-        """Every rank has processed as many samples as these, the next ones in its order."""
+        """Record that every rank has processed the next len(indices) samples in its order."""
         self.record_batch(0, len(indices))
 
     def state_dict(self) -> ElasticSamplerState:
@@ -66,7 +68,7 @@ class ElasticSampler(Sampler[int]):
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: ElasticSamplerState) -> None:
-        """Go on where `state_dict` was taken, with the ranks that there are now."""
+        """Resume where `state_dict` was saved, with the current ranks."""
         self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
         self.reset()
 

@@ -15,18 +15,18 @@ from hvdkit.torch.state import share_state
 
 
 class TorchState(ObjectState):
-    """What is to be kept of a training: `state = hvd.elastic.TorchState(model, optimizer, epoch=0)`.
+    """The state of an elastic training: `state = hvd.elastic.TorchState(model, optimizer, epoch=0)`.
 
-    Each argument is an attribute: `state.model`, `state.epoch += 1`. `commit` saves them in memory, `restore` goes back
-    to what was committed, `sync` gives every rank rank 0's and saves them. Modules, optimizers and whatever else has
-    state_dict and load_state_dict (ElasticSampler, ShardedSampler, learning rate schedulers, GradScaler) stay the
-    objects they are, and only their state is saved and sent; other values are copied and pickled as a whole.
+    Each argument is an attribute: `state.model`, `state.epoch += 1`. `commit` saves all of them in memory, `restore`
+    returns to the last commit, `sync` broadcasts those of rank 0 and commits them. For modules, optimizers and other
+    objects with state_dict and load_state_dict (ElasticSampler, ShardedSampler, learning rate schedulers, GradScaler)
+    only their state is saved and sent; other values are copied and pickled as a whole.
 
-    Two things differ from Horovod's, where they are traps: what `sync` brought is what a later `restore` goes back to,
-    and a list or dict that is changed in place is restored as well.
+    It differs from Horovod in two points: `restore` after `sync` returns to the synchronized values, and a list or dict
+    that was changed in place is restored, too.
 
-    model, optimizer: None for none; more of them go by names of your choice.
-    `sync` is collective and raises what broadcast_parameters and broadcast_optimizer_state do.
+    model, optimizer: may be None; pass further ones under names of your choice.
+    `sync` is collective and raises what broadcast_parameters() and broadcast_optimizer_state() raise.
     """
 
     def __init__(

@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from hvdkit.transport.between.collectives import until_done
 from hvdkit.transport.between.cost import MESSAGE_BYTES, Link, Measured
 from hvdkit.transport.between.wire import Pending, Wire
 from hvdkit.transport.buffer import Buffer, make_buffer
 from hvdkit.transport.polling import Backoff
-from hvdkit.transport.request import Request
+from hvdkit.transport.request import Request, leave_behind
 
 _SMALL_TURNS = 8
 _FLOOD = 16  # small messages under way at once
@@ -68,10 +69,14 @@ class _Ring:
             self._wire.messages.receive(received.slice(at, at + nbytes), self._before, 0, pending)
             self._wire.messages.send(sent.slice(at, at + nbytes), self._next, 0, pending)
         waiting = Backoff(self._check)
-        self._wire.messages.turn()
-        while pending.count:
-            waiting.pause()
+        try:
             self._wire.messages.turn()
+            while pending.count:
+                waiting.pause()
+                self._wire.messages.turn()
+        except BaseException:
+            leave_behind(self._wire.messages)
+            raise
         return time.perf_counter() - began
 
     @property
@@ -102,5 +107,5 @@ class _Ring:
 
     def _wait_for(self, request: Request) -> None:
         waiting = Backoff(self._check)
-        while not request.done():
+        for _ in until_done(request, free=True):
             waiting.pause()

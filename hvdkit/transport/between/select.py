@@ -63,21 +63,22 @@ class BetweenHosts:
         for spec in specs:
             if spec.narrow != "none" and spec.dtype not in (*HALF, "float32", "float64"):
                 raise TransportError(
-                    f"a {spec.dtype} bucket cannot travel as {spec.narrow}; use compression none for it"
+                    f"A {spec.dtype} bucket cannot be sent as {spec.narrow}. Use hvd.Compression.none for it."
                 )
         wish = self.algorithm
         if wish == "auto":
             return
         if wish not in self.able:
             raise TransportError(
-                f"HVDKIT_ALGORITHM={wish} needs messages between two ranks, which Gloo does not have; here there are "
-                f"{', '.join(self.able)}. Leave it out, or start the ranks with hvdrun, and MPI."
+                f"HVDKIT_ALGORITHM={wish} needs messages between two ranks, which Gloo does not support; it supports "
+                f"{', '.join(self.able)}. Leave HVDKIT_ALGORITHM out, or start the ranks with hvdrun, which uses MPI."
             )
         for dtype in {spec.travels_as for spec in specs if isinstance(spec.wire, str)}:
             if wish not in self.fitting(dtype):
                 raise TransportError(
-                    f"HVDKIT_ALGORITHM={wish} would round sums of {dtype} on the way between {self.hosts} hosts. Set "
-                    f"{' or '.join(self.fitting(dtype))}, leave it out, or train without compression."
+                    f"HVDKIT_ALGORITHM={wish} would round partial sums to {dtype} between {self.hosts} hosts. Set "
+                    f"HVDKIT_ALGORITHM to {' or '.join(self.fitting(dtype))}, leave it out, or train without "
+                    "compression."
                 )
 
     def describe(self) -> str:

@@ -46,8 +46,8 @@ class GatheredCoder(ABC):
         size, nbytes = wire.size, self.sent_bytes
         if size * nbytes > wire.largest_count:
             raise TransportError(
-                f"The coded messages of {size} hosts for one bucket have {size * nbytes} bytes; one collective moves "
-                f"at most {wire.largest_count}. Set HVDKIT_FUSION_BYTES lower."
+                f"The compressed messages of {size} hosts for one bucket have {size * nbytes} bytes, but one "
+                f"collective can transfer at most {wire.largest_count}. Set HVDKIT_FUSION_BYTES to a smaller value."
             )
         with np.errstate(all="ignore"):
             unsent = source.array[: self.count] + self._unsent

@@ -34,13 +34,13 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class PowerSGD:
-    """Send each gradient of a weight matrix as the product of two matrices of `rank` columns.
+    """Send each gradient of a weight matrix as the product of two matrices with `rank` columns.
 
-    A matrix of m rows and n columns becomes rank * (m + n) numbers. Vectors, and whatever would not become fewer
-    numbers, are sent as they are. A tensor of more dimensions is seen as a matrix (see matrix_shape). The two matrices
-    are found by one step of the power method from those of the step before, and what their product is wrong by is added
-    to the next gradient: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-    Optimization", 2019, algorithms 1 and 2.
+    A matrix of m rows and n columns is sent as rank * (m + n) numbers. Vectors, and tensors that would not become
+    smaller, are sent unchanged. A tensor of more dimensions is treated as a matrix (see matrix_shape). The two matrices
+    are computed by one step of the power method, which starts from those of the step before. The error of their product
+    is added to the next gradient. Source: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for
+    Distributed Optimization", 2019, algorithms 1 and 2.
     """
 
     of_matrices: ClassVar[bool] = True
@@ -48,7 +48,7 @@ class PowerSGD:
 
     def __post_init__(self) -> None:
         if self.rank < 1:
-            raise ValueError(f"PowerSGD({self.rank!r}): the rank is a number of columns, 1 or more.")
+            raise ValueError(f"PowerSGD({self.rank!r}): rank is a number of columns; it must be 1 or more.")
 
     def codes(self, shape: Sequence[int]) -> bool:
         """See Coding.codes."""

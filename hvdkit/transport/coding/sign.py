@@ -17,10 +17,10 @@ _BLOCK = 1024  # numbers that share a magnitude
 
 @dataclass(frozen=True)
 class Sign:
-    """Send each number's sign, and of every 1024 numbers the mean magnitude: a 31st of the bytes of float32.
+    """Send the sign of each value, and the mean magnitude of each 1024 values: a 31st of the bytes of float32.
 
-    What that is wrong by is added to the next step's (Karimireddy et al., 2019; Seide et al., "1-Bit Stochastic
-    Gradient Descent", 2014).
+    The error is added to the next step (Karimireddy et al., 2019; Seide et al., "1-Bit Stochastic Gradient Descent",
+    2014).
     """
 
     of_matrices: ClassVar[bool] = False

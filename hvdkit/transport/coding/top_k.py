@@ -15,10 +15,11 @@ from hvdkit.transport.coding.gathered import Bytes, GatheredCoder
 
 @dataclass(frozen=True)
 class TopK:
-    """Send the `ratio` (above 0, at most 1) of a bucket's numbers that are largest in magnitude, each with its place.
+    """Send only the values of a bucket that are largest in magnitude, each with its index.
 
-    At 0.01 that is a fiftieth of the bytes. What is not sent is added to the next step's (Stich et al., "Sparsified SGD
-    with Memory", 2018). For gradients of which most are nearly zero, as an embedding's.
+    ratio: the part of the values that is sent, above 0 and at most 1; 0.01 sends a fiftieth of the bytes.
+    The values that are not sent are added to the next step (Stich et al., "Sparsified SGD with Memory", 2018). Use it
+    for gradients of which most values are nearly zero, such as those of an embedding.
     """
 
     of_matrices: ClassVar[bool] = False
@@ -26,7 +27,9 @@ class TopK:
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
-            raise ValueError(f"TopK({self.ratio!r}): the ratio is a part of all numbers, above 0 and at most 1.")
+            raise ValueError(
+                f"TopK({self.ratio!r}): ratio is the part of the values that is sent; it must be above 0 and at most 1."
+            )
 
     def codes(self, shape: Sequence[int]) -> bool:
         """See Coding.codes."""

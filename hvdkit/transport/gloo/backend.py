@@ -31,8 +31,8 @@ def connect(world: World, part: Part | None) -> tuple[GlooTransport, Abort | Non
         load_gloo()
     except MissingDependencyError as error:
         raise MissingDependencyError(
-            f"Ranks that {world.launcher} has started without MPI talk through torch's Gloo. {error}. Or start the "
-            f"script with hvdrun, which takes MPI."
+            f"{world.launcher} started the ranks without MPI, so they communicate over torch's Gloo. {error}. Or "
+            "start the script with hvdrun, which uses MPI."
         ) from error
     only_mpi_knows = part is not None or world.size == 0 or (world.launcher == "none" and runs_mpi())
     if world.size == 1 and not only_mpi_knows:

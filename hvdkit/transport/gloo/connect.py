@@ -44,7 +44,8 @@ def connect_all(
             if left <= 0:
                 missing = ", ".join(map(str, sorted(expected - set(connections))))
                 raise TransportError(
-                    f"Rank {rank} waited for connections from rank(s) {missing}, and none came in time."
+                    f"Rank {rank} timed out waiting for connections from rank(s) {missing}. See the output of these "
+                    "ranks."
                 )
             for peer, connection in handshakes.go_on(left):
                 if peer not in expected:
@@ -158,8 +159,8 @@ def _connect(place: tuple[str, int], secret: bytes, rank: int, peer: int, deadli
         connection.close()
         time.sleep(_PAUSE_S)
     raise TransportError(
-        f"Rank {rank} cannot connect to rank {peer} at {place[0]}:{place[1]}: {seen}. If a firewall stands between the "
-        f"hosts, name another interface with GLOO_SOCKET_IFNAME."
+        f"Rank {rank} cannot connect to rank {peer} at {place[0]}:{place[1]}: {seen}. If a firewall blocks this "
+        "network between the hosts, set GLOO_SOCKET_IFNAME to another interface."
     )
 
 

@@ -42,8 +42,8 @@ def load_gloo() -> Any:
     distributed = optional_import("torch.distributed", "torch")
     if not distributed.is_available() or not distributed.is_gloo_available():
         raise MissingDependencyError(
-            "The installed torch was built without torch.distributed's Gloo. Install one of PyTorch's own wheels, or "
-            "start the ranks with hvdrun, and MPI."
+            "The installed torch was built without Gloo (torch.distributed). Install a wheel from pytorch.org or "
+            "PyPI, or start the ranks with hvdrun, which uses MPI."
         )
     return distributed
 
@@ -83,7 +83,7 @@ class TcpStores:
         try:
             return load_gloo().TCPStore(address, port, timeout=timeout, wait_for_workers=False, **options)
         except RuntimeError as error:  # torch's DistNetworkError and its like
-            raise TransportError(f"torch's store at {address}:{port} cannot be opened: {error}") from error
+            raise TransportError(f"torch's TCPStore at {address}:{port} cannot be opened: {error}") from error
 
 
 class Group:
@@ -104,7 +104,7 @@ class Group:
         try:
             self._group = gloo(distributed.PrefixStore(name, store), rank, size, options)
         except RuntimeError as error:
-            raise explain("connecting of the ranks", error) from error
+            raise explain("connection of the ranks", error) from error
         _groups.add(self)
 
     def allreduce(self, source: Buffer, out: Buffer, op: Op) -> GlooRequest:

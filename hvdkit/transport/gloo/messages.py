@@ -96,8 +96,8 @@ class _Receive(Request):
         count = len(self.message) - _TAG.size
         if count != self.out.nbytes:
             raise TransportError(
-                f"A message of {count} bytes has come from rank {self._peer}, and {self.out.nbytes} bytes were "
-                f"expected. Send and receive the same number of elements of the same dtype."
+                f"Rank {self._peer} sent a message of {count} bytes, but {self.out.nbytes} bytes were expected. Send "
+                "and receive the same number of elements of the same dtype."
             )
         self.out.array.view(np.uint8)[:] = np.frombuffer(self.message, np.uint8, offset=_TAG.size)
         self.message, self._done = b"", True

@@ -111,7 +111,8 @@ def _parse(data: bytes) -> dict[str, Any]:
 
 def _strange(data: bytes) -> TransportError:
     return TransportError(
-        f"Where the ranks meet somebody has left {data[:100]!r}, which is not hvdkit's. Do all ranks have one hvdkit?"
+        f"The rendezvous store contains {data[:100]!r}, which this version of hvdkit does not write. Do all ranks "
+        "run the same version of hvdkit?"
     )
 
 
@@ -168,8 +169,9 @@ def choose_address(everyone: Sequence[RankInfo], nodes: Sequence[int], rank: int
     found = everyone[rank].address or next(one.reached for one, node in zip(everyone, nodes, strict=True) if node)
     if is_loopback(found):
         raise TransportError(
-            f"Rank {rank} on {everyone[rank].host} is known by {found} only, which ranks on other hosts cannot reach. "
-            f"Name the interface between the hosts: GLOO_SOCKET_IFNAME=eth0, say."
+            f"Rank {rank} on {everyone[rank].host} has published the address {found} only, which ranks on other "
+            "hosts cannot reach. Set GLOO_SOCKET_IFNAME to the interface between the hosts, for example "
+            "GLOO_SOCKET_IFNAME=eth0."
         )
     return found
 
@@ -181,8 +183,8 @@ def collect(store: Any, what: str, size: int, deadline: float) -> list[bytes]:
         if time.monotonic() >= deadline:
             missing = [rank for rank in range(size) if not store.check([keys[rank]])]
             raise TransportError(
-                f"{len(missing)} of {size} ranks have not come: {', '.join(map(str, missing))}. Their own output, or "
-                f"the launcher's, says why; all ranks must call hvd.init()."
+                f"{len(missing)} of {size} ranks have not arrived: {', '.join(map(str, missing))}. All ranks must "
+                "call hvd.init(). See the output of these ranks, or of the launcher, for the cause."
             )
         time.sleep(_PAUSE_S)
     return [bytes(one) for one in store.multi_get(keys)]
@@ -192,7 +194,7 @@ def _find_store(
     rendezvous_store: RendezvousStore, stores: Stores, name: str, rank: int, deadline: float
 ) -> tuple[Any, str, str, str]:
     """Rank 0's store, the address by which it was reached, this host's own towards it, and the job's secret."""
-    seen = "it has not said where its store is"
+    seen = "rank 0 has not published the address of its store"
     while time.monotonic() < deadline:
         found = rendezvous_store.get(name)
         if found is not None:
@@ -201,9 +203,9 @@ def _find_store(
                 store, own = _try_store(stores, address, info)
                 if store is not None:
                     return store, address, own, info.secret
-                seen = f"it should be at {address}:{info.port}, and is not: {own}"
+                seen = f"its store at {address}:{info.port} cannot be reached ({own})"
         time.sleep(_PAUSE_S)
-    raise TransportError(f"Rank {rank} has not found rank 0: {seen}. Rank 0's own output may say why.")
+    raise TransportError(f"Rank {rank} cannot reach rank 0: {seen}. See the output of rank 0 for the cause.")
 
 
 def _try_store(stores: Stores, address: str, info: RendezvousInfo) -> tuple[Any, str]:
@@ -216,7 +218,7 @@ def _try_store(stores: Stores, address: str, info: RendezvousInfo) -> tuple[Any,
             return store, own
     except (OSError, TransportError, RuntimeError) as error:
         return None, str(error)
-    return None, "another store answers there"
+    return None, "another store answers at this address"
 
 
 def _machine() -> str:

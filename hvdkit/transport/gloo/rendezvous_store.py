@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 from hvdkit.errors import TransportError, WorldError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.small_collectives import broadcast_bytes
+from hvdkit.world import has_hvdruns_torch_variables
 
 _ANSWER_S = 10.0
 
@@ -50,7 +51,8 @@ def find_rendezvous_store(variables: Mapping[str, str], launcher: str) -> StoreL
         names = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
         return StoreLocation("http", *_read_place(variables, names, launcher))
     names = "MASTER_ADDR", "MASTER_PORT"
-    if launcher == "torchrun" or all(variables.get(name) for name in names):
+    users = all(variables.get(name) for name in names) and not has_hvdruns_torch_variables(variables)
+    if launcher == "torchrun" or users:
         agents = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return StoreLocation("store", *_read_place(variables, names, launcher), hosted=not agents)
     return StoreLocation("mpi")
@@ -69,9 +71,9 @@ def _read_place(variables: Mapping[str, str], names: tuple[str, str], launcher: 
     if address and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 2**16:
         return address, int(port)
     raise WorldError(
-        f"Ranks meet through {names[0]} and {names[1]}, and these are {address!r} and {port!r} here (launcher: "
-        f"{launcher}). Start the script with torchrun, `horovodrun --gloo` or hvdrun, or set both: the host of rank 0, "
-        f"and a port that is free there."
+        f"The rendezvous of the ranks needs {names[0]} and {names[1]}, which are {address!r} and {port!r} (launcher: "
+        f"{launcher}). Start the script with torchrun, `horovodrun --gloo` or hvdrun. Or set both variables, to the "
+        "host of rank 0 and to a free port on that host."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import time
@@ -142,7 +143,9 @@ class GlooTransport(BaseTransport):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise TransportError("This Gloo transport has been closed. Call hvd.init() again, or move the call before.")
+            raise TransportError(
+                "This Gloo transport is closed. Call hvd.init() again, or make this call before hvd.shutdown()."
+            )
 
     def open_wire(self) -> GlooWire:
         """See BaseTransport.open_wire."""
@@ -203,7 +206,9 @@ class GlooTransport(BaseTransport):
             except RankLostError as lost:
                 return lost
             if time.monotonic() >= deadline:
-                return TransportError(f"Gloo's {what} failed: {error}. If another rank has ended, its output says why.")
+                return TransportError(
+                    f"Gloo's {what} failed: {error}. If another rank has ended, see its output for the cause."
+                )
             time.sleep(0.01)
 
     def leave(self) -> None:
@@ -217,7 +222,8 @@ class GlooTransport(BaseTransport):
         spans_all = self._key == "world"
         try:
             if spans_all and idle:
-                self.barrier()  # so that nobody takes an orderly end for a rank that left others waiting
+                with contextlib.suppress(RankLostError):  # a rank that ended its script without shutdown()
+                    self.barrier()  # so that none takes an orderly end for a loss
         finally:
             self._closed = True
             self._queue.close()

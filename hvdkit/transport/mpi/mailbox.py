@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hvdkit.errors import RankLostError, TransportError
 from hvdkit.transport.mailbox import LocalMailbox
 from hvdkit.transport.mpi.library import call_mpi, check_not_ended, collective, finish, free_comm, load_mpi
+from hvdkit.transport.request import leave_behind
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+_MESSAGE, _LEAVING = 0, 1  # tags
+_open: weakref.WeakSet[MpiMailbox] = weakref.WeakSet()
+
+
 class MpiMailbox:
-    """See Mailbox. comm: its own; freed by close()."""
+    """See Mailbox. comm: its own; freed by close() where all ranks come to it.
+
+    A rank that will not tells so to those next to it in a binary tree, and they tell it on. So no rank gets messages
+    from all others.
+    """
 
     star = False
 
@@ -24,6 +36,9 @@ class MpiMailbox:
         self._sending: list[tuple[MPI.Request, bytes]] = []
         self._sent = np.zeros(comm.size, np.int64)
         self._received = np.zeros(comm.size, np.int64)
+        self._leaving: list[MPI.Request] = []
+        self._is_whole = True  # as far as is known here: no rank has said that it is leaving
+        _open.add(self)
 
     def send(self, rank: int, message: bytes) -> None:
         """See Mailbox.send."""
@@ -33,9 +48,9 @@ class MpiMailbox:
         check_not_ended(self._mpi)
         self._sent[rank] += 1
         data = np.frombuffer(message, np.uint8)
-        request = call_mpi("MPI_Isend", self._comm.Isend, [data, data.size, self._mpi.BYTE], rank)
+        request = call_mpi("MPI_Isend", self._comm.Isend, [data, data.size, self._mpi.BYTE], rank, _MESSAGE)
+        self._sending.append((request, message))  # first, as a call of MPI may fail, and MPI reads the message still
         self._sending = [pending for pending in self._sending if not call_mpi("MPI_Test", pending[0].Test)]
-        self._sending.append((request, message))
 
     def receive(self) -> list[tuple[int, bytes]]:
         """See Mailbox.receive."""
@@ -45,19 +60,53 @@ class MpiMailbox:
         while (matched := call_mpi("MPI_Improbe", self._comm.Improbe, mpi.ANY_SOURCE, mpi.ANY_TAG, status)) is not None:
             data = np.empty(status.Get_count(mpi.BYTE), np.uint8)
             call_mpi("MPI_Mrecv", matched.Recv, [data, data.size, mpi.BYTE])
+            if status.Get_tag() == _LEAVING:
+                self._is_whole = False
+                continue
             self._received[status.Get_source()] += 1
             messages.append((status.Get_source(), data.tobytes()))
         return messages
 
+    def leave(self) -> None:
+        """Tell the other ranks that this one will not come to close(); not collective, and from any thread."""
+        if not self._leaving and not self._mpi.Is_finalized():
+            rank = self._comm.rank
+            nearest = {(rank - 1) // 2, 2 * rank + 1, 2 * rank + 2} & set(range(self._comm.size))
+            nothing = [np.empty(0, np.uint8), 0, self._mpi.BYTE]
+            for peer in nearest:
+                with contextlib.suppress(TransportError):  # of a lost rank MPI itself tells the others
+                    self._leaving.append(call_mpi("MPI_Isend", self._comm.Isend, nothing, peer, _LEAVING))
+
+    def _check(self) -> None:
+        self.receive()
+        if not self._is_whole:
+            raise RankLostError("A rank has left the mailbox without closing it.")
+
     def close(self, *, idle: bool = True) -> None:
-        """See Mailbox.close."""
+        """See Mailbox.close. Where a rank has left, or this one is not idle, MPI keeps the communicator."""
+        _open.discard(self)
         if not idle or self._mpi.Is_finalized():
+            self.leave()  # ranks that are idle would wait for this one
+            leave_behind(self._sending)
             return
         # A message left behind could turn up in a later communicator.
         expected = np.zeros_like(self._sent)
-        collective("MPI_Alltoall", self._comm, self._sent, expected)
+        try:
+            collective("MPI_Alltoall", self._comm, self._sent, expected, check=self._check)
+        except TransportError as error:
+            leave_behind(self._sending)
+            if self._is_whole or not isinstance(error, RankLostError):
+                raise
+            self.leave()  # the others must know too; MPI keeps the communicator, which nobody uses again
+            return
         while (self._received < expected).any():
             self.receive()
         for request, _ in self._sending:
             finish("MPI_Wait", request)
         free_comm(self._comm)
+
+
+def leave_mailboxes() -> None:
+    """Tell the other ranks that this process will close none of its mailboxes; not collective."""
+    for mailbox in list(_open):
+        mailbox.leave()

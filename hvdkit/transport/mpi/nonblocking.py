@@ -58,8 +58,8 @@ class _Message(MpiRequest):
     def _check_size(self) -> None:
         if self._what == "MPI_Irecv" and (count := self._status.Get_count(load_mpi().BYTE)) != self.out.nbytes:
             raise TransportError(
-                f"A message of {count} bytes has come from rank {self._status.Get_source()}, and {self.out.nbytes} "
-                f"bytes were expected. Send and receive the same number of elements of the same dtype."
+                f"Rank {self._status.Get_source()} sent a message of {count} bytes, but {self.out.nbytes} bytes were "
+                "expected. Send and receive the same number of elements of the same dtype."
             )
 
 

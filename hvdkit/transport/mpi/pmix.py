@@ -47,7 +47,7 @@ def tell_mpi_of_loss(name: str) -> None:
         return
     library = _load_pmix()
     if library is None:
-        logger.warning("MPI cannot be told that %s is gone: its PMIx library was not found.", name)
+        logger.warning("MPI cannot be notified that %s has died, because its PMIx library was not found.", name)
         return
     gone, info = _Proc(encoded, int(number)), _Info()
     info.key, info.value.type = _AFFECTED, _TYPE_PROC
@@ -57,7 +57,7 @@ def tell_mpi_of_loss(name: str) -> None:
         *(ctypes.byref(info), ctypes.c_size_t(1), None, None),
     )
     if status:
-        logger.warning("MPI could not be told that %s is gone: PMIx_Notify_event returned %d.", name, status)
+        logger.warning("MPI could not be notified that %s has died: PMIx_Notify_event returned %d.", name, status)
 
 
 def leave_launcher() -> None:

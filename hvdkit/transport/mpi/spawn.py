@@ -57,7 +57,7 @@ class Spawn:
             pass  # one has died on its way in, of which hvdrun tells
         except HorovodInternalError as error:
             if not self._given_up:
-                logger.warning("No rank could be started in place of one that was lost: %s", error)
+                logger.warning("A replacement for a lost rank could not be started: %s", error)
 
     def _spawn(self) -> MPI.Intercomm:
         mpi = load_mpi()

@@ -17,7 +17,7 @@ from hvdkit.transport.division import Groups, check_groups, find_group
 from hvdkit.transport.mpi import library as mpi_library
 from hvdkit.transport.mpi.communicators import duplicate_comm, make_comm
 from hvdkit.transport.mpi.library import collective, free_comm, load_mpi, own_comm
-from hvdkit.transport.mpi.mailbox import MpiMailbox
+from hvdkit.transport.mpi.mailbox import MpiMailbox, leave_mailboxes
 from hvdkit.transport.mpi.nonblocking import MpiWire
 from hvdkit.transport.mpi.ulfm import world_comm
 from hvdkit.transport.request import AllRequests, MessageRequest, Request
@@ -63,7 +63,9 @@ class MpiTransport(BaseTransport):
     def wire(self) -> MpiWire:
         """See BaseTransport.wire."""
         if self._wire is None:
-            raise TransportError("This MPI transport has been closed. Call hvd.init() again, or move the call before.")
+            raise TransportError(
+                "This MPI transport is closed. Call hvd.init() again, or make this call before hvd.shutdown()."
+            )
         return self._wire
 
     def isend(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
@@ -109,6 +111,10 @@ class MpiTransport(BaseTransport):
     def open_wire(self) -> MpiWire:
         """See BaseTransport.open_wire."""
         return MpiWire(self._more())
+
+    def leave(self) -> None:
+        """See Transport.leave. The others would wait for this rank in closing the mailboxes of all groups."""
+        leave_mailboxes()
 
     def close(self, *, idle: bool = True) -> None:
         """See Transport.close. Where it is not idle MPI keeps the communicator, for collectives left in the middle."""

@@ -156,7 +156,7 @@ def grow(arrivals: Sequence[Arrivals]) -> None:
         raise
     if not _all_grow(True):
         revoke_comm(comm)  # those who come are waiting in there
-        raise RankLostError("Ranks that had come were not taken in, as one of all those has died meanwhile.")
+        raise RankLostError("The new ranks were not added to the world, because a rank has died meanwhile.")
     _take(comm)
     _world.changed = True
 

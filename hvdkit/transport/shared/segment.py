@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import socket
 import time
 import weakref
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from hvdkit.transport.small_collectives import broadcast_bytes, gather_ints
 
 _PREFIX = "hvdkit-"
 _YOUNG_S = 60.0  # a file of this age may have been made just now, and not been locked yet
-_WAY_ON = "or set HVDKIT_TRANSPORT=mpi to do without shared memory (slower)"
+_WAY_ON = "or set HVDKIT_TRANSPORT=mpi to run without shared memory (slower)"
 
 
 class Segment:
@@ -110,17 +111,18 @@ def _remove_if_abandoned(path: str) -> None:
 
 
 def _explain(failures: Sequence[int], total: int, directory: str) -> str:
+    host = socket.gethostname()
     who = ", ".join(f"local rank {rank}: {os.strerror(code)}" for rank, code in enumerate(failures) if code)
     if errno.ENOSPC in failures:
         free = os.statvfs(directory)
         return (
-            f"{total / 2**20:.1f} MiB of shared memory are needed in {directory}, where "
-            f"{free.f_bavail * free.f_frsize / 2**20:.1f} MiB are free now. Make it larger (in a container: "
-            f"--shm-size; as root: mount -o remount,size=... {directory}), {_WAY_ON}. [{who}]"
+            f"Shared memory on {host} needs {total / 2**20:.1f} MiB in {directory}, but only "
+            f"{free.f_bavail * free.f_frsize / 2**20:.1f} MiB are free. Enlarge it (in a container: --shm-size; as "
+            f"root: mount -o remount,size=... {directory}), {_WAY_ON}. [{who}]"
         )
     if errno.ENOENT in failures[1:]:
         return (
-            f"The ranks of this host do not see the same {directory} (containers with one of their own each?): {who}. "
-            f"Share it between them (docker --ipc=host), {_WAY_ON}."
+            f"The ranks on {host} do not share {directory}; each of their containers may have its own: {who}. Share "
+            f"it between the containers (docker --ipc=host), {_WAY_ON}."
         )
-    return f"Shared memory could not be made in {directory}: {who}. Mend that, {_WAY_ON}."
+    return f"Shared memory could not be created in {directory} on {host}: {who}. Correct this, {_WAY_ON}."

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvdkit.errors import TransportError
+from hvdkit.errors import RankLostError, TransportError
 from hvdkit.transport.api import Crossing, Transport
 from hvdkit.transport.arguments import check_root
 from hvdkit.transport.arithmetic import Arithmetic
@@ -54,14 +54,14 @@ class SharedMemoryTransport(Transport):
     ) -> None:
         if shards is None and local.size != base.size:
             raise TransportError(
-                f"shared_memory needs all {base.size} ranks on one host, and {local.size} are on {host}. "
-                f"Use HVDKIT_TRANSPORT=hierarchical (or auto)."
+                f"HVDKIT_TRANSPORT=shared_memory needs all {base.size} ranks on one host, but only {local.size} are "
+                f"on {host}. Use HVDKIT_TRANSPORT=hierarchical or auto."
             )
         self.rank, self.size, self.backend = base.rank, base.size, base.backend
         self._base, self._local, self._host = base, local, host
         self._directory, self._small_bytes = directory, small_bytes
-        self._shards, self._open_crossing = shards or local.size, open_crossing
-        self.local_ranks = self._shards
+        self.shards, self._open_crossing = shards or local.size, open_crossing
+        self.local_ranks = self.shards
         self._job_rank = job_rank
         self._members = range(base.size) if members is None else members
         self._is_part = members is not None
@@ -228,7 +228,7 @@ class SharedMemoryTransport(Transport):
             arithmetic=self.arithmetic,
             check=self.check,
             directory=self._directory,
-            shards=self._shards,
+            shards=self.shards,
             depth=depth,
             crossing=self._open_crossing() if self._open_crossing else None,
         )
@@ -248,13 +248,20 @@ class SharedMemoryTransport(Transport):
         self._liveness.leave()
         self._base.leave()
 
+    def _all_close(self) -> bool:
+        """Wait until all ranks close, so that none takes an orderly end for a loss; False if one ended without that."""
+        try:
+            self.ibarrier().wait()
+        except RankLostError:
+            return False
+        return True
+
     def close(self, *, idle: bool = True) -> None:
         """See Transport.close."""
         if self._closed:
             return
         self._closed = True
-        if idle:
-            self._base.barrier()  # so that nobody takes an orderly end for a rank that left others waiting
+        idle = idle and self._all_close()
         self._liveness.close()
         self._drop_staging()
         if self._slots is not None:

@@ -1,1 +1,1 @@
-"""What is put into each run of the script: it writes down steps, and hands one rank the batches of all."""
+"""The recorder in each run of the script: it writes down steps, and gives one rank the batches of all ranks."""

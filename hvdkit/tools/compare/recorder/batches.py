@@ -1,4 +1,4 @@
-"""A batch as a loader gives it: its rows, and the batches of several ranks as one."""
+"""A batch of a loader: its rows, and the batches of several ranks joined to one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def leaves(batch: Any) -> Iterator[Any]:
-    """The tensors and arrays of nested tuples, lists and dicts."""
+    """Yield the tensors and arrays of nested tuples, lists and dicts."""
     if hasattr(batch, "shape") and hasattr(batch, "dtype"):
         yield batch
     elif isinstance(batch, Mapping):
@@ -22,12 +22,12 @@ def leaves(batch: Any) -> Iterator[Any]:
 
 
 def count_rows(batch: Any) -> int:
-    """The first dimension of the first tensor that has one; 0 without."""
+    """Return the first dimension of the first tensor that has one; 0 without."""
     return next((len(leaf) for leaf in leaves(batch) if len(leaf.shape)), 0)
 
 
 def hash_rows(batch: Any) -> list[str]:
-    """A name for each row, the same for the same numbers in it."""
+    """Hash each row."""
     rows = count_rows(batch)
     parts = [np.ascontiguousarray(_to_numpy(leaf)) for leaf in leaves(batch) if len(leaf.shape) and len(leaf) == rows]
     names = []
@@ -40,7 +40,7 @@ def hash_rows(batch: Any) -> list[str]:
 
 
 def copy(batch: Any) -> Any:
-    """The same in memory of its own, on the CPU. TypeError for what is neither a tensor nor a plain value."""
+    """Copy a batch to CPU memory. Raises TypeError for what is neither a tensor nor a plain value."""
     if hasattr(batch, "detach"):
         return batch.detach().cpu().clone()
     if hasattr(batch, "shape") and hasattr(batch, "dtype"):
@@ -53,11 +53,14 @@ def copy(batch: Any) -> Any:
         return type(batch)(map(copy, batch))
     if batch is None or isinstance(batch, (str, bytes, int, float, bool)):
         return batch
-    raise TypeError(f"a batch holds {type(batch).__name__}, which compare cannot join")
+    raise TypeError(
+        f"hvdkit compare: a batch holds a {type(batch).__name__}. Batches may hold tensors, numpy arrays, numbers, "
+        f"strings, dicts, lists and tuples only."
+    )
 
 
 def join(batches: Sequence[Any]) -> Any:
-    """One batch with the rows of several, of the same structure, in their order."""
+    """Join batches of the same structure to one, with their rows in order."""
     first = batches[0]
     if hasattr(first, "detach"):
         import torch

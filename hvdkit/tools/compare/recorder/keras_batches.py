@@ -1,4 +1,4 @@
-"""What fit() trains on, whatever it was given, as batches that are written down or come from the ranks."""
+"""The data of fit(), of any type, as batches that are recorded or come from the ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvdkit.tools.compare.recorder.session import Key, Session
 
 
 def find_adapter(make: Any, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-    """Keras's own source of batches for the arguments of an EpochIterator, and the arguments by name."""
+    """Return Keras's data adapter for the arguments of an EpochIterator, and the arguments by name."""
     given = inspect.signature(make).bind(*args, **kwargs)
     given.apply_defaults()
     rest = dict(given.arguments)
@@ -23,7 +23,7 @@ def find_adapter(make: Any, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, A
 
 
 class Batches(keras.utils.PyDataset):
-    """An epoch's batches by number; drawn when they are asked for, and kept until the next epoch."""
+    """An epoch's batches by number; drawn on demand, and kept until the next epoch."""
 
     def __init__(self, adapter: Any, session: Session, number: int, steps: int | None) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Batches(keras.utils.PyDataset):
 
     def __len__(self) -> int:
         if not self._length:
-            raise TypeError("hvdkit compare: this data has no length; give fit() steps_per_epoch.")
+            raise TypeError("hvdkit compare: the data of fit() has no known length. Pass steps_per_epoch to fit().")
         return int(self._length)
 
     def __getitem__(self, index: int) -> Any:
@@ -51,7 +51,7 @@ class Batches(keras.utils.PyDataset):
             return self._drawn[index]
 
     def on_epoch_begin(self) -> None:
-        """Begin anew, or go on with data that goes on."""
+        """Start the next epoch; data without an end continues."""
         with self._lock:
             self._epoch += 1
             self._drawn = []
@@ -62,11 +62,11 @@ class Batches(keras.utils.PyDataset):
                 self._source = iter(self._adapter.get_numpy_iterator())
 
     def given(self, index: int) -> tuple[Key, Any]:
-        """The batch of this number in this epoch, and its key."""
+        """Return a batch of this epoch by number, and its key."""
         return (self._number, self._epoch, index), self[index]
 
 
 def _count(session: Session, number: int) -> int:
-    """Batches that ranks trained on in one epoch, if one rank is to take those; 0 otherwise."""
+    """Return how many batches the ranks trained on in one epoch, if one rank takes those; 0 otherwise."""
     keys = [key for key in session.given if key[0] == number]
     return 1 + max((key[2] for key in keys), default=-1)

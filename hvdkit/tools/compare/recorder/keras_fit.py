@@ -11,15 +11,14 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 
 from hvdkit.keras.state import sync_state
 from hvdkit.tools.compare.recorder.keras_batches import Batches, find_adapter
-from hvdkit.tools.compare.recorder.patches import Patches
-from hvdkit.tools.compare.recorder.session import Session
+from hvdkit.tools.compare.recorder.session import Patches, Session
 from hvdkit.tools.compare.records import Array, Loader, Step, thin
 
 _DROPOUT = ("Dropout", "GaussianDropout", "GaussianNoise", "AlphaDropout", "SpatialDropout1D", "SpatialDropout2D")
 
 
 def install(session: Session) -> Patches:
-    """Record every step of every fit() from here on, until what comes back is closed."""
+    """Record every step of every fit() from here on, until the result is closed."""
     fits, patches = _Fits(session), Patches()
     fit, make = keras.Model.fit, EpochIterator.__init__
     make_list = keras.callbacks.CallbackList.__init__
@@ -63,7 +62,7 @@ def _nothing(session: Session) -> Any:
 
 
 class _Fits:
-    """The fit() that is about to make its source of batches, and then its list of callbacks, if any."""
+    """The fit() that is about to make its data adapter, and then its callbacks, if any."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._count = session, 0
@@ -85,7 +84,7 @@ class _Fits:
 
 
 class _Recorder(keras.callbacks.Callback):
-    """What happens in one fit()."""
+    """One call of fit()."""
 
     batches: Batches
 
@@ -98,13 +97,13 @@ class _Recorder(keras.callbacks.Callback):
         self._factor = 1.0
 
     def note(self, x: Any, batch: int) -> None:
-        """Note how many samples it was given."""
+        """Record the number of samples."""
         arrays = keras.tree.flatten(x)
         if arrays and all(hasattr(one, "shape") and len(one.shape) for one in arrays):
             self._session.record.loaders.append(Loader(self.number, len(arrays[0]), batch, drop_last=False))
 
     def build(self) -> None:
-        """Make the variables now, where that would come with the first batch, so that all begin with the same."""
+        """Build the variables before the first batch, so that all runs start with equal ones."""
         if not self.model.built:
             first = self.batches[0]
             inputs = first[0] if isinstance(first, tuple) else first

@@ -1,4 +1,4 @@
-"""What this process is to record, and what it has recorded; common to the frameworks."""
+"""The recording of this process, for all frameworks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import pickle
 import random
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,15 @@ from hvdkit.tools.compare.records import RankRecord, read_records, write_record
 
 #: (loader, how many times it had been iterated, batch)
 Key = tuple[int, int, int]
+
+
+class Patches(ExitStack):
+    """Replaced attributes; close() restores the originals."""
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Replace one."""
+        self.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)
 
 
 class Session:
@@ -43,15 +53,15 @@ class Session:
         atexit.register(self.write)
 
     def got(self, key: Key, batch: Any, states: bytes | None, trained: Callable[[], object] = lambda: None) -> None:
-        """A batch is about to be given to the script. states: of the framework's random numbers; None for none.
+        """Take a batch that is about to go to the script. states: of the framework's random numbers, or None.
 
-        trained: called once it is known that this is a batch of training.
+        trained: called when the script trains on it.
         """
         self._batch = key, copy(batch), trained
         self._states = b"" if states is None else states + _read_states()
 
     def trains(self, states: bytes | None) -> None:
-        """The last batch is trained on; said of it once or more often."""
+        """Record that the last batch is trained on; may be called repeatedly."""
         if self._states and states is not None:
             self._random |= states + _read_states() != self._states
         if self._batch is None:
@@ -66,22 +76,22 @@ class Session:
                 pickle.dump(batch, file)
 
     def lost(self, loss: float) -> None:
-        """A loss that backward() is called on."""
+        """Record a loss that backward() is called on."""
         self._losses.append(loss)
 
     def take(self) -> dict[str, Any]:
-        """What has been seen since the step before, as arguments for a Step."""
+        """Return the records since the previous step, as arguments for a Step."""
         loss = sum(self._losses) / len(self._losses) if self._losses else None
         seen = {"loss": loss, "rows": self._rows, "hashes": self._hashes, "random": self._random}
         self._losses, self._rows, self._hashes, self._random = [], 0, [], False
         return seen
 
     def batches(self, loader: int, number: int) -> list[Key]:
-        """The batches that ranks trained on in this iteration of the loader; none if it was not for training."""
+        """List the batches that ranks trained on in this iteration of the loader."""
         return sorted(key for key in self.given if key[:2] == (loader, number))
 
     def joined(self, key: Key) -> Any:
-        """The batch of all ranks."""
+        """Join the batches of all ranks."""
         assert self.ranks is not None
         parts = []
         for rank in self.given[key]:
@@ -91,11 +101,11 @@ class Session:
 
     @property
     def done(self) -> bool:
-        """Is that enough?"""
+        """Have all steps been recorded?"""
         return len(self.record.steps) >= self.steps
 
     def write(self) -> None:
-        """Write down what there is, once."""
+        """Write the record, once."""
         if not self._written:
             self._written = True
             write_record(self.record, self.folder)
@@ -107,7 +117,7 @@ def _read_states() -> bytes:
 
 
 def _read_keys(folder: Path) -> Mapping[Key, list[int]]:
-    """Which ranks trained on each batch."""
+    """Find which ranks trained on each batch."""
     found: dict[Key, list[int]] = {}
     for path in folder.glob("batch-*"):
         rank, *key = map(int, path.name.split("-")[1:])
@@ -116,7 +126,7 @@ def _read_keys(folder: Path) -> Mapping[Key, list[int]]:
 
 
 def open_session(settings: str, rank: int, size: int) -> Session:
-    """Begin what the variable HVDKIT_COMPARE says, JSON."""
+    """Open a session from the variable HVDKIT_COMPARE, JSON."""
     asked = json.loads(settings)
     return Session(
         rank,

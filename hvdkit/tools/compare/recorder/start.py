@@ -1,4 +1,4 @@
-"""Imported by hvdkit.startup before the script's first framework, where HVDKIT_COMPARE says so."""
+"""Start of the recorder: hvdkit.startup imports this before the script runs, if HVDKIT_COMPARE is set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvdkit.world import read_world
 
 
 def start(settings: str) -> None:
-    """Record what the frameworks do, from the moment they are imported."""
+    """Install the recorder in each framework when the script imports it."""
     world = read_world()
     session = open_session(settings, world.rank, world.size)
 

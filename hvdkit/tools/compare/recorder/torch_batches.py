@@ -1,4 +1,4 @@
-"""The script's DataLoaders: their batches are written down on many ranks, and given joined to one."""
+"""The script's DataLoaders: many ranks record their batches, and one rank gets them joined."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from hvdkit.tools.compare.recorder.patches import Patches
-from hvdkit.tools.compare.recorder.session import Session
+from hvdkit.tools.compare.recorder.session import Patches, Session
 from hvdkit.tools.compare.records import Loader
 
 _NUMBER = "_hvdkit_compare_number"
 
 
 def watch_loaders(session: Session, patches: Patches) -> None:
-    """Stand before every iteration of every DataLoader that is made from here on."""
+    """Intercept every iteration of every DataLoader that is made from now on."""
     loaders = _Loaders(session)
     init: Any = DataLoader.__init__
     iterate: Any = DataLoader.__iter__
@@ -54,12 +53,12 @@ class _Loaders:
             self.lengths = {one.number: one.batches for one in session.others[0].loaders}
 
     def count(self) -> int:
-        """The number of a new one."""
+        """Return the number of a new one."""
         self._made += 1
         return self._made - 1
 
     def iterate(self, loader: Any, number: int, iterate: Any) -> Iterator[Any]:
-        """Its batches; those of all ranks, joined, if this run is to take them."""
+        """Yield its batches, or the joined batches of all ranks on one rank."""
         session = self._session
         times = self._iterated[number] = self._iterated.get(number, -1) + 1
         keys = session.batches(number, times)

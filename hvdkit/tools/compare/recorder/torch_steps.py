@@ -6,21 +6,21 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
-from hvdkit.tools.compare.recorder.patches import Patches
-from hvdkit.tools.compare.recorder.session import Session
+from hvdkit.tools.compare.recorder.session import Patches, Session
 from hvdkit.tools.compare.recorder.torch_batches import watch_loaders
-from hvdkit.tools.compare.recorder.torch_dropout import switch_off_dropout
 from hvdkit.tools.compare.records import Array, Step, thin
 
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_DROPOUT = ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d")
 _LARGE = 50_000_000  # elements of a sparse gradient beyond which only its values are kept
 
 
 def install(session: Session) -> Patches:
-    """Record every step of every optimizer from here on, until what comes back is closed."""
+    """Record every step of every optimizer from here on, until the result is closed."""
     recorder, patches = _Recorder(session), Patches()
     for handle in (
         modules.register_module_forward_pre_hook(recorder.before_forward),
@@ -30,7 +30,7 @@ def install(session: Session) -> Patches:
     ):
         patches.callback(handle.remove)
     watch_loaders(session, patches)
-    switch_off_dropout(session, patches)
+    _switch_off_dropout(session, patches)
     backward: Any = torch.Tensor.backward
     enter: Any = torch.autocast.__enter__
 
@@ -48,7 +48,7 @@ def install(session: Session) -> Patches:
 
 
 class _Recorder:
-    """What the hooks share."""
+    """The state that the hooks share."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -61,7 +61,7 @@ class _Recorder:
         self._rates: list[Any] = []
 
     def before_forward(self, module: nn.Module, _: Any) -> None:
-        """Learn names from the outermost module, and give it the ranks' parameters before its first training step."""
+        """Read names from the outermost module, and load the ranks' parameters before its first training step."""
         self._depth += 1
         if self._session.record.framework == "keras" or self._depth > 1 or module in self._roots:
             return
@@ -79,18 +79,18 @@ class _Recorder:
         self._take_start(module, number)
 
     def after_forward(self, module: nn.Module, _: Any, __: Any) -> None:
-        """Note the way out."""
+        """Count the modules that are still running."""
         self._depth -= 1
 
     def before_backward(self, loss: torch.Tensor) -> None:
-        """Note the loss; the last batch is one of training."""
+        """Record the loss, and that the last batch is trained on."""
         if self._session.record.framework == "keras" or loss.numel() != 1:
             return
         self._session.lost(float(loss.detach()))
         self._session.trains(torch.get_rng_state().numpy().tobytes())
 
     def before_step(self, optimizer: Any, *_: Any) -> None:
-        """Note the gradients; where one optimizer's step calls another's, the inner one has them reduced."""
+        """Record the gradients; where one optimizer's step calls another's, the inner one has the reduced ones."""
         self._inside += 1
         session = self._session
         if session.record.framework == "keras":
@@ -108,7 +108,7 @@ class _Recorder:
         session.record.half |= any(one.dtype in (torch.float16, torch.bfloat16) for one in _parameters(optimizer))
 
     def after_step(self, optimizer: Any, *_: Any) -> None:
-        """Note the parameters, and end the process after the last step."""
+        """Record the parameters, and end the process after the last step."""
         self._inside -= 1
         step, session = self._step, self._session
         if self._inside or step is None:
@@ -164,3 +164,33 @@ def _thin(value: torch.Tensor) -> Array:
     if value.is_sparse:
         value = value.to_dense() if value.numel() <= _LARGE else value.coalesce().values()
     return thin(value.cpu().to(torch.float64 if value.dtype == torch.float64 else torch.float32).numpy())
+
+
+def _switch_off_dropout(session: Session, patches: Patches) -> None:
+    """Turn dropout off, in modules and attention too: ranks and one process would drop different neurons."""
+    for name in _DROPOUT:
+        patches.put(functional, name, _identity(session, getattr(functional, name)))
+    attention = functional.scaled_dot_product_attention
+
+    def scaled_dot_product_attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **others: Any
+    ) -> Any:
+        session.record.dropout |= dropout_p > 0
+        return attention(query, key, value, attn_mask, 0.0, *rest, **others)
+
+    patches.put(functional, "scaled_dot_product_attention", scaled_dot_product_attention)
+
+    def before_forward(module: nn.Module, _: Any) -> None:
+        if isinstance(module, nn.RNNBase) and module.dropout:
+            module.dropout, session.record.dropout = 0.0, True
+
+    patches.callback(modules.register_module_forward_pre_hook(before_forward).remove)
+
+
+def _identity(session: Session, own: Any) -> Any:
+    def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        session.record.dropout |= training and p > 0
+        return input
+
+    dropout.__name__, dropout.__doc__ = own.__name__, own.__doc__
+    return dropout

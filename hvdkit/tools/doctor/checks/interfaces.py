@@ -1,14 +1,14 @@
-"""Variables that name a network interface: is it there, and does it lead anywhere?"""
+"""Checks of the variables that select network interfaces."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Sequence
 
-from hvdkit.tools.doctor.facts import Facts
-from hvdkit.tools.doctor.finding import Finding
-from hvdkit.tools.doctor.job import Job
-from hvdkit.tools.doctor.machine import Interface
+from hvdkit.launch.plan.network import InterfaceAddress, is_inside
+from hvdkit.tools.doctor.facts import HostFacts
+from hvdkit.tools.doctor.findings import Finding, JobRequest
+from hvdkit.tools.doctor.survey import Survey, describe_common_network
 
 #: Variable -> how its value is read.
 VARIABLES = {
@@ -27,19 +27,20 @@ VARIABLES = {
 }
 
 
-def select(variable: str, value: str, interfaces: Sequence[Interface]) -> list[Interface]:
-    """Choose the interfaces that the value of a variable means: names, NCCL's prefixes, or networks like 10.0.0.0/8."""
-    up = [interface for interface in interfaces if interface.up]
-    words = value.lstrip("^=").split(",")
+def select(variable: str, value: str, interfaces: Sequence[InterfaceAddress]) -> list[InterfaceAddress]:
+    """Select the interfaces that a variable's value means: names, NCCL's prefixes, or networks like 10.0.0.0/8."""
+    words = [word.strip() for word in value.lstrip("^=").split(",") if word.strip()]
     if VARIABLES.get(variable) == "prefixes" and not value.startswith("="):
-        chosen = [each for each in up if any(each.name.startswith(word.strip()) for word in words if word.strip())]
+        chosen = [each for each in interfaces if each.name.startswith(tuple(words))]
     else:
-        chosen = [each for each in up if any(_is_meant(word.strip(), each) for word in words)]
-    return [each for each in up if each not in chosen and not each.loopback] if value.startswith("^") else chosen
+        chosen = [each for each in interfaces if any(_is_meant(word, each) for word in words)]
+    if value.startswith("^"):
+        return [each for each in interfaces if each not in chosen and not each.loopback]
+    return chosen
 
 
-def check_interfaces(facts: Facts, job: Job) -> Iterator[Finding]:
-    """Judge each variable on this host."""
+def check_interfaces(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
+    """Check each variable on this host."""
     interfaces = facts.machine.network.interfaces
     if not interfaces:
         return
@@ -53,10 +54,10 @@ def check_interfaces(facts: Facts, job: Job) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 "interface-missing",
-                f"{variable}={value}, and {facts.host} has no such interface; it has {have or 'none but loopback'}.",
-                f"Name one that every host has, or a network where the variable allows it, or unset {variable}.",
+                f"{variable}={value}, but {facts.host} has no such interface; it has {have or 'only loopback'}.",
+                f"Name an interface of every host, or a subnet if the variable allows it, or unset {variable}.",
             )
-        elif job.hosts > 1 and all(each.loopback or each.bridge for each in chosen):
+        elif job.hosts > 1 and all(not each.between_hosts for each in chosen):
             yield Finding(
                 "error",
                 "interface-inside",
@@ -66,10 +67,51 @@ def check_interfaces(facts: Facts, job: Job) -> Iterator[Finding]:
             )
 
 
-def _is_meant(word: str, interface: Interface) -> bool:
+def _is_meant(word: str, interface: InterfaceAddress) -> bool:
     if "/" in word:
         try:
             return ipaddress.ip_address(interface.address) in ipaddress.ip_network(word, strict=False)
         except ValueError:
             return False
     return word == interface.name or word == interface.address
+
+
+def check_chosen_interfaces(survey: Survey) -> Iterator[Finding]:
+    """Check each variable that is set, if every host has the interface that it names."""
+    hosts = survey.answering
+    for variable in VARIABLES:
+        values = {name: facts.environ.get(variable, "") for name, facts in hosts.items()}
+        chosen = {
+            name: [
+                each for each in select(variable, value, hosts[name].machine.network.interfaces) if not each.loopback
+            ]
+            for name, value in values.items()
+            if value
+        }
+        if len(chosen) < 2 or not all(chosen.values()):
+            continue  # not set, or a finding of one host
+        if any(not any(each.between_hosts for each in found) for found in chosen.values()):
+            continue  # the same
+        reached = {(each.source, each.target, each.address) for each in survey.reaches if not each.problem}
+        broken = [
+            (source, target)
+            for source in chosen
+            for target in chosen
+            if source != target
+            and not any(
+                (source, target, there.address) in reached and is_inside(here.address, there.subnet)
+                for here in chosen[source]
+                for there in chosen[target]
+            )
+        ]
+        if not broken:
+            continue
+        source, target = broken[0]
+        shown = ", ".join(f"{name} {each}" for name in chosen for each in chosen[name])
+        yield Finding(
+            "error",
+            "interface-apart",
+            f"{variable}={values[source]} is not one network: {shown}. From {source} it does not reach {target}.",
+            f"Name the interface between the hosts, or unset {variable}.{describe_common_network(survey)}",
+            tuple(dict.fromkeys(name for pair in broken for name in pair)),
+        )

@@ -1,13 +1,12 @@
-"""The MPI library and the launchers: is there one of each, and are they of the same MPI?"""
+"""Checks of the MPI library and the launchers: do they exist, and do they belong to the same MPI?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hvdkit.tools.doctor.abilities import GET_MPI, judge_transports
-from hvdkit.tools.doctor.facts import KIND_NAMES, Facts, Launcher
-from hvdkit.tools.doctor.finding import Finding
-from hvdkit.tools.doctor.job import Job
+from hvdkit.tools.doctor.checks.abilities import GET_MPI, assess_transports
+from hvdkit.tools.doctor.facts import KIND_NAMES, HostFacts, Launcher
+from hvdkit.tools.doctor.findings import Finding, JobRequest
 
 #: Kinds that speak the same language between launcher and ranks (PMIx, or PMI).
 _FAMILIES = {
@@ -23,31 +22,29 @@ _FAMILIES = {
 _JOBS = {"srun": "SLURM_JOB_ID", "jsrun": "LSB_JOBID"}
 
 _ONE_MPI = (
-    "Start with hvdrun, which takes the right library; or make them one MPI: load the module or activate the "
+    "Start with hvdrun, which uses the right library; or use one MPI for both: load the module or activate the "
     "environment of one of them, or set MPI4PY_LIBMPI to the libmpi that belongs to the launcher."
 )
 
 
-def check_mpi(facts: Facts, job: Job) -> Iterator[Finding]:
-    """Judge library and launchers."""
-    abilities = {ability.name: ability for ability in judge_transports(facts)}
+def check_mpi(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
+    """Check the library and the launchers."""
+    abilities = {ability.name: ability for ability in assess_transports(facts)}
     mpi = abilities["mpi"]
     if not mpi.works:
         away = abilities["gloo"].works
-        rest = "What is left is torchrun with Gloo." if away else "Only jobs of one process can run."
+        rest = "torchrun with Gloo still works." if away else "Only jobs of one process work."
         yield Finding("warning" if away else "error", "mpi-missing", f"MPI cannot be used: {mpi.why}. {rest}", mpi.cure)
         return
     if facts.mpi.threads == "MPI_THREAD_SERIALIZED":
         yield Finding(
             "note",
             "mpi-threads",
-            f"{facts.mpi.path or facts.mpi.library} lets one thread at a time call it: hvdkit's threads take turns.",
-            "Nothing has to be done; a library with MPI_THREAD_MULTIPLE overlaps more.",
+            f"{facts.mpi.path or facts.mpi.library} allows one thread at a time: hvdkit's threads take turns.",
+            "No action is needed; a library with MPI_THREAD_MULTIPLE overlaps more.",
         )
     if facts.hvdrun.error:
-        yield Finding(
-            "error", "mpirun-missing", f"hvdrun has nothing to start ranks with: {facts.hvdrun.error}", GET_MPI
-        )
+        yield Finding("error", "mpirun-missing", f"hvdrun cannot start ranks: {facts.hvdrun.error}", GET_MPI)
     else:
         yield from _check_families(facts)
     for launcher in facts.launchers:
@@ -62,8 +59,8 @@ def check_mpi(facts: Facts, job: Job) -> Iterator[Finding]:
             )
 
 
-def _check_families(facts: Facts) -> Iterator[Finding]:
-    """Find launchers that would start N processes which each think to be alone."""
+def _check_families(facts: HostFacts) -> Iterator[Finding]:
+    """Find launchers that would start N processes which are each in a world of size 1."""
     library, hvdrun = facts.mpi, facts.hvdrun
     name = library.name
     family = _FAMILIES.get(library.kind)
@@ -74,20 +71,24 @@ def _check_families(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "error",
             "launcher-of-other-mpi",
-            f"hvdrun takes {hvdrun.mpirun} ({hvdrun.name} {hvdrun.version}), and mpi4py loads {name} "
-            f"({library.path}): every rank would be alone, in a world of size 1.",
+            f"hvdrun uses {hvdrun.mpirun} ({hvdrun.name} {hvdrun.version}), but mpi4py loads {name} "
+            f"({library.path}): every rank would be in a world of size 1.",
             f"Set MPI4PY_LIBMPI to the libmpi of {hvdrun.name}, or take that mpirun off PATH.",
         )
         return
     trial = facts.machine.trial
     for launcher in _first_of_kind(facts):
         if _FAMILIES.get(launcher.kind, family) != family:
-            tried = "as two ranks did when tried" if set(trial.sizes) == {1} else "in a world of size 1"
+            tried = (
+                "in a world of size 1, as two ranks were when tried"
+                if set(trial.sizes) == {1}
+                else "in a world of size 1"
+            )
             yield Finding(
                 "warning",
                 "launcher-of-other-mpi",
                 f"{launcher.name} on PATH is {KIND_NAMES[launcher.kind]} {launcher.version} ({launcher.path}), and "
-                f"mpi4py loads {name} ({library.path}): every rank that it starts is alone, {tried}.",
+                f"mpi4py loads {name} ({library.path}): every rank that it starts is {tried}.",
                 _ONE_MPI,
             )
             return
@@ -95,8 +96,8 @@ def _check_families(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "singletons",
-            f"{trial.mpirun} -n 2 started two ranks that each think to be alone, though launcher and library are both "
-            f"{name}: two installations of it, or one without PMI.",
+            f"{trial.mpirun} -n 2 started two ranks that are each in a world of size 1, though launcher and library "
+            f"are both {name}: two installations of it, or one without PMI.",
             _ONE_MPI,
         )
     elif trial.error:
@@ -104,12 +105,12 @@ def _check_families(facts: Facts) -> Iterator[Finding]:
             "warning",
             "mpirun-fails",
             f"{trial.mpirun} -n 2 does not start two ranks: {trial.error}",
-            "hvdrun may do better; else repair this MPI or take another one.",
+            "hvdrun may work; else repair this MPI or use another one.",
         )
 
 
-def check_srun(facts: Facts, job: Job) -> Iterator[Finding]:
-    """Judge what srun did with two ranks, where there is an allocation to try it in."""
+def check_srun(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
+    """Check the two ranks that srun started, in an allocation."""
     trial = facts.machine.srun
     pmix = facts.mpi.kind == "open_mpi"
     best = next((kind for kind in trial.kinds if kind.startswith("pmix" if pmix else "pmi2")), "")
@@ -119,15 +120,14 @@ def check_srun(facts: Facts, job: Job) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "srun-singletons",
-            f"srun started two ranks that each think to be alone: as it is set here it does not speak the language of "
-            f"{facts.mpi.name}.",
+            f"srun started two ranks that are each in a world of size 1: its PMI is not that of {facts.mpi.name}.",
             cure,
         )
     elif trial.error:
         yield Finding("warning", "srun-fails", f"srun -n 2 does not start two ranks of MPI: {trial.error}", cure)
 
 
-def _first_of_kind(facts: Facts) -> Iterator[Launcher]:
+def _first_of_kind(facts: HostFacts) -> Iterator[Launcher]:
     seen = set()
     for launcher in facts.launchers:
         if launcher.name in ("mpirun", "mpiexec") and launcher.kind not in seen:

@@ -1,19 +1,18 @@
-"""What a script forgets, in the place where it is to run."""
+"""Checks of the training script, for the hosts and the scheduler of the job."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hvdkit.launch.facts import find_scheduler
-from hvdkit.tools.doctor.facts import Facts
-from hvdkit.tools.doctor.finding import Finding
-from hvdkit.tools.doctor.job import Job
+from hvdkit.launch.allocations.schedulers import find_scheduler
+from hvdkit.tools.doctor.facts import HostFacts
+from hvdkit.tools.doctor.findings import Finding, JobRequest
 
 _NAMES = {"slurm": "Slurm", "pbs": "PBS", "lsf": "LSF", "sge": "SGE"}
 
 
-def check_script(facts: Facts, job: Job) -> Iterator[Finding]:
-    """Judge the script, if there is one."""
+def check_script(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
+    """Check the script, if one is given."""
     script = job.script
     if script is None:
         return
@@ -29,8 +28,8 @@ def check_script(facts: Facts, job: Job) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "script-not-distributed",
-            f"{script.path} has nothing that lets processes work together: with {many} it trains the same as with one, "
-            "once or several times.",
+            f"{script.path} uses no distributed training: {many} would not share the work, they would each do all "
+            "of it or nothing.",
             "Add hvdkit: import it, call hvd.init() and wrap the optimizer; or ask for one GPU.",
         )
     if script.visible_late:
@@ -39,13 +38,13 @@ def check_script(facts: Facts, job: Job) -> Iterator[Finding]:
             "visible-devices-late",
             f"{script.path}:{script.visible_late} sets CUDA_VISIBLE_DEVICES after MPI or CUDA was started: it has no "
             "effect.",
-            "Set it before, in the job's script; or leave it alone and choose the device by hvd.local_rank().",
+            "Set it earlier, in the job script; or do not set it, and choose the device by hvd.local_rank().",
         )
     if script.device_by_rank and (facts.accelerators.visible or "").count(",") == 0 and facts.accelerators.visible:
         yield Finding(
             "error",
             "device-by-rank",
-            f"{script.path}:{script.device_by_rank} takes the local rank for the device's number, and a rank sees "
+            f"{script.path}:{script.device_by_rank} uses the local rank as the device number, but a rank sees "
             f"one GPU here (CUDA_VISIBLE_DEVICES={facts.accelerators.visible}): all but rank 0 fail with 'invalid "
             "device ordinal'.",
             "Use device local_rank % torch.cuda.device_count(), or let every task see all GPUs of its host.",
@@ -54,19 +53,17 @@ def check_script(facts: Facts, job: Job) -> Iterator[Finding]:
         yield Finding(
             "error",
             "backend-mpi",
-            f"{script.path}:{script.backend_mpi} asks torch for the backend mpi with "
-            f"{facts.mpi.name}: "
-            "torch sends GPU tensors only through an Open MPI that is built for CUDA.",
-            "Take the backend nccl, or import hvdkit.torch in place of torch.distributed.",
+            f"{script.path}:{script.backend_mpi} uses torch's backend mpi with {facts.mpi.name}: torch sends GPU "
+            "tensors only through an Open MPI that is built for CUDA.",
+            "Use the backend nccl, or import hvdkit.torch in place of torch.distributed.",
         )
     scheduler = find_scheduler(facts.environ)
     if scheduler and not script.saves:
         yield Finding(
             "warning",
             "no-checkpoint",
-            f"{script.path} saves nothing as far as it shows: when {_NAMES[scheduler]} ends the job at its time "
-            "limit, the "
-            "work is lost.",
+            f"{script.path} contains no call that saves a checkpoint: when {_NAMES[scheduler]} ends the job at its "
+            "time limit, the work is lost.",
             "Save a checkpoint every few minutes, on rank 0, and load it at the start.",
         )
 

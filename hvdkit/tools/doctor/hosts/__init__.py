@@ -1,5 +1,5 @@
-"""Several hosts: an agent on each, and what they see of one another.
+"""Several hosts: an agent on each, and the connections between them.
 
-start and remote run agents there; survey asks them; seen is what they answered, as data, which the functions of checks/
-judge.
+surveyor asks the agents; session is the connection to one of them; start has the command lines. responder is what the
+agents connect to on one another.
 """

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hvdkit.launch.hosts import Host
-from hvdkit.tools.doctor.hosts.networks import common_networks
-from hvdkit.tools.doctor.hosts.seen import Allreduce, Rank, Survey
-from hvdkit.tools.doctor.probe import describe_status, find_probe, run_program
+from hvdkit.launch.hostfiles import Host
+from hvdkit.launch.process import ProcessResult, run_program
+from hvdkit.tools.doctor.collect.probe import find_probe
+from hvdkit.tools.doctor.survey import Allreduce, Rank, Survey, find_common_subnets
 
 COUNT = 1 << 22  # of float32: 16 MiB
 _TIMEOUT_S = 15.0
@@ -28,7 +28,7 @@ def time_allreduce(hosts: Sequence[Host], environ: Mapping[str, str], survey: Su
     If it fails or is slow, and the hosts share a network, it is tried again over that network alone.
     """
     job = _run(hosts, environ, survey)
-    networks = common_networks(survey)
+    networks = find_common_subnets(survey)
     if not (job.error or job.slow) or not networks or _CHOICE in environ or survey.here.hvdrun.kind != "open_mpi":
         return job
     again = _run(hosts, {**environ, _CHOICE: str(networks[0])}, survey)
@@ -53,16 +53,16 @@ def _run(hosts: Sequence[Host], environ: Mapping[str, str], survey: Survey) -> A
         script,
         str(COUNT),
     ]
-    status, out, err = run_program(argv, environ=environ, timeout_s=_TIMEOUT_S)
-    objects = [found for line in out.splitlines() if (found := _read(line))]
+    result = run_program(argv, environ=environ, timeout_s=_TIMEOUT_S)
+    objects = [found for line in result.stdout.splitlines() if (found := _read(line))]
     ranks = tuple(
         Rank(item["rank"], item["host"], item["size"], item["cores"], item.get("visible"))
         for item in objects
         if "rank" in item
     )
     timed = next((item for item in objects if "seconds" in item), None)
-    if timed is None or status != 0:
-        return Allreduce(ranks=ranks, error=_explain(status, out, err))
+    if timed is None or result.status != 0:
+        return Allreduce(ranks=ranks, error=_explain(result))
     expected = expect_seconds(COUNT * 4, len(hosts), _slowest(survey))
     return Allreduce(COUNT * 4, timed["seconds"], expected, timed["transport"], ranks)
 
@@ -89,12 +89,11 @@ def _read(line: str) -> dict[str, Any] | None:
     return item if isinstance(item, dict) else None
 
 
-def _explain(status: int | None, out: str, err: str) -> str:
-    how = f"it did not end within {_TIMEOUT_S:.0f} s" if status is None else describe_status(status)
-    lines = [line.strip() for line in (out + err).splitlines() if line.strip() and not _OBJECT.search(line)]
+def _explain(result: ProcessResult) -> str:
+    lines = [line.strip() for line in result.output.splitlines() if line.strip() and not _OBJECT.search(line)]
     telling = [line for line in lines if re.search(r"error|refused|cannot|unable|fail|not ", line, re.IGNORECASE)]
     said = next(iter(telling or lines), "nothing was printed")
-    return f"{how}: {said}"
+    return f"{result.ending}: {said}"
 
 
 def _bracket(login: str) -> str:

@@ -1,4 +1,4 @@
-"""The command lines that start an agent, and what their failures mean."""
+"""The command lines that start an agent, and the findings for their failures."""
 
 from __future__ import annotations
 
@@ -10,36 +10,32 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import hvdkit
-from hvdkit.tools.doctor.finding import Finding
-from hvdkit.tools.doctor.hosts.seen import Failure
+from hvdkit.launch.launchers.common import ssh_options
+from hvdkit.tools.doctor.findings import Finding
+from hvdkit.tools.doctor.survey import Failure
 
 #: What a login prints to show that it works.
 LOGIN = "hvdkit-doctor-login"
+_CONNECT_S = 5
 #: Variables that Python itself needs before it can read others from its input.
 _FIRST = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
-_SSH = (
-    *("-o", "BatchMode=yes"),
-    *("-o", "ConnectTimeout=5"),
-    *("-o", "ServerAliveInterval=2"),
-    *("-o", "ServerAliveCountMax=3"),
-)
 
 
 def ssh_argv(login: str, command: Sequence[str], options: Sequence[str] = ()) -> list[str]:
-    """Build the line that runs a command over ssh, and never asks for anything. options: -p and -i, if given."""
-    return ["ssh", *_SSH, *options, "--", login, shlex.join(command)]
+    """Build the command line that runs a command over ssh without questions. options: -p and -i, if given."""
+    return ["ssh", *ssh_options(options, timeout_s=_CONNECT_S), "--", login, shlex.join(command)]
 
 
 def srun_argv(host: str, command: Sequence[str]) -> list[str]:
-    """Build the line that runs a command in this Slurm allocation, beside what runs there already."""
+    """Build the command line that runs a command in this Slurm allocation, beside what runs there."""
     options = ("--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--cpu-bind=none", "--export=ALL", "--input=all")
     return ["srun", *options, f"--nodelist={host}", *command]
 
 
 def agent_command(environ: Mapping[str, str], python: str = "") -> list[str]:
-    """Build the agent's own line, for this Python on another host."""
+    """Build the command line of the agent, for this Python on another host."""
     first = [f"{name}={environ[name]}" for name in _FIRST if environ.get(name)]
-    return ["env", *first, python or sys.executable, "-m", "hvdkit.tools.doctor.agent"]
+    return ["env", *first, python or sys.executable, "-m", "hvdkit.tools.doctor.hosts.agent"]
 
 
 def with_own_folder(environ: Mapping[str, str], folder: str = "", prefix: str = "") -> dict[str, str]:
@@ -52,9 +48,10 @@ def with_own_folder(environ: Mapping[str, str], folder: str = "", prefix: str = 
 
 
 def explain(host: str, failure: Failure, via: str, options: Sequence[str] = ()) -> Finding:
-    """Tell why there is no agent on a host, from what ssh, srun or Python said. options: that ssh was given."""
+    """Explain why there is no agent on a host, from the output of ssh, srun or Python. options: for ssh."""
+    causes = (*OF_PYTHON, *OF_SSH) if via == "ssh" else OF_PYTHON
     name, seen, cure = next(
-        (cause[1:] for cause in _CAUSES if re.search(cause[0], failure.said, re.IGNORECASE)),
+        (cause[1:] for cause in causes if re.search(cause[0], failure.said, re.IGNORECASE)),
         _unknown(host, failure, via, options),
     )
     words = {"host": host, "python": sys.executable}
@@ -66,7 +63,7 @@ def _unknown(host: str, failure: Failure, via: str, options: Sequence[str]) -> t
     said = lines[-1] if lines else "nothing"
     how = "did not answer in time" if failure.status is None else f"ended with status {failure.status}"
     by_hand = ssh_argv(host, ["hostname"], options) if via == "ssh" else srun_argv(host, ["hostname"])
-    return f"{via}-fails", f"{via} to {{host}} {how}; it said: {said}", f"Try it by hand: {shlex.join(by_hand)}"
+    return f"{via}-fails", f"{via} to {{host}} {how}; last line of its output: {said}", f"Try: {shlex.join(by_hand)}"
 
 
 def _fill(text: str, words: Mapping[str, str]) -> str:
@@ -75,28 +72,48 @@ def _fill(text: str, words: Mapping[str, str]) -> str:
     return text
 
 
-# Before "permission denied" of ssh itself.
-_NO_PYTHON = (
-    r"(python\S*|env):.*(no such file|permission denied|cannot execute)|command not found",
-    "python-missing",
-    "There is no {python} on {host}.",
-    "Put the environment where every host sees it at the same path, or make one there.",
+#: What is found in the messages of a shell or of Python, the finding's name, what is seen, the cure.
+OF_PYTHON = (
+    (
+        r"(python\S*|env):.*(no such file|permission denied|cannot execute)|command not found",
+        "python-missing",
+        "There is no {python} on {host}.",
+        "Put the environment on a file system that all hosts share, or create it there at the same path.",
+    ),
+    (
+        r"no module named ['\"]?hvdkit",
+        "hvdkit-missing",
+        "hvdkit is not installed for {python} on {host}.",
+        "Install hvdkit there too, in the environment at the same path; variables of a login shell or a module are not "
+        "set for commands over ssh.",
+    ),
+    (
+        r"no module named",
+        "hvdkit-missing",
+        "{python} on {host} lacks packages that hvdkit needs.",
+        "Install hvdkit there with pip, which installs them; over ssh no module or environment is loaded.",
+    ),
+    (
+        r"error while loading shared libraries",
+        "python-missing",
+        "{python} on {host} lacks a shared library, which a module provides on this host.",
+        "Load the module in ~/.bashrc of that host, above any line that returns for non-interactive shells.",
+    ),
 )
-#: What is found in the messages, the finding's name, what is seen, the cure.
-_CAUSES = (
+#: The same for the messages of ssh. Looked for last: "permission denied" may be about Python too.
+OF_SSH = (
     (
         r"could not resolve hostname|name or service not known|unknown host",
         "name-unknown",
-        "The name {host} leads to no address on this host.",
-        "Check the spelling; a name has to be in DNS, in /etc/hosts or in ~/.ssh/config.",
+        "The name {host} resolves to no address on this host.",
+        "Check the spelling; the name must be in DNS, in /etc/hosts or in ~/.ssh/config.",
     ),
     (
         r"host key verification failed|remote host identification has changed",
         "ssh-host-key",
-        "ssh does not know the key of {host}, or another one, and would ask.",
-        "Run once by hand: ssh {host} true; or have the site put the key into /etc/ssh/ssh_known_hosts.",
+        "The host key of {host} is unknown to ssh or has changed.",
+        "Run once: ssh {host} true; or add the key to /etc/ssh/ssh_known_hosts.",
     ),
-    _NO_PYTHON,
     (
         r"permission denied|no supported authentication",
         "ssh-login",
@@ -107,32 +124,13 @@ _CAUSES = (
     (
         r"connection refused",
         "ssh-refused",
-        "Nothing answers to ssh on {host}.",
-        "Start sshd there, or set its port in ~/.ssh/config.",
+        "{host} refuses connections to its ssh port.",
+        "Start sshd there, or give its port with -p or in ~/.ssh/config.",
     ),
     (
         r"timed out|no route to host|network is unreachable|connection closed by|not responding",
         "host-unreachable",
-        "{host} does not answer: it is down, or a firewall drops what is sent to it.",
-        "Check that it is up, and that its name leads to an address in a network that this host is in.",
-    ),
-    (
-        r"no module named ['\"]?hvdkit",
-        "hvdkit-missing",
-        "{python} on {host} has no hvdkit.",
-        "Install hvdkit there too, in the environment at the same path; what a login shell or a module sets is not set "
-        "for a command over ssh.",
-    ),
-    (
-        r"no module named",
-        "hvdkit-missing",
-        "{python} on {host} lacks packages that hvdkit needs.",
-        "Install hvdkit there with pip, which brings them; over ssh no module or environment is loaded.",
-    ),
-    (
-        r"error while loading shared libraries",
-        "python-missing",
-        "{python} on {host} lacks a library that a module brings here.",
-        "Load the module in ~/.bashrc of that host, above any line that ends it for shells without a terminal.",
+        "{host} does not answer: it is down, or a firewall drops packets to it.",
+        "Check that it is up, and that its name resolves to an address that this host can reach.",
     ),
 )

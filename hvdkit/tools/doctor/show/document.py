@@ -6,18 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from hvdkit.tools.doctor.abilities import judge_engines, judge_transports, list_choices
-from hvdkit.tools.doctor.facts import Facts
-from hvdkit.tools.doctor.finding import SEVERITIES, Finding, exit_code
-from hvdkit.tools.doctor.hosts.seen import Survey
+from hvdkit.tools.doctor.checks.abilities import assess_engines, assess_transports, list_choices
+from hvdkit.tools.doctor.facts import HostFacts
+from hvdkit.tools.doctor.findings import SEVERITIES, Finding, exit_code
+from hvdkit.tools.doctor.survey import Survey
 
 
-def build_document(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
+def build_document(facts: HostFacts, findings: Sequence[Finding]) -> dict[str, Any]:
     """Build what --json prints: facts, abilities, choices, findings, and how many there are of each severity."""
     return {
         "facts": asdict(facts),
-        "engines": _list(judge_engines(facts)),
-        "transports": _list(judge_transports(facts)),
+        "engines": _list(assess_engines(facts)),
+        "transports": _list(assess_transports(facts)),
         "choices": _list(list_choices(facts)),
         **_conclude(findings),
     }

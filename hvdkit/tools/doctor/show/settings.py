@@ -20,7 +20,7 @@ def show_settings(*, as_json: bool) -> None:
 
 
 def with_tuned(settings: Sequence[Setting]) -> list[Setting]:
-    """The settings with what the file of --tuned says in place of defaults; each plan takes its own entry of it."""
+    """The settings, with those of the file of --tuned in place of defaults; each plan uses its own entry."""
     path = next(setting.value for setting in settings if setting.name == "tuned")
     entries = read_entries(path) if path else []
     found = []

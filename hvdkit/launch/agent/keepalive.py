@@ -1,0 +1,129 @@
+"""Keep the launcher of an elastic job running when a host is cut off.
+
+Open MPI's mpirun ends the job when the connection to one of its daemons, or the ssh that started it, fails; a daemon
+ends its ranks when it loses mpirun. TCP reports that after minutes of silence, long after the other ranks have
+continued. So those connections get no time limit, and the agent on a host that was cut off keeps or ends the daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import time
+
+from .session_reaper import list_session
+from .wire import probe_hvdrun
+
+# pidfd_getfd(2), Linux 5.6 and later: the same number on every architecture.
+_PIDFD_GETFD = 438
+_NEVER_MS = 2**31 - 1  # 24 days
+# As /proc/PID/comm has them, with room for 15 letters.
+_NAMES = ("prted", "orted", "hydra_pmi_proxy", "pmi_proxy")
+_OTHERS_S, _TERM_S = 5.0, 1.0
+_LOOK_S, _LONGEST_S = 1.0, 900.0
+
+
+def disable_session_timeouts(session: int) -> str:
+    """Have no TCP connection of a session's processes fail because nothing comes from the other side.
+
+    Returns why that cannot be done; "" if it is done. An end of the connection that is told is still heard.
+    """
+    problems = [disable_timeouts(process) for process in list_session(session)]
+    return next(filter(None, problems), "")
+
+
+def disable_timeouts(process: int) -> str:
+    """The same for one process."""
+    try:
+        _set_no_timeout(process)
+    except (OSError, AttributeError) as error:  # too old a system, or one that does not let us
+        return str(error)
+    return ""
+
+
+def _set_no_timeout(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+        handle = os.pidfd_open(process)
+        try:
+            for number in _list_sockets(process):
+                with socket.socket(fileno=_take(handle, number)) as copy:
+                    if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
+                        copy.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
+                        copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _NEVER_MS)
+        finally:
+            os.close(handle)
+
+
+def _list_sockets(process: int) -> list[int]:
+    found, folder = [], f"/proc/{process}/fd"
+    for name in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if os.readlink(f"{folder}/{name}").startswith("socket:"):
+                found.append(int(name))
+    return found
+
+
+def _take(handle: int, number: int) -> int:
+    """Take a descriptor of another process, like dup()."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    taken = int(libc.syscall(_PIDFD_GETFD, handle, number, 0))
+    if taken < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return taken
+
+
+def wait_for_hvdrun(where: str, secret: str) -> bool:
+    """Wait, with the daemon, until it is known whether hvdrun is there; for 15 minutes, if the daemon can be made to.
+
+    where, secret: as for connect_to_hvdrun.
+    """
+    daemon = os.getppid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the daemon may want to end this process
+    disable_timeouts(daemon)  # where that is not allowed it ends by itself, after 8 minutes
+    deadline = time.monotonic() + _LONGEST_S
+    while time.monotonic() < deadline and _read_name(daemon) in _NAMES and os.getppid() == daemon:
+        answer = probe_hvdrun(where, secret)
+        if answer is not None:
+            return answer
+        time.sleep(_LOOK_S)
+    return False
+
+
+def end_daemon() -> None:
+    """End the daemon that started this process, after the other ranks that it started have ended."""
+    daemon = os.getppid()
+    if _read_name(daemon) not in _NAMES:
+        return
+    for number, pause_s in ((None, _OTHERS_S), (signal.SIGTERM, _TERM_S), (signal.SIGKILL, 0.0)):
+        if number is not None:
+            with contextlib.suppress(OSError):
+                os.kill(daemon, number)
+        deadline = time.monotonic() + pause_s
+        while time.monotonic() < deadline:
+            if os.getppid() != daemon:
+                return
+            if number is None and not _read_children(daemon) - {os.getpid()}:
+                break
+            time.sleep(0.05)
+
+
+def _read_name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _read_children(pid: int) -> set[int]:
+    """List a process's children, those of all its threads."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                found.update(map(int, file.read().split()))
+    return found

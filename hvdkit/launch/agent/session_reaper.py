@@ -1,0 +1,123 @@
+"""What ends a session of processes, also when the one that started it is killed and cannot do that itself."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+Steps = Sequence[tuple[signal.Signals, float]]
+
+_DONE = b"done"
+
+
+class SessionReaper:
+    """A small process beside this one, which stays when this one is killed.
+
+    steps: see end_session.
+    """
+
+    def __init__(self, steps: Steps = ()) -> None:
+        source, self._target = os.pipe()  # not open in what is started later
+        self._pid = os.fork()
+        if self._pid == 0:
+            _reap(source, steps)
+        os.close(source)
+
+    def watch(self, session: int) -> None:
+        """Say which session to end: its leader's number."""
+        os.write(self._target, f"{session}\n".encode())
+
+    def dismiss(self) -> None:
+        """Say that nothing is left to do; to be called before the session's leader is reaped."""
+        with contextlib.suppress(OSError):
+            os.write(self._target, _DONE)
+        os.close(self._target)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+
+def end_session(session: int, steps: Steps = ()) -> None:
+    """End all processes of a session.
+
+    steps: signals for its leader and the leader's group, each with the seconds that it then has to end; whatever is
+    left after them is killed.
+    """
+    for number, pause_s in steps:
+        if not list_session(session):
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(session, number)
+        deadline = time.monotonic() + pause_s
+        while time.monotonic() < deadline and list_session(session):
+            time.sleep(0.02)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(session, signal.SIGKILL)  # at once, so that none of the group starts another process meanwhile
+    for pid in list_session(session):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _reap(source: int, steps: Steps) -> None:
+    """Run the reaper's process: end the session when the other process ends without dismissing it."""
+    try:
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
+        signal.set_wakeup_fd(-1)
+        # Whoever reads what this process has open would otherwise wait for its end too.
+        os.dup2(source, 0)
+        for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else map(str, range(256)):
+            with contextlib.suppress(OSError):
+                os.close(int(name) or -1)
+        report = b""
+        while data := os.read(0, 4096):
+            report += data
+        session = report.partition(b"\n")[0]
+        if session.isdigit() and not report.endswith(_DONE):
+            end_session(int(session), steps)
+    finally:
+        os._exit(0)
+
+
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
+    """Make a function for a child process that has Linux send it a signal when its parent ends."""
+    if not sys.platform.startswith("linux"):
+        return lambda: None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def ask() -> None:
+        prctl(1, int(number), 0, 0, 0)  # 1: PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
+
+
+def catches(process: int, number: signal.Signals) -> bool:
+    """Has a process a handler for a signal? False where that cannot be found out."""
+    try:
+        with open(f"/proc/{process}/status") as file:
+            masks = [line.split()[1] for line in file if line.startswith("SigCgt:")]
+    except OSError:
+        return False
+    return bool(masks) and bool(int(masks[0], 16) >> (number - 1) & 1)
+
+
+def list_session(session: int) -> list[int]:
+    """List the processes of a session that have not ended; where there is no /proc, its leader's group as a whole."""
+    if not os.path.isdir("/proc/self"):
+        return [-session]
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{name}/stat") as file:
+                    state, _, _, its_session = file.read().rpartition(")")[2].split()[:4]
+                if int(its_session) == session and state not in "ZX":
+                    found.append(int(name))
+    return found

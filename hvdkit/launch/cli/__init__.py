@@ -1,0 +1,1 @@
+"""hvdrun's command line: options, their help and their checks."""

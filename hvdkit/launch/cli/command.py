@@ -1,0 +1,117 @@
+"""The ranks' command: a Python script or module gets this Python, and what does not exist is refused."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import pkgutil
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hvdkit.errors import LaunchError
+from hvdkit.launch.cli.parser import nearest
+from hvdkit.launch.plan.validate import find_script
+
+
+def plan_command(words: Sequence[str], *, module: bool, path: str, python: str = sys.executable) -> list[str]:
+    """Plan the command of each rank.
+
+    `train.py` runs with `python`, whether or not it is executable; a program on PATH whose name ends in .py stays as
+    it is. module: the first word is a Python module. path: the ranks' PATH.
+    """
+    if module:
+        return [python, "-m", *words]
+    if not words[0].endswith(".py") or os.path.isdir(words[0]):
+        return list(words)
+    on_path = os.sep not in words[0] and not os.path.exists(words[0]) and shutil.which(words[0], path=path)
+    return list(words) if on_path else [python, *words]
+
+
+def check_command(words: Sequence[str], *, module: bool, path: str) -> None:
+    """Raise LaunchError if the program, the script or the module does not exist on this machine, or cannot be read.
+
+    words: as typed. path: the ranks' PATH.
+    """
+    try:
+        _check_command(words, module=module, path=path)
+    except PermissionError as error:
+        raise LaunchError(f"{error.filename} cannot be read: {error.strerror}. Check its owner and mode.") from None
+
+
+def _check_command(words: Sequence[str], *, module: bool, path: str) -> None:
+    if module:
+        _check_module(words[0])
+        return
+    command = plan_command(words, module=False, path=path)
+    if len(command) == len(words):
+        _check_program(words[0], path)
+    script = find_script(command)
+    if script and not Path(script).is_file():
+        folder = Path(script).parent
+        similar = nearest(Path(script).name, _list(folder, ".py"))
+        what = "is a directory, not a script" if Path(script).is_dir() else f"does not exist in {folder.absolute()}"
+        raise LaunchError(f"the script {script} {what}. Check the path.{similar}")
+    if script:
+        with open(script, "rb"):  # raises PermissionError
+            pass
+
+
+def _check_program(program: str, path: str) -> None:
+    if shutil.which(program, path=path) is not None:
+        return
+    if not program:
+        raise LaunchError("the command begins with an empty word. Check the quotes and variables of the command line.")
+    if Path(program).is_dir():
+        raise LaunchError(f"{program} is a directory, not a program. Check the path.")
+    if os.sep not in program:
+        if Path(program).is_file():
+            raise LaunchError(f"{program} is not on PATH. For the file in this directory, write ./{program}.")
+        names = (name for folder in path.split(os.pathsep) for name in _list(Path(folder)))
+        raise LaunchError(f"the program {program} is not on PATH. Check the spelling.{nearest(program, names)}")
+    if not Path(program).exists():
+        similar = nearest(Path(program).name, _list(Path(program).parent))
+        raise LaunchError(f"the program {program} does not exist (directory: {os.getcwd()}). Check the path.{similar}")
+    raise LaunchError(f"{program} is not executable. Run: chmod +x {program}, or start it with its interpreter.")
+
+
+def _check_module(name: str) -> None:
+    """Look for the module as the ranks will, without importing its packages."""
+    parts = name.split(".")
+    here, spec = os.getcwd(), None
+    for number in range(1, len(parts) + 1):
+        full = ".".join(parts[:number])
+        if spec is None:
+            spec = importlib.machinery.PathFinder.find_spec(full, [here]) or _find_top(full)
+            names = [each.name for each in pkgutil.iter_modules([here, *sys.path])]
+        else:
+            folders = list(spec.submodule_search_locations or ())
+            names = [f"{spec.name}.{each.name}" for each in pkgutil.iter_modules(folders)]
+            spec = importlib.machinery.PathFinder.find_spec(full, folders)
+        if spec is None:
+            similar = nearest(full, names)
+            raise LaunchError(
+                f"the Python module {full} does not exist, neither in {here} nor for {sys.executable}. Check the "
+                f"spelling, or install it.{similar}"
+            )
+    assert spec is not None
+    if spec.submodule_search_locations is not None:
+        folders = list(spec.submodule_search_locations)
+        if importlib.machinery.PathFinder.find_spec(f"{name}.__main__", folders) is None:
+            raise LaunchError(f"{name} is a package without __main__.py. Name a module in it: -m {name}.MODULE")
+
+
+def _find_top(name: str) -> importlib.machinery.ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name) if name.isidentifier() else None
+    except (ImportError, ValueError):  # of a module that is loaded already and has no spec
+        return None
+
+
+def _list(folder: Path, suffix: str = "") -> Iterable[str]:
+    try:
+        return [each.name for each in os.scandir(folder) if each.name.endswith(suffix)]
+    except OSError:
+        return []

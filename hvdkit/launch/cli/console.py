@@ -1,0 +1,56 @@
+"""Run the command of hvdrun or hvdkit: an error is one line, and so is output that cannot be written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+
+from hvdkit.errors import HvdkitError
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+def run_command(program: str, command: Callable[[], int]) -> int:
+    """Carry out a command; returns its exit code, or 2 for an HvdkitError, which is printed after the program's name.
+
+    128+n for SIGINT (Ctrl-C), and for SIGPIPE where the reader of stdout has ended, as in `hvdkit doctor | head`.
+    """
+    try:
+        try:
+            return command()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except HvdkitError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        if not _reader_has_ended():
+            raise  # of another pipe
+        _discard_output()
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        _discard_output()
+        print(f"{program}: the output cannot be written: {error.strerror}.", file=sys.stderr)
+        return 2
+
+
+def _reader_has_ended() -> bool:
+    poll = select.poll()
+    poll.register(1, select.POLLOUT)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def _discard_output() -> None:
+    """Have Python write the rest of stdout's buffer, at its exit, to nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)

@@ -1,0 +1,210 @@
+"""horovodrun's options that hvdrun does not have itself: each is accepted with its meaning, or refused with a cure."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvdkit.launch.cli.parser import OptionParser, record_settings
+
+
+@dataclass(frozen=True)
+class Flag:
+    """An option of another launcher.
+
+    sets: variables and their values; a function makes the value from the option's own.
+    refused: what to do instead, as a sentence; "" if the option is accepted.
+    help: of an accepted option.
+    program: the launcher.
+    """
+
+    names: tuple[str, ...]
+    sets: Mapping[str, str | Callable[[str], str]] = field(default_factory=dict)
+    refused: str = ""
+    help: str = ""
+    program: str = "horovodrun"
+
+    @property
+    def has_value(self) -> bool:
+        """Is an accepted option followed by a value?"""
+        return any(callable(value) for value in self.sets.values())
+
+
+def _megabytes(text: str) -> str:
+    return str(_number(text) * 1024 * 1024)
+
+
+def _count(text: str) -> str:
+    return str(_number(text))
+
+
+def _number(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise ValueError(f"{text!r} is not a whole number of at least 0")
+    return number
+
+
+def _accept(*names: str, help: str = "", **sets: str | Callable[[str], str]) -> Flag:
+    return Flag(names, sets, help=help)
+
+
+def _refuse(*names: str, instead: str, program: str = "horovodrun") -> Flag:
+    return Flag(names, refused=instead, program=program)
+
+
+_TUNE = "--autotune takes ten steps per trial, and --autotune-steps limits the number of steps. Leave it out."
+_CYCLES = "hvdkit has no cycles. Leave it out; with --engine horovod set HOROVOD_CYCLE_TIME, _TIMELINE_MARK_CYCLES."
+_CLOCK = "Output lines have no timestamp. Leave it out; for timestamps use: hvdrun ... 2>&1 | ts."
+
+FLAGS = (
+    # Settings of the same meaning.
+    _accept(
+        "--fusion-threshold-mb",
+        HVDKIT_FUSION_BYTES=_megabytes,
+        help="--fusion-bytes in MiB; Horovod's usual 64 or 128 are slower here than the default",
+    ),
+    _accept("--hierarchical-allreduce", HVDKIT_TRANSPORT="hierarchical", help="same as --transport hierarchical"),
+    _accept("--no-hierarchical-allreduce", HVDKIT_TRANSPORT="mpi", help="same as --transport mpi"),
+    _accept(
+        "--no-stall-check",
+        HVDKIT_STALL_CHECK_S="0",
+        HVDKIT_STALL_SHUTDOWN_S="0",
+        help="same as --stall-check-s 0 --stall-shutdown-s 0",
+    ),
+    _accept("--stall-check-warning-time-seconds", HVDKIT_STALL_CHECK_S=_count, help="same as --stall-check-s"),
+    _accept("--stall-check-shutdown-time-seconds", HVDKIT_STALL_SHUTDOWN_S=_count, help="same as --stall-shutdown-s"),
+    _accept("--gloo", HVDKIT_TRANSPORT="gloo", help="same as --transport gloo; MPI still starts the ranks"),
+    _accept("--min-num-proc", HVDKIT_MIN_NP=_count, help="same as --min-np"),
+    _accept("--max-num-proc", HVDKIT_MAX_NP=_count, help="same as --max-np"),
+    _accept("--no-autotune", HVDKIT_AUTOTUNE="0", help="do not tune settings (default)"),
+    # The default.
+    _accept("--mpi", help="start ranks through MPI (default)"),
+    _accept("--disable-cache", help="coordinate every operation, without a cache (default)"),
+    _accept("--stall-check", help="report stalled operations (default)"),
+    _accept("--no-torus-allreduce", help="no effect"),
+    _accept("--no-timeline-mark-cycles", help="no effect"),
+    _accept("--no-mpi-threads-disable", help="no effect"),
+    _accept("--log-without-timestamp", "--log-hide-timestamp", help="no timestamps (default)"),
+    # Parts that hvdkit does not have.
+    _refuse("-cb", "--check-build", instead="hvdkit has no build options. To see what works here use: hvdkit doctor."),
+    _refuse("--cycle-time-ms", "--timeline-mark-cycles", instead=_CYCLES),
+    _refuse(
+        "--cache-capacity",
+        instead="hvdkit has no such limit. Leave it out; with --engine horovod set HOROVOD_CACHE_CAPACITY.",
+    ),
+    _refuse(
+        "--hierarchical-allgather",
+        "--no-hierarchical-allgather",
+        instead="One transport serves all operations. Use --transport hierarchical or --transport mpi.",
+    ),
+    _refuse(
+        "--torus-allreduce",
+        instead="Use --transport hierarchical, which is similar; with --engine horovod set HOROVOD_TORUS_ALLREDUCE.",
+    ),
+    _refuse(
+        *("--autotune-warmup-samples", "--autotune-steps-per-sample"),
+        *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
+        instead=_TUNE,
+    ),
+    _refuse("--mpi-threads-disable", instead="hvdkit needs an MPI with threads. Leave it out."),
+    _refuse("--num-nccl-streams", instead="Leave it out; with --engine horovod set HOROVOD_NUM_NCCL_STREAMS."),
+    _refuse("--thread-affinity", instead="Use --bind; with --engine horovod set HOROVOD_THREAD_AFFINITY."),
+    _refuse("--gloo-timeout-seconds", instead="To end a job in which a rank is missing use --stall-shutdown-s."),
+    _refuse("--log-with-timestamp", "--no-log-hide-timestamp", instead=_CLOCK),
+    _refuse("-prefix-timestamp", "--prefix-output-with-timestamp", instead=_CLOCK),
+)
+
+#: Options that users of other launchers type.
+OTHERS = (
+    _refuse("-ppn", program="mpiexec", instead="Use --slots-per-host N, or -H host1:N,host2:N."),
+    _refuse("-c", program="mpirun", instead="Use -np N. For Python's -c write: hvdrun -np 2 python -c CODE."),
+    _refuse(
+        *("--nproc-per-node", "--nproc_per_node"),
+        program="torchrun",
+        instead="Use -np N for the ranks of one machine, and -H host1:N,host2:N for several hosts.",
+    ),
+    _refuse(
+        *("--nnodes", "--node-rank", "--node_rank", "--standalone", "--rdzv-endpoint", "--rdzv_endpoint"),
+        *("--rdzv-backend", "--rdzv_backend", "--rdzv-id", "--rdzv_id", "--master-addr", "--master_addr"),
+        *("--master-port", "--master_port"),
+        program="torchrun",
+        instead="hvdrun runs once for all hosts. Use -H host1:N,host2:N or --hostfile.",
+    ),
+)
+
+_OPPOSITES = (("--mpi", "--gloo"), ("--stall-check", "--no-stall-check"))
+
+
+class _Accept(argparse.Action):
+    """Keep the option's meaning as the variables that carry it to the ranks."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        try:
+            sets = {name: value(values) if callable(value) else value for name, value in self.flag.sets.items()}
+        except ValueError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+        typed = {*getattr(namespace, "horovod", ()), str(option_string)}
+        for one, other in _OPPOSITES:
+            if {one, other} <= typed:
+                raise argparse.ArgumentError(None, f"{one} contradicts {other}; leave one of them out")
+        namespace.horovod = typed
+        record_settings(self, namespace, option_string, sets)
+
+    flag: Flag
+
+
+class _Refuse(argparse.Action):
+    """Refuse the option, with or without a value, and print the cure."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        cure = self.flag.refused.removesuffix(".")
+        raise argparse.ArgumentError(
+            None, f"{option_string} is an option of {self.flag.program} that hvdrun does not have. {cure}"
+        )
+
+    flag: Flag
+
+
+def add_horovod_flags(parser: OptionParser) -> None:
+    """Add the options, without names that hvdrun has itself."""
+    group = parser.add_argument_group(
+        "options of horovodrun",
+        "Its other options are refused; the error says what to use instead." if parser.everything else None,
+    )
+    parser.add(
+        group,
+        "--config-file",
+        metavar="FILE",
+        help="horovodrun's YAML file of settings; options on the command line override it",
+    )
+    for flag in (*FLAGS, *OTHERS):
+        names = [name for name in flag.names if name not in parser._option_string_actions]
+        action = group.add_argument(
+            *names,
+            action=_Refuse if flag.refused else _Accept,
+            nargs="?" if flag.refused else None if flag.has_value else 0,
+            dest=f"horovod{names[0]}",
+            default=argparse.SUPPRESS,
+            metavar="N",
+            help=flag.help if flag.help and parser.everything else argparse.SUPPRESS,
+        )
+        assert isinstance(action, _Accept | _Refuse)
+        action.flag = flag

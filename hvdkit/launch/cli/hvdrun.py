@@ -1,0 +1,149 @@
+"""hvdrun: plan a job from the command line, and run it."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hvdkit.config import read_environment
+from hvdkit.errors import LaunchError
+from hvdkit.launch.cli.console import run_command
+from hvdkit.launch.cli.launcher_options import choose_launcher
+from hvdkit.launch.cli.options import parse_arguments
+from hvdkit.launch.cli.plan_job import plan_job
+from hvdkit.launch.elastic.options import (
+    describe_restarts,
+    plan_host_pool,
+    plan_restart_policy,
+    restart_instead,
+    starts_over_ssh,
+)
+from hvdkit.launch.hostfiles import FoundHosts, Host
+from hvdkit.launch.job.output import Output
+from hvdkit.launch.launchers.commands import build_launch
+from hvdkit.launch.plan import validate
+from hvdkit.launch.plan.detect import detect_launchers
+from hvdkit.launch.plan.job import Job, Launch, format_shell_line, plan_places
+from hvdkit.launch.plan.launcher_choice import LauncherChoice, plan_launcher
+from hvdkit.launch.plan.network import parse_wish
+
+if TYPE_CHECKING:
+    from hvdkit.launch.job.interruption import Interruption
+    from hvdkit.launch.job.runner import Runner
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run hvdrun; returns the exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    return run_command("hvdrun", lambda: _run(parse_arguments(words), read_environment()))
+
+
+def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    job = plan_job(options, environ)
+    named_hosts = any(one is not None for one in (options.hosts, options.hostfile, options.host_discovery_script))
+    launcher = choose_launcher(options)
+    facts = detect_launchers(job.environ, sys.prefix, local=job.local, named_hosts=named_hosts, wish=launcher)
+    choice = plan_launcher(facts, launcher)
+    restarts = describe_restarts(job, choice)
+    if restarts:
+        job = restart_instead(job, restarts)
+    output = Output(quiet=options.quiet, shown=options.show_ranks)
+    for note in job.notes:
+        output.note(note)
+    if options.dry_run:
+        launch = build_launch(job, choice)
+        output.note(f"{choice.reason}.")
+        removed = sorted(environ.keys() - job.environ.keys())
+        print(format_shell_line(replace(launch, removed=(*launch.removed, *removed))))
+        return 0
+    return _start(options, environ, job, choice, starts_over_ssh(choice, facts.scheduler, job.environ), output)
+
+
+def _start(
+    options: argparse.Namespace, environ: Mapping[str, str], job: Job, choice: LauncherChoice, ssh: bool, output: Output
+) -> int:
+    import asyncio  # slow to import, and not needed for --help and --dry-run
+
+    from hvdkit.launch.job.interruption import Interruption
+
+    interruption = Interruption(output)
+    if not job.config.elastic:
+        return asyncio.run(_build_runner(options, job, choice, output, interruption).run())
+    from hvdkit.launch.elastic.supervisor import JobSupervisor
+
+    if "HVDKIT_WRAP_SEED" in job.variables:
+        environ = {**environ, "HVDKIT_WRAP_SEED": job.variables["HVDKIT_WRAP_SEED"]}
+    started = itertools.count(1)
+
+    def build(hosts: tuple[Host, ...], ranks: int) -> Runner:
+        number = next(started)
+        if number == 1:
+            return _build_runner(options, job, choice, output, interruption)
+        again = plan_job(options, environ, FoundHosts(hosts, "the remaining hosts"), ranks)
+        again = replace(again, variables={**again.variables, "HVDKIT_START": str(number)})
+        again = again if job.elastic else restart_instead(again)
+        return _build_runner(options, again, choice, output, interruption)
+
+    pool = plan_host_pool(options, environ, job, ssh, output.say)
+    folder = job.config.elastic_checkpoints
+    policy = plan_restart_policy(options, job)
+    return asyncio.run(JobSupervisor(build, job.hosts, job.ranks, policy, pool, output, interruption, folder).run())
+
+
+def _build_runner(
+    options: argparse.Namespace, job: Job, choice: LauncherChoice, output: Output, interruption: Interruption
+) -> Runner:
+    from hvdkit.launch.job.runner import JobOptions, Runner, describe_launch
+
+    logs = job.variables.get("HVDKIT_OUTPUT_DIRECTORY", "")
+    if logs:
+        try:
+            os.makedirs(logs, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(
+                f"--output-filename {logs}: {error.strerror}. Choose a directory in which you may write."
+            ) from None
+    addresses = () if job.local else validate.find_addresses(job.hosts)
+
+    prefix = {"HVDKIT_PREFIX": "colour"} if output.takes_colours(job.environ) else {}
+
+    def build(control: Mapping[str, str]) -> Launch:
+        return build_launch(replace(job, variables={**prefix, **job.variables, **control}), choice)
+
+    config = job.config
+    # With the user's own arguments the launcher may place ranks differently.
+    as_planned = all(host.slots for host in job.hosts) and job.binding is None and not job.launcher_arguments
+    one_host_of_many_names = job.local and len(job.hosts) > 1
+    job_options = JobOptions(
+        size=job.ranks,
+        command=job.command,
+        environ=job.environ,
+        addresses=addresses,
+        planned=plan_places(job.ranks, job.hosts) if as_planned and not one_host_of_many_names else (),
+        slots={host.name: host.slots or 0 for host in job.hosts} if job.elastic else {},
+        networks=parse_wish(options.network_interfaces) if options.network_interfaces is not None else (),
+        start_timeout_s=options.start_timeout,
+        save_timeout_s=options.save_timeout,
+        verbose=options.verbose,
+        logs=options.output_filename or "",
+        bind=job.bind,
+        min_ranks=max(1, config.min_np) if job.elastic else 0,
+        hang_timeout_s=config.elastic_patience_s if config.elastic else 0.0,
+        rank_variables=not options.wrap,  # a script for one process is to see one process
+    )
+    runner = Runner(build, job_options, output, interruption)
+    if options.verbose:
+        mpi = choice.mpi
+        if mpi is not None:
+            origin = "found on PATH" if mpi.site else "from this Python environment"
+            output.say(f"{mpi.name} {mpi.version}, {origin}: {mpi.mpirun}")
+        output.say(f"{choice.reason}.")
+        launch = build({})
+        shown = {name: "..." if name in job.forwarded else value for name, value in launch.variables.items()}
+        output.say(describe_launch(replace(launch, variables=shown)))  # a value of -x may be a secret
+    return runner

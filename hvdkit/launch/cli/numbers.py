@@ -1,0 +1,84 @@
+"""Numbers on command lines: types for argparse that check the range."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+
+
+def count(text: str) -> int:
+    """Read a whole number of at least 1."""
+    return _whole(text, 1)
+
+
+def count_or_none(text: str) -> int:
+    """Read a whole number of at least 0."""
+    return _whole(text, 0)
+
+
+def ranks(text: str) -> int:
+    """Read a number of ranks."""
+    return _whole(text, 1)
+
+
+def ranks_or_word(text: str) -> int | str:
+    """Read a number of ranks, or the word auto or gpu."""
+    if text in ("auto", "gpu"):
+        return text
+    try:
+        return _whole(text, 1)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of ranks; use 1 or more, auto or gpu") from None
+
+
+def rank_list(text: str) -> frozenset[int]:
+    """Read a list of ranks, as 0,2 or 0-3,8."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or not (last.isdecimal() if dash else not last) or len(part) > 16:
+            raise argparse.ArgumentTypeError(f"{text} is not a list of ranks; write 0,2 or 0-3,8")
+        begin, end = int(first), int(last) if dash else int(first)
+        if end < begin or end - begin > 10**6:
+            raise argparse.ArgumentTypeError(f"{text} has the range {part}; write the smaller rank first")
+        found.update(range(begin, end + 1))
+    return frozenset(found)
+
+
+def port(text: str) -> int:
+    """Read the number of a TCP port."""
+    number = int(text) if text.isdecimal() and len(text) < 6 else 0
+    if not 0 < number < 65536:
+        raise argparse.ArgumentTypeError(f"{text} is not a port; use 1 to 65535")
+    return number
+
+
+def seconds(text: str) -> float:
+    """Read a duration: more than 0 and finite."""
+    return _duration(text, "more than 0", lambda number: number > 0)
+
+
+def seconds_or_none(text: str) -> float:
+    """Read a duration: 0 or more, and finite."""
+    return _duration(text, "0 or more", lambda number: number >= 0)
+
+
+def _whole(text: str, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least {least}")
+    return number
+
+
+def _duration(text: str, wanted: str, allowed: Callable[[float], bool]) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or not allowed(number):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds; use {wanted}")
+    return number

@@ -1,0 +1,141 @@
+"""A parser of options that come before a command, with help in two sizes and the nearest name for a wrong one."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from hvdkit.config import read_config
+from hvdkit.errors import HvdkitError
+
+# -np4 and -n4, as mpiexec writes them.
+_JOINED_RANKS = re.compile(r"(-np|-n)(\d+|gpu|auto)")
+
+
+def nearest(name: str, names: Iterable[str], similarity: float = 0.7) -> str:
+    """Write the question ` Did you mean NAME?` for the most similar name; "" if no name is similar."""
+    similar = difflib.get_close_matches(name, sorted(set(names) - {name}), 1, similarity)
+    return f" Did you mean {similar[0]}?" if similar else ""
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Prints an option's names once, and its value after the last of them."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        names = ", ".join(action.option_strings)
+        return f"{names} {self._format_args(action, action.dest.upper())}"
+
+
+class OptionParser(argparse.ArgumentParser):
+    """Parses options; what follows them is the command of the ranks.
+
+    everything: the help has all options; without it, those with a brief text.
+    """
+
+    def __init__(self, prog: str, *, everything: bool, **options: Any) -> None:
+        self.everything = everything
+        super().__init__(prog=prog, formatter_class=Formatter, allow_abbrev=False, add_help=False, **options)
+
+    def add(
+        self,
+        group: argparse._ActionsContainer,
+        *flags: str,
+        help: str,
+        brief: str | bool = False,
+        aliases: Sequence[str] = (),
+        **options: Any,
+    ) -> argparse.Action:
+        """Add an option to a group. brief: its text in the short help, or True for the same. aliases: no help shows."""
+        shown = help if self.everything or brief is True else brief or argparse.SUPPRESS
+        action = group.add_argument(*flags, help=shown, **options)
+        for alias in aliases:
+            self._option_string_actions[alias] = action
+        return action
+
+    def error(self, message: str) -> NoReturn:
+        """Print one sentence and exit with code 2; the usage line of this many options would hide it."""
+        stop = "" if message.endswith(("?", ".")) else "."
+        program = self.prog.partition(":")[0]  # without the file that the option is in
+        self.exit(2, f"{self.prog}: {message}{stop} See {program} --help.\n")
+
+    def split(self, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Split a command line into the options, and the command that follows them.
+
+        Ends with exit code 2, and the nearest option, for an option that does not exist.
+        """
+        words = list(arguments)
+        options: list[str] = []
+        while words and words[0].startswith("-") and words[0] != "-":
+            word = words.pop(0)
+            if word == "--":
+                break
+            joined = _JOINED_RANKS.fullmatch(word)
+            if joined:
+                options += joined.groups()
+                continue
+            action = self._find(word)
+            options.append(word)
+            if "=" in word or word not in self._option_string_actions:
+                continue  # the value is a part of the word
+            count = action.nargs if isinstance(action.nargs, int) else 0 if action.nargs == "?" else 1
+            options += words[:count]
+            del words[:count]
+        return options, words
+
+    def _find(self, word: str) -> argparse.Action:
+        """Find the option that a word begins with."""
+        actions: Mapping[str, argparse.Action] = self._option_string_actions
+        name = word.partition("=")[0]
+        if name in actions:
+            return actions[name]
+        if word.startswith("-ppn"):
+            return self._refuse_joined("-ppn")
+        short = actions.get(word[:2])
+        if short is not None and not word.startswith("--") and short.nargs is None:
+            value = word[2:]
+            takes = short.type is None or value.isdecimal()  # -H, -i, -x; -p2222
+            longer = any(each.lstrip("-").startswith(name.lstrip("-")) for each in actions if len(each) > 3)
+            if takes and not longer:
+                return short
+        similar = nearest(name, actions) or nearest("-" + name, actions)
+        return self.error(f"unknown option {name}.{similar}")
+
+    def _refuse_joined(self, name: str) -> NoReturn:
+        """Have the option's own action refuse it."""
+        action = self._option_string_actions[name]
+        try:
+            action(self, argparse.Namespace(), None, name)
+        except argparse.ArgumentError as error:
+            self.error(str(error))
+        raise AssertionError(f"{name} is not a refused option")
+
+
+def record_settings(
+    action: argparse.Action, namespace: argparse.Namespace, flag: str | None, variables: Mapping[str, str]
+) -> None:
+    """Check the variables that an option sets, and add them to `namespace.settings`.
+
+    Raises argparse.ArgumentError for an invalid value, and where another option has set a variable to another value.
+    """
+    try:
+        read_config(variables)
+    except HvdkitError as error:
+        problem = str(error).removeprefix("Invalid settings: ")
+        if len(variables) == 1:
+            problem = problem.removeprefix(f"{next(iter(variables))}=")  # the option is named before it
+        raise argparse.ArgumentError(action, problem) from None
+    origins = getattr(namespace, "set_by", {})
+    for name, value in variables.items():
+        other = origins.get(name, flag)
+        if other != flag and namespace.settings[name] != value:
+            raise argparse.ArgumentError(None, f"{flag} contradicts {other}; leave one of them out")
+    namespace.settings = {**namespace.settings, **variables}
+    namespace.set_by = {**origins, **dict.fromkeys(variables, flag)}

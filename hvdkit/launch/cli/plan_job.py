@@ -1,0 +1,199 @@
+"""Plan a job from hvdrun's options."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+
+from hvdkit.config import read_config, read_settings
+from hvdkit.errors import LaunchError
+from hvdkit.launch.allocations.schedulers import describe_incomplete_slurm_job, find_incomplete_slurm_job
+from hvdkit.launch.cli.command import check_command, plan_command
+from hvdkit.launch.cli.launcher_options import choose_launcher, read_ssh_options, split_words
+from hvdkit.launch.cli.parser import nearest
+from hvdkit.launch.cli.rank_count import choose_ranks
+from hvdkit.launch.elastic.options import find_discovered, plan_elastic
+from hvdkit.launch.hostfiles import FoundHosts, format_hosts
+from hvdkit.launch.plan import validate
+from hvdkit.launch.plan.environment import clean_environment, find_launcher_variables, withhold
+from hvdkit.launch.plan.job import Job, plan_ranks
+from hvdkit.launch.plan.network import parse_wish
+from hvdkit.launch.plan.rank_variables import is_number_of_rank
+from hvdkit.launch.plan.resolve_hosts import find_hosts
+from hvdkit.startup import plan_variables
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ELASTIC_ONLY = ("HVDKIT_ELASTIC_CHECKPOINTS", "HVDKIT_ELASTIC_PATIENCE_S", "HVDKIT_ELASTIC_SAVE_S")
+
+
+def plan_job(
+    options: argparse.Namespace,
+    environ: Mapping[str, str],
+    found: FoundHosts | None = None,
+    ranks: int | None = None,
+) -> Job:
+    """Turn the options into a job. Raises LaunchError for a job that cannot be started.
+
+    found, ranks: of a job that is restarted; None to take them from the options.
+    """
+    _refuse_contradictions(options)
+    found = found or _find_hosts(options, environ)
+    hosts = found.hosts
+    here = [host for host in hosts if validate.is_local(host)]
+    local = len(here) == len(hosts)
+    cores = validate.count_cores()
+    asked = choose_ranks(options.ranks, hosts, local=local, cores=cores, environ=environ)
+    if asked is None or options.host_discovery_script is not None:
+        asked = found.ranks
+    if ranks is None:
+        ranks = plan_ranks(asked, hosts, {host.name: cores for host in here}, more=found.more)
+    validate.check_hosts(hosts)
+    removed = find_incomplete_slurm_job(environ)
+    sent = read_sent(options.env or (), environ, local=local)
+    environ = {name: value for name, value in clean_environment(environ).items() if name not in removed}
+    environ = {**withhold(environ, options.no_forward_env or ()), **sent}
+    path = environ.get("PATH", os.defpath)
+    if local:
+        check_command(options.command, module=options.module, path=path)
+    networks = parse_wish(options.network_interfaces) if options.network_interfaces is not None else ()
+    variables = {**sent, **_refuse_twice(sent, options.settings)}
+    if not local:
+        variables.update(validate.plan_daemon_variables(hosts, networks, environ))
+    variables.update(plan_variables(_plan_startup(options), environ))
+    if options.wrap and "HVDKIT_WRAP_SEED" not in environ:
+        variables["HVDKIT_WRAP_SEED"] = str(secrets.randbelow(2**31))
+    config = read_config({**environ, **variables})
+    variables.update(plan_elastic(options, config, ranks))
+    config = read_config({**environ, **variables})
+    unused = [name for name in _ELASTIC_ONLY if name in options.settings and not config.elastic]
+    if unused:
+        raise LaunchError(
+            f"{options.set_by[unused[0]]} has no effect without --elastic. Add --elastic, or leave it out."
+        )
+    if options.show_ranks is not None:
+        last = max(ranks, config.max_np) - 1
+        if max(options.show_ranks) > last:
+            raise LaunchError(f"--show-ranks {max(options.show_ranks)}: the ranks of this job are 0 to {last}.")
+    if "PYTHONUNBUFFERED" not in environ:
+        variables["PYTHONUNBUFFERED"] = "1"  # so that the output of a killed rank is complete
+    if options.tcp and "NCCL_IB_DISABLE" not in environ:
+        variables["NCCL_IB_DISABLE"] = "1"
+    if options.no_prefix:
+        variables["HVDKIT_PREFIX"] = "0"
+    if options.output_filename:
+        variables["HVDKIT_OUTPUT_DIRECTORY"] = validate.make_absolute("--output-filename", options.output_filename)
+    return Job(
+        command=tuple(plan_command(options.command, module=options.module, path=path)),
+        ranks=ranks,
+        hosts=hosts,
+        local=local,
+        environ=environ,
+        variables=variables,
+        forwarded=tuple(sent),
+        root=os.geteuid() == 0,
+        python=sys.executable,
+        notes=(*found.notes, *([_describe_allocation(found, ranks)] if found.allocated else [])),
+        ssh_options=read_ssh_options(options),
+        launcher_arguments=split_words("--mpi-args", options.mpi_args) or (),
+        binding=split_words("--binding-args", options.binding_args),
+        bind=_choose_binding(config.bind, options.binding_args),
+        tcp=options.tcp,
+        elastic=config.elastic,
+    )
+
+
+def read_sent(words: Sequence[str], environ: Mapping[str, str], *, local: bool) -> dict[str, str]:
+    """Read the variables of -x. local: all ranks are on this machine.
+
+    Raises LaunchError for a variable without a value, of hvdrun's or the launcher's own, or that cannot be sent.
+    """
+    sent: dict[str, str] = {}
+    settings = {setting.variable for setting in read_settings({})}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not _NAME.fullmatch(name):
+            raise LaunchError(f"-x {word}: {name!r} is not a variable's name. Write -x NAME or -x NAME=VALUE.")
+        if not sign:
+            if name not in environ:
+                raise LaunchError(f"-x {name}: the variable is not set here. Set it, or write -x {name}=VALUE.")
+            value = environ[name]
+        if find_launcher_variables([name]) or is_number_of_rank(name):
+            raise LaunchError(f"-x {name}: hvdrun or the launcher sets this variable for each rank. Leave it out.")
+        if name.startswith("HVDKIT_") and name not in settings:
+            raise LaunchError(
+                f"-x {name}: hvdkit has no setting of this name.{nearest(name, settings, 0.85)} See hvdkit doctor "
+                "--settings."
+            )
+        if sent.get(name, value) != value:
+            raise LaunchError(f"-x {name} is given twice, with different values. Leave one of them out.")
+        if "\0" in value or ("\n" in value and not local):
+            raise LaunchError(
+                f"-x {name}: its value has a line break, which launchers do not send to other hosts. Put the value "
+                "into a file that all hosts can read."
+            )
+        sent[name] = value
+    return sent
+
+
+def _refuse_twice(sent: Mapping[str, str], settings: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the settings. Raises LaunchError for one that -x sets to another value."""
+    for name, value in settings.items():
+        if sent.get(name, value) != value:
+            raise LaunchError(f"-x {name}={sent[name]} contradicts the option for {name}, {value}. Leave one out.")
+    return settings
+
+
+def _refuse_contradictions(options: argparse.Namespace) -> None:
+    named, withheld = [word.partition("=")[0] for word in options.env or ()], options.no_forward_env or ()
+    pairs = (
+        ("--quiet", options.quiet, "--verbose", options.verbose),
+        ("--no-prefix", options.no_prefix, "--tag-output", options.tag_output),
+        ("--wrap", options.wrap, "--alias-horovod", options.alias_horovod),
+        *((f"-x {name}", True, f"--no-forward-env {name}", name in withheld) for name in named),
+        ("-np gpu", options.ranks == "gpu", "--host-discovery-script", options.host_discovery_script is not None),
+    )
+    for one, has_one, other, has_other in pairs:
+        if has_one and has_other:
+            raise LaunchError(f"{one} contradicts {other}. Leave one of them out.")
+    launcher = choose_launcher(options)
+    ssh = [flag for flag, value in (("-p", options.ssh_port), ("-i", options.ssh_identity_file)) if value is not None]
+    if ssh and launcher in ("srun", "jsrun"):
+        raise LaunchError(f"{ssh[0]} is for ssh, which {launcher} does not use. Leave it out, or use --launcher ssh.")
+
+
+def _plan_startup(options: argparse.Namespace) -> dict[str, str]:
+    """The variables of hvdkit.startup: what ranks do before the script."""
+    unused = [name for name in options.settings if name.startswith("HVDKIT_WRAP_")]
+    if unused and not options.wrap:
+        raise LaunchError(f"{options.set_by[unused[0]]} has no effect without --wrap. Add --wrap, or leave it out.")
+    if options.wrap:
+        return {"HVDKIT_WRAP": "1"}
+    return {"HVDKIT_ALIAS_HOROVOD": "1"} if options.alias_horovod else {}
+
+
+def _choose_binding(bind: str, binding_args: str | None) -> str:
+    """The setting `bind`, unless the launcher is to bind the ranks."""
+    if binding_args is None:
+        return bind
+    if bind in ("core", "numa"):
+        raise LaunchError(
+            f"--bind {bind} contradicts --binding-args: hvdkit or the launcher binds the ranks. Leave one of them out."
+        )
+    return "none"
+
+
+def _find_hosts(options: argparse.Namespace, environ: Mapping[str, str]) -> FoundHosts:
+    if options.host_discovery_script is not None:
+        return find_discovered(options, environ)
+    found = find_hosts(
+        options.hosts, options.hostfile, environ, format=options.hostfile_format, slots=options.slots_per_host
+    )
+    return found or FoundHosts((), "this machine", describe_incomplete_slurm_job(environ))
+
+
+def _describe_allocation(found: FoundHosts, ranks: int) -> str:
+    return f"{ranks} rank{'s' * (ranks != 1)} on {format_hosts(found.hosts)}, from {found.source}."

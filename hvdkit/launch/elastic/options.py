@@ -1,0 +1,161 @@
+"""hvdrun's options of elastic jobs: the ranks' settings, and what hvdrun does when a job is lost."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from hvdkit.config import Config, read_config
+from hvdkit.errors import LaunchError
+from hvdkit.launch.elastic.host_pool import (
+    Blacklist,
+    HostPool,
+    count_slots,
+    describe_slots,
+    probe_over_ssh,
+    wait_for_slots,
+)
+from hvdkit.launch.elastic.restart_policy import RestartPolicy, choose_ranks
+from hvdkit.launch.hostfiles import FoundHosts
+from hvdkit.launch.launchers.common import job_ssh_options
+from hvdkit.launch.plan.job import Job
+from hvdkit.launch.plan.launcher_choice import LauncherChoice
+
+_UNLIMITED = 10**6
+_WAIT_S = 600.0
+_SHORTEST_S, _LONGEST_S = 1, 3600
+
+
+def plan_elastic(options: argparse.Namespace, config: Config, ranks: int) -> dict[str, str]:
+    """The settings of the ranks of an elastic job; {} for another job. Raises LaunchError for contradictions."""
+    given = (options.host_discovery_script, options.blacklist_cooldown_range, options.reset_limit)
+    asked = any(one is not None for one in (*given, options.elastic_timeout))
+    if not (config.elastic or config.elastic_restarts or config.min_np or config.max_np or asked):
+        return {}
+    if config.min_np > ranks:
+        raise LaunchError(
+            f"--min-np {config.min_np} exceeds the {ranks} ranks of the job (-np). Lower it, or start more ranks."
+        )
+    if config.max_np and config.max_np < ranks:
+        raise LaunchError(
+            f"--max-np {config.max_np} is less than the {ranks} ranks of the job (-np). Raise it, or start fewer ranks."
+        )
+    if options.blacklist_cooldown_range is not None:
+        shortest, longest = options.blacklist_cooldown_range
+        if not _SHORTEST_S <= shortest <= longest <= _LONGEST_S:
+            raise LaunchError(
+                f"--blacklist-cooldown-range {shortest:g} {longest:g} is not a range of seconds. Give the shortest "
+                f"time, then the longest, from {_SHORTEST_S} to {_LONGEST_S}."
+            )
+    return {"HVDKIT_ELASTIC": "1", "HVDKIT_MAX_NP": str(config.max_np or ranks)}
+
+
+def describe_restarts(job: Job, choice: LauncherChoice) -> str:
+    """Why hvdrun starts the job again when a rank dies, as a sentence; "" if ranks continue, or it does not."""
+    if not job.elastic:
+        return ""
+    mpi, config = choice.mpi, job.config
+    if config.elastic_restarts:
+        why = "when a rank dies"
+    elif choice.launcher in ("srun", "jsrun"):
+        why = f"ranks that {choice.launcher} has started cannot continue when one dies"
+    elif mpi is None or mpi.kind != "open_mpi" or mpi.major < 5:
+        through = f"this MPI ({mpi.name} {mpi.version})" if mpi is not None else "this MPI"
+        why = f"with {through} ranks cannot continue when one dies"
+    else:
+        return ""
+    where = (
+        ""
+        if config.elastic_checkpoints
+        else " (which hvd.checkpoint saves; for elastic.run add --elastic-checkpoints DIR)"
+    )
+    if config.elastic_restarts:
+        return f"{why} hvdrun starts the job again from its last checkpoint{where}."
+    return f"{why}: hvdrun starts the job again from its last checkpoint instead{where}."
+
+
+def restart_instead(job: Job, why: str = "") -> Job:
+    """The same job, whose ranks do not continue when others die. why: for the user."""
+    variables = {**job.variables, "HVDKIT_ELASTIC_RESTARTS": "1"}
+    return replace(job, elastic=False, variables=variables, notes=(*job.notes, *([why] if why else [])))
+
+
+def find_discovered(options: argparse.Namespace, environ: Mapping[str, str]) -> FoundHosts:
+    """The hosts that the script reports, once they have the slots that are needed, and the number of ranks on them.
+
+    Raises LaunchError if the script fails, or there are too few slots for too long.
+    """
+    if options.hosts is not None or options.hostfile is not None:
+        raise LaunchError("--host-discovery-script and -H or --hostfile both give the hosts; remove one of them.")
+    import asyncio
+
+    from hvdkit.launch.elastic.discovery import Discovery
+
+    discovery = Discovery(options.host_discovery_script, options.slots_per_host, environ)
+    config = read_config({**environ, **options.settings})
+    policy = _build_restart_policy(options, config, options.ranks or config.min_np or 1, _UNLIMITED)
+    found = asyncio.run(
+        wait_for_slots(
+            discovery.find_hosts,
+            lambda hosts: choose_ranks(count_slots(hosts), policy),
+            wait_s=policy.wait_s,
+            may_grow=lambda: True,
+            on_wait=lambda hosts: _say(
+                f"{describe_slots(hosts, policy.min_ranks)}: waiting up to {policy.wait_s:g} s for more "
+                "(--elastic-timeout)."
+            ),
+        )
+    )
+    if found is None:
+        raise LaunchError(
+            f"--host-discovery-script {options.host_discovery_script}: it did not report {policy.min_ranks} slots "
+            f"within {policy.wait_s:g} s. Check its output, or raise --elastic-timeout."
+        )
+    hosts, ranks = found
+    return FoundHosts(hosts, f"--host-discovery-script {options.host_discovery_script}", ranks=ranks)
+
+
+def _build_restart_policy(options: argparse.Namespace, config: Config, min_ranks: int, max_ranks: int) -> RestartPolicy:
+    if options.host_discovery_script is not None:
+        max_ranks = max(min_ranks, config.max_np or options.ranks or _UNLIMITED)
+    wait_s = _WAIT_S if options.elastic_timeout is None else options.elastic_timeout
+    return RestartPolicy(min_ranks, max_ranks, max_restarts=options.reset_limit, wait_s=wait_s)
+
+
+def plan_restart_policy(options: argparse.Namespace, job: Job) -> RestartPolicy:
+    """On which conditions a job is started again."""
+    config = job.config
+    policy = _build_restart_policy(options, config, max(1, config.min_np), job.ranks)
+    discovers = options.host_discovery_script is not None
+    saves = bool(config.elastic_checkpoints)
+    return replace(policy, ranks_survive=job.elastic, saves=saves, discovers=discovers)
+
+
+def plan_host_pool(
+    options: argparse.Namespace, environ: Mapping[str, str], job: Job, ssh: bool, say: Callable[[str], None]
+) -> HostPool:
+    """The hosts on which a job is started again. ssh: ranks are started over it. say: prints a line."""
+    from hvdkit.launch.elastic.discovery import Discovery
+
+    script, cooldown = options.host_discovery_script, options.blacklist_cooldown_range
+    return HostPool(
+        job.hosts,
+        say,
+        discover=Discovery(script, options.slots_per_host, environ).find_hosts if script is not None else None,
+        answers=probe_over_ssh(job_ssh_options(job)) if ssh else None,
+        lost=Blacklist(None if cooldown is None else (cooldown[0], cooldown[1])),
+    )
+
+
+def starts_over_ssh(choice: LauncherChoice, scheduler: str, environ: Mapping[str, str]) -> bool:
+    """Whether ranks on other hosts are started with the ssh on PATH. scheduler: of the allocation; "" for none."""
+    own = [name for name in environ if re.fullmatch(r"(PRTE|OMPI)_MCA_plm_(ssh|rsh)_agent|HYDRA_LAUNCHER.*", name)]
+    by_mpi = choice.launcher in ("mpirun", "mpiexec") and choice.mpi is not None and choice.mpi.kind != "pals"
+    return not own and (choice.launcher == "ssh" or (by_mpi and not scheduler))
+
+
+def _say(what: str) -> None:
+    print(f"hvdrun: {what}", file=sys.stderr)

@@ -1,0 +1,90 @@
+"""Whether a job that has ended is started again, on how many ranks, and without which hosts: decisions, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hvdkit.launch.job.outcome import JobResult, Outcome
+from hvdkit.launch.job.ranks import Ranks
+
+#: Attempts in a row that saved nothing, after which a job is given up: what ended them would end the next one.
+MAX_ATTEMPTS_WITHOUT_PROGRESS = 3
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """On which conditions a job is started again."""
+
+    min_ranks: int
+    max_ranks: int
+    max_restarts: int | None = None  # None for any number
+    wait_s: float = 600.0  # for slots, while there are fewer than min_ranks
+    ranks_survive: bool = False  # ranks continue when others die: only a job that is lost as a whole is restarted
+    saves: bool = False  # ranks keep commits on a disk
+    discovers: bool = False  # a script finds the hosts, so one that cannot be reached is not a mistake of the user
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One run of the job."""
+
+    result: JobResult
+    joined: bool = False  # all ranks had joined each other
+    checkpointed: bool = False  # some of the training was brought to a disk
+    asked_to_save: bool = False  # hvdrun had it save and end, because there were other hosts for it
+
+
+def give_up_reason(attempts: Sequence[Attempt], policy: RestartPolicy) -> str | None:
+    """Why a job is not started again after these attempts; None if it is. "" if the last result says it all."""
+    last, restarts = attempts[-1], len(attempts) - 1
+    outcome = last.result.outcome
+    restartable = (
+        outcome is Outcome.RANK_DIED
+        or (outcome is Outcome.SAVED and last.asked_to_save)
+        or (outcome is Outcome.MISSING_RANKS and (restarts > 0 or policy.discovers))
+    )
+    if not restartable:
+        return ""
+    resumes = policy.saves and any(attempt.joined for attempt in attempts)
+    if policy.ranks_survive and outcome is Outcome.RANK_DIED and not resumes:
+        return ""
+    if policy.max_restarts is not None and restarts >= policy.max_restarts:
+        return f"not started again: it was restarted {restarts} time{'s' * (restarts != 1)}, the limit (--reset-limit)."
+    if attempts_without_progress(attempts) >= MAX_ATTEMPTS_WITHOUT_PROGRESS:
+        return (
+            f"not started again: {MAX_ATTEMPTS_WITHOUT_PROGRESS} attempts in a row ended before a checkpoint was "
+            "saved. Save with hvd.checkpoint or with --elastic-checkpoints FOLDER, or find out why ranks die."
+        )
+    return None
+
+
+def attempts_without_progress(attempts: Sequence[Attempt]) -> int:
+    """Count the attempts, up to the last one, that saved nothing."""
+    return next((at for at, attempt in enumerate(reversed(attempts)) if attempt.checkpointed), len(attempts))
+
+
+def choose_ranks(slots: int | None, policy: RestartPolicy) -> int:
+    """The number of ranks for these slots; 0 if there are too few. slots: None for any number."""
+    ranks = policy.max_ranks if slots is None else min(policy.max_ranks, slots)
+    return ranks if ranks >= policy.min_ranks else 0
+
+
+def find_lost_hosts(ranks: Ranks, outcome: Outcome, planned: Sequence[tuple[str, int]]) -> set[str]:
+    """The hosts of an attempt, by their planned names, that are lost, or of which no rank started though others did.
+
+    planned: (host, ranks on it) in the order of ranks; () if it is not known: then hosts have the names that they
+    report.
+    """
+    reported = {rank: state.host for rank, state in ranks.states.items() if state.host}
+    if outcome is Outcome.MISSING_RANKS:
+        missing = {name_host(rank, {}, planned) for rank in ranks.expected - ranks.hosts.keys()}
+        present = {name_host(rank, reported, planned) for rank in ranks.hosts}
+        return missing - present - {""} if present else set()
+    return {name_host(rank, reported, planned) for rank, host in reported.items() if host in ranks.lost_hosts}
+
+
+def name_host(rank: int, reported: Mapping[int, str], planned: Sequence[tuple[str, int]]) -> str:
+    """The name of a rank's host in the plan, else the one that it reports; "" if neither is known."""
+    names = [name for name, count in planned for _ in range(count)]
+    return names[rank] if rank < len(names) else reported.get(rank, "")

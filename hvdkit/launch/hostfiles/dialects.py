@@ -1,0 +1,308 @@
+"""The dialects of host lists, in one table: grammar, recogniser, writer and rules of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from hvdkit.errors import LaunchError
+from hvdkit.launch.hostfiles.grammars import (
+    Reading,
+    content_lines,
+    count_repeats,
+    keep_first,
+    parse_keyed,
+    parse_numbered,
+    parse_single_name,
+    read_lines,
+    refuse_repeats,
+    require_slots,
+)
+from hvdkit.launch.hostfiles.host import Host
+from hvdkit.launch.hostfiles.names import check_user, parse_hosts, parse_list
+from hvdkit.launch.hostfiles.scheduler_lists import (
+    is_lsf,
+    is_sge,
+    is_slurm,
+    parse_lsf_line,
+    parse_sge_line,
+    read_slurm,
+    write_lsf,
+    write_slurm,
+)
+
+_SLOTS = {"slots": "slots"}
+# Open MPI's own synonyms.
+_OPENMPI_KEYS = {
+    **dict.fromkeys(("slots", "cpu", "count"), "slots"),
+    **{
+        f"{a}{joint}{b}": "max_slots"
+        for joint in "_-"
+        for word in ("slots", "cpu", "count")
+        for a, b in (("max", word), (word, "max"))
+    },
+    **dict.fromkeys(("username", "user_name", "user-name"), "user"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """One format of a list of hosts.
+
+    name: for --hostfile-format. title: for sentences. sample: a first line of such a file.
+    parse: text to Reading; never raises.
+    write: hosts to text. Hosts have slots unless `default_slots` is None, and no field that `carries` does not name.
+    default_slots: slots of a host for which the text has none; None for the number of its cores.
+    rule: a clause with that default and the meaning of repeated hosts.
+    carries: which of user, max_slots, ipv6, slots the format can express.
+    could_be: whether a text may be taken for this dialect when --hostfile-format is not given.
+    """
+
+    name: str
+    title: str
+    sample: str
+    parse: Callable[[str], Reading]
+    write: Callable[[Sequence[Host]], str]
+    default_slots: int | None
+    rule: str
+    carries: frozenset[str]
+    could_be: Callable[[str], bool] = lambda text: True
+
+
+def _by_line(
+    parse_line: Callable[[str], list[Host]], merge: Callable[..., tuple[Host, ...]] | None = None
+) -> Callable[[str], Reading]:
+    if merge is None:
+        return lambda text: read_lines(content_lines(text), parse_line)
+    return lambda text: read_lines(content_lines(text), parse_line, merge)
+
+
+def _each(write_host: Callable[[Host], str]) -> Callable[[Sequence[Host]], str]:
+    return lambda hosts: "".join(f"{write_host(host)}\n" for host in hosts)
+
+
+def _read_openmpi(text: str) -> Reading:
+    lines = ((number, line) for number, line in content_lines(text) if not line.startswith("//"))
+    return read_lines(lines, _parse_openmpi_line)
+
+
+def _parse_openmpi_line(content: str) -> list[Host]:
+    if re.match(r"rank\s+[0-9]+\s*=", content):
+        raise ValueError(f"{content!r} is a line of a rankfile, which hvdrun does not support. Write: node1 slots=4")
+    return parse_keyed(content, _OPENMPI_KEYS)
+
+
+def _write_openmpi_line(host: Host) -> str:
+    values = {"slots": host.slots, "max_slots": host.max_slots}
+    return " ".join([host.login, *(f"{key}={value}" for key, value in values.items() if value is not None)])
+
+
+def _parse_horovod_line(content: str) -> list[Host]:
+    if "=" in content or " " in content or "\t" in content:
+        return require_slots(parse_keyed(content, _SLOTS), content, "Horovod")
+    return require_slots(parse_list(content, parse_numbered), content, "Horovod")
+
+
+def _read_deepspeed(text: str) -> Reading:
+    """Read user@host too, which DeepSpeed itself skips."""
+    parse_once = refuse_repeats(
+        lambda content: require_slots(parse_keyed(content, _SLOTS), content, "DeepSpeed"),
+        ", which DeepSpeed does not allow. Add its slots up in one line",
+    )
+    return read_lines(content_lines(text), parse_once)
+
+
+def _read_hydra(text: str) -> Reading:
+    unused: dict[str, str] = {}
+
+    def parse_line(content: str) -> list[Host]:
+        place, *words = content.split()
+        hosts = parse_numbered(place)
+        for word in words:
+            key, equals, value = word.partition("=")
+            if key == "user" and equals:
+                hosts = [replace(host, user=check_user(value)) for host in hosts]
+            elif key in ("binding", "ifname") and equals:
+                flag = "--bind" if key == "binding" else "--network-interfaces"
+                unused[key] = f"{key}= is ignored. Use hvdrun's {flag} instead"
+            else:
+                raise ValueError(
+                    f"{word!r} is not a valid word here. After the host only user=NAME is supported, "
+                    f"like: {place} user=me"
+                )
+        return hosts
+
+    return replace(read_lines(content_lines(text), parse_line), notes=tuple(unused.values()))
+
+
+def _parse_intel_line(content: str) -> list[Host]:
+    if content.count(":") == 1:
+        raise ValueError(
+            f"{content!r} has a number, which Intel MPI's -hostfile does not allow. Its -machinefile does: use "
+            "--hostfile-format machinefile"
+        )
+    return parse_hosts(content)
+
+
+def _parse_kubernetes_line(content: str) -> list[Host]:
+    first, _, rest = content.partition(" ")
+    content = rest.strip().strip("'\"") if first == "echo" else content
+    return parse_keyed(content, _SLOTS) if "=" in content else parse_list(content, parse_numbered)
+
+
+def _is_discovery_script(text: str) -> bool:
+    """Only a script is recognised: the other forms are as other dialects have them, and would excuse mistakes."""
+    return any(line.startswith("echo ") for _, line in content_lines(text))
+
+
+def _read_plain(text: str) -> Reading:
+    why = ". Write it once and use --slots-per-host, or use --hostfile-format pbs if a line stands for a rank"
+    return read_lines(content_lines(text), refuse_repeats(parse_hosts, why))
+
+
+#: By name, in the order in which a text is tried.
+DIALECTS: dict[str, Dialect] = {
+    dialect.name: dialect
+    for dialect in (
+        Dialect(
+            name="slurm",
+            title="Slurm",
+            sample="node[1-3],node7",
+            parse=read_slurm,
+            write=write_slurm,
+            default_slots=1,
+            rule="a host runs one rank unless SLURM_TASKS_PER_NODE gives more",
+            carries=frozenset({"slots"}),
+            could_be=is_slurm,
+        ),
+        Dialect(  # PRRTE's too
+            name="openmpi",
+            title="Open MPI",
+            sample="node1 slots=4 max_slots=8",
+            parse=_read_openmpi,
+            write=_each(_write_openmpi_line),
+            default_slots=None,
+            rule="a host without slots may run as many ranks as it has cores; if it is repeated, one rank per line",
+            carries=frozenset({"slots", "max_slots", "user", "ipv6"}),
+        ),
+        Dialect(
+            name="hydra",
+            title="MPICH",
+            sample="node1:4",
+            parse=_read_hydra,
+            write=_each(lambda host: f"{host.name}:{host.slots}{f' user={host.user}' if host.user else ''}"),
+            default_slots=1,
+            rule="a host without a number runs one rank",
+            carries=frozenset({"slots", "user"}),
+        ),
+        Dialect(
+            name="pbs",
+            title="PBS",
+            sample="node1",
+            parse=_by_line(parse_single_name, count_repeats),
+            write=lambda hosts: "".join(f"{host.name}\n" * (host.slots or 1) for host in hosts),
+            default_slots=1,
+            rule="a host runs one rank per line with its name",
+            carries=frozenset({"slots", "ipv6"}),
+        ),
+        Dialect(
+            name="lsf",
+            title="LSF",
+            sample="node1 4 node2 4",
+            parse=_by_line(parse_lsf_line, count_repeats),
+            write=write_lsf,
+            default_slots=1,
+            rule="a host runs one rank each time it is listed, or as many as the number after it",
+            carries=frozenset({"slots", "ipv6"}),
+            could_be=is_lsf,
+        ),
+        Dialect(
+            name="sge",
+            title="SGE",
+            sample="node1 4 all.q@node1 UNDEFINED",
+            parse=_by_line(parse_sge_line),
+            write=_each(lambda host: f"{host.name} {host.slots} all.q@{host.name} UNDEFINED"),
+            default_slots=1,
+            rule="every host has slots",
+            carries=frozenset({"slots", "ipv6"}),
+            could_be=is_sge,
+        ),
+        Dialect(  # a hostfile of the MPI Operator or Volcano, discover_hosts.sh, or its output
+            name="kubernetes",
+            title="Kubernetes",
+            sample="echo pod-0.pod.ns.svc:4",
+            parse=_by_line(_parse_kubernetes_line),
+            write=_each(lambda host: f"{host.name}:{host.slots}"),
+            default_slots=1,
+            rule="a pod without a number runs one rank",
+            carries=frozenset({"slots"}),
+            could_be=_is_discovery_script,
+        ),
+        Dialect(
+            name="machinefile",
+            title="Intel MPI's -machinefile",
+            sample="node1:4",
+            parse=_by_line(parse_numbered),
+            write=_each(lambda host: f"{host.name}:{host.slots}"),
+            default_slots=1,
+            rule="a host without a number runs one rank",
+            carries=frozenset({"slots"}),
+        ),
+        Dialect(
+            name="intel",
+            title="Intel MPI's -hostfile",
+            sample="node1",
+            parse=_by_line(_parse_intel_line, keep_first),
+            write=_each(lambda host: host.name),
+            default_slots=None,
+            rule="a host runs as many ranks as it has cores (or -ppn), and a repeated host counts once",
+            carries=frozenset({"ipv6"}),
+        ),
+        Dialect(  # also what follows -H
+            name="horovod",
+            title="Horovod",
+            sample="node1 slots=4",
+            parse=_by_line(_parse_horovod_line),
+            write=_each(lambda host: f"{host.name} slots={host.slots}"),
+            default_slots=1,
+            rule="every host has slots",
+            carries=frozenset({"slots"}),
+            could_be=lambda text: "=" not in text,  # those files are also Open MPI's
+        ),
+        Dialect(
+            name="deepspeed",
+            title="DeepSpeed",
+            sample="node1 slots=4",
+            parse=_read_deepspeed,
+            write=_each(lambda host: f"{host.login} slots={host.slots}"),
+            default_slots=1,
+            rule="every host has slots, and is listed once",
+            carries=frozenset({"slots", "user"}),
+        ),
+        Dialect(  # ColossalAI, scontrol show hostnames
+            name="plain",
+            title="plain names",
+            sample="node1",
+            parse=_read_plain,
+            write=_each(lambda host: host.login),
+            default_slots=None,
+            rule="a host may run as many ranks as it has cores",
+            carries=frozenset({"user", "ipv6"}),
+            could_be=lambda text: False,
+        ),
+    )
+}
+
+_SYNONYMS = {"prrte": "openmpi", "mpich": "hydra", "impi": "intel", "uge": "sge", "k8s": "kubernetes"}
+
+
+def find_dialect(name: str) -> Dialect:
+    """Find a dialect by its name or synonym, in any case. Raises LaunchError for an unknown one."""
+    word = name.strip().lower()
+    try:
+        return DIALECTS[_SYNONYMS.get(word, word)]
+    except KeyError:
+        raise LaunchError(
+            f"Unknown hostfile format {name!r}. Use auto or one of {', '.join(sorted(DIALECTS))}."
+        ) from None

@@ -1,0 +1,1 @@
+"""What a running job is doing, and which ranks others wait for."""

@@ -1,0 +1,154 @@
+"""Report ranks that do not call hvd.init() while others wait there, with what they are doing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hvdkit.launch.introspect.stack_report import ProcessStack, format_report, name_ranks, read_processes
+from hvdkit.launch.job.ranks import Ranks, explain_exit
+from hvdkit.launcher_channel import START_MPI
+
+
+class InitWait(NamedTuple):
+    """Ranks that wait in hvd.init() for others, of which it is time to report.
+
+    part: only the ranks in `present` and `missing` are to meet; other ranks of the job need not call it.
+    """
+
+    seconds: float  # since the first of them called it
+    present: tuple[int, ...]
+    missing: tuple[int, ...]
+    over: bool  # they are not to wait any longer
+    part: bool = False
+
+
+class InitWaits:
+    """When a wait in hvd.init() is to be reported. Ranks that meet as a part, see InitCall.part, wait by themselves.
+
+    Intervals are settings of the rank that called init() first.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._reported_s: dict[frozenset[int], float] = {}  # by part: when a wait was last reported
+
+    def left_s(self) -> float | None:
+        """Seconds until a wait is to be reported or ended; None if none is."""
+        return min((left_s for left_s, _ in self._waits()), default=None)
+
+    def take_due(self) -> InitWait | None:
+        """The wait that is to be reported now, which then counts as reported; None if there is none."""
+        left_s, present = min(self._waits(), default=(1.0, []))
+        if left_s > 0:
+            return None
+        now = self._ranks.clock()
+        first = self._ranks.states[present[0]]
+        assert first.init_call is not None
+        _, shutdown_s, part = first.init_call
+        self._reported_s[part] = now
+        waited_s = now - first.init_called_s
+        missing = sorted((part or self._ranks.members) - set(present))
+        return InitWait(waited_s, tuple(sorted(present)), tuple(missing), 0 < shutdown_s <= waited_s, bool(part))
+
+    def _waits(self) -> list[tuple[float, list[int]]]:
+        """The seconds until each wait is due, and the ranks in it in the order of their calls."""
+        waiting: dict[frozenset[int], list[tuple[float, int]]] = {}
+        for rank in self._ranks.members:
+            state = self._ranks.states[rank]
+            if state.init_call is not None:
+                waiting.setdefault(state.init_call.part, []).append((state.init_called_s, rank))
+        found = []
+        now = self._ranks.clock()
+        for part, calls in waiting.items():
+            since_s, first = min(calls)
+            call = self._ranks.states[first].init_call
+            assert call is not None
+            due = []
+            if call.check_s > 0:
+                due.append(max(since_s, self._reported_s.get(part, since_s)) + call.check_s)
+            if call.shutdown_s > 0:
+                due.append(since_s + call.shutdown_s)
+            if due:
+                found.append((min(due) - now, [rank for _, rank in sorted(calls)]))
+        return found
+
+
+class InitWatchdog:
+    """Reports waits in hvd.init(), and ends the job when one has been too long.
+
+    take_stacks: what the processes of each rank do, see QueryServer.take_stacks(). say: prints a line.
+    changed: called when `given_up` was set. job: its name.
+    given_up: the report on a wait that was too long; () while none was.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        take_stacks: Callable[[], Awaitable[Mapping[int, Any]]],
+        say: Callable[[str], None],
+        changed: Callable[[], None],
+        job: str,
+    ) -> None:
+        self._ranks, self._take_stacks, self._say, self._changed, self._job = ranks, take_stacks, say, changed, job
+        self._waits = InitWaits(ranks)
+        self._reporting: asyncio.Task[None] | None = None
+        self.given_up: tuple[str, ...] = ()
+
+    def left_s(self) -> float | None:
+        """Seconds until check() has something to do; None if that takes an event."""
+        return None if self._is_reporting() else self._waits.left_s()
+
+    def check(self) -> None:
+        """Begin to report a wait that is due; returns at once."""
+        wait = None if self._is_reporting() else self._waits.take_due()
+        if wait is not None:
+            self._reporting = asyncio.create_task(self._report(wait))
+
+    def close(self) -> None:
+        """Report nothing more: the job has ended."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+
+    def _is_reporting(self) -> bool:
+        return self._reporting is not None and not self._reporting.done()
+
+    async def _report(self, wait: InitWait) -> None:
+        command = f"For the stacks of all ranks run `hvdkit stacks {self._job}` on {socket.gethostname()}."
+        lines = (*describe_wait(wait, self._ranks, await self._take_stacks()), command)
+        if not wait.over:
+            for line in lines:
+                self._say(line)
+        elif any(state.init_call is not None for state in self._ranks.states.values()):  # the others may have come
+            self.given_up = (*lines, f"The job was given up after {wait.seconds:.0f} s (--stall-shutdown-s).")
+        self._changed()
+
+
+def describe_wait(wait: InitWait, ranks: Ranks, stacks: Mapping[int, Any]) -> list[str]:
+    """Describe which ranks wait, which are missing, and what those do. stacks: by rank, see read_processes."""
+    missing = wait.missing
+    head = f"hvd.init() has been waiting for {wait.seconds:.0f} s: it was called by {_name(wait.present, ranks)}, "
+    if not missing:
+        why = f"but the ranks cannot reach each other{f'; {START_MPI}' if wait.part else ''}. Their stacks:"
+        return [head + why, *_show(wait.present, ranks, stacks)]
+    all_ranks = "All ranks of its comm" if wait.part else "All ranks"
+    what = f"and not by {_name(missing, ranks)}. {all_ranks} must call it. Stacks of the missing ranks:"
+    return [head + what, *_show(missing, ranks, stacks)]
+
+
+def _show(shown: Iterable[int], ranks: Ranks, stacks: Mapping[int, Any]) -> Sequence[str]:
+    found = []
+    for rank in shown:
+        end, host = ranks.states[rank].end, ranks.states[rank].host or "?"
+        if end is not None:
+            how = explain_exit(end.code, end.signal) if end.code else "has ended, with exit code 0"
+            found.append(ProcessStack(rank, host, why=how))
+        else:
+            found += read_processes(rank, host, stacks.get(rank))
+    return format_report(found).rstrip("\n").split("\n")
+
+
+def _name(shown: Collection[int], ranks: Ranks) -> str:
+    return name_ranks([ProcessStack(rank, ranks.states[rank].host or "?") for rank in shown])

@@ -1,0 +1,142 @@
+"""Queries to a running hvdrun by other commands of the same user, over a Unix socket in the folder of the job.
+
+A query is a line of JSON, and so is the answer: {"ask": "job"}, {"ask": "stacks"}, or {"ask": "stop", "now": false}.
+After a stop a second line follows when the job has ended: {"code": 143}.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from hvdkit.errors import LaunchError
+from hvdkit.launch.agent import wire
+from hvdkit.launch.job.reports import parse_report, parse_stacks
+
+_ANSWER_S = 4.0  # of agents; each needs less than two seconds
+_LONGEST = 1 << 16
+
+
+class QueryServer:
+    """Answers queries; those about the ranks with the help of their agents.
+
+    describe: describes the job. ask: sends a query's number to all agents, and returns their ranks.
+    """
+
+    def __init__(self, describe: Callable[[], Mapping[str, Any]], ask: Callable[[bytes], list[int]]) -> None:
+        self._describe, self._ask = describe, ask
+        self._server: asyncio.Server | None = None
+        self._pending: dict[int, dict[int, Any]] = {}
+        self._count = 0
+        self._answered = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._code = 0
+        self._waiting: set[asyncio.StreamWriter] = set()  # for the exit code
+
+    async def open(self, folder: str) -> None:
+        """Begin to listen."""
+        self._server = await asyncio.start_unix_server(self._serve, os.path.join(folder, wire.QUERY), limit=_LONGEST)
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.close()
+
+    def receive_stacks(self, rank: int, payload: bytes) -> None:
+        """Take the answer of an agent. Raises ValueError for a malformed one."""
+        query, processes = parse_stacks(payload)
+        if query in self._pending:
+            self._pending[query][rank] = processes
+            self._answered.set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            query = parse_report(await asyncio.wait_for(reader.readline(), _ANSWER_S))
+            answer: dict[str, Any] = {"job": self._describe()}
+            if query.get("ask") == "stacks":
+                answer["ranks"] = await self.take_stacks()
+            writer.write(json.dumps(answer).encode() + b"\n")
+            await writer.drain()
+            if query.get("ask") == "stop":
+                await self._stop(writer, signal.SIGINT if query.get("now") else signal.SIGTERM)
+        except (OSError, ValueError, asyncio.TimeoutError):
+            pass  # not a command of hvdkit, or it has disconnected
+        finally:
+            self._waiting.discard(writer)
+            writer.close()
+
+    async def _stop(self, writer: asyncio.StreamWriter, number: signal.Signals) -> None:
+        self._waiting.add(writer)
+        unhandled = signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler
+        while signal.getsignal(number) in unhandled and not self._ended.is_set():  # hvdrun is starting
+            await asyncio.sleep(0.05)
+        if not self._ended.is_set():
+            signal.raise_signal(number)
+        await self._ended.wait()
+        writer.write(json.dumps({"code": self._code}).encode() + b"\n")
+        await writer.drain()
+
+    async def report_end(self, code: int) -> None:
+        """Send the exit code of the job to the commands that wait for it."""
+        self._code = code
+        self._ended.set()
+        deadline = time.monotonic() + _ANSWER_S
+        while self._waiting and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+
+    async def take_stacks(self) -> dict[int, Any]:
+        """Take the stacks of the processes of each rank; None for a rank whose agent does not answer."""
+        self._count += 1
+        number, answers = self._count, self._pending.setdefault(self._count, {})
+        asked = self._ask(str(number).encode())
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _ANSWER_S
+        while len(answers) < len(asked) and (left := deadline - loop.time()) > 0:
+            self._answered.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._answered.wait(), left)
+        del self._pending[number]
+        return {rank: answers.get(rank) for rank in asked}
+
+
+def query_job(folder: str, query: str) -> dict[str, Any]:
+    """Send a query to the job in this folder; returns its answer. Raises LaunchError if it does not answer."""
+    with _connect(folder, {"ask": query}) as (_, lines):
+        return parse_report(lines.readline())
+
+
+def stop_job(folder: str, *, now: bool) -> int | None:
+    """Ask the job in this folder to end, and wait until it has; returns its exit code, None if hvdrun died before.
+
+    now: without time to save. Raises LaunchError if it does not answer.
+    """
+    with _connect(folder, {"ask": "stop", "now": now}) as (connection, lines):
+        parse_report(lines.readline())
+        connection.settimeout(None)
+        last = lines.readline()
+        return int(parse_report(last)["code"]) if last else None
+
+
+@contextlib.contextmanager
+def _connect(folder: str, query: Mapping[str, Any]) -> Iterator[tuple[socket.socket, io.BufferedReader]]:
+    """Send a query; yields the connection and the lines of the answer. Raises LaunchError if hvdrun does not answer."""
+    path = os.path.join(folder, wire.QUERY)
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(2 * _ANSWER_S)
+            connection.connect(path)
+            connection.sendall(json.dumps(query).encode() + b"\n")
+            with connection.makefile("rb") as lines:
+                yield connection, lines
+    except (OSError, ValueError) as error:
+        raise LaunchError(
+            f"hvdrun does not answer at {path}: {error}. Check that its process is running and not stopped."
+        ) from None

@@ -1,0 +1,180 @@
+"""hvdrun's side of the connections to the rank agents."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvdkit.handshake import AuthenticationError
+from hvdkit.launch.agent import wire
+from hvdkit.launch.job.authenticated_server import (
+    HANDSHAKES,
+    AuthenticatedServer,
+    Channel,
+    raise_file_limit,
+    time_limit,
+)
+from hvdkit.launch.job.ranks import Ranks
+from hvdkit.launch.job.reports import parse_end, parse_report, parse_start
+from hvdkit.launch.plan.registration import Registration, check_registration, parse_registration
+
+_FIRST_FRAME_S = 20.0
+
+
+@dataclass
+class ControlServer:
+    """Accept the connections of the agents, keep `ranks` up to date, and pass the ranks' output on.
+
+    Agents on this host connect to a Unix socket in the job's folder, which also holds the job's secret. If there are
+    other hosts all agents connect over TCP, and have the secret from their environment. Both sides prove the secret,
+    and each frame carries a code that only they can make; output is not encrypted.
+    """
+
+    ranks: Ranks
+    on_output: Callable[[int, bool, bytes], None]  # takes (rank, is it stderr, data)
+    on_change: Callable[[], None]  # called after each registration, start, event, end and loss of a rank
+    on_stacks: Callable[[int, bytes], None]  # takes (rank, the answer of its agent to a request for stacks)
+    elastic: bool = False  # other ranks may start ranks later
+    variables: dict[str, str] = field(default_factory=dict)  # with which agents find this server
+    connected: dict[int, Channel] = field(default_factory=dict)
+    arrivals: dict[int, Registration] = field(default_factory=dict)  # by rank; an agent then waits for release()
+    problem: str = ""  # why an agent was turned away, as a sentence; "" if none was
+    restore_files: Callable[[], None] | None = None  # for child processes, see raise_file_limit
+    _ending: bool = False
+    _server: AuthenticatedServer | None = None
+
+    async def open(self, addresses: Iterable[str], folder: str) -> None:
+        """Begin to listen, and set `variables`.
+
+        addresses: of this host, as other hosts reach it; () if all ranks are on this host.
+        folder: the job's; no other user can open it.
+        """
+        secret, processes = secrets.token_hex(32), 2 * self.ranks.size
+        self._server = AuthenticatedServer(secret.encode(), wire.PURPOSE, self._serve, processes)
+        addresses = tuple(addresses)
+        if addresses:
+            self.restore_files = raise_file_limit(processes + max(HANDSHAKES, processes))
+            port = self._server.listen_tcp(addresses)
+            self.variables = {
+                "HVDKIT_CONTROL": f"tcp:{port}:{','.join(addresses)}",
+                "HVDKIT_CONTROL_SECRET": secret,
+            }
+        else:
+            file = os.open(os.path.join(folder, wire.SECRET), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(file, "w") as target:
+                target.write(secret)
+            path = os.path.join(folder, wire.CONTROL)
+            self._server.listen_unix(path)
+            self.variables = {"HVDKIT_CONTROL": f"unix:{path}"}
+        self._server.start()
+
+    async def close(self) -> None:
+        """Stop listening and close all connections; an agent that is still connected ends its rank."""
+        self._ending = True
+        if self._server is not None:
+            await self._server.close()
+        if self.restore_files is not None:
+            self.restore_files()
+
+    def release(self, orders: Mapping[int, Mapping[str, Any]]) -> None:
+        """Let the ranks start their commands. orders: by rank."""
+        for rank, each in orders.items():
+            self.send(rank, wire.GO, json.dumps(each).encode())
+
+    def stop(self) -> None:
+        """Have every agent end its rank, and accept no further agents."""
+        self._ending = True
+        for rank in self.connected:
+            self.send(rank, wire.STOP)
+
+    def send(self, rank: int, kind: bytes, payload: bytes = b"") -> None:
+        """Send one frame to the agent of a rank, if it is connected."""
+        channel = self.connected.get(rank)
+        if channel is not None:
+            channel.send(kind, payload)
+
+    def send_all(self, kind: bytes, payload: bytes = b"") -> list[int]:
+        """Send one frame to every agent; return their ranks."""
+        for rank in self.connected:
+            self.send(rank, kind, payload)
+        return sorted(self.connected)
+
+    async def _serve(self, channel: Channel) -> None:
+        rank = None
+        try:
+            async with time_limit(_FIRST_FRAME_S):
+                kind, payload = await channel.read()
+            if kind == wire.HEARTBEAT:
+                await self._watch_heartbeat(channel)
+                return
+            rank = self._register(kind, payload, channel)
+            while rank is not None:
+                self._dispatch(rank, *await channel.read())
+        except AuthenticationError as error:
+            if rank is not None:
+                self.ranks.suspect(rank, str(error))
+        except (OSError, EOFError, ValueError, struct.error, asyncio.TimeoutError, asyncio.CancelledError):
+            pass  # not an agent, or it disconnected, or the job ends: a rank that has not reported an end is lost
+        finally:
+            if rank is not None:
+                del self.connected[rank]
+                self.ranks.lose(rank)
+                self.on_change()
+
+    async def _watch_heartbeat(self, channel: Channel) -> None:
+        """Close the connection of a rank whose host does not answer; an agent that ends reports that itself."""
+        try:
+            await channel.read()
+        except EOFError:
+            pass
+        except OSError as error:
+            if isinstance(error, AuthenticationError):
+                self.ranks.suspect(channel.rank, str(error))
+            elif not isinstance(error, ConnectionError):
+                self.ranks.fall_silent(channel.rank)
+            connected = self.connected.get(channel.rank)
+            if connected is not None:
+                connected.abort()
+
+    def _register(self, kind: bytes, payload: bytes, channel: Channel) -> int | None:
+        if kind != wire.HELLO or self._ending:
+            return None
+        arrival = parse_registration(parse_report(payload))
+        problem = check_registration(arrival, self.ranks.size, self.ranks.hosts)
+        if arrival.rank != channel.rank or (arrival.joins and not self.elastic):
+            return None
+        if problem:
+            self.problem = self.problem or problem
+            self.on_change()
+            return None
+        self.connected[arrival.rank] = channel
+        self.arrivals[arrival.rank] = arrival
+        self.ranks.register(arrival.rank, arrival.host, replaces=arrival.joins)
+        self.on_change()
+        return arrival.rank
+
+    def _dispatch(self, rank: int, kind: bytes, payload: bytes) -> None:
+        if kind in (wire.STDOUT, wire.STDERR):
+            self.on_output(rank, kind == wire.STDERR, payload)
+        elif kind == wire.START:
+            self.ranks.start(rank, parse_start(payload))
+            self.on_change()
+        elif kind == wire.STACKS:
+            self.on_stacks(rank, payload)
+        elif kind == wire.EVENT:
+            self.ranks.hear(rank, payload.decode(errors="replace").split())
+            self.on_change()
+        elif kind == wire.PAUSE:
+            self.ranks.pause(rank, int(payload))
+            self.on_change()
+        elif kind == wire.END:
+            self.ranks.end(rank, parse_end(payload))
+            if self._ending:
+                self.send(rank, wire.BYE)
+            self.on_change()

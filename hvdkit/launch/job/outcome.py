@@ -1,0 +1,145 @@
+"""How a job ended, concluded from the states of its ranks: which rank failed first, what to report, the exit code."""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hvdkit.exit_codes import TRY_AGAIN
+from hvdkit.launch.agent.wire import ENDED_BY_HVDRUN
+from hvdkit.launch.job.ranks import End, Ranks, count_ranks, describe_loss
+
+
+class Outcome(enum.Enum):
+    """How a job ended, as far as it matters for starting it again."""
+
+    SUCCEEDED = "every rank ended with exit code 0"
+    SAVED = "ranks saved and ended before the training was finished"
+    INTERRUPTED = "hvdrun received a signal"
+    REFUSED = "the ranks that registered are not the job that was asked for"
+    MISSING_RANKS = "not all ranks started"
+    RANK_DIED = "a rank was killed or lost, or mpirun ended; the other ranks may have saved"
+    FAILED = "the program ended with an error"
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """The result of a job."""
+
+    code: int
+    lines: tuple[str, ...] = ()  # for the user; () if the job succeeded
+    show_launcher: bool = False  # the output of mpirun is needed to understand it
+    outcome: Outcome = Outcome.FAILED
+
+
+def conclude(
+    ranks: Ranks,
+    status: int,
+    *,
+    interrupted: int = 0,
+    refused: str = "",
+    late_s: float = 0.0,
+    given_up: Sequence[str] = (),
+    logs: str = "",
+    together: bool = False,
+    shows: Callable[[int], bool] = lambda rank: True,
+) -> JobResult:
+    """Conclude how a job ended from the agents' reports and mpirun's exit status.
+
+    status: negative for a signal, as in subprocess.
+    interrupted: the signal that hvdrun received; 0 for none.
+    refused: why the job was not started; "" if it was.
+    late_s: the time limit for ranks to start, if it has passed; else 0.
+    given_up: the report on ranks that did not call hvd.init(), if that ended the job.
+    logs: the folder with a log for each rank; "" for none.
+    together: the ranks' stdout and stderr go to the same place.
+    shows: whether the output of a rank is shown.
+    """
+    code = 128 - status if status < 0 else status
+    if ranks.saved:
+        line = f"saved, not finished: ended with exit code {TRY_AGAIN}. Run the same command again to continue."
+        unasked = not interrupted and all(end.ended_by == ENDED_BY_HVDRUN for end in ranks.ended.values())
+        return JobResult(TRY_AGAIN, (line,), outcome=Outcome.RANK_DIED if unasked else Outcome.SAVED)
+    if interrupted:
+        name = "Ctrl-C" if interrupted == signal.SIGINT else signal.Signals(interrupted).name
+        line = f"{name}: ended {count_ranks(len(ranks.hosts))}."
+        return JobResult(128 + interrupted, (line,), outcome=Outcome.INTERRUPTED)
+    if given_up:
+        return JobResult(1, tuple(given_up))
+    if refused:
+        return JobResult(2, (refused,), outcome=Outcome.REFUSED)
+    missing = sorted(ranks.expected - ranks.hosts.keys())
+    if late_s and missing:
+        started = ", ".join(dict.fromkeys(host for _, host in sorted(ranks.hosts.items()))) or "none"
+        line = (
+            f"{_name(missing)} of {ranks.size} had not started after {late_s:g} s; hosts on which ranks started: "
+            f"{started}. Check the other hosts with `hvdkit doctor`, or give them more time (--start-timeout)."
+        )
+        return JobResult(2, (line,), show_launcher=True, outcome=Outcome.MISSING_RANKS)
+    altered = sorted(rank for rank, state in ranks.states.items() if state.tampering)
+    if altered:
+        lines = tuple(f"{describe_loss(ranks, rank)}." for rank in altered)
+        return _died(code, *lines)
+    if ranks.cut_off and not missing:
+        return _died(code, _describe_cut_off(ranks, logs))
+    lost, failures = ranks.lost, ranks.failures
+    only_lost = bool(lost) and not any(end.failed for end in ranks.ended.values())
+    if only_lost and len(lost) > 1 and len(lost) + len(ranks.ended) == len(ranks.expected):
+        return _died(code, f"mpirun ended all ranks, with status {code}.")
+    if failures and not (only_lost and missing):
+        return _blame(ranks, failures, code, logs, lambda rank, end: shows(rank) and (together or end.tail_of_stderr))
+    if ranks.succeeded:
+        if code == 0 or ranks.left_behind:
+            return JobResult(0, outcome=Outcome.SUCCEEDED)
+        line = f"every rank ended with exit code 0, but mpirun ended with status {code}."
+        return JobResult(code, (line,), show_launcher=True)
+    if missing:
+        line = f"mpirun ended with status {code} before {_name(missing)} of {ranks.size} had started."
+        return JobResult(code or 1, (line,), show_launcher=True, outcome=Outcome.MISSING_RANKS)
+    unfinished = sorted(rank for rank, end in ranks.ended.items() if end.ended_by)
+    return _died(code, f"mpirun ended the job with status {code}; {_name(unfinished)} had not finished.")
+
+
+def conclude_without_output(error: OSError, ranks: int) -> JobResult:
+    """Conclude how a job ended whose output could not be written; no words where its reader has ended (| head)."""
+    if isinstance(error, BrokenPipeError):
+        return JobResult(128 + signal.SIGPIPE, outcome=Outcome.INTERRUPTED)
+    line = f"the output cannot be written: {error.strerror}; ended {count_ranks(ranks)}."
+    return JobResult(1, (line,), outcome=Outcome.INTERRUPTED)
+
+
+def _died(code: int, *lines: str) -> JobResult:
+    return JobResult(code or 1, lines, show_launcher=True, outcome=Outcome.RANK_DIED)
+
+
+def _blame(
+    ranks: Ranks, failures: Sequence[int], code: int, logs: str, is_shown: Callable[[int, End], bool]
+) -> JobResult:
+    first, *others = failures
+    end = ranks.states[first].end
+    log = f" Log: {logs}/rank.{first}.log" if logs else ""
+    later = [f"after it, {describe_loss(ranks, rank)}." for rank in others if ranks.states[rank].end is not None]
+    if end is None:
+        return _died(code, f"{describe_loss(ranks, first)}.{log}", *later)
+    rest = len(ranks.hosts) - len([rank for rank, other in ranks.ended.items() if not other.ended_by])
+    stopped = f"; stopped the other {rest}" if rest > 0 else ""
+    lines = [f"{describe_loss(ranks, first)}{stopped}.{log}"]
+    if end.tail and not is_shown(first, end):  # otherwise the lines are on the screen, above this
+        lines += ["its last lines:", *(f"    {line.rstrip()}" for line in end.tail)]
+    outcome = Outcome.RANK_DIED if end.killed or end.secondary_failure else Outcome.FAILED
+    return JobResult(end.code, (*lines, *later), show_launcher=end.secondary_failure, outcome=outcome)
+
+
+def _describe_cut_off(ranks: Ranks, logs: str) -> str:
+    gone = ranks.cut_off
+    hosts = ", ".join(dict.fromkeys(ranks.states[rank].host for rank in gone))
+    log = f" Log: {logs}/rank.{gone[0]}.log" if logs else ""
+    were, its = ("was", "its agent") if len(gone) == 1 else ("were", "their agents")
+    return f"{_name(gone)} on {hosts} {were} lost: {its}, the host or the network has failed.{log}"
+
+
+def _name(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

@@ -1,0 +1,128 @@
+"""Where the ranks' output meets: whole lines of one rank at a time."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Collection, Mapping
+
+_HVDRUN = -1
+# A return to the line's start, or a control sequence other than that of a colour.
+_REDRAWS = re.compile(rb"\r|\x1b\[[0-?]*[ -/]*[@-ln-~]")
+_UNREAD_S = 1.0  # so long a write may wait for its reader when hvdrun was asked to end
+_PIECE = 1 << 14
+
+
+class _UnreadError(OSError):
+    """Nobody reads what is being written."""
+
+
+class Output:
+    """Writes what the ranks and hvdrun say to this process's stdout and stderr.
+
+    A line that one rank has left open is closed before another writes. On a terminal, a line that its rank keeps
+    drawing anew (a progress bar) is wiped instead: its rank will draw it again below.
+    """
+
+    def __init__(
+        self, stdout: int = 1, stderr: int = 2, *, quiet: bool = False, shown: Collection[int] | None = None
+    ) -> None:
+        """Write to these files. quiet: hold notes back. shown: the ranks whose output is shown; None for all."""
+        self._quiet, self._shown = quiet, shown
+        self._notes: list[str] = []
+        self._targets = (stdout, stderr)
+        self._terminals = tuple(os.isatty(target) for target in self._targets)
+        #: Do stdout and stderr go to the same place?
+        self.together = all(self._terminals) or _same_file(stdout, stderr)
+        self._open: dict[int, tuple[int, bool]] = {}  # stream -> (who left a line open, is it drawn anew)
+        #: Why the output cannot be written any more; None while it can.
+        self.broken: OSError | None = None
+        self._unwritable: set[int] = set()  # streams
+        self._writing_since = 0.0  # a piece; 0 for none
+
+    @property
+    def window(self) -> tuple[int, int, bool] | None:
+        """The terminal's (rows, columns, does stderr go there too); None if stdout is no terminal."""
+        if not self._terminals[0]:
+            return None
+        try:
+            columns, rows = os.get_terminal_size(self._targets[0])
+        except OSError:
+            return None
+        return rows or 24, columns or 80, self._terminals[1]
+
+    def takes_colours(self, environ: Mapping[str, str]) -> bool:
+        """Do stdout and stderr go to a terminal that shows colours, and does the user want them (no-color.org)?"""
+        return all(self._terminals) and not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb"
+
+    def write(self, rank: int, is_stderr: bool, data: bytes) -> None:
+        """Pass on a piece of a rank's output; nothing more once nobody reads."""
+        stream = int(is_stderr)
+        if stream in self._unwritable or (rank != _HVDRUN and not self.shows(rank)):
+            return
+        line = 0 if self.together else stream
+        if line in self._open and self._open[line][0] != rank:
+            redrawn = self._open.pop(line)[1]
+            data = (b"\r\x1b[K" if redrawn and self._terminals[stream] else b"\n") + data
+        if data.endswith(b"\n"):
+            self._open.pop(line, None)
+        elif data:
+            last = data[data.rfind(b"\n") + 1 :]
+            drawn = _REDRAWS.search(last) is not None
+            self._open[line] = (rank, drawn or (line in self._open and self._open[line][1]))
+        try:
+            self._write_all(self._targets[stream], data)
+        except OSError as error:
+            self._writing_since = 0.0
+            self.broken = self.broken or error
+            self._unwritable.update((0, 1) if self.together else (stream,))
+
+    def _write_all(self, target: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            self._writing_since = time.monotonic()
+            view = view[os.write(target, view[:_PIECE]) :]
+        self._writing_since = 0.0
+
+    def leave_unread_write(self) -> float:
+        """Have write() return if it has waited for its reader for a second; to be called by a signal's handler.
+
+        Returns the seconds until then; 0 if nothing is being written.
+        """
+        since_s = self._writing_since
+        left_s = since_s + _UNREAD_S - time.monotonic() if since_s else 0.0
+        if since_s and left_s <= 0:
+            self._writing_since = 0.0
+            raise _UnreadError
+        return left_s
+
+    def shows(self, rank: int) -> bool:
+        """Is the output of this rank shown?"""
+        return self._shown is None or rank in self._shown
+
+    def note(self, line: str) -> None:
+        """Write a line that is of use only if there is a problem: if quiet, before the first line of `say`."""
+        if self._quiet:
+            self._notes.append(line)
+        else:
+            self.say(line)
+
+    def say(self, line: str) -> None:
+        """Write a line of hvdrun's own to stderr."""
+        notes, self._notes = self._notes, []
+        for note in notes:
+            self.say(note)
+        self.write(_HVDRUN, True, f"hvdrun: {line}\n".encode(errors="backslashreplace"))
+
+    def repeat(self, data: bytes) -> None:
+        """Write what mpirun said to stderr."""
+        if data:
+            self.write(_HVDRUN, True, data if data.endswith(b"\n") else data + b"\n")
+
+
+def _same_file(a: int, b: int) -> bool:
+    try:
+        return os.path.sameopenfile(a, b)
+    except OSError:
+        return False

@@ -1,0 +1,389 @@
+"""Run a job: start the launcher, supervise the ranks through their agents, end everything at the first failure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from hvdkit.errors import LaunchError
+from hvdkit.launch.agent import wire
+from hvdkit.launch.agent.session_reaper import SessionReaper, end_session
+from hvdkit.launch.elastic.restart_policy import name_host
+from hvdkit.launch.elastic.survivors import Survivors
+from hvdkit.launch.introspect.init_watchdog import InitWatchdog
+from hvdkit.launch.introspect.query_server import QueryServer
+from hvdkit.launch.job.control import ControlServer
+from hvdkit.launch.job.interruption import Interruption
+from hvdkit.launch.job.launcher_output import LauncherOutput
+from hvdkit.launch.job.outcome import JobResult, conclude, conclude_without_output
+from hvdkit.launch.job.output import Output
+from hvdkit.launch.job.ranks import Phase, Ranks, name_rank
+from hvdkit.launch.job.runtime_dir import RuntimeDirectory
+from hvdkit.launch.plan.job import Launch, format_shell_line
+from hvdkit.launch.plan.preflight import find_problems
+from hvdkit.launch.plan.registration import Registration, StartOrders, check_layout, plan_start_orders
+
+# A failed rank and those that notice it report within milliseconds; if only those have, the cause gets a second.
+_SETTLE_S, _CAUSE_S = 0.05, 1.0
+_AGENTS_END_S = 2.7  # agents kill their ranks after 2 s
+_MPIRUN_ENDS_S, _MPIRUN_FINISHES_S = 0.5, 10.0
+# Open MPI 5 does not always end at SIGTERM, but always at the second SIGINT.
+_ESCALATION = ((signal.SIGTERM, 0.5), (signal.SIGINT, 0.1), (signal.SIGINT, 0.4), (signal.SIGKILL, 1.0))
+_SAVED_END_S = 5.0
+_CHECK_S = 1.0
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """What a job is to be, and its limits."""
+
+    size: int  # ranks to start with
+    environ: Mapping[str, str]  # of the launcher
+    command: tuple[str, ...] = ()  # of the ranks, for display
+    addresses: tuple[str, ...] = ()  # of this host, as other hosts reach it; () if all ranks are on this host
+    planned: tuple[tuple[str, int], ...] = ()  # (host, ranks) in the order of ranks; () if the user decides otherwise
+    slots: Mapping[str, int] = field(default_factory=dict)  # of the planned hosts, where replacements may start
+    networks: tuple[str, ...] = ()  # interfaces or subnets for traffic between hosts; () to choose
+    bind: str = "auto"  # ranks to cores, see the setting
+    logs: str = ""  # the folder of the ranks' logs
+    verbose: bool = False  # report every start, and show the output of the launcher at once
+    start_timeout_s: float = 60.0  # for all ranks to start
+    save_timeout_s: float = 25.0  # for ranks that handle SIGTERM to save and end
+    min_ranks: int = 0  # with which the job continues when others die; 0 to end it with the first failure
+    hang_timeout_s: float = 0.0  # see survivors.find_hanging; 0 for no limit
+    rank_variables: bool = True  # give the ranks the variables of torchrun, Keras and JAX
+
+
+class Runner:
+    """One job from its start to its end.
+
+    build: makes the launch; takes the variables that lead the agents to hvdrun. interruption: see run_once.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[Mapping[str, str]], Launch],
+        options: JobOptions,
+        output: Output,
+        interruption: Interruption,
+    ) -> None:
+        self.options, self.output = options, output
+        self._interruption = interruption
+        self.ranks = Ranks(options.size)
+        self._build = build
+        self._changed = asyncio.Event()
+        self._queries = QueryServer(self._describe, lambda query: self._control.send_all(wire.ASK, query))
+        self._control = ControlServer(
+            self.ranks, self._write, self._changed.set, self._queries.receive_stacks, elastic=options.min_ranks > 0
+        )
+        self._survivors: Survivors | None = None
+        self._name = ""
+        self._since = time.time()
+        self._started = self._ending = self._late = False
+        self._refused = ""
+        self._session = 0  # of the launcher and all that it has started
+        self._launcher_output = LauncherOutput(
+            output, at_once=options.verbose, wanted=lambda: not self._ending and not self.ranks.failures
+        )
+        self._reported_starts: set[int] = set()
+        self._reported_pauses: set[int] = set()
+
+    async def run(self) -> int:
+        """Run the job and report how it ended; returns the exit code."""
+        with self._interruption.handled():
+            result = await self.run_once()
+        self.report(result)
+        return result.code
+
+    def report(self, result: JobResult) -> None:
+        """Print how the job ended."""
+        for line in result.lines:
+            self.output.say(line)
+        if self.options.verbose and not result.code:
+            who = "the remaining ranks" if self.ranks.left_behind else f"all {self.options.size} ranks"
+            self.output.say(f"{who} ended with exit code 0.")
+
+    async def run_once(self) -> JobResult:
+        """Run the job, until it ends or the interruption, which the caller has handled, asks for that."""
+        self._interruption.on_signal = self._changed.set
+        if self.options.min_ranks or self.options.hang_timeout_s:
+            self._survivors = Survivors(
+                self.ranks,
+                self._control,
+                min_ranks=self.options.min_ranks,
+                hang_timeout_s=self.options.hang_timeout_s,
+                plan=lambda ranks: self._plan_orders({rank: self._control.arrivals[rank] for rank in ranks}).by_rank,
+                say=self.output.say,
+            )
+        folder = RuntimeDirectory()
+        self._name = folder.name
+        self._init_watchdog = InitWatchdog(
+            self.ranks, self._queries.take_stacks, self.output.say, self._changed.set, folder.name
+        )
+        try:
+            await self._control.open(self.options.addresses, folder.path)
+            await self._queries.open(folder.path)
+            variables = {**self._control.variables, "HVDKIT_JOB": f"{folder.name}@{socket.gethostname()}"}
+            with self._signals_for_ranks():
+                status = await self._run_launcher(self._build(variables))
+                self.ranks.fall_silent(*self._control.connected)
+        finally:
+            self._init_watchdog.close()
+            self._queries.close()
+            await self._control.close()
+            folder.close()
+        result = self._conclude(status)
+        if result.show_launcher or (result.code == 0 and not self._is_cut_off()):
+            self._launcher_output.show()
+        await self._queries.report_end(result.code)
+        return result
+
+    def _conclude(self, status: int) -> JobResult:
+        if self.output.broken and not self.ranks.failures and not self._interruption.number:
+            return conclude_without_output(self.output.broken, len(self.ranks.hosts))
+        return conclude(
+            self.ranks,
+            status,
+            interrupted=self._interruption.number,
+            refused=self._refused,
+            late_s=self.options.start_timeout_s if self._late else 0.0,
+            given_up=self._init_watchdog.given_up,
+            logs=self.options.logs,
+            together=self.output.together,
+            shows=self.output.shows,
+        )
+
+    def save_and_end(self) -> None:
+        """Have the ranks save when they next can, and end; they go on until then."""
+        self._control.send_all(wire.SAVE)
+
+    async def _run_launcher(self, launch: Launch) -> int:
+        environ = {**self.options.environ, **launch.variables}
+        for name in launch.removed:
+            environ.pop(name, None)
+        reaper = SessionReaper(_ESCALATION)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *launch.argv,
+                env=environ,
+                stdin=asyncio.subprocess.DEVNULL if os.isatty(0) else None,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=self._control.restore_files,
+            )
+        except OSError as error:
+            reaper.dismiss()
+            raise LaunchError(
+                f"{launch.argv[0]} cannot be started: {error.strerror}. Run its command line by hand: hvdrun --dry-run "
+                "prints it."
+            ) from None
+        reaper.watch(process.pid)
+        self._session = process.pid
+        assert process.stdout is not None
+        reading = asyncio.create_task(self._launcher_output.read(process.stdout))
+        ended = asyncio.create_task(process.wait())
+        try:
+            await self._supervise(ended)
+            await self._end(process, ended)
+        finally:
+            end_session(process.pid)  # with mpirun killed, its ssh would stay
+            status = await ended
+            reaper.dismiss()
+            await asyncio.wait([reading], timeout=0.5)
+            reading.cancel()
+        return status
+
+    async def _supervise(self, ended: asyncio.Task[int]) -> None:
+        """Return when the job is to be ended, or has ended. ended: the launcher's end."""
+        start_by = asyncio.get_running_loop().time() + self.options.start_timeout_s
+        while not ended.done():
+            self._announce()
+            if self._interruption.number or self.output.broken:
+                return
+            if not self._started and not self._await_registrations(start_by):
+                return
+            if self._survivors is not None:
+                self._survivors.check()
+            self._init_watchdog.check()
+            if self._init_watchdog.given_up:
+                return
+            if await self._is_over(ended):
+                return
+            await self._wait_for_change(ended, start_by)
+        # The last reports of the agents may not have arrived yet.
+        await self._wait_until(lambda: not self._control.connected, 0.3)
+        self._announce()
+
+    def _await_registrations(self, start_by: float) -> bool:
+        """Start the ranks once all have registered; returns whether that has happened or still may."""
+        self._start_ranks()
+        self._late = not self._started and asyncio.get_running_loop().time() >= start_by
+        return not self._refused and not self._late
+
+    async def _is_over(self, ended: asyncio.Task[int]) -> bool:
+        """Whether the job is to be ended because of what the ranks have reported."""
+        if self._survivors is not None and self._survivors.too_few:
+            saving_s = self.options.save_timeout_s
+            await self._wait_until(lambda: self.ranks.finished or bool(self._interruption.number), saving_s)
+            return True
+        if self.ranks.saved:
+            await self._wait_until(lambda: self.ranks.finished, _SAVED_END_S)
+            return True
+        if self.ranks.failures:
+            await asyncio.sleep(_SETTLE_S)
+            if self._survivors is not None and self._survivors.continue_without_failed():
+                return await self._is_over(ended)
+            if not self.ranks.cause_is_certain:
+                await self._wait_until(lambda: self.ranks.cause_is_certain or bool(self._interruption.number), _CAUSE_S)
+            return True
+        if self.ranks.succeeded:
+            # mpirun would wait for ever for a host that does not answer.
+            await asyncio.wait([ended], timeout=_MPIRUN_ENDS_S if self._is_cut_off() else _MPIRUN_FINISHES_S)
+            return True
+        return False
+
+    async def _wait_for_change(self, ended: asyncio.Task[int], start_by: float) -> None:
+        changed = asyncio.create_task(self._changed.wait())
+        limits = [
+            None if self._started else start_by - asyncio.get_running_loop().time(),
+            _CHECK_S if self.options.hang_timeout_s else None,
+            self._init_watchdog.left_s(),
+        ]
+        timeout = min((limit for limit in limits if limit is not None), default=None)
+        await asyncio.wait([ended, changed], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        changed.cancel()
+        self._changed.clear()
+
+    def _start_ranks(self) -> None:
+        """Let the ranks start their commands, if all have registered from where they should be."""
+        self._refused = self._control.problem
+        if self._refused or len(self._control.arrivals) < self.options.size:
+            return
+        self._refused = check_layout(self.options.planned, self.ranks.hosts)
+        if self._refused:
+            return
+        try:
+            orders = self._plan_orders(self._control.arrivals)
+        except LaunchError as error:
+            self._refused = str(error)
+            return
+        for trouble in find_problems((one.host, one.resources) for one in self._control.arrivals.values()):
+            self.output.say(trouble)
+        if self.options.verbose and orders.why:
+            self.output.say(f"{orders.why}.")
+        self._control.release(orders.by_rank)
+        self._started = True
+        if self._survivors is not None:
+            self._survivors.begin(self._session)
+
+    def _plan_orders(self, arrivals: Mapping[int, Registration]) -> StartOrders:
+        names = {rank: name_host(rank, {}, self.options.planned) for rank in arrivals}
+        slots = {rank: self.options.slots.get(name, 0) for rank, name in names.items()}
+        options, job = self.options, self._name if self.options.rank_variables else ""
+        return plan_start_orders(
+            arrivals, options.environ, options.networks, self.output.window, options.bind, slots, job
+        )
+
+    def _is_cut_off(self) -> bool:
+        return self._survivors is not None and self._survivors.cut_off
+
+    async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
+        """End whatever is left: the ranks through their agents, then mpirun."""
+        self._ending = True
+        if self._interruption.number == signal.SIGTERM:
+            self._control.send_all(wire.SIGNAL, str(int(signal.SIGTERM)).encode())
+            await self._wait_until(
+                lambda: self.ranks.finished or self._interruption.hurried, self.options.save_timeout_s
+            )
+        self._control.stop()
+        await self._wait_until(lambda: not self._control.connected, _AGENTS_END_S)
+        if self.ranks.hosts:
+            await asyncio.wait([ended], timeout=_MPIRUN_ENDS_S)
+        for number, pause in _ESCALATION:
+            if ended.done():
+                break
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            await asyncio.wait([ended], timeout=pause)
+
+    async def _wait_until(self, true: Callable[[], bool], seconds: float) -> None:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not true() and (left := deadline - asyncio.get_running_loop().time()) > 0:
+            self._changed.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
+
+    def _write(self, rank: int, is_stderr: bool, data: bytes) -> None:
+        self.output.write(rank, is_stderr, data)
+        if self.output.broken:
+            self._changed.set()
+
+    def _describe(self) -> dict[str, object]:
+        """Describe this job for `hvdkit stacks` and other commands."""
+        hosts = {str(rank): host for rank, host in sorted(self.ranks.hosts.items())}
+        return {
+            "name": self._name,
+            "command": shlex.join(self.options.command),
+            "size": self.options.size,
+            "hosts": hosts,
+            "since": self._since,
+            "state": "ending"
+            if self._ending or self._interruption.number
+            else "running"
+            if self._started
+            else "starting",
+        }
+
+    def _announce(self) -> None:
+        if self.options.verbose:
+            for rank, state in sorted(self.ranks.states.items()):
+                if state.start is not None and rank not in self._reported_starts:
+                    start = state.start
+                    cores = f"{'bound to' if start.bound else 'may use'} CPUs {start.cpus}"
+                    who = name_rank(self.ranks, rank)
+                    self.output.say(f"{who}: pid {start.pid}, {cores}, OMP_NUM_THREADS={start.threads}")
+                    self._reported_starts.add(rank)
+        paused = self.ranks.paused
+        for rank in sorted(paused ^ self._reported_pauses):
+            state = self.ranks.states[rank]
+            if rank in paused and state.start is not None:
+                name, pid = signal.Signals(state.paused_by).name, state.start.pid
+                self.output.say(
+                    f"{name_rank(self.ranks, rank)} was stopped by {name}; to continue it: kill -CONT {pid}"
+                )
+            elif state.phase not in (Phase.ENDED, Phase.LOST, Phase.LEFT_BEHIND):
+                self.output.say(f"{name_rank(self.ranks, rank)} continues.")
+        self._reported_pauses = paused
+
+    @contextlib.contextmanager
+    def _signals_for_ranks(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        passed_on = (signal.SIGUSR1, signal.SIGUSR2)
+        for number in passed_on:
+            loop.add_signal_handler(number, self._control.send_all, wire.SIGNAL, str(int(number)).encode())
+        loop.add_signal_handler(signal.SIGWINCH, self._resize)
+        try:
+            yield
+        finally:
+            for number in (*passed_on, signal.SIGWINCH):
+                loop.remove_signal_handler(number)
+
+    def _resize(self) -> None:
+        window = self.output.window
+        if window is not None:
+            self._control.send(0, wire.WINDOW, json.dumps(window[:2]).encode())
+
+
+def describe_launch(launch: Launch) -> str:
+    """Show a launch without the secret that leads agents to hvdrun."""
+    hidden = {name: value for name, value in launch.variables.items() if not name.startswith("HVDKIT_CONTROL")}
+    return format_shell_line(Launch(launch.argv, hidden, launch.removed))

@@ -1,0 +1,143 @@
+"""Folders for what is of a moment: the sockets of a running job, say. Each is private, in a private one of the user's.
+
+Whoever works in a folder holds a lock on it, which the system takes away when the process ends, however it does. So
+what a killed job has left is told from what is in use, and goes when the next one starts. A lock may say nothing to
+another host that shares the file system, so each running kernel has a folder of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Iterator
+
+from hvdkit.errors import LaunchError
+
+#: Where the user's folder may be, best first: on the host itself, and found alike from every shell. TMPDIR may be on a
+#: file system that hosts share. /run/user (XDG_RUNTIME_DIR) goes when the user logs out, while a job may go on.
+PLACES = ("/tmp", f"/run/user/{os.getuid()}")
+
+
+class RuntimeDirectory:
+    """A folder for this process alone, made at once and removed by close(), or as a context manager.
+
+    kind: "" for a job's, which is called by the process's number; else a word before that. path: absolute.
+    """
+
+    def __init__(self, kind: str = "") -> None:
+        problems = []
+        for parent in _candidates():
+            problem = self._try(parent, f"{kind}-{os.getpid()}" if kind else str(os.getpid()))
+            if not problem:
+                return
+            problems.append(f"{parent}: {problem}")
+        raise LaunchError(
+            "No folder can be made for the files and sockets of running jobs:\n  " + "\n  ".join(problems) + "\n"
+            f"Make {' or '.join(PLACES)} a folder that you can write, on a file system of this host that has locks "
+            "(flock), as tmpfs has."
+        )
+
+    def _try(self, parent: str, word: str) -> str:
+        """Make the folder in this one; returns why that cannot be, "" if it is made."""
+        try:
+            self._make(parent, word)
+        except OSError as error:
+            return error.strerror or str(error)
+        except LaunchError as error:
+            return str(error)
+        return ""
+
+    def _make(self, parent: str, word: str) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(parent, 0o700)
+        _check(parent)
+        with _locked(parent):
+            _remove_abandoned(parent)
+            names = (word if n == 1 else f"{word}-{n}" for n in range(1, 1000))  # containers may share /tmp
+            self.name = next(name for name in names if not os.path.lexists(os.path.join(parent, name)))
+            self.path = os.path.join(parent, self.name)
+            os.mkdir(self.path, 0o700)
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        """Remove the folder with everything in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+    def __enter__(self) -> str:
+        """The folder's path."""
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the folder."""
+        self.close()
+
+
+def find_jobs() -> dict[str, str]:
+    """The folders of this user's jobs that are running on this host, by name."""
+    found = {}
+    for parent in _candidates():
+        with contextlib.suppress(OSError, LaunchError):
+            _check(parent)
+            for name in sorted(os.listdir(parent)):
+                path = os.path.join(parent, name)
+                if name[0].isdigit() and not _is_abandoned(path):
+                    found[name] = path
+    return found
+
+
+def _candidates() -> list[str]:
+    return [os.path.join(place, f"hvdkit-{os.getuid()}-{_name_kernel()}") for place in PLACES]
+
+
+def _name_kernel() -> str:
+    """A name for the running kernel, which processes must share for a lock to mean anything between them."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read(8)
+    return socket.gethostname()
+
+
+def _check(path: str) -> None:
+    """Raise LaunchError if a folder is not this user's alone: anybody may have made one of this name in /tmp."""
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise LaunchError(
+            f"it must be a folder that only you can open, and it is {stat.filemode(found.st_mode)} of user "
+            f"{found.st_uid}. Remove it."
+        )
+
+
+@contextlib.contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _remove_abandoned(parent: str) -> None:
+    for name in os.listdir(parent):
+        path = os.path.join(parent, name)
+        if _is_abandoned(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_abandoned(path: str) -> bool:
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False  # gone by now, or nothing of ours
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True

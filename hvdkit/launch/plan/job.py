@@ -1,0 +1,124 @@
+"""A job and its command line, as data."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hvdkit.config import Config, read_config
+from hvdkit.errors import LaunchError
+from hvdkit.launch.hostfiles import Host
+
+AGENT = str(Path(__file__).parents[1] / "agent")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A command, the number of its ranks, their hosts and variables.
+
+    hosts: in rank order; () means this machine, with slots for all ranks.
+    local: every host is this machine.
+    environ: hvdrun's variables, without those of another launcher (`clean_environment`).
+    variables: set by hvdrun for the ranks, with precedence over environ.
+    forwarded: names of variables to send to all hosts, also if they belong to this host.
+    python: runs the rank agent; the same path on every host.
+    notes: messages to print before the start.
+    ssh_options, launcher_arguments: the user's own, for ssh and for the launcher.
+    binding: the launcher's own options for binding ranks to cores; with None it does not bind. bind: how hvdkit then
+    binds, see the setting.
+    tcp: use only TCP between hosts.
+    elastic: ranks continue when others die.
+    """
+
+    command: tuple[str, ...]
+    ranks: int
+    hosts: tuple[Host, ...] = ()
+    local: bool = True
+    environ: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    forwarded: tuple[str, ...] = ()
+    root: bool = False
+    python: str = "python3"
+    agent: str = AGENT
+    notes: tuple[str, ...] = ()
+    ssh_options: tuple[str, ...] = ()
+    launcher_arguments: tuple[str, ...] = ()
+    binding: tuple[str, ...] | None = None
+    bind: str = "auto"
+    tcp: bool = False
+    elastic: bool = False
+
+    @property
+    def agent_command(self) -> list[str]:
+        """The command with each rank's agent before it. -I -S: starts in 20 ms, and no user file can interfere."""
+        return [self.python, "-I", "-S", self.agent, "--", *self.command]
+
+    @functools.cached_property
+    def config(self) -> Config:
+        """The settings of the ranks. Raises ConfigError for an invalid one."""
+        return read_config({**self.environ, **self.variables})
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command line that starts a job.
+
+    variables: set in its environment. removed: names removed from it.
+    """
+
+    argv: tuple[str, ...]
+    variables: Mapping[str, str]
+    removed: tuple[str, ...] = ()
+
+
+def plan_ranks(ranks: int | None, hosts: tuple[Host, ...], cores: Mapping[str, int], more: str = "") -> int:
+    """Plan the number of ranks: as requested, or one for each slot.
+
+    ranks: as requested, or None. cores: of the hosts whose cores are known, by name; for hosts without slots.
+    more: how to get more slots, for the message.
+    Raises LaunchError if there are more ranks than slots, or the number of ranks is unknown.
+    """
+    total = total_slots(hosts, cores) if hosts else None
+    if ranks is None:
+        if total is None:
+            raise LaunchError("The number of ranks is missing. Set it with -np, like: hvdrun -np 2 python train.py")
+        return total
+    if ranks < 1:
+        raise LaunchError(f"-np {ranks} is not a number of ranks; it must be 1 or more.")
+    if total is not None and ranks > total:
+        places = ", ".join(f"{host.name}:{host.slots or cores[host.name]}" for host in hosts)
+        raise LaunchError(
+            f"-np {ranks} is more than the {total} slots of {places}. "
+            f"Request {total} ranks, or {more or 'give the hosts more slots'}."
+        )
+    return ranks
+
+
+def total_slots(hosts: tuple[Host, ...], cores: Mapping[str, int]) -> int | None:
+    """Count the slots of hosts; None if those of one are unknown. cores: see plan_ranks."""
+    slots = [cores.get(host.name) if host.slots is None else host.slots for host in hosts]
+    return None if None in slots else sum(each or 0 for each in slots)
+
+
+def plan_places(ranks: int, hosts: tuple[Host, ...]) -> tuple[tuple[str, int], ...]:
+    """Fill the hosts in their order; returns (host, ranks on it), without hosts that have none.
+
+    A host without a number of slots takes all remaining ranks.
+    """
+    places = []
+    for host in hosts:
+        count = min(ranks, host.slots or ranks)
+        if count:
+            places.append((host.name, count))
+        ranks -= count
+    return tuple(places)
+
+
+def format_shell_line(launch: Launch) -> str:
+    """Write a launch as one line for a shell."""
+    words = [word for name in launch.removed for word in ("-u", name)]
+    words += [f"{name}={value}" for name, value in sorted(launch.variables.items())]
+    return shlex.join(["env", *words, *launch.argv] if words else launch.argv)

@@ -1,0 +1,177 @@
+"""Choose the program that starts the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from hvdkit.errors import LaunchError
+from hvdkit.launch.plan.detect import LauncherEnvironment
+from hvdkit.launch.plan.mpi import Mpi
+
+LAUNCHERS = ("mpirun", "mpiexec", "srun", "jsrun", "ssh")
+
+# The plugins of srun by which the ranks of an MPI can connect.
+_PMI_OF: Mapping[str, tuple[str, ...]] = {
+    "open_mpi": ("pmix",),
+    "mpich": ("pmi2",),
+    "intel_mpi": ("pmi2",),
+}
+
+
+@dataclass(frozen=True)
+class LauncherChoice:
+    """The program that starts the ranks.
+
+    launcher: one of LAUNCHERS. reason: as a sentence without its full stop. program: its path; "" for the MPI's own
+    mpirun. pmi: the plugin, for srun; with one that the ranks' MPI does not support each rank would be alone.
+    """
+
+    launcher: str
+    reason: str
+    program: str = ""
+    mpi: Mpi | None = None
+    pmi: str = ""
+
+    @property
+    def ssh(self) -> bool:
+        """Are daemons started over ssh even where the scheduler could start them?"""
+        return self.launcher == "ssh"
+
+    @property
+    def own_mpi(self) -> Mpi:
+        """The MPI whose launcher starts the ranks, with that program. Raises LaunchError if there is none."""
+        if self.mpi is None:
+            raise LaunchError(f"{self.launcher} was chosen without an MPI. This is a bug in hvdkit.")
+        return replace(self.mpi, mpirun=self.program) if self.program else self.mpi
+
+
+def plan_launcher(environment: LauncherEnvironment, wish: str = "") -> LauncherChoice:
+    """Choose the launcher.
+
+    wish: the user's --launcher; "" for none.
+    Raises LaunchError for a wish that cannot be met, or if there is no launcher at all.
+    """
+    if wish:
+        return _WISHES[wish](environment)
+    if environment.scheduler == "lsf" and "jsrun" in environment.programs and not environment.named_hosts:
+        return _choose_jsrun(environment, "jsrun: this is an LSF job, and the site has jsrun")
+    if environment.mpi is not None:
+        return LauncherChoice("mpirun", _explain_mpirun(environment, environment.mpi), mpi=environment.mpi)
+    if environment.scheduler == "slurm" and "srun" in environment.programs:
+        return _choose_srun(environment, "srun: this is a Slurm job, and there is no mpirun")
+    raise LaunchError(environment.no_mpi)
+
+
+def _explain_mpirun(environment: LauncherEnvironment, mpi: Mpi) -> str:
+    launcher = f"{mpi.name}'s {'mpiexec' if mpi.kind == 'pals' else 'mpirun'}"
+    if mpi.kind == "pals":
+        return f"{launcher}: it is this site's launcher"
+    if environment.local:
+        return f"{launcher}: all ranks are on this machine"
+    if not environment.scheduler:
+        return f"{launcher}, over ssh: the hosts are named, and this is not a scheduler's job"
+    names = {"slurm": "srun", "pbs": "PBS", "lsf": "LSF", "sge": "qrsh"}
+    through = names.get(environment.scheduler, environment.scheduler)
+    return f"{launcher}: it starts its daemons through {through} if it was built with support for it, else over ssh"
+
+
+def _wish_mpirun(environment: LauncherEnvironment) -> LauncherChoice:
+    mpi = _require_mpi(environment)
+    if mpi.kind == "pals":
+        raise LaunchError(
+            "--launcher mpirun: this site's launcher is mpiexec of Cray PALS. Use --launcher mpiexec, or remove it."
+        )
+    return LauncherChoice("mpirun", "--launcher mpirun", mpi=mpi)
+
+
+def _wish_mpiexec(environment: LauncherEnvironment) -> LauncherChoice:
+    mpi = _require_mpi(environment)
+    return LauncherChoice("mpiexec", "--launcher mpiexec", mpi=mpi, program=environment.programs.get("mpiexec", ""))
+
+
+def _wish_ssh(environment: LauncherEnvironment) -> LauncherChoice:
+    mpi = _require_mpi(environment)
+    if mpi.kind == "pals":
+        raise LaunchError(
+            "--launcher ssh: mpiexec of Cray PALS uses its own daemons instead of ssh. Remove --launcher, or put "
+            "another MPI's mpirun first on PATH."
+        )
+    return LauncherChoice("ssh", "--launcher ssh", mpi=mpi)
+
+
+def _wish_srun(environment: LauncherEnvironment) -> LauncherChoice:
+    return _choose_srun(environment, "--launcher srun")
+
+
+def _wish_jsrun(environment: LauncherEnvironment) -> LauncherChoice:
+    return _choose_jsrun(environment, "--launcher jsrun")
+
+
+_WISHES: Mapping[str, Callable[[LauncherEnvironment], LauncherChoice]] = {
+    "mpirun": _wish_mpirun,
+    "mpiexec": _wish_mpiexec,
+    "ssh": _wish_ssh,
+    "srun": _wish_srun,
+    "jsrun": _wish_jsrun,
+}
+
+
+def _require_mpi(environment: LauncherEnvironment) -> Mpi:
+    if environment.mpi is None:
+        raise LaunchError(environment.no_mpi)
+    return environment.mpi
+
+
+def _choose_srun(environment: LauncherEnvironment, reason: str) -> LauncherChoice:
+    if "srun" not in environment.programs:
+        raise LaunchError(
+            "--launcher srun: there is no srun on PATH. Load the site's Slurm module, or use --launcher ssh."
+        )
+    if environment.scheduler != "slurm":
+        raise LaunchError(
+            "--launcher srun: this is not a Slurm job, and srun would wait in the queue for one. Get a job with "
+            "salloc, sbatch or hvdkit submit; or use --launcher ssh."
+        )
+    mpi = environment.mpi
+    if mpi is not None and mpi.kind == "intel_mpi" and not environment.pmi_library:
+        raise LaunchError(
+            "--launcher srun: without Slurm's PMI library each rank of Intel MPI would train alone. Set "
+            "I_MPI_PMI_LIBRARY to the site's libpmi2.so, or remove --launcher."
+        )
+    pmi = _choose_pmi(environment)
+    return LauncherChoice("srun", f"{reason}; ranks connect by {pmi}", environment.programs["srun"], mpi, pmi)
+
+
+def _choose_pmi(environment: LauncherEnvironment) -> str:
+    """Choose the plugin of srun that the ranks' MPI supports."""
+    mpi, offered = environment.mpi, environment.pmi
+    wish = environment.pmi_wish.partition("_v")[0]
+    if wish not in ("", "none") and (mpi is None or wish in _PMI_OF.get(mpi.kind, ())):
+        return environment.pmi_wish
+    supported: tuple[str, ...] = ("cray_shasta",) if environment.cray else ("pmix", "pmi2", "cray_shasta")
+    name = "Cray MPICH" if environment.cray else "an MPI"
+    if mpi is not None and mpi.kind in _PMI_OF:
+        supported, name = _PMI_OF[mpi.kind], f"{mpi.name} {mpi.version}"
+    elif len(set(supported) & set(offered)) > 1:
+        raise LaunchError(
+            f"srun offers {', '.join(offered)}. Without an mpirun on PATH hvdrun cannot determine which of them the "
+            "MPI of this environment supports. Set SLURM_MPI_TYPE=pmix (Open MPI) or pmi2 (MPICH, Intel MPI)."
+        )
+    for pmi in supported:
+        if pmi in offered:
+            return pmi
+    raise LaunchError(
+        f"this site's srun offers {', '.join(offered) or 'no PMI'}, and {name} supports {' or '.join(supported)}: each "
+        "rank would train alone. Remove --launcher, or use an MPI that fits (see srun --mpi=list)."
+    )
+
+
+def _choose_jsrun(environment: LauncherEnvironment, reason: str) -> LauncherChoice:
+    if "jsrun" not in environment.programs:
+        raise LaunchError("--launcher jsrun: there is no jsrun on PATH. Remove --launcher.")
+    if environment.scheduler != "lsf":
+        raise LaunchError(
+            "--launcher jsrun: this is not an LSF job. Get one with bsub or hvdkit submit; or use --launcher ssh."
+        )
+    return LauncherChoice("jsrun", reason, environment.programs["jsrun"], environment.mpi)

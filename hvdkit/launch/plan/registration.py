@@ -1,0 +1,183 @@
+"""Registration of ranks at their start: check that they are the job that was requested, and plan the start orders."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvdkit.errors import LaunchError
+from hvdkit.launch.agent.start_order import find_unplanned
+from hvdkit.launch.plan.mpi import WITHOUT_FABRICS
+from hvdkit.launch.plan.network import HostInterfaces, choose_network, parse_interfaces, plan_network_variables
+from hvdkit.launch.plan.preflight import HostResources, parse_resources
+from hvdkit.launch.plan.rank_variables import plan_rank_variables
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A rank's registration, sent by its agent before the command starts.
+
+    size: of the job, from the launcher's variables; 0 without any.
+    fabric: its host has a network faster than TCP. joins: started by other ranks, in place of a lost one.
+    process: its name in Open MPI's launcher; "" without one.
+    """
+
+    rank: int
+    size: int
+    host: str
+    network: HostInterfaces
+    fabric: bool = False
+    resources: HostResources = field(default_factory=HostResources)
+    joins: bool = False
+    process: str = ""
+    ports: tuple[int, ...] = ()  # free on rank 0's host, for servers of its script
+
+
+@dataclass(frozen=True)
+class StartOrders:
+    """Messages for the agents, by rank; why: the reason for the network, a sentence without its full stop."""
+
+    by_rank: Mapping[int, Mapping[str, Any]]
+    why: str = ""
+
+
+def parse_registration(hello: Mapping[str, Any]) -> Registration:
+    """Parse an agent's message. Raises ValueError for an invalid one."""
+    rank, size, host = (hello.get(name) for name in ("rank", "size", "host"))
+    if type(rank) is not int or type(size) is not int or not isinstance(host, str) or rank < 0 or size < 0:
+        raise ValueError(f"rank {rank!r} of {size!r} on {host!r}")
+    network = HostInterfaces(parse_interfaces(hello.get("interfaces", ())), str(hello.get("address", "")))
+    resources = parse_resources(hello.get("machine", {}))
+    joins, process = bool(hello.get("joins")), str(hello.get("process", ""))
+    ports = tuple(hello.get("ports", ()))
+    if not all(type(port) is int and 0 < port < 2**16 for port in ports):
+        raise ValueError(f"{ports!r} are no ports")
+    return Registration(rank, size, host, network, bool(hello.get("fabric")), resources, joins, process, ports)
+
+
+def check_registration(registration: Registration, size: int, hosts: Mapping[int, str]) -> str:
+    """Describe why a rank does not belong to the job; "" if it does.
+
+    size: of the job. hosts: of the ranks that have registered.
+    """
+    rank, name = registration.rank, f"rank {registration.rank} on {registration.host}"
+    if registration.joins:
+        return "" if rank >= size and rank not in hosts else f"{name} was started in place of a lost rank, but exists."
+    if registration.size not in (0, size):
+        return (
+            f"{name} was started as one of {registration.size} ranks, but {size} were requested. The launcher started "
+            "another job: start hvdrun once, and not under srun, mpirun or mpiexec."
+        )
+    if rank >= size:
+        return (
+            f"{name} was started, but {size} ranks were requested. Start hvdrun once, and not under another launcher."
+        )
+    if rank in hosts:
+        return (
+            f"rank {rank} was started twice, on {hosts[rank]} and on {registration.host}: the launcher started each "
+            "rank as a separate job. Use the launcher that belongs to this MPI (see hvdrun --verbose)."
+        )
+    return ""
+
+
+def check_layout(planned: Sequence[tuple[str, int]], hosts: Mapping[int, str]) -> str:
+    """Describe how the placement of ranks differs from the plan; "" if it does not.
+
+    planned: (host, ranks) as requested; () for any placement. Names are not compared: a host may have several.
+    hosts: of all ranks, by their own names.
+    """
+    actual = Counter(hosts.values())
+    if not planned or sorted(actual.values()) == sorted(count for _, count in planned if count):
+        return ""
+    return (
+        f"the launcher placed the ranks differently than requested: {_list(actual.items())} instead of "
+        f"{_list(planned)}. If hosts share a name, give each its own; else check the launcher's command line "
+        "(hvdrun --verbose)."
+    )
+
+
+def plan_start_orders(
+    registrations: Mapping[int, Registration],
+    environ: Mapping[str, str],
+    wish: Sequence[str],
+    window: Sequence[object] | None,
+    bind: str = "auto",
+    slots: Mapping[int, int] | None = None,
+    job: str = "",
+) -> StartOrders:
+    """Plan each rank's variables and binding from the registrations of all ranks.
+
+    environ: the ranks' variables. wish: see choose_network. window: of the terminal, for rank 0. bind: see plan_cores.
+    slots: by rank, the slots of its host, in jobs that replace lost ranks.
+    job: its name; "" to give the ranks no variables of torchrun, Keras and JAX.
+    Raises LaunchError for a wish that some host cannot meet.
+    """
+    counts = Counter(each.host for each in registrations.values())
+    one_host = len(counts) == 1
+    variables: Mapping[str, Mapping[str, str]] = {}
+    why, address = "", "127.0.0.1"
+    if not one_host:
+        network = choose_network({each.host: each.network for each in registrations.values()}, wish)
+        fabrics = {} if any(each.fabric for each in registrations.values()) else WITHOUT_FABRICS
+        variables = {
+            host: {**fabrics, **plan_network_variables(network.interfaces.get(host, ()), environ)} for host in counts
+        }
+        why = network.why
+        first = registrations[min(registrations)].host
+        address = next((each.address for each in network.interfaces.get(first, ())), first)
+    cores: dict[int, Any] = {}
+    for host in counts:
+        allowed = {rank: each.resources.allowed for rank, each in registrations.items() if each.host == host}
+        cores.update(plan_cores(allowed, bind))
+    numbered: dict[int, dict[str, str]] = {}
+    if job and not any(each.joins for each in registrations.values()):  # they describe the job's first world only
+        hosts = {rank: each.host for rank, each in registrations.items()}
+        numbered = plan_rank_variables(hosts, address, registrations[0].ports, job, environ)
+    orders: dict[int, dict[str, Any]] = {
+        rank: {
+            "window": window if rank == 0 else None,
+            "local_size": counts[each.host],
+            "one_host": one_host,
+            "variables": {
+                **variables.get(each.host, {}),
+                **_slots_variable((slots or {}).get(rank, 0)),
+                **numbered.get(rank, {}),
+            },
+            "cores": cores[rank],
+        }
+        for rank, each in registrations.items()
+    }
+    unplanned = find_unplanned(name for order in orders.values() for name in order["variables"])
+    if unplanned:
+        raise LaunchError(
+            f"{', '.join(unplanned)} would be refused by the agents: agent/start_order.py has to list them."
+        )
+    return StartOrders(orders, why)
+
+
+def plan_cores(allowed: Mapping[int, Sequence[int]], wish: str) -> dict[int, dict[str, Any]]:
+    """Plan the binding of the ranks of one host; their agents know the topology.
+
+    allowed: by rank, the CPUs that the launcher lets it run on. wish: the setting `bind`.
+    A rank's order is {"divide": CPUs, "kind": "core" or "numa", "at": index of its share, "ranks": number of shares},
+    or, for a rank that hvdkit does not bind, {"sharers": number of ranks that use the same cores}.
+    """
+    ranks = sorted(allowed)
+    known = all(allowed.values())
+    alike = len({tuple(cpus) for cpus in allowed.values()}) == 1  # if not, the launcher has bound them
+    if not known or len(ranks) < 2 or wish == "none" or (wish == "auto" and not alike):
+        users = Counter(cpu for cpus in allowed.values() for cpu in cpus)
+        return {rank: {"sharers": max((users[cpu] for cpu in allowed[rank]), default=len(ranks))} for rank in ranks}
+    cpus = sorted(set().union(*allowed.values()))
+    kind = "numa" if wish == "numa" else "core"
+    return {rank: {"divide": cpus, "kind": kind, "at": at, "ranks": len(ranks)} for at, rank in enumerate(ranks)}
+
+
+def _slots_variable(slots: int) -> dict[str, str]:
+    return {"HVDKIT_HOST_SLOTS": str(slots)} if slots else {}
+
+
+def _list(places: Any) -> str:
+    return ", ".join(f"{count} on {host}" for host, count in places if count)

@@ -1,0 +1,136 @@
+"""`hvdkit.run(function, np=2)`: a function as a job, from Python; Horovod's `horovod.run`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hvdkit.errors import HorovodInternalError, LaunchError, MissingDependencyError
+from hvdkit.launch.job.runtime_dir import RuntimeDirectory
+
+FUNCTION = "function.pickle"
+
+_ELASTIC = "min_num_proc max_num_proc slots reset_limit cooldown_range host_discovery_script min_np max_np".split()
+_FLAGS = {
+    "hosts": "--hosts",
+    "hostfile": "--hostfile",
+    "start_timeout": "--start-timeout",
+    "ssh_port": "--ssh-port",
+    "ssh_identity_file": "--ssh-identity-file",
+    "output_filename": "--output-filename",
+    "mpi_args": "--mpi-args",
+    "network_interface": "--network-interfaces",
+}
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    *,
+    np: int | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    verbose: int | None = None,
+    executable: str | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Call func(*args, **kwargs) on every rank of a new job and return what each rank returned, by rank.
+
+    func and what it returns are pickled with cloudpickle, so a function of the script itself will do.
+    num_proc, np: ranks. hosts, hostfile: as for hvdrun; neither for this machine. Function and results travel in a
+    folder that is made here in /tmp, or, for several hosts, in the working directory, which all of them have to see.
+    executable: the Python of the ranks. options: start_timeout, ssh_port, ssh_identity_file, output_filename, mpi_args,
+    network_interfaces, as Horovod's. use_gloo, use_mpi: accepted, how ranks talk is hvdkit's choice.
+    Raises LaunchError for what cannot be started, HorovodInternalError if the job fails.
+    """
+    if hosts is not None and hostfile is not None:
+        raise LaunchError("run() was given hosts and hostfile. Leave one of them out.")
+    if use_gloo and use_mpi:
+        raise LaunchError("run() was given use_gloo and use_mpi. Leave one of them out.")
+    ranks = np if np is not None else num_proc
+    flags = plan_flags({"hosts": hosts, "hostfile": hostfile, **options})
+    pickler = _cloudpickle()
+    here = hosts is None and hostfile is None
+    with (
+        RuntimeDirectory("run")
+        if here
+        else tempfile.TemporaryDirectory(prefix="hvdkit-run-", dir=os.getcwd()) as folder
+    ):
+        Path(folder, FUNCTION).write_bytes(pickler.dumps((func, tuple(args), dict(kwargs or {}), list(sys.path))))
+        start = [sys.executable, "-m", "hvdkit.launch", "-np", str(ranks), *flags, *(["--verbose"] if verbose else [])]
+        rank = [executable or sys.executable, "-m", "hvdkit.launch.run_worker", folder]
+        status = _wait_for(subprocess.Popen([*start, *rank], stdin=subprocess.DEVNULL))
+        if status:
+            raise HorovodInternalError(f"The job of run() ended with exit code {status}; its output says why.")
+        return [_result(Path(folder), number) for number in range(ranks)]
+
+
+def _wait_for(hvdrun: subprocess.Popen[bytes]) -> int:
+    """Wait until hvdrun has ended the job, also after Ctrl-C, which is then raised; the next one kills hvdrun."""
+    with hvdrun:
+        try:
+            try:
+                return hvdrun.wait()
+            except KeyboardInterrupt:
+                hvdrun.send_signal(signal.SIGINT)  # the terminal has sent it too, unless only this process got it
+                hvdrun.wait()
+                raise
+        except BaseException:
+            hvdrun.kill()
+            raise
+
+
+def plan_flags(options: Mapping[str, Any]) -> list[str]:
+    """hvdrun's flags for Horovod's options. Raises LaunchError for those that hvdkit has not."""
+    given = {name: value for name, value in options.items() if value is not None}
+    elastic = [name for name in _ELASTIC if given.pop(name, None) is not None]
+    if elastic:
+        raise LaunchError(
+            f"run({elastic[0]}=...): an elastic job cannot be started from Python. Start the script with: "
+            "hvdrun --min-np N python train.py"
+        )
+    given.pop("disable_cache", None)
+    interfaces = given.pop("network_interfaces", None)
+    if interfaces:
+        given["network_interface"] = ",".join(interfaces)
+    unknown = [name for name in given if name not in _FLAGS]
+    if unknown:
+        raise LaunchError(f"run({unknown[0]}=...): there is no such option. It takes {', '.join(sorted(_FLAGS))}.")
+    alias = ["--alias-horovod"] if "hvdkit.alias_horovod" in sys.modules else []
+    return [*(f"{_FLAGS[name]}={value}" for name, value in given.items()), *alias]
+
+
+def _cloudpickle() -> Any:
+    try:
+        return importlib.import_module("cloudpickle")
+    except ModuleNotFoundError:
+        raise MissingDependencyError(
+            "run() sends functions with the package cloudpickle, which is not installed. Run: pip install 'hvdkit[run]'"
+        ) from None
+
+
+def result_name(rank: int) -> str:
+    """The file of a rank's result."""
+    return f"result.{rank}.pickle"
+
+
+def _result(folder: Path, rank: int) -> Any:
+    try:
+        data = (folder / result_name(rank)).read_bytes()
+    except FileNotFoundError:
+        raise HorovodInternalError(
+            f"Rank {rank} left no result in {folder}. Call run() in a directory that all hosts of the job see."
+        ) from None
+    return pickle.loads(data)

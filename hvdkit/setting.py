@@ -1,0 +1,112 @@
+"""How a setting is described, and the parsers of its text."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MIB = 1024 * 1024
+
+
+def parse_bool(text: str) -> bool:
+    """Turn "1 true yes on" or "0 false no off" (any case) into a bool; ValueError for anything else."""
+    word = text.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError("use 1 or 0")
+
+
+def parse_bytes(text: str) -> int:
+    """Turn "4194304", "4096k", "4m" or "1g" (binary multiples, any case) into a number of bytes."""
+    word = text.strip().lower().removesuffix("b").removesuffix("i")
+    factor = {"k": 1024, "m": MIB, "g": 1024 * MIB}.get(word[-1:], 1)
+    try:
+        number = float(word.rstrip("kmg")) * factor
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{text!r} is not a number of bytes; write 4194304, 4096k or 4m")
+    return int(number)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A parser that accepts these names only, in any case; ValueError for anything else."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, text: str) -> str:
+        """Return the name that the text is."""
+        word = text.strip().lower()
+        if word not in self.names:
+            raise ValueError(f"use one of {', '.join(self.names)}")
+        return word
+
+
+#: Type of a setting's default -> the types that its value may have, and their name.
+_KINDS: dict[type, tuple[Any, str]] = {
+    bool: ((numbers.Integral,), "True or False"),
+    int: ((numbers.Integral,), "a whole number"),
+    float: ((numbers.Real,), "a number"),
+    str: ((str, os.PathLike), "a string"),
+}
+
+
+def find_problem(name: str, value: Any, default: Any, metadata: Mapping[str, Any]) -> str:
+    """Say what is wrong with the value of a setting; "" if nothing is. metadata: of its field; see setting()."""
+    parse, least, most = metadata["parse"], metadata["least"], metadata["most"]
+    types, kind = _KINDS[type(default)]
+    if isinstance(parse, Choice) and value not in parse.names:
+        return f"{name} is {value!r}; use one of {', '.join(parse.names)}"
+    if not isinstance(value, types):
+        return f"{name} is {value!r}; it must be {kind}"
+    if least is not None and not (math.isfinite(value) and least <= value <= most):
+        return f"{name} is {value}; it must be {f'{least} or more' if most == math.inf else f'from {least} to {most}'}"
+    return ""
+
+
+def check_names(arguments: Iterable[str], names: Iterable[str]) -> None:
+    """Raise TypeError for an argument that is not among the names of the settings."""
+    known = list(names)
+    for name in arguments:
+        if name not in known:
+            from difflib import get_close_matches  # takes 7 ms to import
+
+            nearest = get_close_matches(name, known, 1)
+            hint = f"did you mean {nearest[0]}?" if nearest else f"the settings are {', '.join(known)}."
+            raise TypeError(f"there is no setting {name!r}; {hint}")
+
+
+def choice(*names: str) -> Choice:
+    """Make a parser that accepts these names only."""
+    return Choice(names)
+
+
+def setting(
+    default: Any,
+    parse: Callable[[str], Any],
+    help: str,
+    *,
+    horovod: str = "",
+    disable: str = "",
+    flag: str = "",
+    secret: bool = False,
+    least: float | None = None,
+    most: float = math.inf,
+    metavar: str = "VALUE",
+) -> Any:
+    """Describe a field of Config.
+
+    parse: turns the variable's text into the value; raises ValueError with the accepted values.
+    horovod: Horovod's variable of the same meaning and unit. disable: Horovod's variable that sets the field to 0.
+    flag: the option of hvdrun that sets it; "" for none. secret: the value is never shown.
+    least, most: the bounds of a number, which must be finite. metavar: the value's name in the help.
+    """
+    metadata = {"parse": parse, "help": help, "horovod": horovod, "disable": disable, "flag": flag, "secret": secret}
+    return field(default=default, metadata={**metadata, "least": least, "most": most, "metavar": metavar})

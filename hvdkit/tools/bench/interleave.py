@@ -1,0 +1,76 @@
+"""Timing of peers in alternation, a few calls at a time, round after round: all meet the same state of the machine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+from hvdkit.engine.job_objects import allgather_object
+from hvdkit.tools.bench.plan import Progress
+
+Call = Callable[[], object]  # a float that it returns is subtracted from its time
+#: Takes a number of calls; returns the seconds of each on this rank, or one average.
+Turn = Callable[[int], list[float]]
+
+_MOST_CALLS = 1000
+
+
+def time_in_a_row(call: Call, barrier: Call, count: int) -> list[float]:
+    """Return the average seconds of a call, of `count` in a row after a warm-up. barrier: called before the first."""
+    call()
+    barrier()
+    excluded, start = 0.0, time.perf_counter()
+    for _ in range(count):
+        result = call()
+        if isinstance(result, float):
+            excluded += result
+    return [(time.perf_counter() - start - excluded) / count]
+
+
+def time_each(call: Call, barrier: Call, count: int) -> list[float]:
+    """Return the seconds of each of `count` calls. barrier: called before each."""
+    times = []
+    for _ in range(count):
+        barrier()
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def plan_calls(turns: Mapping[str, Turn], seconds: float) -> dict[str, int]:
+    """Choose how many calls of each peer take about `seconds`; collective, the same on all ranks."""
+    return {peer: max(1, min(_MOST_CALLS, int(seconds / _slowest(turn(3))))) for peer, turn in turns.items()}
+
+
+def count_rounds(progress: Progress, work: str, rounds: int, *, before: int = 0, of: int) -> Callable[[], None]:
+    """Make a function that reports one more round at each call. before: rounds of earlier works; of: of all works."""
+    numbers = iter(range(before, before + rounds + 1))
+
+    def report_next() -> None:
+        progress(work, next(numbers), of)
+
+    report_next()
+    return report_next
+
+
+def interleave(
+    turns: Mapping[str, Turn], calls: Mapping[str, int], rounds: int, progress: Callable[[], object] = lambda: None
+) -> dict[str, list[float]]:
+    """Time every peer in every round; collective. Returns seconds a call, by peer and round.
+
+    The slowest rank's time of a call counts, and the median over the calls of a round. progress: called after each.
+    """
+    times: dict[str, list[float]] = {peer: [] for peer in turns}
+    for _ in range(rounds):
+        for peer, turn in turns.items():
+            times[peer].append(_slowest(turn(calls[peer])))
+        progress()
+    return times
+
+
+def _slowest(seconds: list[float]) -> float:
+    # Collective, so no rank starts the next peer before all ranks are through with this one.
+    slowest: list[float] = [max(each) for each in zip(*allgather_object(seconds), strict=True)]
+    return statistics.median(slowest)

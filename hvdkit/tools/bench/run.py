@@ -1,0 +1,137 @@
+"""A run of hvdkit bench: on ranks that it starts, or as one of the ranks of another launcher."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
+
+from hvdkit.errors import BenchError, MissingDependencyError
+from hvdkit.tools.bench.baseline import Change, compare, failed
+from hvdkit.tools.bench.plan import Plan, Progress, select_models
+from hvdkit.tools.bench.plot import check_plot, write_plot
+from hvdkit.tools.bench.report import MARK, Report, decode_report, encode_report, read_report, write_report
+from hvdkit.tools.bench.table import print_report
+from hvdkit.tools.training_command import HvdrunOption, plan_hvdrun
+from hvdkit.world import read_world
+
+_LINE = re.compile(rf"(?:\[[^\]]*\] )?{MARK}(.*)")
+
+
+def run_bench(options: argparse.Namespace, plan: Plan) -> int:
+    """Measure and report; returns the exit code. Raises BenchError if nothing can be measured."""
+    world = read_world()
+    if world.launcher != "none":
+        if options.hvdrun:
+            raise BenchError(
+                f"{world.launcher} has started this rank already, so {options.hvdrun[0].words[0]} cannot start any. "
+                f"Leave it out, or run hvdkit bench outside of {world.launcher}."
+            )
+        if world.rank:
+            measure_here(plan, lambda *_: None)
+            return 0
+    check(options)
+    before = read_report(options.baseline) if options.baseline else None
+    with Bar() as bar:
+        if world.launcher != "none":
+            report = measure_here(plan, bar.update)
+        else:
+            report = start_ranks(plan, options.hvdrun, bar.update)
+    return show(options, report, compare(before, report) if before else [])
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise BenchError or MissingDependencyError for what would fail after all has been measured."""
+    if options.fail_over is not None and options.baseline is None:
+        raise BenchError("--fail-over needs a run to compare with: --baseline FILE.")
+    if options.kind == "step":
+        select_models(options.models)
+    if options.plot:
+        check_plot(options.plot)
+    for path in (options.output, options.plot):
+        if path and path.is_dir():
+            raise BenchError(f"{path} is a folder. Name a file in it.")
+        if path and not path.absolute().parent.is_dir():
+            raise BenchError(f"The folder {path.absolute().parent} of {path.name} does not exist. Make it first.")
+        if path and not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise BenchError(f"{path.absolute()} cannot be written: permission denied. Name a file in another folder.")
+
+
+def show(options: argparse.Namespace, report: Report, changes: Sequence[Change]) -> int:
+    """Print the report and write the files that were asked for; returns the exit code."""
+    if options.json:
+        print(json.dumps({**encode_report(report), "changes": [asdict(change) for change in changes]}, indent=1))
+    else:
+        print_report(report, changes, Console())
+    if options.output:
+        write_report(report, options.output)
+    if options.plot:
+        write_plot(report, options.plot)
+    return int(options.fail_over is not None and bool(failed(changes, options.fail_over)))
+
+
+def measure_here(plan: Plan, progress: Progress) -> Report:
+    """Measure as one of the ranks; collective."""
+    _check_torch()
+    from hvdkit.tools.bench.worker import measure  # torch, which the command that starts ranks does not load
+
+    return measure(plan, progress)
+
+
+def start_ranks(plan: Plan, hvdrun: Sequence[HvdrunOption], progress: Progress) -> Report:
+    """Measure on ranks that hvdrun starts. Raises BenchError if they fail; their output is on stderr by then."""
+    _check_torch()
+    command = plan_hvdrun(hvdrun, [sys.executable, "-m", "hvdkit.tools.bench.worker", json.dumps(asdict(plan))])
+    report = None
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        for line in job.stdout:
+            found = _LINE.fullmatch(line.rstrip("\n"))
+            if found is None:
+                sys.stderr.write(line)
+                continue
+            message = json.loads(found[1])
+            if "report" in message:
+                report = decode_report(message["report"])
+            else:
+                progress(*message["progress"])
+    if job.returncode or report is None:
+        raise BenchError(f"The ranks ended with exit code {job.returncode}; their output above says why.")
+    return report
+
+
+def _check_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise MissingDependencyError("hvdkit bench needs torch. Run: pip install 'hvdkit[torch]'")
+
+
+class Bar:
+    """A progress bar on stderr, if that is a terminal; shown inside a `with`."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        self._bar = ProgressBar(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("starting the ranks", total=None)
+
+    def __enter__(self) -> Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._bar.stop()
+
+    def update(self, work: str, done: int, of: int) -> None:
+        """Show that `done` rounds of `of` are measured."""
+        self._bar.update(self._task, description=work, completed=done, total=of)

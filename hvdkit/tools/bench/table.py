@@ -1,0 +1,87 @@
+"""A report as a table in the terminal, with the changes since a baseline and the peers that were left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from hvdkit.tools.bench.baseline import Change
+from hvdkit.tools.bench.report import Case, Report, bandwidths
+from hvdkit.tools.bench.summary import Summary, show_time
+
+
+def print_report(report: Report, changes: Sequence[Change], console: Console) -> None:
+    """Print the machine, the table, and the changes if there are any."""
+    console.print(escape(describe(report)), highlight=False, style="dim")
+    title = f"{report.kind}{f' of {report.dtype}' * (report.kind != 'step')}"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    for number, column in enumerate(list_columns(report, changes)):
+        table.add_column(column, justify="left" if number < 2 else "right", no_wrap=True)
+    slower = {(change.work, change.peer) for change in changes if change.slower}
+    for row in list_rows(report, changes):
+        table.add_row(*map(escape, row), style="red" if (row[0], row[1]) in slower else "")
+        if row[1] == report.peers()[-1]:
+            table.add_section()
+    console.print(table)
+    for note in (*explain(report), *describe_changes(changes)):
+        console.print(escape(note), highlight=False)
+
+
+def describe(report: Report) -> str:
+    """Write ranks and machine in a line."""
+    machine = ", ".join(f"{name} {value}" if name != "processor" else value for name, value in report.machine.items())
+    return f"{report.where}; {machine}"
+
+
+def explain(report: Report) -> list[str]:
+    """Explain the columns, and which peers were left out."""
+    columns = (
+        f"spread: half the interquartile range, in percent of the median. ratio: the peer's time over that of "
+        f"{report.base}, within each round; above x1 the peer is slower."
+    )
+    bandwidth = " GB/s: bytes over time; bus: as in nccl-tests, what crosses a link."
+    return [columns + bandwidth * (report.kind != "step"), *report.notes]
+
+
+def list_columns(report: Report, changes: Sequence[Change]) -> list[str]:
+    """Name the columns."""
+    bandwidth = ["GB/s", "bus GB/s"] if report.kind != "step" else []
+    first = "model" if report.kind == "step" else "size"
+    return [first, "peer", "median", "spread", *bandwidth, "ratio", *(["since"] if changes else [])]
+
+
+def list_rows(report: Report, changes: Sequence[Change]) -> list[list[str]]:
+    """Build a row for each work and peer."""
+    since = {(change.work, change.peer): _describe_change(change) for change in changes}
+    rows = []
+    for case in report.cases:
+        for peer, summary in report.summaries(case).items():
+            row = [case.work, peer, *_cells(report, case, summary)]
+            rows.append([*row, since.get((case.work, peer), "")] if changes else row)
+    return rows
+
+
+def describe_changes(changes: Sequence[Change]) -> list[str]:
+    """Write the changes in a sentence; none without a baseline."""
+    if not changes:
+        return []
+    slower = [f"{change.peer}, {change.work}: {change.percent:+.0f} %" for change in changes if change.slower]
+    summary = f"Slower than the baseline by more than noise: {'; '.join(slower)}." if slower else "Nothing is slower."
+    return [summary + " Noise: the interquartile ranges of both runs overlap."]
+
+
+def _describe_change(change: Change) -> str:
+    word = "noise" if change.noise else "slower" if change.slower else "faster"
+    return f"{change.percent:+.0f} % {word}"
+
+
+def _cells(report: Report, case: Case, summary: Summary) -> list[str]:
+    spread = 50 * (summary.high_s - summary.low_s) / summary.median_s
+    cells = [show_time(summary.median_s), f"{spread:.0f} %"]
+    if case.nbytes:
+        cells += [f"{rate / 1e9:.2f}" for rate in bandwidths(report, case, summary.median_s)]
+    return [*cells, f"x{summary.ratio:.2f}"]

@@ -1,0 +1,206 @@
+"""Wheels of Horovod: compile one, keep it in a cache outside of any source tree, install it, and check it on ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from hvdkit.errors import BuildError
+from hvdkit.launch.process import describe_status, run_program
+from hvdkit.tools.build_horovod.build_log import describe_failure, find_percent
+from hvdkit.tools.build_horovod.plan import Plan, build_environment
+from hvdkit.tools.build_horovod.source import apply_patches, unpack
+from hvdkit.tools.build_horovod.versions import HOROVOD
+
+_INSTALL_TIMEOUT_S = 300.0
+_CHECK_TIMEOUT_S = 180.0
+_EVERY_PERCENT = 20
+#: Sums rank + 1 over the ranks, and checks what is built in.
+_CHECK = """
+import sys
+sys.path = [folder for folder in sys.path if folder]  # not a folder `horovod` in the working directory
+{imports}
+hvd.init()
+total = hvd.allreduce({value}, op=hvd.Sum).numpy().tolist()
+if hvd.size() != {ranks} or total != [{expected}] * 5:
+    sys.exit(f"rank {{hvd.rank()}} of {{hvd.size()}} got {{total}}, not {expected}")
+lacking = [name for name in {parts} if not getattr(hvd, name + "_built")()]
+if lacking:
+    sys.exit(f"it was built without {{lacking}}")
+hvd.shutdown()
+"""
+_FRAMEWORKS = {
+    "torch": ("import torch, horovod.torch as hvd", "torch.full((5,), hvd.rank() + 1.0)"),
+    "tensorflow": ("import tensorflow as tf, horovod.tensorflow as hvd", "tf.fill([5], hvd.rank() + 1.0)"),
+}
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The folder of wheels, Horovod's source and logs."""
+
+    home: Path
+
+    @property
+    def source(self) -> Path:
+        """Horovod's archive, downloaded or not."""
+        return self.home / "source" / f"horovod-{HOROVOD}.tar.gz"
+
+    def folder(self, plan: Plan) -> Path:
+        """The folder for the wheel of this plan, and what it depends on."""
+        return self.home / "wheels" / plan.key
+
+    def log(self, plan: Plan) -> Path:
+        """The file for the output of the build."""
+        return self.home / "logs" / f"{plan.key}.log"
+
+    def find_wheel(self, plan: Plan) -> Path | None:
+        """Find the wheel of this plan."""
+        return next(iter(sorted(self.folder(plan).glob("*.whl"))), None)
+
+    def add_wheel(self, plan: Plan, wheel: Path) -> Path:
+        """Copy a wheel into the cache; another build of the same plan may do the same at the same time."""
+        folder = make_folder(self.folder(plan))
+        (folder / "built_for.json").write_text(json.dumps(plan.bindings, indent=2, sort_keys=True) + "\n")
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as part:
+            part.write(wheel.read_bytes())
+        Path(part.name).chmod(0o644)
+        os.replace(part.name, folder / wheel.name)
+        return folder / wheel.name
+
+
+def open_cache(chosen: str, environ: Mapping[str, str]) -> Cache:
+    """Use the chosen folder, or the usual one: $XDG_CACHE_HOME/hvdkit, ~/.cache/hvdkit without it."""
+    if chosen:
+        return Cache(Path(chosen).absolute())
+    base = environ.get("XDG_CACHE_HOME", "")  # its specification says to ignore a relative one
+    return Cache((Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "hvdkit" / "horovod")
+
+
+def make_folder(folder: Path) -> Path:
+    """Make a folder of the cache, or raise BuildError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BuildError(f"{folder} cannot be made: {error.strerror}. Choose another one with --cache-dir.") from None
+    return folder
+
+
+def compile_wheel(plan: Plan, archive: Path, cache: Cache) -> Path:
+    """Unpack, patch and compile in a temporary folder; returns the wheel in the cache.
+
+    Raises BuildError with the first error in the log, and the log's path.
+    """
+    log = cache.log(plan)
+    make_folder(log.parent)
+    with tempfile.TemporaryDirectory(prefix="hvdkit-horovod-") as name:
+        tree = unpack(archive, Path(name, "source"))
+        apply_patches(tree, plan.patches)
+        out = Path(name, "wheel")
+        argv = [sys.executable, "-m", "pip", "wheel", "-v", "--no-build-isolation", "--no-deps", "--no-index"]
+        argv += ["--disable-pip-version-check", "--no-cache-dir", "-w", str(out), str(tree)]
+        environ = {**build_environment(plan), **_link_nccl(plan, cache)}
+        status = _compile(argv, environ, log)
+        wheels = sorted(out.glob("*.whl"))
+        if status or len(wheels) != 1:
+            text = log.read_text(errors="replace")
+            raise BuildError(f"The build failed: {describe_status(status)}. {describe_failure(text)}\nLog: {log}")
+        return cache.add_wheel(plan, wheels[0])
+
+
+def _link_nccl(plan: Plan, cache: Cache) -> dict[str, str]:
+    """Give NCCL's library the name that CMake looks for: its wheel has libnccl.so.2 only.
+
+    In the cache, not in the build's folder: Horovod's library keeps the path.
+    """
+    nccl = plan.site.gpu_tools.nccl
+    if plan.gpu.operations != "NCCL" or nccl is None or nccl.library.endswith(".so"):
+        return {}
+    folder = make_folder(cache.home / "nccl" / plan.key)
+    for name in ("libnccl.so", Path(nccl.library).name):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(nccl.library)
+    return {"HOROVOD_NCCL_LIB": str(folder)}
+
+
+def _compile(argv: list[str], environ: Mapping[str, str], log: Path) -> int:
+    """Run the build, print how far its log shows it to be, and return its exit code; all its processes end with it."""
+    printed = 0
+    with log.open("w") as file, _signals_raise():
+        process = subprocess.Popen(
+            argv,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.wait(1.0)
+                percent = find_percent(log.read_text(errors="replace"))
+                if percent >= printed + _EVERY_PERCENT:
+                    printed = percent
+                    print(f"compiling: {percent} %", flush=True)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into SystemExit, so that the compilers end and temporary files are removed."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    handlers = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def install_wheel(wheel: Path, environ: Mapping[str, str]) -> None:
+    """Install a wheel over whatever Horovod is installed; BuildError with pip's output."""
+    argv = [sys.executable, "-m", "pip", "install", "--no-deps", "--force-reinstall", "--no-index"]
+    argv += ["--disable-pip-version-check", str(wheel)]
+    result = run_program(argv, environ=environ, timeout_s=_INSTALL_TIMEOUT_S, merge=True)
+    if result.status != 0:
+        raise BuildError(f"{wheel} could not be installed: {result.ending}. The output of pip:\n{result.stdout}")
+
+
+def check_horovod(framework: str, ranks: int, parts: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    """Let ranks import Horovod, reduce once and check that all parts are built in.
+
+    parts: as in Horovod's `..._built()`: mpi, gloo, nccl.
+    Raises BuildError with the end of the ranks' output.
+    """
+    argv = [sys.executable, "-m", "hvdkit.launch", "-np", str(ranks), sys.executable, "-c"]
+    program = build_check(framework, ranks, parts)
+    result = run_program([*argv, program], environ=environ, timeout_s=_CHECK_TIMEOUT_S, merge=True)
+    if result.status != 0:
+        end = "\n".join(result.stdout.splitlines()[-20:])
+        raise BuildError(
+            f"Horovod is installed and does not work with {framework} on {ranks} ranks: {result.ending}.\n{end}\n"
+            "Build it again with --rebuild; if that does not help, see `hvdkit doctor`."
+        )
+
+
+def build_check(framework: str, ranks: int, parts: tuple[str, ...]) -> str:
+    """Build the program that each rank runs."""
+    imports, value = _FRAMEWORKS[framework]
+    expected = float(sum(range(1, ranks + 1)))
+    return _CHECK.format(imports=imports, value=value, ranks=ranks, expected=expected, parts=parts)

@@ -1,0 +1,104 @@
+"""Checks of frameworks, of Keras's backend, of settings and of Horovod."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hvdkit.tools.build_horovod.versions import HOROVOD, PACKAGES_OF, parse_numbers
+from hvdkit.tools.doctor.checks.abilities import GET_HOROVOD, assess_engines
+from hvdkit.tools.doctor.collect.software import framework_versions
+from hvdkit.tools.doctor.facts import HostFacts
+from hvdkit.tools.doctor.findings import Finding, JobRequest, Severity
+
+_KERAS_LEAST = (3, 5)
+_BACKENDS = {"tensorflow": "hvdkit[tensorflow]", "torch": "hvdkit[torch]", "jax": "hvdkit[jax]"}
+
+
+def check_packages(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
+    """Check frameworks and settings."""
+    if facts.settings_error:
+        yield Finding("error", "settings", facts.settings_error, "Correct or unset the variable; init() would fail.")
+    versions = framework_versions(facts.packages)
+    if not versions.keys() & {"torch", "tensorflow", "jax"}:
+        yield Finding(
+            "warning",
+            "framework-missing",
+            f"None of torch, TensorFlow and JAX is installed in {facts.prefix}.",
+            "Run: pip install 'hvdkit[torch]', or activate the environment that has one.",
+        )
+    twins = [name for name in PACKAGES_OF["tensorflow"] if name in facts.packages]
+    if len(twins) > 1:
+        yield Finding(
+            "error",
+            "tensorflow-twice",
+            f"{' and '.join(twins)} are both installed: their files overwrite each other.",
+            f"Run: pip uninstall -y {' '.join(twins)}; then install one of them.",
+        )
+    if "keras" in versions:
+        yield from _check_keras(facts, versions["keras"], set(versions))
+
+
+def _check_keras(facts: HostFacts, version: str, frameworks: set[str]) -> Iterator[Finding]:
+    if parse_numbers(version) < _KERAS_LEAST:
+        yield Finding(
+            "warning",
+            "keras-old",
+            f"Keras {version} is installed, hvdkit.keras needs 3.5.",
+            "Run: pip install -U keras",
+        )
+        return
+    backend, origin = facts.keras_backend, facts.keras_backend_origin
+    if backend not in _BACKENDS:
+        yield Finding(
+            "error",
+            "keras-backend",
+            f"Keras is set to the unknown backend {backend!r} (from {origin}).",
+            f"Set KERAS_BACKEND to one of {', '.join(sorted(frameworks & _BACKENDS.keys())) or ', '.join(_BACKENDS)}.",
+        )
+    elif backend not in frameworks:
+        others = sorted(frameworks & _BACKENDS.keys())
+        yield Finding(
+            "error" if others and origin == "KERAS_BACKEND" else "warning",
+            "keras-backend",
+            f"Keras is set to the backend {backend} (from {origin}), which is not installed.",
+            " ".join(
+                [*(f"Set KERAS_BACKEND={name}, or" for name in others[:1]), f"run: pip install '{_BACKENDS[backend]}'"]
+            ),
+        )
+
+
+def check_horovod(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
+    """Check Horovod. If it is not installed, that is an error only if the engine is set to it."""
+    horovod = facts.horovod
+    wanted = facts.settings.get("engine") == "horovod"
+    ability = next(ability for ability in assess_engines(facts) if ability.name == "horovod")
+    if wanted and not ability.works:
+        yield Finding("error", "engine-missing", f"The engine is set to horovod, but {ability.why}.", ability.cure)
+        return
+    severity: Severity = "error" if wanted else "warning"
+    if not horovod.version:
+        return
+    if horovod.version != HOROVOD:
+        yield Finding(
+            "warning",
+            "horovod-version",
+            f"Horovod {horovod.version} is installed ({horovod.folder}); hvdkit supports {HOROVOD}.",
+            f"{GET_HOROVOD}, or leave the engine at native.",
+        )
+    versions = framework_versions(facts.packages)
+    for framework, built_for in horovod.built_for.items():
+        installed = versions.get(framework, "")
+        if installed and built_for and installed != built_for:
+            yield Finding(
+                severity,
+                "horovod-built-for-other",
+                f"Horovod was built for {framework} {built_for}, but {framework} {installed} is installed: "
+                f"importing it fails or crashes.",
+                f"{GET_HOROVOD}, which builds it again.",
+            )
+            return
+    for framework, error in horovod.errors.items():
+        if framework in versions:
+            yield Finding(
+                severity, "horovod-broken", f"Horovod for {framework} cannot be loaded: {error}.", GET_HOROVOD
+            )

@@ -1,0 +1,1 @@
+"""Collects facts, a file for each subject; host.py collects all."""

@@ -1,0 +1,79 @@
+"""GPUs, and the libraries for them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from hvdkit.launch.process import run_program
+from hvdkit.tools.build_horovod.gpu import NCCL_WHEELS, find_gpu_tools
+from hvdkit.tools.build_horovod.versions import find_version, read_frameworks
+from hvdkit.tools.doctor.facts import Accelerators, Gpu
+
+_TIMEOUT_S = 10.0
+_QUERY = "index,uuid,name,memory.total,driver_version"
+_DEVICE = re.compile(r"nvidia\d+|kfd")
+_NCCL_NUMBERS = re.compile(r"^#define NCCL_(?:MAJOR|MINOR|PATCH)\s+(\d+)", re.MULTILINE)
+
+
+def read_accelerators(environ: Mapping[str, str]) -> Accelerators:
+    """Ask nvidia-smi, the package metadata and the usual folders."""
+    gpus, driver, error = _ask_driver(environ)
+    tools = find_gpu_tools(environ, "")
+    nccl, nccl_path = next(((version, "its wheel") for version in map(find_version, NCCL_WHEELS) if version), ("", ""))
+    if tools.nccl is not None:
+        nccl, nccl_path = nccl or _read_nccl_version(tools.nccl.include), tools.nccl.library
+    return Accelerators(
+        gpus=gpus,
+        devices=_list_devices(),
+        driver=driver,
+        error=error,
+        visible=environ.get("CUDA_VISIBLE_DEVICES"),
+        nccl=nccl,
+        nccl_path=nccl_path,
+        cuda_home=tools.cuda_home,
+        torch_cuda=read_frameworks().torch_cuda,
+    )
+
+
+def parse_gpus(text: str) -> tuple[tuple[Gpu, ...], str]:
+    """Read what nvidia-smi prints for --query-gpu in CSV; returns the GPUs and the driver's version."""
+    gpus, driver = [], ""
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 5 and fields[0].isdecimal():
+            memory = re.match(r"\d+", fields[3])
+            gpus.append(Gpu(int(fields[0]), fields[1], fields[2], int(memory.group()) * 2**20 if memory else 0))
+            driver = fields[4]
+    return tuple(gpus), driver
+
+
+def _ask_driver(environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str, str]:
+    program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
+    if not program:
+        return (), "", ""
+    argv = [program, f"--query-gpu={_QUERY}", "--format=csv,noheader"]
+    result = run_program(argv, environ=environ, timeout_s=_TIMEOUT_S)
+    if result.status is None:
+        return (), "", f"nvidia-smi did not answer within {_TIMEOUT_S:g} s"
+    if result.status:
+        line = next((line.strip() for line in result.output.splitlines() if line.strip()), "nothing")
+        return (), "", f"nvidia-smi printed {line!r}, {result.ending}"
+    return (*parse_gpus(result.stdout), "")
+
+
+def _list_devices() -> tuple[str, ...]:
+    try:
+        return tuple(sorted(name for name in os.listdir("/dev") if _DEVICE.fullmatch(name)))
+    except OSError:
+        return ()
+
+
+def _read_nccl_version(include: str) -> str:
+    try:
+        return ".".join(_NCCL_NUMBERS.findall(Path(include, "nccl.h").read_text(errors="replace")))
+    except OSError:
+        return ""

@@ -1,0 +1,123 @@
+"""What a training script contains, without running it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Modules of which one makes several processes work together.
+_DISTRIBUTED = (
+    "hvdkit",
+    "horovod",
+    "torch.distributed",
+    "mpi4py",
+    "deepspeed",
+    "accelerate",
+    "lightning",
+    "pytorch_lightning",
+    "ray",
+    "torchft",
+    "colossalai",
+    "megatron",
+    "byteps",
+    "bagua",
+)
+#: Calls that start this process's use of its GPU or its MPI: CUDA_VISIBLE_DEVICES counts no more after them.
+_STARTS = {"init", "Init", "Init_thread", "init_process_group", "set_device", "list_physical_devices"}
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_SAVES = {"save", "save_weights", "save_checkpoint", "save_model", "save_pretrained", "async_save"}
+_SAVERS = {"ModelCheckpoint", "BackupAndRestore", "CheckpointManager", "TorchCheckpointer"}
+_DISTRIBUTED_NAMES = {"MultiWorkerMirroredStrategy", "DistributedDataParallel", "DeviceMesh"}
+
+
+@dataclass(frozen=True)
+class ScriptFacts:
+    """A script. problem: why it could not be read; the other fields are then empty.
+
+    distributed: what in it makes processes work together, "" for nothing. backend_mpi, visible_late, device_by_rank:
+    the line where torch's backend mpi is asked for; where CUDA_VISIBLE_DEVICES is set too late; where the local rank is
+    taken for a device. 0: nowhere. saves: does it write checkpoints?
+    """
+
+    path: str
+    problem: str = ""
+    distributed: str = ""
+    backend_mpi: int = 0
+    visible_late: int = 0
+    device_by_rank: int = 0
+    saves: bool = False
+
+
+def read_script(path: str) -> ScriptFacts:
+    """Read a script's text."""
+    try:
+        tree = ast.parse(Path(path).read_text(encoding="utf-8"), path)
+    except (OSError, SyntaxError, ValueError) as error:
+        return ScriptFacts(path, problem=str(error))
+    except (RecursionError, MemoryError) as error:  # of Python's parser
+        return ScriptFacts(path, problem=f"it is nested too deeply: {error}")
+    return scan(path, tree)
+
+
+def scan(path: str, tree: ast.AST) -> ScriptFacts:
+    """Search a script's own text; what it imports from other files is not searched."""
+    calls = [(_name(call.func), call) for call in ast.walk(tree) if isinstance(call, ast.Call)]
+    started = min((call.lineno for name, call in calls if name in _STARTS), default=0)
+    late = [line for line in _lines_that_set_visible(tree) if started and line > started]
+    return ScriptFacts(
+        path,
+        distributed=next(_find_distributed(tree, calls), ""),
+        backend_mpi=next(
+            (call.lineno for name, call in calls if name == "init_process_group" and "mpi" in _texts(call)), 0
+        ),
+        visible_late=min(late, default=0),
+        device_by_rank=next(
+            (call.lineno for name, call in calls if name in ("set_device", "cuda") and _by_local_rank(call)), 0
+        ),
+        saves=any(name in _SAVES or name in _SAVERS for name, _ in calls),
+    )
+
+
+def _find_distributed(tree: ast.AST, calls: list[tuple[str, ast.Call]]) -> Iterator[str]:
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            if any(name == known or name.startswith(f"{known}.") for known in _DISTRIBUTED):
+                yield name
+    for name, call in calls:
+        whole = ast.unparse(call.func)
+        if name in _DISTRIBUTED_NAMES or whole.startswith(("torch.distributed.", "jax.distributed.")):
+            yield whole
+
+
+def _lines_that_set_visible(tree: ast.AST) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            targets: list[ast.expr] = [target for target in node.targets if isinstance(target, ast.Subscript)]
+            found = any(_VISIBLE in _texts(target) for target in targets)
+        elif isinstance(node, ast.Call) and _name(node.func) in ("putenv", "setdefault", "update"):
+            found = _VISIBLE in _texts(node) | {word.arg for word in node.keywords}
+        else:
+            continue
+        if found:
+            yield node.lineno
+
+
+def _by_local_rank(call: ast.Call) -> bool:
+    return any("local_rank" in ast.unparse(word).lower() for word in [*call.args, *(k.value for k in call.keywords)])
+
+
+def _texts(node: ast.AST) -> set[str]:
+    return {item.value for item in ast.walk(node) if isinstance(item, ast.Constant) and isinstance(item.value, str)}
+
+
+def _name(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""

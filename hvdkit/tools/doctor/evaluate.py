@@ -1,0 +1,82 @@
+"""All checks, and what they find on one host or in a survey."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from hvdkit.tools.doctor.checks.connections import check_answers, check_reach, check_speed
+from hvdkit.tools.doctor.checks.gpus import check_accelerators, check_fabric
+from hvdkit.tools.doctor.checks.interfaces import check_chosen_interfaces, check_interfaces
+from hvdkit.tools.doctor.checks.job import check_scheduler, check_variables
+from hvdkit.tools.doctor.checks.machine import check_machine
+from hvdkit.tools.doctor.checks.mpi import check_mpi, check_srun
+from hvdkit.tools.doctor.checks.names import check_hostnames, check_lookups, check_names
+from hvdkit.tools.doctor.checks.script import check_script
+from hvdkit.tools.doctor.checks.small_job import check_small_job
+from hvdkit.tools.doctor.checks.software import check_horovod, check_packages
+from hvdkit.tools.doctor.checks.versions import check_clocks, check_versions
+from hvdkit.tools.doctor.facts import HostFacts
+from hvdkit.tools.doctor.findings import Finding, JobRequest, sort_findings
+from hvdkit.tools.doctor.survey import Survey
+
+Check = Callable[[HostFacts, JobRequest], Iterable[Finding]]
+
+#: Of each host.
+HOST_CHECKS: tuple[Check, ...] = (
+    check_packages,
+    check_mpi,
+    check_horovod,
+    check_accelerators,
+    check_fabric,
+    check_machine,
+    check_names,
+    check_interfaces,
+)
+#: Of the job, on the host that it is started from.
+JOB_CHECKS: tuple[Check, ...] = (check_scheduler, check_srun, check_variables, check_script)
+
+
+def check_host(facts: HostFacts, job: JobRequest | None = None) -> list[Finding]:
+    """Find everything that is wrong on a host and with the job, the worst first."""
+    return find(HOST_CHECKS + JOB_CHECKS, facts, job or JobRequest())
+
+
+def find(checks: Iterable[Check], facts: HostFacts, job: JobRequest) -> list[Finding]:
+    """Run some checks; the worst findings stand first."""
+    return sort_findings(finding for check in checks for finding in check(facts, job))
+
+
+SURVEY_CHECKS: tuple[Callable[[Survey], Iterable[Finding]], ...] = (
+    check_answers,
+    check_hostnames,
+    check_lookups,
+    check_reach,
+    check_chosen_interfaces,
+    check_speed,
+    check_versions,
+    check_clocks,
+    check_small_job,
+)
+
+
+def evaluate(survey: Survey, job: JobRequest) -> list[Finding]:
+    """Find everything that is wrong, the worst first; what is the same on several hosts is one finding."""
+    findings = [finding for check in SURVEY_CHECKS for finding in check(survey)]
+    findings += find(JOB_CHECKS, survey.here, job)
+    slots = {host.name: host.slots for host in survey.hosts}
+    for name, facts in survey.answering.items():
+        here = replace(job, ranks_here=slots[name])
+        findings += [replace(finding, hosts=(name,)) for finding in find(HOST_CHECKS, facts, here)]
+    return sort_findings(merge(findings))
+
+
+def merge(findings: Iterable[Finding]) -> list[Finding]:
+    """Make one finding of those that say the same of different hosts."""
+    merged: dict[tuple[str, str, str, str], Finding] = {}
+    for finding in findings:
+        key = (finding.severity, finding.name, finding.seen, finding.cure)
+        before = merged.get(key)
+        hosts = dict.fromkeys([*(before.hosts if before else ()), *finding.hosts])
+        merged[key] = replace(finding, hosts=tuple(hosts))
+    return list(merged.values())

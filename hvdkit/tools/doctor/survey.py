@@ -1,0 +1,167 @@
+"""What is collected of several hosts and of the connections between them, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvdkit.launch.plan.network import HostInterfaces, find_shared_subnets, is_inside
+from hvdkit.tools.doctor.facts import HostFacts
+
+#: A sum may take this many times what the network would allow, and this many seconds more, before it is called slow.
+_FACTOR, _SLACK_S = 3.0, 0.1
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no agent. status: of ssh or srun, None if it was ended after a time; said: what it wrote."""
+
+    status: int | None
+    said: str
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """One host of the job.
+
+    name: as it is listed. slots: 0 if the list does not say. offset_s: how far its clock is ahead of this host's;
+    error_s: the error of that. facts: None if there is no agent; failure is then the reason.
+    """
+
+    name: str
+    slots: int = 0
+    facts: HostFacts | None = None
+    failure: Failure | None = None
+    offset_s: float = 0.0
+    error_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The addresses of a name on a host."""
+
+    source: str
+    name: str
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ConnectionAttempt:
+    """A connection from a host to an address of another one.
+
+    named: the address is one of the target's name there; else it is one of its interfaces. problem: "" if the
+    target's agent answered; else "timeout", "refused", "other" (another process answered), or the system's message.
+    mbit: how fast data came, 0 if that was not measured.
+    """
+
+    source: str
+    target: str
+    address: str
+    named: bool
+    problem: str = ""
+    mbit: float = 0.0
+
+
+@dataclass(frozen=True)
+class Login:
+    """ssh from a host to another. failure: None if it works."""
+
+    source: str
+    target: str
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank of the small job. cores: that it may use. visible: its CUDA_VISIBLE_DEVICES, None if not set."""
+
+    rank: int
+    host: str
+    size: int
+    cores: int
+    visible: str | None = None
+
+
+@dataclass(frozen=True)
+class Allreduce:
+    """The small job. bytes: summed. seconds: the median. expected_s: what the network between the hosts should give.
+
+    error: why there is no time. remedy: the variable with which it then ran, or ran much faster; remedy_s: in how long.
+    """
+
+    bytes: int = 0
+    seconds: float = 0.0
+    expected_s: float = 0.0
+    transport: str = ""
+    ranks: tuple[Rank, ...] = ()
+    error: str = ""
+    remedy: str = ""
+    remedy_s: float = 0.0
+
+    @property
+    def slow(self) -> bool:
+        """Is it much slower than the network, even for busy hosts?"""
+        return bool(self.expected_s) and self.seconds > _FACTOR * self.expected_s + _SLACK_S
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All of it. here: the facts of the host that asks, which need not be one of the job's. via: ssh or srun.
+
+    ssh_options: -p and -i with their values, where they were given.
+    """
+
+    here: HostFacts
+    hosts: tuple[HostReport, ...] = ()
+    via: str = "ssh"
+    ssh_options: tuple[str, ...] = ()
+    lookups: tuple[Lookup, ...] = ()
+    reaches: tuple[ConnectionAttempt, ...] = ()
+    logins: tuple[Login, ...] = ()
+    allreduce: Allreduce | None = None
+    seconds: float = 0.0
+
+    @property
+    def answering(self) -> dict[str, HostFacts]:
+        """The facts of the hosts that have an agent, by name."""
+        return {host.name: host.facts for host in self.hosts if host.facts is not None}
+
+
+def addresses_of(facts: HostFacts) -> set[str]:
+    """List a host's own addresses."""
+    return {each.address for each in facts.machine.network.interfaces}
+
+
+def subnet_of(facts: HostFacts, address: str) -> str:
+    """Find the subnet of one of a host's addresses; "" if it is not one of them."""
+    return next((each.subnet for each in facts.machine.network.interfaces if each.address == address), "")
+
+
+def find_common_subnets(survey: Survey) -> list[str]:
+    """List the subnets in which every host reached every other one that it tried, the fastest first."""
+    hosts = survey.answering
+    attempts = [each for each in survey.reaches if {each.source, each.target} <= hosts.keys()]
+    pairs = {(each.source, each.target) for each in attempts}
+    speeds = {}
+    interfaces = {name: HostInterfaces(facts.machine.network.interfaces) for name, facts in hosts.items()}
+    for subnet in find_shared_subnets(interfaces):
+        inside = [each for each in attempts if not each.problem and is_inside(each.address, subnet)]
+        if pairs == {(each.source, each.target) for each in inside}:
+            speeds[subnet] = max((each.mbit for each in inside), default=0.0)
+    return sorted(speeds, key=lambda subnet: -speeds[subnet])
+
+
+def describe_subnet(survey: Survey, subnet: str) -> str:
+    """Describe a subnet with the names of its interfaces."""
+    names = dict.fromkeys(
+        each.name
+        for facts in survey.answering.values()
+        for each in facts.machine.network.interfaces
+        if each.subnet == subnet
+    )
+    return f"{subnet} ({', '.join(names)})"
+
+
+def describe_common_network(survey: Survey) -> str:
+    """Write the sentence that names the fastest network that all hosts share; "" if there is none."""
+    subnets = find_common_subnets(survey)
+    return f" All hosts reach one another on {describe_subnet(survey, subnets[0])}." if subnets else ""

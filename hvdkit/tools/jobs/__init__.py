@@ -1,0 +1,1 @@
+"""Commands for the running hvdrun jobs of this user on this host."""

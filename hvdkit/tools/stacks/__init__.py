@@ -1,1 +1,0 @@
-"""`hvdkit stacks`: what all ranks of a running job are doing."""

@@ -1,0 +1,216 @@
+"""A CUDA device through its driver's C interface, by ctypes: the same for all frameworks, and none is asked.
+
+Frameworks use a device's primary context; so does this. Their streams are handles here, as
+torch.cuda.current_stream().cuda_stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Iterator
+from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
+
+from hvdkit.errors import MissingDependencyError, TransportError
+from hvdkit.transport.device import Device, Event
+
+_SUCCESS = 0
+_OUT_OF_MEMORY = 2
+_NOT_READY = 600
+_NON_BLOCKING = 1
+_DISABLE_TIMING = 2
+
+_ADDRESS = c_uint64
+#: Function -> its parameters' types. All return a CUresult.
+_FUNCTIONS: dict[str, tuple[object, ...]] = {
+    "cuInit": (c_uint,),
+    "cuDriverGetVersion": (POINTER(c_int),),
+    "cuDeviceGetCount": (POINTER(c_int),),
+    "cuDeviceGet": (POINTER(c_int), c_int),
+    "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
+    "cuDevicePrimaryCtxRelease_v2": (c_int,),
+    "cuCtxPushCurrent_v2": (c_void_p,),
+    "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
+    "cuCtxGetStreamPriorityRange": (POINTER(c_int), POINTER(c_int)),
+    "cuStreamCreateWithPriority": (POINTER(c_void_p), c_uint, c_int),
+    "cuStreamDestroy_v2": (c_void_p,),
+    "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
+    "cuStreamSynchronize": (c_void_p,),
+    "cuEventCreate": (POINTER(c_void_p), c_uint),
+    "cuEventDestroy_v2": (c_void_p,),
+    "cuEventRecord": (c_void_p, c_void_p),
+    "cuEventQuery": (c_void_p,),
+    "cuEventSynchronize": (c_void_p,),
+    "cuEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
+    "cuMemAlloc_v2": (POINTER(_ADDRESS), c_size_t),
+    "cuMemFree_v2": (_ADDRESS,),
+    "cuMemcpyDtoDAsync_v2": (_ADDRESS, _ADDRESS, c_size_t, c_void_p),
+    "cuMemcpyHtoDAsync_v2": (_ADDRESS, c_void_p, c_size_t, c_void_p),
+    "cuMemcpyDtoHAsync_v2": (c_void_p, _ADDRESS, c_size_t, c_void_p),
+    "cuGetErrorString": (c_int, POINTER(c_char_p)),
+}
+
+
+class CudaError(TransportError):
+    """A call of CUDA's driver failed. result: the CUresult that it returned."""
+
+    def __init__(self, message: str, result: int) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class Driver:
+    """An opened libcuda. version: the newest CUDA that it can run, as (major, minor)."""
+
+    def __init__(self, path: str) -> None:
+        """Open it. Raises MissingDependencyError without it, CudaError if it does not start."""
+        try:
+            library = ctypes.CDLL(path)
+            self._functions = {name: getattr(library, name) for name in _FUNCTIONS}
+        except (OSError, AttributeError) as error:
+            raise MissingDependencyError(
+                f"CUDA's driver cannot be loaded from {path}: {error}. It comes with the NVIDIA driver of the machine, "
+                "not from pip; nvidia-smi shows whether there is one."
+            ) from error
+        for name, types in _FUNCTIONS.items():
+            self._functions[name].argtypes, self._functions[name].restype = types, c_int
+        self.call("cuInit", 0)
+        code = c_int()
+        self.call("cuDriverGetVersion", code)
+        self.version = (code.value // 1000, code.value % 1000 // 10)
+
+    def call(self, function: str, *arguments: object, where: str = "") -> None:
+        """Call a function. where: the GPU, for the message. Raises CudaError."""
+        if (result := self._functions[function](*arguments)) != _SUCCESS:
+            raise self.error(function, result, where)
+
+    def ready(self, event: c_void_p, where: str) -> bool:
+        """cuEventQuery. Raises CudaError."""
+        result: int = self._functions["cuEventQuery"](event)
+        if result not in (_SUCCESS, _NOT_READY):
+            raise self.error("cuEventQuery", result, where)
+        return result == _SUCCESS
+
+    def error(self, function: str, result: int, where: str = "") -> CudaError:
+        """Make the error of a call that returned `result`."""
+        text = c_char_p()
+        self._functions["cuGetErrorString"](result, text)
+        words = (text.value or b"unknown error").decode(errors="replace")
+        cure = " Use a smaller batch or bucket, or fewer ranks on the GPU." if result == _OUT_OF_MEMORY else ""
+        return CudaError(
+            f"{function} failed{f' on {where}' if where else ''}: {words} (CUresult {result}).{cure}", result
+        )
+
+
+@functools.cache
+def load_driver(path: str = "libcuda.so.1") -> Driver:
+    """Open CUDA's driver, once. Raises MissingDependencyError or CudaError."""
+    return Driver(path)
+
+
+class CudaDevice(Device):
+    """See Device: GPU `index` of those that this process sees."""
+
+    kind = "cuda"
+
+    def __init__(self, driver: Driver, index: int) -> None:
+        """Raises TransportError if there are not as many GPUs, CudaError if the driver fails."""
+        self.driver, self.index = driver, index
+        self.where = f"GPU {index}"
+        count = c_int()
+        driver.call("cuDeviceGetCount", count)
+        if not 0 <= index < count.value:
+            raise TransportError(
+                f"There is no GPU {index}: this process sees {count.value}. Start one rank a GPU (hvdrun -np gpu), or "
+                "look at CUDA_VISIBLE_DEVICES."
+            )
+        self._device = c_int()
+        driver.call("cuDeviceGet", self._device, index, where=self.where)
+        self._context = c_void_p()
+        driver.call("cuDevicePrimaryCtxRetain", self._context, self._device, where=self.where)
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """See Device.current."""
+        self.driver.call("cuCtxPushCurrent_v2", self._context, where=self.where)
+        try:
+            yield
+        finally:
+            self.driver.call("cuCtxPopCurrent_v2", c_void_p(), where=self.where)
+
+    def make_stream(self, *, high_priority: bool = False) -> int:
+        """See Device.make_stream. It does not wait for the legacy default stream, nor that for it."""
+        stream, least, greatest = c_void_p(), c_int(), c_int()
+        with self.current():
+            self.driver.call("cuCtxGetStreamPriorityRange", least, greatest, where=self.where)
+            priority = greatest.value if high_priority else 0
+            self.driver.call("cuStreamCreateWithPriority", stream, _NON_BLOCKING, priority, where=self.where)
+        return stream.value or 0
+
+    def destroy_stream(self, stream: int) -> None:
+        """See Device.destroy_stream."""
+        self.driver.call("cuStreamDestroy_v2", stream, where=self.where)
+
+    def make_event(self, *, timing: bool = False) -> CudaEvent:
+        """See Device.make_event."""
+        return CudaEvent(self, timing=timing)
+
+    def wait(self, stream: int, event: Event) -> None:
+        """See Device.wait."""
+        assert isinstance(event, CudaEvent)
+        with self.current():  # whose default stream 0 is
+            self.driver.call("cuStreamWaitEvent", stream, event.handle, 0, where=self.where)
+
+    def allocate(self, nbytes: int) -> int:
+        """New memory, at this address. Raises CudaError."""
+        address = c_uint64()
+        with self.current():
+            self.driver.call("cuMemAlloc_v2", address, nbytes, where=self.where)
+        return address.value
+
+    def free(self, address: int) -> None:
+        """Free memory of allocate(); waits for what is done with it."""
+        with self.current():
+            self.driver.call("cuMemFree_v2", address, where=self.where)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Enqueue a copy of device memory."""
+        with self.current():
+            self.driver.call("cuMemcpyDtoDAsync_v2", target, source, nbytes, stream, where=self.where)
+
+
+class CudaEvent(Event):
+    """See Event."""
+
+    def __init__(self, device: CudaDevice, *, timing: bool) -> None:
+        self._device, self.handle = device, c_void_p()
+        with device.current():
+            device.driver.call("cuEventCreate", self.handle, 0 if timing else _DISABLE_TIMING, where=device.where)
+
+    def record(self, stream: int) -> None:
+        """See Event.record."""
+        with self._device.current():
+            self._device.driver.call("cuEventRecord", self.handle, stream, where=self._device.where)
+
+    def done(self) -> bool:
+        """See Event.done."""
+        return self._device.driver.ready(self.handle, self._device.where)
+
+    def synchronize(self) -> None:
+        """See Event.synchronize."""
+        self._device.driver.call("cuEventSynchronize", self.handle, where=self._device.where)
+
+    def elapsed_ms(self, earlier: Event) -> float:
+        """See Event.elapsed_ms."""
+        assert isinstance(earlier, CudaEvent)
+        milliseconds = c_float()
+        self._device.driver.call(
+            "cuEventElapsedTime", milliseconds, earlier.handle, self.handle, where=self._device.where
+        )
+        return milliseconds.value
+
+    def __del__(self) -> None:
+        if self.handle.value:
+            with contextlib.suppress(CudaError):  # the process ends, or the GPU has failed before
+                self._device.driver.call("cuEventDestroy_v2", self.handle, where=self._device.where)

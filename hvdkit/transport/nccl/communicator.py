@@ -1,0 +1,207 @@
+"""A communicator of NCCL: connected without blocking, and aborted or shrunk when a rank is lost."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import c_int, c_void_p
+
+from hvdkit.errors import TransportError
+from hvdkit.transport.arguments import check_message
+from hvdkit.transport.nccl.library import BYTES, SHRINK_ABORT, Library, Result, UniqueId, make_config
+from hvdkit.transport.polling import Backoff
+
+#: Gives every rank what rank 0 passes; collective among the ranks of the communicator.
+Broadcast = Callable[[bytes], bytes]
+
+
+class Communicator:
+    """Collectives of device memory, enqueued on streams; all addresses are integers, all counts numbers of elements.
+
+    A call returns when the operation is enqueued. All ranks make the same calls in one order, one thread at a time.
+    where: this rank with its host and GPU, for messages, as "rank 3 on node1, GPU 0". check: called while NCCL connects
+    ranks; raises RankLostError if one has ended.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        handle: c_void_p,
+        rank: int,
+        size: int,
+        where: str,
+        check: Callable[[], None],
+        timeout_s: float,
+    ) -> None:
+        self.library, self.rank, self.size, self.where = library, rank, size, where
+        self._handle: c_void_p | None = handle
+        self._check, self._timeout_s = check, timeout_s
+
+    @classmethod
+    def connect(
+        cls,
+        library: Library,
+        rank: int,
+        size: int,
+        broadcast: Broadcast,
+        where: str,
+        check: Callable[[], None],
+        timeout_s: float,
+    ) -> Communicator:
+        """Connect the ranks; collective. The calling thread's current CUDA device is the one that is used.
+
+        Raises NcclError if NCCL fails, RankLostError if check() does, TransportError after `timeout_s` seconds.
+        """
+        unique_id = UniqueId()
+        if rank == 0:
+            library.call("ncclGetUniqueId", unique_id, where=where)
+        identity = broadcast(unique_id.to_bytes())
+        ctypes.memmove(ctypes.byref(unique_id), identity, len(identity))
+        handle = c_void_p()
+        config = make_config(blocking=False)
+        library.call("ncclCommInitRankConfig", handle, size, unique_id, rank, config, where=where, handle=handle)
+        communicator = cls(library, handle, rank, size, where, check, timeout_s)
+        try:
+            communicator._complete("ncclCommInitRankConfig")
+        except BaseException:
+            communicator.abort()
+            raise
+        return communicator
+
+    def all_reduce(self, source: int, target: int, count: int, dtype: int, op: int, stream: int) -> None:
+        """Enqueue ncclAllReduce; target may be source."""
+        self._call("ncclAllReduce", source, target, count, dtype, op, self._handle, stream)
+
+    def reduce_scatter(self, source: int, target: int, count: int, dtype: int, op: int, stream: int) -> None:
+        """Enqueue ncclReduceScatter. count: of the result, a size-th of the source's."""
+        self._call("ncclReduceScatter", source, target, count, dtype, op, self._handle, stream)
+
+    def all_gather(self, source: int, target: int, count: int, dtype: int, stream: int) -> None:
+        """Enqueue ncclAllGather. count: of the source, a size-th of the result's."""
+        self._call("ncclAllGather", source, target, count, dtype, self._handle, stream)
+
+    def broadcast(self, source: int, target: int, nbytes: int, root: int, stream: int) -> None:
+        """Enqueue ncclBroadcast of bytes."""
+        self._call("ncclBroadcast", source, target, nbytes, BYTES, root, self._handle, stream)
+
+    def send(self, source: int, nbytes: int, peer: int, stream: int) -> None:
+        """Enqueue ncclSend of bytes. Raises ValueError for a peer that is no other rank of the group."""
+        check_message(peer, 0, self.rank, self.size)
+        self._call("ncclSend", source, nbytes, BYTES, peer, self._handle, stream)
+
+    def receive(self, target: int, nbytes: int, peer: int, stream: int) -> None:
+        """Enqueue ncclRecv of bytes. Raises ValueError for a peer that is no other rank of the group."""
+        check_message(peer, 0, self.rank, self.size)
+        self._call("ncclRecv", target, nbytes, BYTES, peer, self._handle, stream)
+
+    def all_to_all(
+        self,
+        sources: Sequence[tuple[int, int]],
+        targets: Sequence[tuple[int, int]],
+        stream: int,
+    ) -> None:
+        """Enqueue the exchange of one piece with every rank, as one operation of ncclSend and ncclRecv.
+
+        sources, targets: by rank, the address and the number of bytes of what is sent there, and comes from there.
+        """
+        with self.grouped():
+            for peer, ((source, sent), (target, received)) in enumerate(zip(sources, targets, strict=True)):
+                if sent:
+                    self._call("ncclSend", source, sent, BYTES, peer, self._handle, stream)
+                if received:
+                    self._call("ncclRecv", target, received, BYTES, peer, self._handle, stream)
+
+    @contextmanager
+    def grouped(self) -> Iterator[None]:
+        """Within, calls are collected; at its end they are enqueued as one operation."""
+        self.library.call("ncclGroupStart", where=self.where)
+        try:
+            yield
+        finally:
+            # Also when the communicator was aborted within: this thread's later calls would be collected for ever.
+            result = self.library.call("ncclGroupEnd", where=self.where, handle=self._handle)
+            if result is Result.IN_PROGRESS and self._handle is not None:
+                self._complete("ncclGroupEnd")
+
+    def check(self) -> None:
+        """Raise NcclError if an operation that was enqueued has failed since; the communicator is of no use then."""
+        if (result := self._state()) not in (Result.SUCCESS, Result.IN_PROGRESS):
+            raise self.library.error("an operation of NCCL", result, self.where, self._handle)
+
+    def shrink(self, lost: Sequence[int], check: Callable[[], None]) -> Communicator:
+        """Abort what is under way and connect the ranks that are left, in their order; collective among these.
+
+        lost: ranks of this communicator, which is closed. check: as for connect(), of the ranks that are left.
+        Raises TransportError if NCCL is older than 2.27: connect a new communicator then.
+        """
+        if not self.library.has("ncclCommShrink"):
+            raise TransportError("ncclCommShrink needs NCCL 2.27 or later; connect() makes a new communicator.")
+        self._check = check
+        handle, config = c_void_p(), make_config(blocking=False)
+        self._shrunk = handle  # NCCL may write it after a wait that was given up
+        excluded = (c_int * len(lost))(*sorted(lost))
+        arguments = (self._handle, excluded, len(lost), handle, config, SHRINK_ABORT)
+        self.library.call("ncclCommShrink", *arguments, where=self.where, handle=self._handle)
+        # NCCL writes the handle when this communicator is no longer in progress; its own error is the loss.
+        if (result := self._settle("ncclCommShrink")) != Result.SUCCESS and not handle.value:
+            raise self.library.error("ncclCommShrink", result, self.where, self._handle)
+        rank = self.rank - sum(one < self.rank for one in lost)
+        rest = Communicator(self.library, handle, rank, self.size - len(lost), self.where, self._check, self._timeout_s)
+        try:
+            rest._complete("ncclCommShrink")
+        except BaseException:
+            rest.abort()
+            raise
+        finally:
+            self.abort()
+        return rest
+
+    def abort(self) -> None:
+        """End what is under way on this rank, and free the communicator; not collective. Calling it twice is fine."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self.library.call("ncclCommAbort", handle, where=self.where)
+
+    def close(self) -> None:
+        """Wait for what is under way, and free the communicator; collective. Calling it twice is fine."""
+        if self._handle is None:
+            return
+        try:
+            self._call("ncclCommFinalize", self._handle)
+        except BaseException:
+            self.abort()
+            raise
+        handle, self._handle = self._handle, None
+        self.library.call("ncclCommDestroy", handle, where=self.where)
+
+    def _call(self, function: str, *arguments: object) -> None:
+        if self._handle is None:
+            raise TransportError(f"{function}: this communicator of {self.where} has been closed or aborted.")
+        if self.library.call(function, *arguments, where=self.where, handle=self._handle) is Result.IN_PROGRESS:
+            self._complete(function)
+
+    def _state(self) -> int:
+        state = c_int()
+        self.library.call("ncclCommGetAsyncError", self._handle, state, where=self.where, handle=self._handle)
+        return state.value
+
+    def _complete(self, function: str) -> None:
+        if (result := self._settle(function)) != Result.SUCCESS:
+            raise self.library.error(function, result, self.where, self._handle)
+
+    def _settle(self, function: str) -> int:
+        """Wait until NCCL has done on the host what a call began, connecting for most; the state after that."""
+        deadline = time.monotonic() + self._timeout_s
+        waiting = Backoff(self._check)
+        while (result := self._state()) == Result.IN_PROGRESS:
+            if time.monotonic() > deadline:
+                raise TransportError(
+                    f"{function} was not done after {self._timeout_s:g} s on {self.where}: the usual causes are that "
+                    f"one of the {self.size} ranks has not called it, or that ranks do not reach each other. Compare "
+                    "NCCL_SOCKET_IFNAME with the interfaces of the hosts. NCCL_DEBUG=INFO in the environment of the "
+                    "ranks shows NCCL's own log."
+                )
+            waiting.pause()
+        return result

@@ -1,0 +1,231 @@
+"""libnccl through ctypes: where it is found, its functions with their types, and its errors in our words.
+
+NCCL's C interface is stable within major version 2, so no binding package and no compiler is needed. Functions, structs
+and numbers are those of nccl.h 2.18; later ones are asked for by version.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+from ctypes import POINTER, c_char, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from enum import IntEnum
+from pathlib import Path
+
+from hvdkit.errors import MissingDependencyError, TransportError
+
+#: (major, minor, patch), as 2.18.1.
+Version = tuple[int, int, int]
+
+#: ncclCommInitRankConfig() with the layout of Config below.
+OLDEST: Version = (2, 18, 1)
+
+UNIQUE_ID_BYTES = 128
+#: The flag of ncclCommShrink() that ends what is under way on the communicator before.
+SHRINK_ABORT = 1
+_UNDEFINED = -(2**31)
+_MAGIC = 0xCAFEBEEF
+
+
+class Result(IntEnum):
+    """ncclResult_t."""
+
+    SUCCESS = 0
+    UNHANDLED_CUDA_ERROR = 1
+    SYSTEM_ERROR = 2
+    INTERNAL_ERROR = 3
+    INVALID_ARGUMENT = 4
+    INVALID_USAGE = 5
+    REMOTE_ERROR = 6
+    IN_PROGRESS = 7
+    TIMEOUT = 8
+
+
+#: Name of a dtype -> ncclDataType_t, of those that NCCL reduces.
+REDUCIBLE = {
+    "int8": 0,
+    "uint8": 1,
+    "int32": 2,
+    "uint32": 3,
+    "int64": 4,
+    "uint64": 5,
+    "float16": 6,
+    "float32": 7,
+    "float64": 8,
+    "bfloat16": 9,
+}
+#: ncclDataType_t of memory that is moved and not reduced.
+BYTES = REDUCIBLE["uint8"]
+#: Name of an operation -> ncclRedOp_t.
+OPERATIONS = {"sum": 0, "product": 1, "max": 2, "min": 3, "average": 4}
+
+
+class UniqueId(ctypes.Structure):
+    """ncclUniqueId: made by one rank, and given by it to all ranks of a communicator."""
+
+    _fields_ = (("internal", c_char * UNIQUE_ID_BYTES),)
+
+    def to_bytes(self) -> bytes:
+        """All 128 bytes; `internal` itself would end at the first zero."""
+        return ctypes.string_at(ctypes.byref(self), UNIQUE_ID_BYTES)
+
+
+class Config(ctypes.Structure):
+    """ncclConfig_t as of 2.18, which later libraries read too: they go by `size` and `version`."""
+
+    _fields_ = (
+        ("size", c_size_t),
+        ("magic", c_uint),
+        ("version", c_uint),
+        ("blocking", c_int),
+        ("cga_cluster_size", c_int),
+        ("min_ctas", c_int),
+        ("max_ctas", c_int),
+        ("net_name", c_char_p),
+        ("split_share", c_int),
+    )
+
+
+def make_config(*, blocking: bool) -> Config:
+    """A Config in which all else is left to NCCL and its variables."""
+    undefined = (_UNDEFINED,) * 3
+    version = OLDEST[0] * 10000 + OLDEST[1] * 100 + OLDEST[2]
+    return Config(ctypes.sizeof(Config), _MAGIC, version, int(blocking), *undefined, None, _UNDEFINED)
+
+
+_COMMUNICATOR = _STREAM = _MEMORY = c_void_p
+#: Function -> its parameters' types. All return an ncclResult_t but those in _TEXTS.
+_FUNCTIONS: dict[str, tuple[object, ...]] = {
+    "ncclGetVersion": (POINTER(c_int),),
+    "ncclGetUniqueId": (POINTER(UniqueId),),
+    "ncclCommInitRankConfig": (POINTER(c_void_p), c_int, UniqueId, c_int, POINTER(Config)),
+    "ncclCommFinalize": (_COMMUNICATOR,),
+    "ncclCommDestroy": (_COMMUNICATOR,),
+    "ncclCommAbort": (_COMMUNICATOR,),
+    "ncclCommGetAsyncError": (_COMMUNICATOR, POINTER(c_int)),
+    "ncclAllReduce": (_MEMORY, _MEMORY, c_size_t, c_int, c_int, _COMMUNICATOR, _STREAM),
+    "ncclReduceScatter": (_MEMORY, _MEMORY, c_size_t, c_int, c_int, _COMMUNICATOR, _STREAM),
+    "ncclAllGather": (_MEMORY, _MEMORY, c_size_t, c_int, _COMMUNICATOR, _STREAM),
+    "ncclBroadcast": (_MEMORY, _MEMORY, c_size_t, c_int, c_int, _COMMUNICATOR, _STREAM),
+    "ncclSend": (_MEMORY, c_size_t, c_int, c_int, _COMMUNICATOR, _STREAM),
+    "ncclRecv": (_MEMORY, c_size_t, c_int, c_int, _COMMUNICATOR, _STREAM),
+    "ncclGroupStart": (),
+    "ncclGroupEnd": (),
+    "ncclGetErrorString": (c_int,),
+    "ncclGetLastError": (_COMMUNICATOR,),
+}
+_TEXTS = ("ncclGetErrorString", "ncclGetLastError")
+#: Functions that older libraries lack -> the version that brought them, and their parameters' types.
+_LATER: dict[str, tuple[Version, tuple[object, ...]]] = {
+    "ncclCommShrink": (
+        (2, 27, 3),
+        (_COMMUNICATOR, POINTER(c_int), c_int, POINTER(c_void_p), POINTER(Config), c_int),
+    ),
+}
+
+
+class NcclError(TransportError):
+    """A call of NCCL failed. result: the ncclResult_t that it returned."""
+
+    def __init__(self, message: str, result: int) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class Library:
+    """An opened libnccl. path: its file. version: its own, not that of the headers a framework was built with."""
+
+    def __init__(self, path: str) -> None:
+        """Open it. Raises MissingDependencyError if that fails, or if it is too old."""
+        self.path = path
+        try:
+            library = ctypes.CDLL(path)
+            self._functions = {name: getattr(library, name) for name in _FUNCTIONS}
+        except (OSError, AttributeError) as error:
+            raise MissingDependencyError(f"NCCL cannot be loaded from {path}: {error}. {CURE}") from error
+        for name, types in _FUNCTIONS.items():
+            self._functions[name].argtypes = types
+            self._functions[name].restype = c_char_p if name in _TEXTS else c_int
+        code = c_int()
+        self.call("ncclGetVersion", code)
+        self.version: Version = (code.value // 10000, code.value // 100 % 100, code.value % 100)
+        if self.version < OLDEST:
+            raise MissingDependencyError(
+                f"NCCL {_dotted(self.version)} in {path} is too old: hvdkit needs {_dotted(OLDEST)} or later. {CURE}"
+            )
+        for name, (since, types) in _LATER.items():
+            if self.version >= since:
+                self._functions[name] = getattr(library, name)
+                self._functions[name].argtypes, self._functions[name].restype = types, c_int
+
+    def has(self, function: str) -> bool:
+        """Is this library new enough for a function?"""
+        return function in self._functions
+
+    def call(self, function: str, *arguments: object, where: str = "", handle: c_void_p | None = None) -> Result:
+        """Call a function. Returns SUCCESS, or IN_PROGRESS from a communicator that does not block.
+
+        where: the rank, host and GPU, for the message. handle: the communicator, for NCCL's own last words on it.
+        Raises NcclError if NCCL returns anything else.
+        """
+        result = self._functions[function](*arguments)
+        if result in (Result.SUCCESS, Result.IN_PROGRESS):
+            return Result(result)
+        raise self.error(function, result, where, handle)
+
+    def error(self, function: str, result: int, where: str = "", handle: c_void_p | None = None) -> NcclError:
+        """Make the error of a call that returned `result`."""
+        text = (self._functions["ncclGetErrorString"](result) or b"unknown error").decode(errors="replace")
+        last = (self._functions["ncclGetLastError"](handle) or b"").decode(errors="replace").strip()
+        on = f" on {where}" if where else ""
+        details = f" NCCL's last message: {last}." if last else ""
+        library = f"NCCL {_dotted(self.version)} in {self.path}"
+        return NcclError(
+            f"{function} failed{on}: {text} (ncclResult {result}, {library}).{details} "
+            "NCCL_DEBUG=INFO in the environment of the ranks shows more.",
+            result,
+        )
+
+
+CURE = (
+    "Install a CUDA build of your framework, which brings NCCL, or run: pip install nvidia-nccl-cu13 (nvidia-nccl-cu12 "
+    "for CUDA 12)."
+)
+
+
+def find_library(named: str = "") -> str:
+    """The libnccl to open: `named`; else the one that this process has loaded; the wheel's; the system's.
+
+    A second copy beside a framework's own would have its own communicators and environment.
+    """
+    return named or _mapped() or _wheels() or "libnccl.so.2"
+
+
+@functools.cache
+def load_nccl(named: str = "") -> Library:
+    """Open libnccl, once. named: see find_library(). Raises MissingDependencyError."""
+    return Library(find_library(named))
+
+
+def _mapped(maps: str = "/proc/self/maps") -> str:
+    with open(maps) as lines:
+        for line in lines:
+            path = line.rstrip("\n").partition("/")[2]
+            if os.path.basename(path).startswith("libnccl.so"):
+                return f"/{path}"
+    return ""
+
+
+def _wheels() -> str:
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        path = Path(folder, "nccl", "lib", "libnccl.so.2")
+        if path.exists():
+            return str(path)
+    return ""
+
+
+def _dotted(version: Version) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,148 @@
+"""Horovod's module paths become hvdkit's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.resources import files
+
+import libcst as cst
+
+from hvdkit_migrate.draft import Draft
+from hvdkit_migrate.findings import Edit
+from hvdkit_migrate.names import dotted_name
+from hvdkit_migrate.script import last, matches
+
+_GONE = {
+    "horovod.spark": "start the script with hvdrun or hvdkit submit, on data that the ranks read themselves",
+    "horovod.ray": "start the script with hvdrun",
+    "horovod.run": "start the script with hvdrun, and call the function on each rank",
+    "horovod.runner": "start the script with hvdrun, and call the function on each rank",
+    "horovod.mxnet": "MXNet is retired; port the model to PyTorch",
+    "horovod._keras": "the same names from hvdkit.keras",
+}
+#: Names of Horovod's that do what TensorFlow 1 needed.
+_SESSIONS = ("BroadcastGlobalVariablesHook", "broadcast_global_variables")
+#: Modules of hvdkit under Horovod's paths -> what each lists in `__all__`; empty where a module has no such list. Data,
+#: as hvdkit need not be installed where scripts are migrated.
+_MODULES: dict[str, list[str]] = json.loads(files("hvdkit_migrate").joinpath("hvdkit_names.json").read_text())
+
+
+def rename_imports(draft: Draft) -> None:
+    """Put hvdkit for horovod in imports and dotted names; report what hvdkit does not have."""
+    script = draft.script
+    for one in script.all(cst.Import):
+        edits = []
+        for alias in one.names:
+            edits += _rename(draft, one, alias.name, dotted_name(alias.name), [])
+        if edits:
+            draft.change(one, "hvdkit has Horovod's modules under the same paths.", *edits)
+    for each in script.all(cst.ImportFrom):
+        module = dotted_name(each.module)
+        if module.partition(".")[0] != "horovod" or each.module is None or each.relative:
+            continue
+        names = [] if isinstance(each.names, cst.ImportStar) else [dotted_name(alias.name) for alias in each.names]
+        edits = _rename(draft, each, each.module, module, names)
+        if edits:
+            draft.change(each, "hvdkit has Horovod's modules under the same paths.", *edits)
+    _rename_uses(draft)
+    _check_names(draft)
+
+
+def _rename(draft: Draft, node: cst.CSTNode, name: cst.CSTNode, module: str, names: list[str]) -> list[Edit]:
+    """The edits of one module's name; a report, and none, if hvdkit has no such module or name."""
+    if module.partition(".")[0] != "horovod":
+        return []
+    asked = [module, *(f"{module}.{one}" for one in names)] if module == "horovod" and names else [module]
+    for path in asked:
+        gone = next((one for one in _GONE if matches(path + ".", [one + "."])), None)
+        target = "hvdkit" + path[len("horovod") :]
+        if gone or (path != "horovod" and target not in _MODULES):
+            write = _GONE.get(gone or "", "the README lists what hvdkit has")
+            draft.breaks(node, f"hvdkit has no {path}.", write)
+            return []
+    target = "hvdkit" + module[len("horovod") :]
+    known = _MODULES.get(target)
+    for one in names:
+        if module != "horovod" and known and one not in known and f"{target}.{one}" not in _MODULES:
+            draft.breaks(node, f"{target} has no {one}.", _instead(draft, one))
+    start = draft.script.span(name)[0]
+    return [Edit(start, start + len("horovod"), "hvdkit")]
+
+
+def _instead(draft: Draft, name: str) -> str:
+    if name in _SESSIONS:
+        hvd = draft.hvd
+        return (
+            f"{hvd}.broadcast_variables(variables, root_rank=0), or {hvd}.callbacks.BroadcastGlobalVariablesCallback(0)"
+        )
+    if name == "run":
+        return "hvdrun, and call the function on each rank"
+    return "the README lists what hvdkit has"
+
+
+def _rename_uses(draft: Draft) -> None:
+    """`horovod.torch.rank()` after a plain `import horovod.torch`."""
+    script = draft.script
+    for name in script.all(cst.Name):
+        above = script.parent(name)
+        if (
+            script.name(name) != "horovod"
+            or name.value != "horovod"
+            or any(isinstance(one, (cst.Import, cst.ImportFrom)) for one in script.above(name))
+        ):
+            continue
+        if not isinstance(above, cst.Attribute) or above.value is not name:
+            continue
+        if above.attr.value in ("run", "spark", "ray"):
+            path = f"horovod.{above.attr.value}"
+            draft.breaks(above, f"hvdkit has no {path}.", _GONE[path])
+        else:
+            draft.change(name, "follows the renamed import.", draft.replace(name, "hvdkit"))
+
+
+def _check_names(draft: Draft) -> None:
+    """Report names of Horovod's that hvdkit's module does not have."""
+    script = draft.script
+    for node, name in _uses(draft):
+        module, _, own = name.rpartition(".")
+        target = "hvdkit" + module[len("horovod") :]
+        known = _MODULES.get(target)
+        if own in _SESSIONS:
+            draft.breaks(node, f"{own} is for TensorFlow 1.", _instead(draft, own))
+        elif known and own not in known and f"{target}.{own}" not in _MODULES and not own.startswith("_"):
+            draft.breaks(node, f"{target} has no {own}.", _instead(draft, own))
+    for call in script.all(cst.Call):
+        if isinstance(call.func, cst.Attribute) and last(call) == "synchronize" and not call.args:
+            made = [script.name(one) for one in draft.bindings.origins(call.func.value)]
+            if any(name.endswith("DistributedOptimizer") for name in made):
+                draft.better(
+                    call,
+                    "gradients are reduced when backward() returns.",
+                    "remove synchronize() and skip_synchronize(), which are optional",
+                )
+    for call in script.calls("torch.cuda.set_device"):
+        if call.args and script.code(call.args[0]).endswith("local_rank()"):
+            draft.better(
+                call,
+                "fails where the launcher makes one GPU visible to each rank.",
+                f"torch.cuda.set_device({draft.hvd}.local_device())",
+            )
+    for decorator in script.all(cst.Decorator):
+        if script.name(decorator.decorator).endswith("elastic.run"):
+            draft.better(
+                decorator,
+                "the number of ranks changes only in a job that hvdrun started with --elastic.",
+                "hvdrun --elastic -np N --min-np N python train.py",
+            )
+
+
+def _uses(draft: Draft) -> Iterator[tuple[cst.Attribute, str]]:
+    for node in draft.script.all(cst.Attribute):
+        name = draft.script.name(node)
+        owner = (
+            draft.script.name(node.value) in ("horovod.torch", "horovod.keras") or dotted_name(node.value) == draft.hvd
+        )
+        imported = any(isinstance(one, (cst.Import, cst.ImportFrom)) for one in draft.script.above(node))
+        if name.startswith("horovod.") and owner and not imported:
+            yield node, name

@@ -1,0 +1,188 @@
+"""What ranks do with a communicator of NCCL over the stand-in: each body gets a transport, by which the ranks meet."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from stand_in import ask_to_fail, stand_in_path, synchronizations
+
+from hvdkit.errors import TransportError
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buffer import as_buffer
+from hvdkit.transport.cuda import CudaDevice, load_driver
+from hvdkit.transport.nccl.communicator import Communicator
+from hvdkit.transport.nccl.library import OPERATIONS, REDUCIBLE, NcclError, load_nccl
+
+_NUMPY = {"sum": np.add, "product": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def _broadcast(transport: Transport) -> Callable[[bytes], bytes]:
+    def broadcast(identity: bytes) -> bytes:
+        array = np.frombuffer(identity, np.uint8).copy()
+        transport.broadcast(as_buffer(array), 0)
+        return array.tobytes()
+
+    return broadcast
+
+
+def connect(transport: Transport, timeout_s: float = 20.0) -> Communicator:
+    """The ranks of `transport`, as NCCL's."""
+    where = f"rank {transport.rank} on {socket.gethostname()}, GPU 0"
+    library = load_nccl(stand_in_path())
+    return Communicator.connect(
+        library, transport.rank, transport.size, _broadcast(transport), where, lambda: None, timeout_s
+    )
+
+
+@contextmanager
+def stream_of(device: CudaDevice) -> Iterator[int]:
+    """A stream of high priority."""
+    stream = device.make_stream(high_priority=True)
+    yield stream
+    device.destroy_stream(stream)
+
+
+def _device() -> CudaDevice:
+    return CudaDevice(load_driver(stand_in_path()), 0)
+
+
+def _finish(device: CudaDevice, stream: int) -> None:
+    event = device.make_event()
+    event.record(stream)
+    while not event.done():
+        time.sleep(0.0005)
+
+
+def _values(rank: int, count: int, dtype: str) -> NDArray[Any]:
+    return ((np.arange(count) * 7 + rank * 3) % 5 + 1).astype(dtype)
+
+
+def collectives(transport: Transport) -> None:
+    """Every collective, with every dtype and operation, at once on one stream and without a wait of the host."""
+    device, communicator = _device(), connect(transport)
+    before, rank, size, checks = synchronizations(), transport.rank, transport.size, []
+    with stream_of(device) as stream:
+        dtypes = [dtype for dtype in REDUCIBLE if dtype != "bfloat16"]
+        for (dtype, op), count in zip(
+            itertools.product(dtypes, _NUMPY), itertools.cycle((1, 7, 100_003)), strict=False
+        ):
+            own = [_values(one, count, dtype) for one in range(size)]
+            total = own[0].copy()
+            for other in own[1:]:
+                total = _NUMPY[op](total, other)
+            target = np.zeros(count, dtype)
+            communicator.all_reduce(
+                own[rank].ctypes.data, target.ctypes.data, count, REDUCIBLE[dtype], OPERATIONS[op], stream
+            )
+            checks.append((own, target, total))
+        whole = [_values(one, 11 * size, "float32") for one in range(size)]
+        part, mean = np.zeros(11, "float32"), np.mean(whole, axis=0)[11 * rank : 11 * rank + 11]
+        code = REDUCIBLE["float32"]
+        communicator.reduce_scatter(whole[rank].ctypes.data, part.ctypes.data, 11, code, OPERATIONS["average"], stream)
+        gathered = np.zeros(11 * size * size, "float32")
+        communicator.all_gather(whole[rank].ctypes.data, gathered.ctypes.data, 11 * size, code, stream)
+        given = np.full(5, rank, "float64")
+        communicator.broadcast(given.ctypes.data, given.ctypes.data, given.nbytes, size - 1, stream)
+        _finish(device, stream)
+    assert synchronizations() == before
+    for _, target, total in checks:
+        np.testing.assert_array_equal(target, total)
+    np.testing.assert_allclose(part, mean, rtol=1e-6)
+    np.testing.assert_array_equal(gathered, np.concatenate(whole))
+    np.testing.assert_array_equal(given, np.full(5, size - 1))
+    communicator.close()
+    communicator.close()
+
+
+def messages(transport: Transport) -> None:
+    """Pieces of any size to every rank at once, and messages around a ring that are larger than what a wire holds."""
+    device, communicator = _device(), connect(transport)
+    rank, size = transport.rank, transport.size
+    with stream_of(device) as stream:
+        pieces = [np.full(10 * rank + to, 100 * rank + to, "int32") for to in range(size)]
+        places = [np.zeros(10 * source + rank, "int32") for source in range(size)]
+        communicator.all_to_all(
+            [(one.ctypes.data, one.nbytes) for one in pieces], [(one.ctypes.data, one.nbytes) for one in places], stream
+        )
+        sent, received = np.full(300_000, rank, "float64"), np.zeros(300_000)
+        with communicator.grouped():
+            communicator.send(sent.ctypes.data, sent.nbytes, (rank + 1) % size, stream)
+            communicator.receive(received.ctypes.data, received.nbytes, (rank - 1) % size, stream)
+        _finish(device, stream)
+    for source, place in enumerate(places):
+        assert (place == 100 * source + rank).all()
+    assert (received == (rank - 1) % size).all()
+    communicator.close()
+
+
+def order(transport: Transport) -> None:
+    """Gradients that are still being computed are waited for by the stream, and the result by whoever uses it."""
+    device, communicator = _device(), connect(transport)
+    code, ready, reduced = REDUCIBLE["float32"], device.make_event(), device.make_event()
+    with stream_of(device) as computing, stream_of(device) as reducing:
+        for turn in range(20):
+            fresh = np.full(1000, turn + transport.rank, "float32")
+            bucket, gradient = np.full(1000, np.nan, "float32"), np.full(1000, np.nan, "float32")
+            device.copy(bucket.ctypes.data, fresh.ctypes.data, bucket.nbytes, computing)
+            ready.record(computing)
+            device.wait(reducing, ready)
+            communicator.all_reduce(bucket.ctypes.data, bucket.ctypes.data, 1000, code, OPERATIONS["sum"], reducing)
+            reduced.record(reducing)
+            device.wait(computing, reduced)
+            device.copy(gradient.ctypes.data, bucket.ctypes.data, bucket.nbytes, computing)
+            _finish(device, computing)
+            assert (gradient == sum(range(transport.size)) + turn * transport.size).all()
+    communicator.close()
+
+
+def a_rank_dies(transport: Transport) -> list[float]:
+    """The last rank is killed inside of an allreduce; the others hear of it and go on without it."""
+    device, communicator = _device(), connect(transport)
+    numbers = np.full(1000, 1.0 + transport.rank, "float32")
+    code, total = REDUCIBLE["float32"], OPERATIONS["sum"]
+    with stream_of(device) as stream:
+        if transport.rank == transport.size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        communicator.all_reduce(numbers.ctypes.data, numbers.ctypes.data, 1000, code, total, stream)
+        try:
+            while True:
+                communicator.check()
+                time.sleep(0.005)
+        except NcclError as error:
+            assert f"rank {transport.rank} on {socket.gethostname()}, GPU 0" in str(error)
+            assert "remote" in str(error)
+        rest = communicator.shrink([transport.size - 1], lambda: None)
+        _finish(device, stream)  # what was under way has been ended
+        numbers[:] = 1.0 + transport.rank
+        rest.all_reduce(numbers.ctypes.data, numbers.ctypes.data, 1000, code, total, stream)
+        _finish(device, stream)
+    rest.close()
+    return [float(numbers[0]), rest.rank, rest.size]
+
+
+def failures(transport: Transport) -> list[str]:
+    """The messages of calls that fail, one that others do not make, and one on a communicator that is closed."""
+    communicator = connect(transport)
+    ask_to_fail("ncclAllReduce", 1)
+    with pytest.raises(NcclError) as reducing:
+        communicator.all_reduce(0, 0, 0, 0, 0, 0)
+    with pytest.raises(ValueError, match="peer") as sending:
+        communicator.send(0, 0, transport.rank, 0)
+    communicator.close()
+    with pytest.raises(TransportError) as closed:
+        communicator.all_reduce(0, 0, 0, 0, 0, 0)
+    if transport.rank == 0:
+        ask_to_fail("ncclCommInitRankConfig", 5)
+    with pytest.raises(TransportError) as connecting:
+        connect(transport, timeout_s=0.3)
+    return [str(caught.value) for caught in (reducing, sending, closed, connecting)]

@@ -1,0 +1,70 @@
+"""Output that cannot be written: a reader that has ended, a full disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdkit.errors import HvdkitError
+from hvdkit.launch.cli.console import run_command
+
+SIGPIPE = 128 + signal.SIGPIPE
+COMMANDS = {
+    "a large table": [sys.executable, "-m", "hvdkit", "hosts", "-H", "n[1-20000]:2"],
+    "one line": [sys.executable, "-m", "hvdkit", "hosts", "-H", "node1:2", "--to", "pbs"],
+    "a dry run": [sys.executable, "-m", "hvdkit.launch", "-np", "1", "--dry-run", "true"],
+    "a completion script": [sys.executable, "-m", "hvdkit.launch", "--print-completion", "bash"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_reader_that_has_ended_ends_the_command_without_a_word(name: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as stdout:
+        done = subprocess.run(COMMANDS[name], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == SIGPIPE
+    assert not [line for line in done.stderr.splitlines() if "mpirun: all ranks are on this machine" not in line]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_full_disk_is_one_line(name: str) -> None:
+    with Path("/dev/full").open("wb") as stdout:
+        done = subprocess.run(COMMANDS[name], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "the output cannot be written: No space left on device." in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.ranks
+def test_a_job_whose_output_cannot_be_written_ends_and_says_why() -> None:
+    command = [sys.executable, "-m", "hvdkit.launch", "-np", "2", "sh", "-c", "echo line; sleep 100"]
+    with Path("/dev/full").open("wb") as stdout:
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "hvdrun: the output cannot be written: No space left on device; ended 2 ranks.\n"
+
+
+def test_an_error_is_one_line_and_ctrl_c_has_the_shells_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> int:
+        raise HvdkitError("no host")
+
+    def interrupt() -> int:
+        raise KeyboardInterrupt
+
+    assert run_command("hvdkit hosts", fail) == 2
+    assert capsys.readouterr().err == "hvdkit hosts: no host\n"
+    assert run_command("hvdrun", interrupt) == 130
+    assert run_command("hvdrun", lambda: 3) == 3
+
+
+def test_a_broken_pipe_of_something_else_than_stdout_is_an_error() -> None:
+    def fail() -> int:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        run_command("hvdrun", fail)

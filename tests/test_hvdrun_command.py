@@ -1,0 +1,208 @@
+"""What the command line becomes: the ranks' command, their number, their variables, and a shell's completion."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import tty
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from hvdkit import cli as hvdkit_cli
+from hvdkit.errors import LaunchError, MissingDependencyError
+from hvdkit.launch.cli import completion
+from hvdkit.launch.cli.command import plan_command
+from hvdkit.launch.cli.options import build_parser, parse_arguments
+from hvdkit.launch.cli.plan_job import plan_job
+from hvdkit.launch.cli.rank_count import choose_ranks, count_gpus, count_visible
+from hvdkit.launch.hostfiles import Host
+from hvdkit.launch.job.output import Output
+from hvdkit.launch.launchers.commands import build_launch
+from hvdkit.launch.plan.environment import select_forwarded
+from hvdkit.launch.plan.job import Job
+from hvdkit.launch.plan.launcher_choice import LauncherChoice
+from hvdkit.launch.plan.mpi import Mpi
+from hvdkit.launch.plan.validate import count_cores
+
+PATH = "/usr/bin:/bin"
+
+
+def program(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def test_a_script_and_a_module_run_with_this_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "train.py").touch()
+    environ = {"PATH": PATH}
+    job = plan_job(parse_arguments(["-np", "1", "train.py", "--lr", "-1"]), environ)
+    assert job.command == (sys.executable, "train.py", "--lr", "-1")
+    job = plan_job(parse_arguments(["-m", "-np", "1", "pack.train", "-m", "x"]), environ)
+    assert job.command == (sys.executable, "-m", "pack.train", "-m", "x")
+    assert plan_job(parse_arguments(["-np", "1", "-m", "json.tool"]), environ).command[2] == "json.tool"
+
+
+def test_what_is_not_a_script_of_this_python_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tool = program(tmp_path / "bin.py", "#!/bin/sh\n")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for words in (["python", "train.py"], ["sh", "-c", "x"], ["bin.py"]):
+        assert plan_command(words, module=False, path=str(tmp_path)) == words
+    assert plan_command([str(tool)], module=False, path="", python="p") == ["p", str(tool)]
+
+
+def test_a_script_that_cannot_be_read_is_refused_before_ranks_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)  # root may read anything
+    with pytest.raises(LaunchError, match=r"train.py cannot be read: Permission denied. Check its owner and mode."):
+        plan_job(parse_arguments(["-np", "1", str(tmp_path / "train.py")]), {"PATH": PATH})
+
+
+@pytest.mark.parametrize(
+    ("visible", "present", "number"),
+    [
+        ("0,1", 4, 2), ("", 4, 0), ("-1", 4, 0), ("0,-1,1", 4, 1), ("0,9", 4, 1), ("GPU-12ab, MIG-34", 1, 2),
+        ("NoDevFiles", 4, 0), ("0", 0, 0),
+    ],
+)  # fmt: skip
+def test_visible_gpus_are_counted_as_cuda_does(visible: str, present: int, number: int) -> None:
+    assert count_visible(visible, present) == number
+
+
+def test_gpus_are_those_of_nvidia_smi_else_of_the_driver(tmp_path: Path) -> None:
+    listing = "GPU 0: H200 (UUID: GPU-1)\n  MIG 1g.18gb Device 0: (UUID: MIG-2)\nGPU 1: H200 (UUID: GPU-3)"
+    program(tmp_path / "nvidia-smi", f"#!/bin/sh\n[ -z \"$CUDA_VISIBLE_DEVICES\" ] && cat <<'END'\n{listing}\nEND\n")
+    environ = {"PATH": f"{tmp_path}:{PATH}"}
+    assert count_gpus(environ) == 2
+    assert count_gpus({**environ, "CUDA_VISIBLE_DEVICES": "1"}) == 1
+    proc = tmp_path / "gpus"
+    for name in ("a", "b", "c"):
+        (proc / name).mkdir(parents=True)
+    assert count_gpus({"PATH": ""}, proc) == 3
+    program(tmp_path / "nvidia-smi", "#!/bin/sh\nexit 9\n")
+    assert count_gpus(environ, proc) == 3
+
+
+def test_without_a_gpu_the_error_says_what_was_inspected(tmp_path: Path) -> None:
+    environ = {"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"}
+    with pytest.raises(
+        LaunchError, match=r"there is no nvidia-smi on PATH, and no \S+; CUDA_VISIBLE_DEVICES='0'.*-np N"
+    ):
+        count_gpus(environ, tmp_path / "none")
+
+
+def test_auto_is_the_slots_of_the_hosts_else_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"PATH": PATH}
+    assert plan_job(parse_arguments(["-np", "auto", "true"]), environ).ranks == count_cores()
+    assert plan_job(parse_arguments(["-np", "auto", "-H", "localhost:3", "true"]), environ).ranks == 3
+    with pytest.raises(LaunchError, match=r"of this machine only, and the hosts are node1, node2.*--slots-per-host 8"):
+        choose_ranks("gpu", (Host("node1", 4), Host("node2", 4)), local=False, cores=2, environ={})
+
+
+def test_variables_reach_the_ranks_by_the_environment_only() -> None:
+    environ = {"PATH": PATH, "TOKEN": "secret1", "TMPDIR": "/scratch", "AWS_KEY": "a", "AWS_REGION": "b"}
+    words = ["-x", "TOKEN", "--env", "LEVEL=secret2", "-xTMPDIR", "-x", "AWS_KEY", "--no-forward-env", "AWS_*"]
+    job = plan_job(parse_arguments([*words, "-np", "1", "true"]), environ)
+    assert {name: job.environ.get(name) for name in ("TOKEN", "LEVEL", "AWS_KEY", "AWS_REGION")} == {
+        "TOKEN": "secret1",
+        "LEVEL": "secret2",
+        "AWS_KEY": "a",
+        "AWS_REGION": None,
+    }
+    away = Job(**{**vars(job), "hosts": (Host("node1", 1),), "local": False})
+    for kind, name in (("open_mpi", "Open MPI"), ("mpich", "MPICH"), ("intel_mpi", "Intel MPI")):
+        launch = build_launch(away, LauncherChoice("mpirun", "", mpi=Mpi(kind, name, "5.0.1", "/bin/mpirun")))
+        assert not any("secret" in word for word in launch.argv)
+        sent = {word for words in launch.argv for word in words.split(",")}
+        assert {"TOKEN", "LEVEL", "TMPDIR", "AWS_KEY"} <= sent
+        assert launch.variables["LEVEL"] == "secret2"
+    assert select_forwarded({"OMPI_MCA_pml": "ob1"}, ["OMPI_MCA_pml"]) == ()
+
+
+@pytest.mark.parametrize("word", ["PMIX_RANK=1", "HVDKIT_CONTROL=x", "RANK=1", "JAX_PROCESS_ID=0", "WORLD_SIZE=1"])
+def test_variables_that_each_rank_gets_are_refused(word: str) -> None:
+    with pytest.raises(LaunchError, match="hvdrun or the launcher sets this variable"):
+        plan_job(parse_arguments(["-np", "1", "-x", word, "true"]), {"PATH": PATH})
+
+
+def read(pipe: int) -> bytes:
+    os.set_blocking(pipe, False)
+    try:
+        return os.read(pipe, 1000)
+    except BlockingIOError:
+        return b""
+
+
+def test_notes_wait_for_a_problem_if_hvdrun_is_quiet_and_other_ranks_are_not_shown() -> None:
+    reader, writer = os.pipe()
+    output = Output(writer, writer, quiet=True, shown={0, 2})
+    output.note("2 ranks on node1.")
+    for rank in range(3):
+        output.write(rank, False, b"[%d]\n" % rank)
+    assert read(reader) == b"[0]\n[2]\n"
+    output.say("rank 1 failed.")
+    assert read(reader) == b"hvdrun: 2 ranks on node1.\nhvdrun: rank 1 failed.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        (b"\x1b[36m[0]\x1b[0m loss", b"\n[1]\n"),
+        (b"[0] 10 %\r", b"\r\x1b[K[1]\n"),
+        (b"[0] \x1b[2K10 %", b"\r\x1b[K[1]\n"),
+    ],
+)
+def test_only_a_line_that_is_drawn_again_is_wiped_for_another_ranks_line(text: bytes, after: bytes) -> None:
+    outer, inner = os.openpty()
+    tty.setraw(inner)
+    output = Output(inner, inner)
+    output.write(0, False, text)
+    output.write(1, False, b"[1]\n")
+    seen = b""
+    while (
+        len(seen) < len(text + after) and select.select([outer], [], [], 10)[0]
+    ):  # a terminal passes on piece by piece
+        seen += os.read(outer, 1000)
+    assert seen == text + after
+    os.close(inner)
+    os.close(outer)
+
+
+@pytest.mark.parametrize("shell", completion.SHELLS)
+def test_completion_knows_options_and_choices(shell: str) -> None:
+    pytest.importorskip("shtab", reason="shtab is not installed")
+    script = completion.write_completion(build_parser(everything=True), shell)
+    assert "slots-per-host" in script and "hierarchical" in script
+    assert "doctor" in completion.write_completion(hvdkit_cli.build_parser(), shell)
+    if shell == "bash":
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=30)
+
+
+def test_completion_without_shtab_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr("hvdkit.optional_import.importlib.import_module", missing)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'hvdkit\[completion\]'"):
+        parse_arguments(["--print-completion", "bash"])
+
+
+def test_a_configuration_file_yields_to_the_command_line(tmp_path: Path) -> None:
+    pytest.importorskip("yaml", reason="PyYAML is not installed")
+    (tmp_path / "c.yaml").write_text("autotune: {enabled: true}\nlogging: {level: INFO}\n")
+    words = ["--config-file", str(tmp_path / "c.yaml"), "--no-autotune", "-np", "1", "true"]
+    expected: Mapping[str, str] = {"HVDKIT_AUTOTUNE": "0", "HVDKIT_LOG_LEVEL": "INFO"}
+    assert parse_arguments(words).settings == expected

@@ -1,0 +1,166 @@
+"""How hvdrun ends: when it is asked to, whatever it is doing; and with nothing left of what ranks have started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hvdrun_job import HVDRUN, alive, command, descendants, environment, hvdrun, lines, wait_until
+
+from hvdkit.launch.agent import wire
+from hvdkit.launch.job.control import ControlServer
+from hvdkit.launch.job.interruption import Interruption
+from hvdkit.launch.job.output import Output
+from hvdkit.launch.job.ranks import End, Ranks
+from hvdkit.launch.job.runner import JobOptions, Runner
+from hvdkit.launch.plan.job import AGENT, Launch
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("code", [0, 3])
+def test_what_a_rank_leaves_running_in_another_process_group_is_ended_with_it(code: int) -> None:
+    script = "import subprocess; child = subprocess.Popen(['sleep', '64'], preexec_fn=os.setpgrp, stdout=-3)"
+    done = hvdrun(2, f"{script}\nprint(child.pid, flush=True)\nif rank == 1: sys.exit({code})")
+    assert done.returncode == code
+    pids = [int(line.split()[1]) for line in lines(done.stdout)]
+    assert len(pids) == 2 and wait_until(lambda: not any(map(alive, pids)))
+
+
+@pytest.mark.ranks
+def test_ctrl_c_while_hvdrun_waits_for_hosts_prints_no_traceback(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
+    hosts.chmod(0o700)
+    argv = [*HVDRUN, "-np", "2", "--elastic", "--host-discovery-script", str(hosts), "true"]
+    process = subprocess.Popen(argv, env=environment(), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        assert wait_until((tmp_path / "asked").exists)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=50)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and b"Traceback" not in errors
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_job_whose_output_nobody_reads_ends_when_it_is_asked_to(number: signal.Signals, code: int) -> None:
+    """Like the output in a pager, or on a terminal after Ctrl-S."""
+    source, target = os.pipe()
+    process = subprocess.Popen(
+        command(2, "while True: print('x' * 1000)"),
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=target,
+        stderr=subprocess.PIPE,
+    )
+    os.close(target)
+    try:
+        assert wait_until(lambda: waits_to_write(process.pid))
+        processes = descendants(process.pid)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=50)
+    finally:
+        process.kill()
+        os.close(source)
+    assert process.returncode == code and f"{'Ctrl-C' if number == 2 else 'SIGTERM'}: ended 2 ranks." in errors.decode()
+    assert wait_until(lambda: not any(map(alive, processes)))
+
+
+def waits_to_write(process: int) -> bool:
+    """Whether the kernel has a process wait in a write to a pipe."""
+    return "pipe_write" in Path(f"/proc/{process}/wchan").read_text() or _in_write_call(process)
+
+
+def _in_write_call(process: int) -> bool:
+    """The same where wchan is hidden. The system call write(2) is 1 on x86-64, and 64 elsewhere."""
+    words = Path(f"/proc/{process}/syscall").read_text().split()
+    return words[:2] in (["1", "0x1"], ["64", "0x1"])
+
+
+def test_a_launcher_that_cannot_be_started_is_an_error_of_hvdruns(capfd: pytest.CaptureFixture[str]) -> None:
+    output = Output()
+    options = JobOptions(size=1, environ={})
+    runner = Runner(lambda control: Launch(("/no/such/mpirun",), control), options, output, Interruption(output))
+    with pytest.raises(Exception, match="/no/such/mpirun cannot be started: No such file") as caught:
+        asyncio.run(runner.run())
+    assert type(caught.value).__name__ == "LaunchError"
+
+
+async def start_agent_after(frames: Mapping[bytes, bytes], folder: Path, script: str) -> End:
+    """Start the agent of one rank, which finds these frames before its start order; returns how the rank ended."""
+    ranks = Ranks(1)
+    changed = asyncio.Event()
+    control = ControlServer(ranks, lambda *_: None, changed.set, lambda *_: None)
+    await control.open((), str(folder))
+    try:
+        agent = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", AGENT, "--", sys.executable, "-c", script),
+            env={**os.environ, **control.variables},
+        )
+        while not control.arrivals:
+            changed.clear()
+            await changed.wait()
+        for kind, payload in frames.items():
+            control.send(0, kind, payload)
+        control.release({0: {"variables": {}, "cores": {}}})
+        while not ranks.ended:
+            changed.clear()
+            await changed.wait()
+        control.stop()
+        await agent.wait()
+        return ranks.ended[0]
+    finally:
+        await control.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_for_the_script_that_comes_before_its_start_reaches_it(number: signal.Signals, tmp_path: Path) -> None:
+    frames = {wire.SIGNAL: str(int(number)).encode()}
+    end = asyncio.run(start_agent_after(frames, tmp_path, "import time; time.sleep(50)"))
+    assert end.signal == number and not end.ended_by
+
+
+@pytest.mark.ranks
+def test_a_log_that_cannot_be_written_is_told_and_the_training_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "rank.1.log").symlink_to("/dev/full")
+    done = hvdrun(2, "print('one'); print('two', file=sys.stderr)", "--output-filename", str(tmp_path))
+    assert (done.returncode, sorted(lines(done.stdout))) == (0, ["[0] one", "[1] one"])
+    told = "[1] hvdkit: its log is incomplete from here on: No space left on device"
+    assert sorted(lines(done.stderr)) == sorted(["[0] two", "[1] two", told])
+    assert sorted(lines((tmp_path / "rank.0.log").read_bytes())) == ["one", "two"]
+
+
+@pytest.mark.ranks
+def test_ctrl_c_in_run_is_raised_when_its_job_has_ended(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, time, hvdkit\n"
+        "def train(folder):\n"
+        "    open(f'{folder}/pid.{os.getpid()}', 'w').close()\n"
+        "    time.sleep(50)\n"
+        "if __name__ == '__main__':\n"
+        "    try:\n"
+        f"        hvdkit.run(train, ({str(tmp_path)!r},), np=2)\n"
+        "    except KeyboardInterrupt:\n"
+        "        print('interrupted', flush=True)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script)], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert wait_until(lambda: len(list(tmp_path.glob("pid.*"))) == 2)
+        process.send_signal(signal.SIGINT)  # to this process alone
+        out, errors = process.communicate(timeout=50)
+    finally:
+        process.kill()
+    assert lines(out) == ["interrupted"] and "hvdrun: Ctrl-C: ended 2 ranks." in lines(errors)
+    assert not any(alive(int(file.suffix[1:])) for file in tmp_path.glob("pid.*"))

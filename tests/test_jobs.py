@@ -1,0 +1,76 @@
+"""hvdkit jobs and hvdkit stop: the running jobs of this user on this host."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hvdrun_job import SLEEP, environment, read_pids, started
+
+from hvdkit.launch.job.runtime_dir import find_jobs
+from hvdkit.tools.jobs.jobs import format_jobs
+
+HVDKIT = [sys.executable, "-m", "hvdkit"]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*HVDKIT, *words], env=environment(), capture_output=True, text=True, timeout=60, check=False)
+
+
+def list_jobs() -> dict[str, dict[str, Any]]:
+    done = run("jobs", "--json")
+    assert done.returncode == 0, done.stderr
+    return {job["name"]: job for job in json.loads(done.stdout)}
+
+
+def test_a_table_has_a_line_for_each_job() -> None:
+    jobs: list[dict[str, Any]] = [
+        {"name": "7", "state": "running", "ranks": 2, "hosts": ["a", "b"], "since": 0.0, "command": "python t.py"},
+        {"name": "88", "state": "not responding", "ranks": None, "hosts": None, "since": None, "command": None},
+        {"name": "9", "state": "running", "ranks": 8, "hosts": list("abcd"), "since": 0.0, "command": "python t.py"},
+    ]
+    head, first, second, third = format_jobs(jobs).splitlines()
+    assert head.split() == ["JOB", "STATE", "RANKS", "HOSTS", "SINCE", "COMMAND"]
+    assert re.fullmatch(r"7 +running +2 +a,b +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +python t.py", first)
+    assert re.fullmatch(r"88 +not responding +- +- +- +-", second)
+    assert "a and 3 others" in third
+
+
+SAVES = """
+def save(*_):
+    print("saves", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize(
+    ("options", "script", "code"), [((), SAVES, 75), ((), "", 143), (("--now",), "", 130)], ids=["75", "143", "130"]
+)
+def test_a_job_is_listed_and_stopped(options: tuple[str, ...], script: str, code: int) -> None:
+    with started(2, script + SLEEP) as hvdrun:
+        read_pids(hvdrun, 2)
+        name = str(hvdrun.pid)
+        job = list_jobs()[name]
+        assert (job["state"], job["ranks"], len(job["hosts"])) == ("running", 2, 1)
+        assert job["since"] > 0 and sys.executable in job["command"]
+        done = run("stop", *options, name)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"Job {name} has ended with exit code {code}.\n", "")
+        assert hvdrun.wait(20) == code
+        assert name not in find_jobs()
+
+
+@pytest.mark.ranks
+def test_an_unknown_job_is_an_error_with_the_list() -> None:
+    with started(1, SLEEP) as hvdrun:
+        read_pids(hvdrun, 1)
+        done = run("stop", "none")
+        assert done.returncode == 2 and done.stderr.startswith("hvdkit stop: You have no job none")
+        assert f"  hvdkit stop {hvdrun.pid}    1 rank of " in done.stderr
+        assert hvdrun.poll() is None

@@ -1,0 +1,102 @@
+"""NCCL's communicators, streams and events, over a stand-in in host memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import nccl_checks
+import pytest
+from pipe_ranks import run_piped
+from ranks import run_ranks
+from stand_in import ask_to_fail, find_compiler, stand_in_path
+
+from hvdkit.errors import MissingDependencyError, TransportError
+from hvdkit.transport.api import Transport
+from hvdkit.transport.cuda import CudaDevice, CudaError, Driver, load_driver
+from hvdkit.transport.device import HostDevice
+from hvdkit.transport.nccl.library import Library, _mapped, find_library
+
+pytestmark = [
+    pytest.mark.ranks,
+    pytest.mark.skipif(find_compiler() is None, reason="no C compiler for the stand-in; run: apt-get install gcc"),
+]
+
+PAUSES = {"STAND_IN_PAUSE_US": "3000"}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_collectives(size: int) -> None:
+    run_ranks(size, nccl_checks.collectives, transport="single" if size == 1 else "shared_memory")
+
+
+@pytest.mark.parametrize("check", [nccl_checks.messages, nccl_checks.order])
+def test_whatever_is_late(check: Callable[[Transport], None]) -> None:
+    run_ranks(3, check, transport="shared_memory", env=PAUSES)
+
+
+def test_a_killed_rank_is_noticed_and_the_others_shrink() -> None:
+    assert run_piped(3, nccl_checks.a_rank_dies) == [[3.0, 0, 2], [3.0, 1, 2], None]
+
+
+def test_a_failure_says_what_where_and_what_to_do() -> None:
+    for rank, said in enumerate(run_ranks(2, nccl_checks.failures, transport="shared_memory", fresh=True)):
+        reduce, send, closed, connecting = said
+        assert f"ncclAllReduce failed on rank {rank} on " in reduce and "GPU 0: unhandled cuda error" in reduce
+        assert "NCCL_DEBUG=INFO" in reduce
+        assert f"peer is {rank}" in send
+        assert "has been closed" in closed
+        assert ("invalid usage" if rank == 0 else "one of the 2 ranks has not called it") in connecting
+
+
+def test_the_librarys_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    maps = tmp_path / "maps"
+    maps.write_text(
+        "7f00-7f01 r-xp 00000000 08:01 99   /a place/nvidia/nccl/lib/libnccl.so.2\n7f02-7f03 rw-p 0 0:0 0\n"
+    )
+    assert _mapped(str(maps)) == "/a place/nvidia/nccl/lib/libnccl.so.2"
+    assert find_library("/my/libnccl.so.2") == "/my/libnccl.so.2"
+    wheel = tmp_path / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    wheel.parent.mkdir(parents=True)
+    wheel.touch()
+    code = "from hvdkit.transport.nccl.library import find_library; print(find_library())"
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == str(wheel)
+
+
+def test_a_library_that_is_missing_or_too_old_is_an_error_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MissingDependencyError, match="pip install nvidia-nccl-cu13"):
+        Library("/no/such/libnccl.so.2")
+    monkeypatch.setenv("STAND_IN_NCCL_VERSION", "21701")
+    with pytest.raises(MissingDependencyError, match=r"NCCL 2.17.1 .* is too old: hvdkit needs 2.18.1"):
+        Library(stand_in_path())
+    monkeypatch.setenv("STAND_IN_NCCL_VERSION", "22003")
+    assert not Library(stand_in_path()).has("ncclCommShrink")
+    with pytest.raises(MissingDependencyError, match="nvidia-smi"):
+        Driver("/no/such/libcuda.so.1")
+
+
+def test_a_device_that_is_not_there_and_one_without_memory() -> None:
+    driver = load_driver(stand_in_path())
+    with pytest.raises(TransportError, match="no GPU 3: this process sees 1"):
+        CudaDevice(driver, 3)
+    device = CudaDevice(driver, 0)
+    ask_to_fail("cuMemAlloc_v2", 2)
+    with pytest.raises(CudaError, match=r"GPU 0: out of memory .* smaller batch"):
+        device.allocate(8)
+    address = device.allocate(8)
+    device.free(address)
+
+
+def test_events_measure_on_both_kinds_of_device() -> None:
+    for device in (CudaDevice(load_driver(stand_in_path()), 0), HostDevice()):
+        stream = device.make_stream()
+        first, last = device.make_event(timing=True), device.make_event(timing=True)
+        first.record(stream)
+        last.record(stream)
+        last.synchronize()
+        assert last.done() and last.elapsed_ms(first) >= 0.0
+        device.destroy_stream(stream)

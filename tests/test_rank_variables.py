@@ -1,0 +1,116 @@
+"""The variables of torchrun, Keras and JAX that hvdrun gives its ranks."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from hvdkit.errors import LaunchError
+from hvdkit.launch.agent import ports
+from hvdkit.launch.agent.ports import FIRST_PORT, LAST_PORT, hold_free_ports
+from hvdkit.launch.agent.start_order import find_unplanned
+from hvdkit.launch.plan.environment import clean_environment
+from hvdkit.launch.plan.rank_variables import plan_rank_variables
+from hvdkit.transport.gloo.rendezvous_store import find_rendezvous_store
+from hvdkit.world import read_world
+
+HOSTS = {0: "a", 1: "b", 2: "a", 3: "c"}
+
+
+def plan(environ: dict[str, str], ports: tuple[int, ...] = (20001, 20002)) -> dict[int, dict[str, str]]:
+    return plan_rank_variables(HOSTS, "10.0.0.1", ports, "77", environ)
+
+
+def column(planned: dict[int, dict[str, str]], name: str) -> list[str]:
+    return [planned[rank][name] for rank in range(4)]
+
+
+def test_ranks_are_numbered_in_the_job_on_their_host_and_by_host() -> None:
+    planned = plan({})
+    for name in ("RANK", "ROLE_RANK", "KERAS_DISTRIBUTION_PROCESS_ID", "JAX_PROCESS_ID"):
+        assert column(planned, name) == ["0", "1", "2", "3"]
+    assert column(planned, "LOCAL_RANK") == ["0", "0", "1", "0"]
+    assert column(planned, "LOCAL_WORLD_SIZE") == ["2", "1", "2", "1"]
+    assert column(planned, "GROUP_RANK") == ["0", "1", "0", "2"]
+    for name in ("WORLD_SIZE", "ROLE_WORLD_SIZE", "KERAS_DISTRIBUTION_NUM_PROCESSES", "JAX_NUM_PROCESSES"):
+        assert column(planned, name) == ["4"] * 4
+    assert column(planned, "GROUP_WORLD_SIZE") == ["3"] * 4
+    assert column(planned, "MASTER_ADDR") == ["10.0.0.1"] * 4 and column(planned, "MASTER_PORT") == ["20001"] * 4
+    for name in ("KERAS_DISTRIBUTION_JOB_ADDRESSES", "JAX_COORDINATOR_ADDRESS"):
+        assert column(planned, name) == ["10.0.0.1:20002"] * 4
+    assert not find_unplanned(name for each in planned.values() for name in each)
+
+
+def test_an_address_of_ipv6_and_its_port_are_told_apart() -> None:
+    planned = plan_rank_variables({0: "a"}, "fd00::1", (20001, 20002), "77", {})
+    assert planned[0]["MASTER_ADDR"] == "fd00::1" and planned[0]["JAX_COORDINATOR_ADDRESS"] == "[fd00::1]:20002"
+
+
+def test_what_the_user_has_set_stays_where_it_can_be_true() -> None:
+    planned = plan({"MASTER_ADDR": "head", "MASTER_PORT": "29500", "WORLD_SIZE": "4"})
+    assert not {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"} & planned[0].keys()
+    assert planned[0]["JAX_COORDINATOR_ADDRESS"] == "10.0.0.1:20002"
+
+
+def test_without_free_ports_addresses_are_the_users_own_affair() -> None:
+    planned = plan({}, ports=())
+    assert "MASTER_ADDR" not in planned[0] and planned[0]["WORLD_SIZE"] == "4"
+
+
+def test_contradictions_are_listed_together() -> None:
+    with pytest.raises(LaunchError) as caught:
+        plan({"WORLD_SIZE": "8", "RANK": "0", "GROUP_WORLD_SIZE": "3"})
+    text = str(caught.value)
+    assert "RANK=0 (each rank has its own), WORLD_SIZE=8 (4)" in text and text.endswith("unset RANK WORLD_SIZE")
+    for port in ("x", "0", "70000", ""):
+        with pytest.raises(LaunchError, match=f"MASTER_PORT={port} is no port"):
+            plan({"MASTER_PORT": port})
+
+
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+OPEN_MPI |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "HVDKIT_AGENT": "1"}
+RANK_1 = plan_rank_variables({0: "a", 1: "a"}, "127.0.0.1", (20001, 20002), "77", {})[1]
+
+
+def test_a_rank_of_hvdrun_is_mpis_and_meets_through_mpi() -> None:
+    environ = {**OPEN_MPI, **RANK_1}
+    assert read_world(environ).launcher == "openmpi"
+    # The port is for the script's own group.
+    assert find_rendezvous_store(environ, "openmpi").kind == "mpi"
+
+
+def test_below_a_torchrun_that_a_rank_of_hvdrun_has_started_torchrun_counts() -> None:
+    below = {**OPEN_MPI, **RANK_1, "TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+    below |= {"LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2", "GROUP_RANK": "1"}
+    assert (read_world(below).launcher, read_world(below).rank) == ("torchrun", 3)
+
+
+@pytest.mark.parametrize("run", ["hvdrun-77", "none"])
+def test_variables_of_a_rank_do_not_reach_a_job_that_it_starts(run: str) -> None:
+    kept = {"PATH": "/bin", "NCCL_DEBUG": "INFO"}
+    assert clean_environment({**kept, **RANK_1, "TORCHELASTIC_RUN_ID": run, "TORCHELASTIC_MAX_RESTARTS": "3"}) == kept
+
+
+def test_variables_that_only_the_user_can_have_set_stay() -> None:
+    own = {"MASTER_ADDR": "head", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}
+    assert clean_environment(own) == own
+
+
+def test_rank_0_gets_two_ports_on_which_its_script_can_listen() -> None:
+    held = hold_free_ports(0)
+    assert not hold_free_ports(1) and len(held) == 2 and all(FIRST_PORT <= port <= LAST_PORT for port in held)
+    for port in held:
+        with socket.create_server(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+            pass
+
+
+def test_no_two_jobs_of_a_host_get_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = min(hold_free_ports(0))
+    monkeypatch.setattr(ports, "FIRST_PORT", first)
+    monkeypatch.setattr(ports, "LAST_PORT", first)
+    mine = hold_free_ports(0)
+    assert list(mine) == [first] and not hold_free_ports(0)
+    for holder in mine.pop(first):
+        holder.close()
+    assert list(hold_free_ports(0)) == [first]
