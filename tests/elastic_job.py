@@ -15,7 +15,8 @@ from typing import Any
 from hvdrun_job import HVDRUN, alive, environment
 from listened import Listened
 
-_WAIT_S = 40.0
+_WAIT_S = 80.0
+_END_S = 150.0  # three ranks, a fourth in place of one, each of which imports TensorFlow, beside other tests
 
 
 class Job(Listened):
@@ -57,7 +58,7 @@ class Job(Listened):
             os.kill(int(told[-1]), signal.SIGKILL)
 
     def end(self) -> str:
-        self.process.wait(60)
+        self.process.wait(_END_S)
         self._reader.join(10)
         return self.output
 

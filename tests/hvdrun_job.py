@@ -33,7 +33,7 @@ def hvdrun(ranks: int, script: str, *options: str, cwd: Path | None = None) -> s
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=50,
+        timeout=100,
         check=False,
     )
 

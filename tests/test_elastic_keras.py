@@ -15,7 +15,7 @@ from elastic_job import started, train_and_kill
 from hvdrun_job import ROOT, environment
 from keras_ranks import PACKAGES
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(110)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 
 SCRIPT = str(Path(__file__).parent / "keras_elastic_script.py")
 TORCH_LOOP = (
@@ -48,7 +48,7 @@ def alone(*arguments: str, script: str = SCRIPT) -> Any:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=True,
     )
     return json.loads(done.stdout.splitlines()[-1])["summary"]

@@ -12,7 +12,7 @@ from elastic_job import started, train_and_kill
 from elastic_world_script import reference
 from hvdrun_job import ROOT
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(110)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
 SCRIPT = ROOT / "tests" / "elastic_world_script.py"
 MAKER = ROOT / "tests" / "dying_maker_script.py"

@@ -26,7 +26,7 @@ def _run(command: list[str], cwd: Path, **env: str) -> subprocess.CompletedProce
     small = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     variables = {**os.environ, **small, "PATH": path, "PYTHONPATH": str(ROOT), **env}
     return subprocess.run(
-        command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=110, stdin=subprocess.DEVNULL
+        command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL
     )
 
 

@@ -21,7 +21,7 @@ from hvdkit.launch.job.ranks import End, Ranks
 from hvdkit.launch.job.runner import JobOptions, Runner
 from hvdkit.launch.plan.job import AGENT, Launch
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.mark.ranks

@@ -24,7 +24,7 @@ def start(folder: Path, backend: str, launcher: list[str], *options: str) -> sub
             pytest.skip(f"{package} is not installed")
     command = [*launcher, sys.executable, str(HERE / "without_tensorflow.py"), DIGITS, *options]
     env = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=200)
 
 
 @pytest.mark.ranks

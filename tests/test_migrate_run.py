@@ -37,7 +37,7 @@ def run(folder: Path, kind: str, scripts: list[str], *launcher: str, **variables
     folder.mkdir()
     command = [*launcher, sys.executable, str(TESTS / "migrated_scripts.py"), kind, "result.json", *scripts]
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", **variables}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     if launcher:
         said = [line for line in done.stdout.splitlines() if line.startswith("[1]")]

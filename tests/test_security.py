@@ -105,7 +105,7 @@ HOSTILE = [
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_arguments_and_variables_reach_the_ranks_as_they_are(tmp_path: Path) -> None:
     code = "import os, sys, json; n = len(sys.argv) - 1; "
     code += "print(json.dumps([sys.argv[1:], [os.environ[f'H{i}'] for i in range(n)]]))"
@@ -125,7 +125,7 @@ def test_arguments_and_variables_reach_the_ranks_as_they_are(tmp_path: Path) -> 
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_variables_that_are_kept_back_reach_no_rank() -> None:
     code = "import os; print(os.environ.get('API_KEY'), os.environ.get('MY_TOKEN'), os.environ['TOKENIZERS'])"
     variables = {"API_KEY": "1", "MY_TOKEN": "2", "TOKENIZERS": "3"}
@@ -189,7 +189,7 @@ def sockets_of(pid: int) -> set[str]:
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_on_one_host_nothing_of_ours_listens_on_a_network_and_files_are_private() -> None:
     before = os.umask(0)
     try:

@@ -149,7 +149,7 @@ def test_nothing_is_removed_where_processes_may_be_hidden(folder: Path, monkeypa
 
 @needs_all_processes
 @pytest.mark.ranks
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_a_job_leaves_no_segment_of_a_killed_one() -> None:
     script = (
         "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(110)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
 HERE = Path(__file__).parent
 Weights = dict[str, dict[str, torch.Tensor]]
@@ -23,7 +23,7 @@ def run(name: str, *arguments: object, ranks: int = 0, options: tuple[str, ...] 
         command = [sys.executable, "-m", "hvdkit.launch", "-np", str(ranks), *options, *command]
     path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, done.stderr
 

@@ -10,7 +10,7 @@ import pytest
 from keras_ranks import PACKAGES
 from test_wrap import run
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(110)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
 
 def _use(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
