@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hvdkit.errors import ConfigError
-from hvdkit.setting import MIB, Choice, check_names, choice, find_problem, parse_bool, parse_bytes, setting
+from hvdkit.setting import MIB, Choice, Setting, check_names, choice, find_problem, parse_bool, parse_bytes, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,23 @@ class Config:
         "transport of the native engine; auto selects shared memory within a host and MPI between hosts (Gloo under "
         "torchrun)",
         flag="--transport",
+    )
+    device_transport: str = setting(
+        "auto",
+        choice("auto", "nccl", "host"),
+        "transport of gradients on GPUs: NCCL, or through host memory; auto selects NCCL if every rank has a GPU of "
+        "its own and libnccl can be loaded, else host, with a notice; with nccl that is an error",
+        flag="--device-transport",
+    )
+    nccl_library: str = setting(
+        "", str, "file of NCCL, as /opt/nccl/lib/libnccl.so.2; empty finds that of the framework"
+    )
+    share_gpus: bool = setting(
+        False,
+        parse_bool,
+        "for tests on one host: let several ranks share a GPU; hvdrun sets variables of NCCL for that, unless they are "
+        "set; shows that results are correct, never how long they take",
+        flag="--share-gpus",
     )
     fusion_bytes: int = setting(
         4 * MIB,
@@ -294,6 +311,11 @@ class Config:
                 f"transport={self.transport} is for the native engine, but engine=horovod has its own transport; leave "
                 "one of the two out"
             )
+        if self.engine == "horovod" and self.device_transport != "auto":
+            problems.append(
+                f"device_transport={self.device_transport} is for the native engine, but engine=horovod has its own "
+                "transport; leave one of the two out"
+            )
         if problems:
             raise ConfigError("; ".join(problems))
 
@@ -301,28 +323,6 @@ class Config:
     def searches(self) -> bool:
         """Does the engine tune its settings in the first steps?"""
         return self.autotune or bool(self.autotune_save)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A setting with its current value, for `hvdkit doctor --settings` and for hvdrun's flags."""
-
-    name: str
-    variable: str
-    horovod: str
-    flag: str
-    help: str
-    default: Any
-    value: Any
-    origin: str
-    secret: bool = False
-    choices: tuple[str, ...] = ()
-    metavar: str = "VALUE"
-
-    @property
-    def shown(self) -> Any:
-        """The value, unless it is secret."""
-        return "(not shown)" if self.secret and self.value else self.value
 
 
 def read_environment() -> dict[str, str]:

@@ -110,3 +110,25 @@ def setting(
     """
     metadata = {"parse": parse, "help": help, "horovod": horovod, "disable": disable, "flag": flag, "secret": secret}
     return field(default=default, metadata={**metadata, "least": least, "most": most, "metavar": metavar})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting with its current value, for `hvdkit doctor --settings` and for hvdrun's flags."""
+
+    name: str
+    variable: str
+    horovod: str
+    flag: str
+    help: str
+    default: Any
+    value: Any
+    origin: str
+    secret: bool = False
+    choices: tuple[str, ...] = ()
+    metavar: str = "VALUE"
+
+    @property
+    def shown(self) -> Any:
+        """The value, unless it is secret."""
+        return "(not shown)" if self.secret and self.value else self.value

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvdkit import __version__
-from hvdkit.config import Setting, read_settings
+from hvdkit.config import read_settings
 from hvdkit.launch.cli import numbers
 from hvdkit.launch.cli.completion import SHELLS, PrintCompletion
 from hvdkit.launch.cli.horovod_config import read_flags
@@ -15,6 +15,7 @@ from hvdkit.launch.cli.horovod_flags import add_horovod_flags
 from hvdkit.launch.cli.launcher_options import add_launcher_options, add_ssh_flags
 from hvdkit.launch.cli.parser import OptionParser, record_settings
 from hvdkit.launch.hostfiles import AUTO, DIALECTS
+from hvdkit.setting import Setting
 
 _EXAMPLES = """\
 examples:

@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hvdkit.config import Setting, read_settings
+from hvdkit.config import read_settings
 from hvdkit.engine.tuning.saved import read_entries
+from hvdkit.setting import Setting
 
 
 def show_settings(*, as_json: bool) -> None:
