@@ -163,6 +163,7 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     strategy: Strategy | None = None,
+    static_graph: bool = False,
 ) -> Any:
     """Make an optimizer step on the gradients of all ranks, averaged by default.
 
@@ -186,6 +187,8 @@ def DistributedOptimizer(
     strategy: an object of a subclass of hvdkit.engine.strategy.Strategy that replaces `op`; one object for each
     optimizer, and not together with op, compression or gradient_predivide_factor. It gets sparse gradients as dense
     tensors. Save its state with its own state_dict().
+    static_graph: every step uses the same parameters. On GPUs the ranks then find out in the first step only which
+    parameters no rank uses; without it a rank that misses a gradient waits for its GPU in every step.
 
     Unlike in Horovod, the gradients are reduced when backward() returns, so clipping and GradScaler see them, and
     synchronize() and skip_synchronize() are accepted but not needed. The `grad` of a parameter that no rank used stays
@@ -205,7 +208,7 @@ def DistributedOptimizer(
             "DistributedOptimizer(): this optimizer is already a DistributedOptimizer. Wrap each optimizer only once."
         )
     if strategy is None:
-        strategy = choose_strategy(op, gradient_predivide_factor, compression, process_set)
+        strategy = choose_strategy(op, gradient_predivide_factor, compression, process_set, static_graph=static_graph)
         # A process set of one rank stays so, but for elastic jobs; its optimizer is left to itself.
         alone = process_set.included() and process_set.size() == 1
         alone = alone and (op is Adasum or not runtime.may_change)

@@ -12,7 +12,7 @@ from hvdkit.engine.planned.source import Filled
 from hvdkit.engine.strategy import Parameters
 from hvdkit.torch import staging
 from hvdkit.torch.layout import Named, describe_parameters, strides_of
-from hvdkit.torch.tensors import as_buffer, as_tensor
+from hvdkit.torch.tensors import TensorBuffer, as_buffer, as_tensor
 from hvdkit.transport.buckets import InPlaceSegment
 from hvdkit.transport.buffer import Buffer
 
@@ -113,7 +113,7 @@ class TorchSource:
     def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
         """See GradientSource.fill."""
         device = self._device(bucket)
-        if staging.is_staged(device):
+        if _is_staged(device, memory):
             host = as_tensor(memory)
             flat = torch.empty_like(host, device=device)
             filled = self._fill(bucket, self._see(bucket, flat, (0, 0)))
@@ -157,7 +157,7 @@ class TorchSource:
     def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
         """See GradientSource.drain."""
         device = self._device(bucket)
-        if staging.is_staged(device):
+        if _is_staged(device, memory):
             host = as_tensor(memory)
             self._pinned.add(host)
             self._drain(bucket, self._see(bucket, host.to(device, copy=True), (0, 0)), globally_unused)
@@ -269,6 +269,11 @@ class TorchValues:
             return parameter.detach()
         like = torch.empty_strided(parameter.shape, strides, dtype=parameter.dtype, device=parameter.device)
         return like.copy_(parameter)
+
+
+def _is_staged(device: torch.device, memory: Buffer) -> bool:
+    """Are the gradients on a device, and the bucket in the host's memory?"""
+    return staging.is_staged(device) and not isinstance(memory, TensorBuffer)
 
 
 def _flat_part(tensor: torch.Tensor, slot: Slot) -> torch.Tensor:

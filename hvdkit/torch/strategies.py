@@ -11,7 +11,7 @@ from hvdkit.engine.allreduce import AllReduce, GradientReducer
 from hvdkit.engine.compression import wire_of
 from hvdkit.engine.groups import Group, ProcessSet
 from hvdkit.engine.reduce_op import Adasum, ReduceOp
-from hvdkit.engine.request import check_gradient, gradient_options
+from hvdkit.engine.request import ReduceOptions, check_gradient, gradient_options
 from hvdkit.engine.strategy import Parameters, Strategy
 from hvdkit.torch.compression import Compressor
 from hvdkit.torch.handles import synchronize
@@ -20,13 +20,29 @@ from hvdkit.torch.source import TorchSource
 
 
 class TorchAllReduce(AllReduce):
-    """AllReduce of torch's gradients: where Horovod's core is the engine of torch, it takes them without buckets.
+    """AllReduce of torch's gradients: those of a GPU in its own memory, where the ranks can use NCCL.
 
-    Where that was opened for another framework, its allreduces take buckets in the host's memory.
+    Where Horovod's core is the engine of torch, it takes them without buckets. Where that was opened for another
+    framework, its allreduces take buckets in the host's memory.
+
+    static_graph: do all steps use the same parameters?
     """
 
+    def __init__(self, options: ReduceOptions, *, static_graph: bool = False) -> None:
+        super().__init__(options)
+        self._static_graph = static_graph
+
     def _open(self, parameters: Parameters, group: Group) -> GradientReducer:
-        binding = runtime.runtime("The reduction of gradients").horovod
+        current = runtime.runtime("The reduction of gradients")
+        binding = current.horovod
+        if binding is None:
+            from hvdkit.torch.device_gradients import open_device_reducer
+
+            reducer = open_device_reducer(
+                current, parameters, group, self.options, self.statistics, static=self._static_graph
+            )
+            if reducer is not None:
+                return reducer
         if binding is None or binding.framework != "torch":
             return super()._open(parameters, group)
         from hvdkit.torch.direct_gradients import DirectGradients
@@ -88,9 +104,11 @@ class AdasumSteps(Strategy):
         self._parameters = []
 
 
-def choose_strategy(op: ReduceOp, predivide: float, compression: Any, process_set: ProcessSet) -> Strategy:
+def choose_strategy(
+    op: ReduceOp, predivide: float, compression: Any, process_set: ProcessSet, *, static_graph: bool = False
+) -> Strategy:
     """What the arguments of DistributedOptimizer ask for. Raises ValueError or TypeError as gradient_options does."""
     if op is Adasum and predivide == 1.0:
         wire_of(compression)
         return AdasumSteps(compression, process_set)
-    return TorchAllReduce(gradient_options(op, predivide, compression))
+    return TorchAllReduce(gradient_options(op, predivide, compression), static_graph=static_graph)

@@ -17,7 +17,7 @@ _CHUNK = 64 * 1024  # elements: 256 KiB of float32, which stays in cache
 NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in STORAGE if hasattr(torch, name)}
 #: From these bits on, without the sign, a number is inf or nan.
 _INF_BITS = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80}
-_DTYPES = {name: dtype for dtype, name in NAMES.items()}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
 #: What numpy does not have is seen as integers of that width.
 _BITS = {"bfloat16": torch.uint16, **dict.fromkeys(FLOAT8, torch.uint8)}
 
@@ -60,13 +60,23 @@ class TensorBuffer(Buffer):
         """Number of elements."""
         return self.array.numel()
 
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes."""
+        return self.array.numel() * self.array.element_size()
+
+    @property
+    def pointer(self) -> int:
+        """See Buffer.pointer."""
+        return self.array.data_ptr()
+
 
 def as_tensor(buffer: Buffer) -> torch.Tensor:
     """See a Buffer as a tensor (n,), sharing memory."""
     if isinstance(buffer, TensorBuffer):
         return buffer.array
     tensor = torch.from_numpy(buffer.array)
-    return tensor.view(_DTYPES[buffer.dtype]) if buffer.dtype in _BITS else tensor
+    return tensor.view(DTYPES[buffer.dtype]) if buffer.dtype in _BITS else tensor
 
 
 class TorchArithmetic(NumpyArithmetic):

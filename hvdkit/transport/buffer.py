@@ -108,9 +108,19 @@ class Buffer:
         """Number of bytes."""
         return int(self.array.nbytes)
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return STORAGE[self.dtype].itemsize
+
+    @property
+    def pointer(self) -> int:
+        """The address of the first element, in the memory of the host or of a device."""
+        return int(self.array.__array_interface__["data"][0])
+
     def slice(self, start: int, stop: int) -> Buffer:
         """The elements from `start` up to `stop`, sharing memory."""
-        return Buffer(self.array[start:stop], self.dtype)
+        return type(self)(self.array[start:stop], self.dtype)
 
 
 def as_buffer(array: Array) -> Buffer:

@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import functools
 from collections.abc import Iterator
-from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 
 from hvdkit.errors import MissingDependencyError, TransportError
 from hvdkit.transport.device import Device, Event
@@ -22,12 +22,14 @@ _NON_BLOCKING = 1
 _DISABLE_TIMING = 2
 
 _ADDRESS = c_uint64
+_Uuid = c_ubyte * 16
 #: Function -> its parameters' types. All return a CUresult.
 _FUNCTIONS: dict[str, tuple[object, ...]] = {
     "cuInit": (c_uint,),
     "cuDriverGetVersion": (POINTER(c_int),),
     "cuDeviceGetCount": (POINTER(c_int),),
     "cuDeviceGet": (POINTER(c_int), c_int),
+    "cuDeviceGetUuid_v2": (POINTER(_Uuid), c_int),
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
     "cuDevicePrimaryCtxRelease_v2": (c_int,),
     "cuCtxPushCurrent_v2": (c_void_p,),
@@ -110,7 +112,7 @@ def load_driver(path: str = "libcuda.so.1") -> Driver:
 
 
 class CudaDevice(Device):
-    """See Device: GPU `index` of those that this process sees."""
+    """See Device: GPU `index` of those that this process sees. uuid: of the GPU, or of the part of it (MIG), as hex."""
 
     kind = "cuda"
 
@@ -127,6 +129,9 @@ class CudaDevice(Device):
             )
         self._device = c_int()
         driver.call("cuDeviceGet", self._device, index, where=self.where)
+        identity = _Uuid()
+        driver.call("cuDeviceGetUuid_v2", identity, self._device, where=self.where)
+        self.uuid = bytes(identity).hex()
         self._context = c_void_p()
         driver.call("cuDevicePrimaryCtxRetain", self._context, self._device, where=self.where)
 
@@ -214,3 +219,9 @@ class CudaEvent(Event):
         if self.handle.value:
             with contextlib.suppress(CudaError):  # the process ends, or the GPU has failed before
                 self._device.driver.call("cuEventDestroy_v2", self.handle, where=self._device.where)
+
+
+@functools.cache
+def open_device(index: int) -> CudaDevice:
+    """GPU `index`, opened once. Raises what load_driver() and CudaDevice() raise."""
+    return CudaDevice(load_driver(), index)

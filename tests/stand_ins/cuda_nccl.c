@@ -110,22 +110,20 @@ static Stream *make_stream(void) {
     return stream;
 }
 
-static Stream *default_stream;
-static pthread_once_t default_once = PTHREAD_ONCE_INIT;
-static void make_default_stream(void) { default_stream = make_stream(); }
-
-static Stream *stream_of(void *handle) {
-    if (handle) return handle;
-    pthread_once(&default_once, make_default_stream);
-    return default_stream;
-}
-
+/* The default stream, 0, is the host itself: what it is given is done when the call returns, as a framework's work on the
+ * host is. So a framework that computes in host memory may stand for one that computes on a GPU. */
 static void give(void *handle, void (*run)(void *), const void *argument, size_t bytes) {
-    Stream *stream = stream_of(handle);
     Work *work = calloc(1, sizeof *work);
     work->run = run;
     work->argument = malloc(bytes ? bytes : 1);
     memcpy(work->argument, argument, bytes);
+    Stream *stream = handle;
+    if (!stream) {
+        run(work->argument);
+        free(work->argument);
+        free(work);
+        return;
+    }
     pthread_mutex_lock(&stream->lock);
     if (stream->first) stream->last->next = work;
     else stream->first = work;
@@ -179,6 +177,14 @@ int cuDeviceGetCount(int *count) {
     return 0;
 }
 int cuDeviceGet(int *device, int index) { *device = index; return 0; }
+/* Every process has GPUs of its own, unless STAND_IN_SHARED_GPU is set. */
+int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
+    int owner = getenv("STAND_IN_SHARED_GPU") ? 0 : getpid();
+    memset(uuid, 0, 16);
+    memcpy(uuid, &owner, sizeof owner);
+    uuid[8] = (unsigned char)(device + 1);
+    return 0;
+}
 int cuDevicePrimaryCtxRetain(void **context, int device) { FAIL_IF_REQUESTED; *context = (void *)(intptr_t)(device + 1); return 0; }
 int cuDevicePrimaryCtxRelease_v2(int device) { return 0; }
 int cuCtxPushCurrent_v2(void *context) { return 0; }
@@ -197,7 +203,8 @@ int cuStreamDestroy_v2(void *handle) {
 int cuStreamSynchronize(void *handle) {
     FAIL_IF_REQUESTED;
     synchronizations++;
-    Stream *stream = stream_of(handle);
+    Stream *stream = handle;
+    if (!stream) return 0;
     pthread_mutex_lock(&stream->lock);
     for (long until = stream->given; stream->done < until;) pthread_cond_wait(&stream->changed, &stream->lock);
     pthread_mutex_unlock(&stream->lock);
@@ -438,8 +445,14 @@ typedef struct {
 
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
+/* Operations of ncclRedOpCreatePreMulSum, from number 8 on: the factors, which are never forgotten. */
+enum { FIRST_SCALED = 8, MOST_SCALED = 256 };
+static double factors[MOST_SCALED];
+static atomic_int scaled_sums;
+
 static void put_scaled(Call *call, char *slot, const char *source, size_t count) {
     memcpy(slot, source, count * size_of[call->dtype]);
+    if (call->op >= FIRST_SCALED) scale(slot, count, call->dtype, factors[call->op - FIRST_SCALED]);
     if (call->op == 4) scale(slot, count, call->dtype, 1.0 / call->comm->size); /* as NCCL: before the sum, in its dtype */
 }
 
@@ -625,6 +638,20 @@ int ncclGroupEnd(void) {
     }
     return 0;
 }
+int ncclRedOpCreatePreMulSum(int *op, void *scalar, int dtype, int residence, void *comm) {
+    FAIL_IF_REQUESTED;
+    uint16_t bits;
+    float number;
+    memcpy(&bits, scalar, 2);
+    memcpy(&number, scalar, 4);
+    int index = scaled_sums++;
+    if (dtype < 6 || residence != 1 || index == MOST_SCALED) return 4;
+    if (dtype == 8) memcpy(&factors[index], scalar, 8);
+    else factors[index] = dtype == 6 ? widen_half(bits) : dtype == 9 ? widen_brain(bits) : number;
+    *op = FIRST_SCALED + index;
+    return 0;
+}
+int ncclRedOpDestroy(int op, void *comm) { return 0; }
 int ncclAllReduce(const void *source, void *target, size_t count, int dtype, int op, void *comm, void *stream) {
     FAIL_IF_REQUESTED;
     return enqueue((Call){ALL_REDUCE, source, target, count, dtype, op, 0, comm}, stream);

@@ -17,13 +17,14 @@ from hvdkit.engine.planned.plan import Bucket, Plan, TensorSpec, describe_plan, 
 from hvdkit.engine.planned.progress import ProgressThread
 from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.engine.planned.source import GradientSource
-from hvdkit.engine.planned.used_masks import UsedMasks
+from hvdkit.engine.planned.used_masks import Masks, UsedMasks
 from hvdkit.engine.planned.watch import Watch
 from hvdkit.engine.planned.zero_rounds import ZeroRounds
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.errors import RankLostError
 from hvdkit.transport.api import Transport
-from hvdkit.transport.buckets import Buckets
+from hvdkit.transport.buckets import Buckets, BucketSpec
+from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.polling import Backoff
 
 
@@ -49,7 +50,8 @@ class Context:
 
     transport: of the ranks that train together. name: of the plan, the same on all ranks. engine: of the same ranks,
     for ranks that join, the stall report and stragglers; None for none of these. timeline: of this process.
-    spare_core: has this rank a core for a progress thread?
+    spare_core: has this rank a core for a progress thread? open_buckets, open_masks: of buckets that are not in the
+    transport's memory but on a device; None for the transport's.
     """
 
     transport: Transport
@@ -57,6 +59,8 @@ class Context:
     engine: Engine | None = None
     timeline: Timeline | None = None
     spare_core: bool = False
+    open_buckets: Callable[[Sequence[BucketSpec], int | None], Buckets] | None = None
+    open_masks: Callable[[Sequence[Bucket], Sequence[Buffer]], Masks] | None = None
 
 
 class BucketReducer:
@@ -112,9 +116,14 @@ class BucketReducer:
         self.plan = plan = Plan(self._tensors, plan_buckets(self._tensors, settings.fusion_bytes, wires))
         self._source.on_plan(plan)
         factors = options.factors(transport.size, transport.local_ranks)
-        self._buckets = buckets = transport.open_buckets(plan.specs(factors, chunk_bytes, algorithm), depth)
+        open_buckets = context.open_buckets or transport.open_buckets
+        self._buckets = buckets = open_buckets(plan.specs(factors, chunk_bytes, algorithm), depth)
         self._thread = ProgressThread(buckets, self) if settings.threaded(context.spare_core) else None
-        self._masks = UsedMasks(plan.buckets, buckets.memory, transport.arithmetic)
+        self._masks: Masks
+        if context.open_masks is None:
+            self._masks = UsedMasks(plan.buckets, buckets.memory, transport.arithmetic)
+        else:
+            self._masks = context.open_masks(plan.buckets, buckets.memory)
         counts = [bucket.data_count for bucket in plan.buckets]
         self._data = [memory.slice(0, count) for memory, count in zip(buckets.memory, counts, strict=True)]
         self._owned = [

@@ -7,6 +7,7 @@ this rank trains and 0 if it has joined. So after the sum an element is 0 just w
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -15,8 +16,21 @@ from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.buffer import HALF, Buffer, make_buffer
 
 
+class Masks(Protocol):
+    """The masks of a plan, in whatever memory its buckets are."""
+
+    def mark(self, bucket: int, locally_unused: frozenset[int], /) -> None:
+        """This rank trains, and uses all tensors of the bucket except these."""
+
+    def globally_unused(self, bucket: int, /) -> Collection[int]:
+        """The tensors of a reduced bucket that no rank uses; the mask is read only if this rank misses a tensor."""
+
+    def anyone_trains(self, bucket: int, /) -> bool:
+        """Does a reduced bucket come from at least one rank that has not joined?"""
+
+
 class UsedMasks:
-    """The masks of a plan. memory: of each bucket, (bucket.count,)."""
+    """Masks in the host's memory. memory: of each bucket, (bucket.count,)."""
 
     def __init__(self, buckets: Sequence[Bucket], memory: Sequence[Buffer], arithmetic: Arithmetic) -> None:
         self._buckets, self._arithmetic = buckets, arithmetic
@@ -27,7 +41,7 @@ class UsedMasks:
         self._locally_unused: dict[int, frozenset[int]] = {}  # of the buckets between mark() and globally_unused()
 
     def mark(self, bucket: int, locally_unused: frozenset[int]) -> None:
-        """This rank trains, and uses all tensors of the bucket except these."""
+        """See Masks.mark."""
         mask = self._masks[bucket].array
         mask.fill(self._ones[bucket])
         self._locally_unused[bucket] = locally_unused
@@ -36,14 +50,14 @@ class UsedMasks:
             mask[[position for position, slot in enumerate(slots) if slot.tensor in locally_unused]] = 0
 
     def globally_unused(self, bucket: int) -> Collection[int]:
-        """The tensors of a reduced bucket that no rank uses; the mask is read only if this rank misses a tensor."""
+        """See Masks.globally_unused."""
         if not self._locally_unused.pop(bucket):
             return ()
         marks = zip(self._buckets[bucket].slots, self._read(bucket), strict=False)
         return frozenset(slot.tensor for slot, mark in marks if not mark)
 
     def anyone_trains(self, bucket: int) -> bool:
-        """Does a reduced bucket come from at least one rank that has not joined?"""
+        """See Masks.anyone_trains."""
         return self._read(bucket)[-1] > 0
 
     def _read(self, bucket: int) -> list[float]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hvdkit.engine.planned.used_masks import UsedMasks
+from hvdkit.engine.planned.used_masks import Masks
 from hvdkit.transport.buckets import Buckets
 
 
@@ -30,7 +30,7 @@ class ZeroRounds:
     """
 
     def __init__(
-        self, buckets: Buckets, masks: UsedMasks, *, on_start: Callable[[], None], on_end: Callable[[], None]
+        self, buckets: Buckets, masks: Masks, *, on_start: Callable[[], None], on_end: Callable[[], None]
     ) -> None:
         self._buckets, self._masks, self._on_start, self._on_end = buckets, masks, on_start, on_end
         self._count = len(buckets.memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,17 @@ from ctypes import c_int, c_void_p
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.arguments import check_message
-from hvdkit.transport.nccl.library import BYTES, SHRINK_ABORT, Library, Result, UniqueId, make_config
+from hvdkit.transport.nccl.library import (
+    BYTES,
+    HOST_SCALAR,
+    OPERATIONS,
+    REDUCIBLE,
+    SHRINK_ABORT,
+    Library,
+    Result,
+    UniqueId,
+    make_config,
+)
 from hvdkit.transport.polling import Backoff
 
 #: Gives every rank what rank 0 passes; collective among the ranks of the communicator.
@@ -38,6 +49,7 @@ class Communicator:
         self.library, self.rank, self.size, self.where = library, rank, size, where
         self._handle: c_void_p | None = handle
         self._check, self._timeout_s = check, timeout_s
+        self._scaled_sums: dict[tuple[str, float], int] = {}
 
     @classmethod
     def connect(
@@ -69,6 +81,21 @@ class Communicator:
             communicator.abort()
             raise
         return communicator
+
+    def scaled_sum(self, dtype: str, factor: float) -> int:
+        """The operation that multiplies every rank's numbers by `factor`, in their dtype, and adds them up.
+
+        dtype: one of REDUCIBLE, floating-point unless the factor is 1.
+        """
+        if factor == 1.0:
+            return OPERATIONS["sum"]
+        key = (dtype, factor)
+        if key not in self._scaled_sums:
+            scalar, operation = ctypes.create_string_buffer(encode_scalar(dtype, factor), 8), c_int()
+            arguments = (operation, scalar, REDUCIBLE[dtype], HOST_SCALAR, self._handle)
+            self._call("ncclRedOpCreatePreMulSum", *arguments)
+            self._scaled_sums[key] = operation.value
+        return self._scaled_sums[key]
 
     def all_reduce(self, source: int, target: int, count: int, dtype: int, op: int, stream: int) -> None:
         """Enqueue ncclAllReduce; target may be source."""
@@ -205,3 +232,11 @@ class Communicator:
                 )
             waiting.pause()
         return result
+
+
+def encode_scalar(dtype: str, value: float) -> bytes:
+    """A number in the memory of a floating-point dtype, rounded to nearest. Raises KeyError for another dtype."""
+    if dtype == "bfloat16":
+        bits: int = struct.unpack("<I", struct.pack("<f", value))[0]
+        return struct.pack("<H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
+    return struct.pack({"float16": "<e", "float32": "<f", "float64": "<d"}[dtype], value)

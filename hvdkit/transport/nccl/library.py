@@ -23,6 +23,8 @@ Version = tuple[int, int, int]
 OLDEST: Version = (2, 18, 1)
 
 UNIQUE_ID_BYTES = 128
+#: ncclScalarHostImmediate: NCCL reads a factor in the host's memory before the call returns.
+HOST_SCALAR = 1
 #: The flag of ncclCommShrink() that ends what is under way on the communicator before.
 SHRINK_ABORT = 1
 _UNDEFINED = -(2**31)
@@ -111,6 +113,8 @@ _FUNCTIONS: dict[str, tuple[object, ...]] = {
     "ncclBroadcast": (_MEMORY, _MEMORY, c_size_t, c_int, c_int, _COMMUNICATOR, _STREAM),
     "ncclSend": (_MEMORY, c_size_t, c_int, c_int, _COMMUNICATOR, _STREAM),
     "ncclRecv": (_MEMORY, c_size_t, c_int, c_int, _COMMUNICATOR, _STREAM),
+    "ncclRedOpCreatePreMulSum": (POINTER(c_int), c_void_p, c_int, c_int, _COMMUNICATOR),
+    "ncclRedOpDestroy": (c_int, _COMMUNICATOR),
     "ncclGroupStart": (),
     "ncclGroupEnd": (),
     "ncclGetErrorString": (c_int,),

@@ -1,0 +1,93 @@
+"""Gradients that stay on the GPU: buckets in its memory, reduced by NCCL beside the backward pass."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from hvdkit.config import Config
+from hvdkit.engine import runtime
+from hvdkit.engine.allreduce import GradientReducer
+from hvdkit.engine.groups import Group
+from hvdkit.engine.planned.reducer import BucketReducer, Context, Statistics
+from hvdkit.engine.planned.settings import PlanSettings, settings_of
+from hvdkit.engine.request import ReduceOptions
+from hvdkit.engine.runtime import Runtime
+from hvdkit.engine.strategy import Parameters
+from hvdkit.log import logger
+from hvdkit.torch import gpu
+from hvdkit.torch.device_masks import DeviceMasks
+from hvdkit.torch.source import TorchSource
+from hvdkit.transport.nccl.buckets import NcclBuckets
+from hvdkit.transport.nccl.group import DeviceGroup
+from hvdkit.transport.nccl.groups import close_groups, open_group
+from hvdkit.transport.nccl.library import REDUCIBLE
+
+#: A bucket's size where the user has not chosen one: NCCL needs large ones, and an operation of it costs the host more.
+_FUSION_BYTES = 25 * 2**20
+
+
+def open_device_reducer(
+    current: Runtime,
+    parameters: Parameters,
+    group: Group,
+    options: ReduceOptions,
+    statistics: Statistics,
+    *,
+    static: bool,
+) -> GradientReducer | None:
+    """A reducer of gradients in GPU memory; None where they have to go through the host; collective.
+
+    static: see DistributedOptimizer's static_graph. The ranks decide alike: on the parameters, which they then compare,
+    and on what open_group() finds.
+    Raises PlanMismatchError where the ranks' parameters differ, and what open_group() raises.
+    """
+    assert isinstance(parameters.gradients, TorchSource)
+    if not gpu.is_cuda_build():
+        return None
+    wires = [options.wire_for_tensor(tensor) for tensor in parameters.tensors]
+    if not all(isinstance(wire, str) for wire in wires):
+        if group.transport.rank == 0:
+            logger.info("%s: coded gradients go through the host's memory, where they are coded.", parameters.name)
+        return None
+    index = gpu.common_gpu(parameters.gradients.parameters)
+    devices = open_group(group.transport, index, current.world.host, gpu.device_settings(current.config))
+    if devices is None:
+        return None
+    assert index is not None
+    tensors = [
+        # A bucket has the dtype of the wire: the copy into it rounds.
+        tensor if wire == "none" else dataclasses.replace(tensor, dtype=str(wire))
+        for tensor, wire in zip(parameters.tensors, wires, strict=True)
+    ]
+    assert all(tensor.dtype in (*REDUCIBLE, "complex64", "complex128") for tensor in tensors)
+    return BucketReducer(
+        _context(current, parameters.name, group, devices, index, static=static),
+        tensors,
+        parameters.gradients,
+        options=dataclasses.replace(options, wire="none"),
+        settings=_settings(current.config),
+        statistics=statistics,
+    )
+
+
+def _context(current: Runtime, name: str, group: Group, devices: DeviceGroup, index: int, *, static: bool) -> Context:
+    current.plans += 1
+    allocate, stream = gpu.make_allocate(index), functools.partial(gpu.current_stream, index)
+    return Context(
+        group.transport,
+        name,
+        group.engine,
+        current.timeline,
+        open_buckets=lambda specs, _: NcclBuckets(devices, specs, allocate, stream),
+        open_masks=functools.partial(DeviceMasks, static=static),
+    )
+
+
+def _settings(config: Config) -> PlanSettings:
+    settings, default = settings_of(config), Config().fusion_bytes
+    size = _FUSION_BYTES if settings.fusion_bytes == default else settings.fusion_bytes
+    return dataclasses.replace(settings, fusion_bytes=size, progress="inline")
+
+
+runtime.on_shutdown(close_groups)

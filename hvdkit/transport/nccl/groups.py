@@ -1,0 +1,84 @@
+"""The device groups of this process: one a transport and GPU, made by all its ranks at the first use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvdkit.errors import HvdkitError, TransportError
+from hvdkit.log import logger
+from hvdkit.transport.api import Transport
+from hvdkit.transport.cuda import CudaDevice, open_device
+from hvdkit.transport.nccl.choose import Finding, describe, find_problem, gather_findings
+from hvdkit.transport.nccl.group import DeviceGroup
+from hvdkit.transport.nccl.library import Library, load_nccl
+from hvdkit.transport.nccl.watch import watch
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """How memory of GPUs is reduced.
+
+    wish: "nccl", "auto" for NCCL where that can be, "host" for never. library: path of libnccl, "" to find it. shares:
+    were the ranks started to share GPUs?
+    """
+
+    wish: str = "auto"
+    library: str = ""
+    shares: bool = False
+
+
+_TIMEOUT_S = 300.0  # to connect: the ranks of a large job load their libraries from one file system
+_groups: dict[tuple[Transport, int], DeviceGroup] = {}
+
+
+def open_group(transport: Transport, index: int | None, host: str, settings: DeviceSettings) -> DeviceGroup | None:
+    """The device group of a transport's ranks; collective. Made at the first call with GPU `index` of this rank.
+
+    index: None on a rank whose tensors are not on one GPU. host: of this rank.
+    Returns None where the ranks' tensors go through the host's memory: as `settings` say, where no rank's are on a GPU,
+    or, with a warning of the first rank, where NCCL cannot be used.
+    Raises TransportError on all ranks if NCCL was asked for and cannot be used, with the cause.
+    """
+    if settings.wish == "host":
+        return None
+    device, library, finding = _look(index, host, settings)
+    findings = gather_findings(transport, finding)
+    if not any(each.gpu or each.problem for each in findings):
+        return None
+    problem = find_problem(findings)
+    if problem and settings.wish == "nccl":
+        raise TransportError(f"device_transport=nccl: NCCL cannot be used. The cause is {problem}")
+    if problem:
+        if transport.rank == 0:
+            logger.warning("Tensors of GPUs go through the host's memory. The cause is %s", problem)
+        return None
+    assert device is not None and library is not None
+    key = (transport, device.index)
+    if key not in _groups:
+        where = f"rank {transport.rank} on {host}, GPU {index}"
+        _groups[key] = DeviceGroup(transport, device, library, where, _TIMEOUT_S)
+        watch(_groups[key])
+    return _groups[key]
+
+
+def _look(index: int | None, host: str, settings: DeviceSettings) -> tuple[CudaDevice | None, Library | None, Finding]:
+    if index is None:
+        return None, None, Finding("", host)
+    try:
+        device, library = open_device(index), load_nccl(settings.library)
+    except HvdkitError as error:
+        return None, None, Finding(str(error), host)
+    return device, library, describe(device, library, host, shares=settings.shares)
+
+
+def check_groups() -> None:
+    """Raise what a device group has failed with: what it has reduced since is of no use."""
+    for group in _groups.values():
+        group.check()
+
+
+def close_groups() -> None:
+    """Close all device groups; collective, unless ranks are lost. Called when the process leaves the world."""
+    for group in _groups.values():
+        group.close()
+    _groups.clear()

@@ -1,0 +1,48 @@
+"""Training over the stand-in for CUDA and NCCL: torch computes on the CPU, which stands for the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from stand_in import stand_in_path, synchronizations
+from torch_world import Case, Weights, train_on_ranks
+
+from hvdkit.torch import gpu
+from hvdkit.torch.tensors import DTYPES, TensorBuffer
+from hvdkit.transport.buffer import Buffer
+from hvdkit.transport.cuda import CudaDevice, load_driver
+from hvdkit.transport.nccl import groups
+
+#: Settings of init() under which only NCCL will do.
+NCCL = {"device_transport": "nccl"}
+
+
+def _allocate(count: int, dtype: str) -> Buffer:
+    return TensorBuffer(torch.zeros(count, dtype=DTYPES[dtype]), dtype)
+
+
+@contextmanager
+def stand_in_gpu() -> Iterator[dict[str, Any]]:
+    """Within, torch's tensors count as those of a GPU. Yields settings for init()."""
+    path = stand_in_path()
+    with (
+        mock.patch.object(gpu, "is_cuda_build", lambda: True),
+        mock.patch.object(gpu, "common_gpu", lambda _: 0),
+        mock.patch.object(gpu, "current_stream", lambda _: 0),
+        mock.patch.object(gpu, "make_allocate", lambda _: _allocate),
+        mock.patch.object(groups, "open_device", lambda index: CudaDevice(load_driver(path), index)),
+    ):
+        yield {**NCCL, "nccl_library": path}
+
+
+def train_on_gpus(case: Case, **more: Any) -> Weights:
+    """See train_on_ranks: on the stand-in, without a wait of the host for the device."""
+    with stand_in_gpu() as settings:
+        before = synchronizations()
+        weights = train_on_ranks(case, "auto", {**settings, **more.pop("settings", {})}, **more)
+        assert synchronizations() == before
+    return weights
