@@ -223,7 +223,9 @@ class Config:
         least=0,
         metavar="SECONDS",
     )
-    news: str = setting("", str, "inherited socket on which a rank reports its progress to hvdrun; set by the agent")
+    launcher_channel: str = setting(
+        "", str, "inherited socket on which a rank reports its progress to hvdrun; set by the agent"
+    )
     elastic_command: str = setting("", str, "command that starts a replacement rank, as JSON; set by the agent")
     host_slots: int = setting(0, int, "number of slots of this host; set by hvdrun", least=0)
     check_replicas: int = setting(

@@ -17,8 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hvdkit import config, handshake, setting, world
-from hvdkit import launcher_channel as news
+from hvdkit import config, handshake, launcher_channel, setting, world
 from hvdkit.errors import ConfigError, HostfileError, HvdkitError, LaunchError, ProfileError, TransportError, WorldError
 from hvdkit.launch.agent import prefix, rank_identity, topology
 from hvdkit.launch.allocations import read_allocation
@@ -137,7 +136,7 @@ TEXTS: dict[str, Parser] = {
         f"launch.hostfiles.parsing.parse_hostfile {name}": Parser(_read_hostfile(name), _HOSTS, (HostfileError,))
         for name in (AUTO, *DIALECTS)
     },
-    "launcher_channel.parse_init_call": Parser(news.parse_init_call, ["coming", ":", "60.000", "0.000", "ready"]),
+    "launcher_channel.parse_init_call": Parser(launcher_channel.parse_init_call, ["coming", ":", "60.000", "0.000", "ready"]),
     "launch.hostfiles.parsing.read_hostfile": Parser(_in_file(parsing.read_hostfile), _HOSTS, (HostfileError,)),
     "launch.hostfiles.parsing.parse_host_list": Parser(parsing.parse_host_list, _HOSTS, (LaunchError,)),
     "launch.elastic.discovery.parse_discovered": Parser(

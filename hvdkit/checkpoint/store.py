@@ -64,7 +64,7 @@ class Store:
         except OSError as error:
             raise CheckpointError(f"{what} failed: {error}") from error
         copied_s = time.perf_counter() - began_s
-        channel = engine.runtime("a checkpoint").config.news
+        channel = engine.runtime("a checkpoint").config.launcher_channel
 
         def finish() -> None:
             with self._directory.removing(folder):

@@ -50,7 +50,7 @@ class Resizing:
     def __init__(self, config: Config, members: Membership) -> None:
         self._members = members
         self._min, self._max, self._directory = max(1, config.min_np), config.max_np, config.elastic_checkpoints
-        self._channel = config.news
+        self._channel = config.launcher_channel
         self._starting: dict[str, Any] = json.loads(config.elastic_command or "{}")
         self._newcomers: Newcomers | None = None
         self._attempts = 0

@@ -47,7 +47,7 @@ def open_world(
     install_exception_hook(connection.world.label, connection.world.host, connection.abort)
     if config.elastic and connection.base is not None:
         on_message(LOST, connection.report_loss)
-        listen_to_launcher(config.news)
+        listen_to_launcher(config.launcher_channel)
     world, transport = opener(config, connection)
     return world, transport, connection.abort
 
@@ -61,10 +61,10 @@ def arriving(
     world: as the launcher told it. part: ranks of the job that meet here, if those are not all. end: ends this process,
     and with it the job, after stall_shutdown_s.
     """
-    if config.news:
-        notify_launcher(announce_init(config.stall_check_s, config.stall_shutdown_s, part), config.news)
+    if config.launcher_channel:
+        notify_launcher(announce_init(config.stall_check_s, config.stall_shutdown_s, part), config.launcher_channel)
         yield
-        notify_launcher(READY, config.news)
+        notify_launcher(READY, config.launcher_channel)
         return
     times = [each for each in (config.stall_check_s, config.stall_shutdown_s) if each > 0]
     if world.size == 1 or not times:

@@ -96,7 +96,7 @@ class Agent:
             variables.update(plan_elastic_variables(self.identity, command))
         self.channel, target = socket.socketpair()
         target.set_inheritable(True)
-        variables["HVDKIT_NEWS"] = f"{target.fileno()}:{os.fstat(target.fileno()).st_ino}"
+        variables["HVDKIT_LAUNCHER_CHANNEL"] = f"{target.fileno()}:{os.fstat(target.fileno()).st_ino}"
         problem = self._start(command, variables, orders.get("window"), share)
         target.close()
         if problem is not None:
@@ -192,9 +192,9 @@ class Agent:
         controls = self.control.sources if self.control is not None else []
         for control in controls:
             poll.register(control, select.POLLIN)
-        news = self.channel.fileno() if self.channel is not None else -1
+        events = self.channel.fileno() if self.channel is not None else -1
         if self.channel is not None:
-            poll.register(news, select.POLLIN)
+            poll.register(events, select.POLLIN)
         drain_until = 0.0
         while True:
             held = any(stream.held_since for stream in sources.values())
@@ -203,12 +203,12 @@ class Agent:
             if wake in ready:
                 os.read(wake, 4096)
                 self._report_pause()
-            if news in ready:
+            if events in ready:
                 words = self._read_events()
                 if words:
                     self._send(EVENT, words)
                 else:
-                    poll.unregister(news)
+                    poll.unregister(events)
             if self.control is None:
                 for control in controls:
                     poll.unregister(control)
@@ -255,9 +255,9 @@ class Agent:
         """Report that a signal has stopped the command, or that it continues."""
         assert self.child is not None
         with contextlib.suppress(ChildProcessError):  # it has ended
-            news = os.waitid(os.P_PID, self.child.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
-            if news is not None:
-                self._send(PAUSE, str(news.si_status if news.si_code != os.CLD_CONTINUED else 0).encode())
+            change = os.waitid(os.P_PID, self.child.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+            if change is not None:
+                self._send(PAUSE, str(change.si_status if change.si_code != os.CLD_CONTINUED else 0).encode())
 
     def _receive_frames(self) -> None:
         assert self.control is not None

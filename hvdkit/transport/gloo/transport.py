@@ -32,7 +32,7 @@ from hvdkit.transport.polling import Backoff, calls
 from hvdkit.transport.request import MessageRequest, Request
 
 _START_S = 120.0
-_NEWS_S = 2.0  # until the rank whose end made a collective fail is known
+_LOSS_REPORT_S = 2.0  # until the rank whose end made a collective fail is known
 
 _rendezvous_numbers = itertools.count()
 
@@ -199,7 +199,7 @@ class GlooTransport(BaseTransport):
 
     def _explain(self, what: str, error: Exception) -> Exception:
         """A failure in our words: of the rank that has ended, which Gloo knows by its port only."""
-        deadline = time.monotonic() + _NEWS_S
+        deadline = time.monotonic() + _LOSS_REPORT_S
         while True:
             try:
                 self._peers.check(self.ranks, at_once=True)
