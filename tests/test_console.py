@@ -68,3 +68,17 @@ def test_a_broken_pipe_of_something_else_than_stdout_is_an_error() -> None:
 
     with pytest.raises(BrokenPipeError):
         run_command("hvdrun", fail)
+
+
+def test_closed_streams_are_open_on_dev_null_during_a_command() -> None:
+    command = """
+import os, sys
+from hvdkit.launch.cli.console import run_command
+def describe():
+    print("not seen")
+    streams = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+    return 3 if streams == [os.devnull] * 3 and os.get_inheritable(1) else 4
+sys.exit(run_command("hvdkit hosts", describe))
+"""
+    done = subprocess.run(["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, command], timeout=60)
+    assert done.returncode == 3

@@ -18,13 +18,14 @@ def run_command(program: str, command: Callable[[], int]) -> int:
     """Carry out a command; returns its exit code, or 2 for an HvdkitError, which is printed after the program's name.
 
     128+n for SIGINT (Ctrl-C), and for SIGPIPE where the reader of stdout has ended, as in `hvdkit doctor | head`.
+    Standard streams that are closed (`>&-`) are opened on /dev/null.
     """
+    _open_closed_streams()
     try:
         try:
             return command()
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()
+            sys.stdout.flush()
     except HvdkitError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2
@@ -41,6 +42,15 @@ def run_command(program: str, command: Callable[[], int]) -> int:
         _discard_output()
         print(f"{program}: the output cannot be written: {error.strerror}.", file=sys.stderr)
         return 2
+
+
+def _open_closed_streams() -> None:
+    """Open stdin, stdout and stderr on /dev/null where they are closed: another file would get their number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is the stream's own
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode))
 
 
 def _reader_has_ended() -> bool:
