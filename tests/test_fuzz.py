@@ -136,7 +136,9 @@ TEXTS: dict[str, Parser] = {
         f"launch.hostfiles.parsing.parse_hostfile {name}": Parser(_read_hostfile(name), _HOSTS, (HostfileError,))
         for name in (AUTO, *DIALECTS)
     },
-    "launcher_channel.parse_init_call": Parser(launcher_channel.parse_init_call, ["coming", ":", "60.000", "0.000", "ready"]),
+    "launcher_channel.parse_init_call": Parser(
+        launcher_channel.parse_init_call, ["coming", ":", "60.000", "0.000", "ready"]
+    ),
     "launch.hostfiles.parsing.read_hostfile": Parser(_in_file(parsing.read_hostfile), _HOSTS, (HostfileError,)),
     "launch.hostfiles.parsing.parse_host_list": Parser(parsing.parse_host_list, _HOSTS, (LaunchError,)),
     "launch.elastic.discovery.parse_discovered": Parser(

@@ -175,6 +175,8 @@ def test_a_transport_of_hvdkits_own_does_not_go_with_it() -> None:
 def test_which_engine(wish: str, launcher: str, built: list[str], framework: str, chosen: str) -> None:
     name, why = choose_engine(wish, launcher, built, framework)
     assert name == chosen and why
+    if wish == "auto" and launcher == "horovodrun" and not built:
+        assert "Horovod is not installed" in why
 
 
 def test_a_missing_binding_is_told_with_its_cure() -> None:

@@ -10,6 +10,7 @@ from hvdkit.alias import real_horovod
 from hvdkit.errors import MissingDependencyError
 
 _LIBRARIES = {"torch": "mpi_lib_v2", "tensorflow": "mpi_lib"}
+_NOT_BUILT = "Horovod is not installed, or was built for neither torch nor tensorflow"
 #: What to do where Horovod is missing.
 CURE = (
     "Run `hvdkit build-horovod` to build Horovod for the installed frameworks, or use the native engine "
@@ -29,10 +30,8 @@ def choose_engine(wish: str, launcher: str, built: Sequence[str], framework: str
         return "native", "the ranks were not started by horovodrun --gloo"
     if built and (not framework or framework in built):
         return "horovod", "the ranks were started by horovodrun --gloo"
-    return "native", (
-        "the ranks were started by horovodrun, but the installed Horovod has no binding for "
-        f"{framework or 'any framework'}"
-    )
+    what = f"the installed Horovod has no binding for {framework}" if built else _NOT_BUILT
+    return "native", f"the ranks were started by horovodrun, but {what}"
 
 
 def built_bindings() -> list[str]:
@@ -54,8 +53,7 @@ def choose_binding(framework: str, built: Sequence[str]) -> str:
     """
     if not built:
         raise MissingDependencyError(
-            "The engine is set to Horovod's core (HVDKIT_ENGINE=horovod), but Horovod is not installed, or was built "
-            f"for neither torch nor tensorflow. {CURE}"
+            f"The engine is set to Horovod's core (HVDKIT_ENGINE=horovod), but {_NOT_BUILT}. {CURE}"
         )
     if framework and framework not in built:
         raise MissingDependencyError(

@@ -107,6 +107,6 @@ def _describe(world: World, part: Sequence[int], seconds: float) -> str:
         among = f"The ranks {ranks} of the job (its argument comm) must all call it, and {START_MPI}."
     return (
         f"hvd.init() on rank {world.rank} (host {world.host}) has been waiting for other ranks for {seconds:.0f} s. "
-        f"{among} Ranks that do not print this warning are missing. For a job that it has started, hvdrun names the "
-        "missing ranks and shows what they are doing."
+        f"{among} Ranks that do not print this warning are missing. If hvdrun starts the job, it names the missing "
+        "ranks and shows what they are doing."
     )

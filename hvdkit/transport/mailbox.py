@@ -83,7 +83,10 @@ class OpeningMailbox:
     def _look(self) -> None:
         """End the wait for ranks that will not come."""
         if self._ending or not threading.main_thread().is_alive():
-            raise TransportError("This process set was removed before all of its ranks had used it.")
+            raise TransportError(
+                "hvdkit was shut down, or this process set was removed, before all ranks of the set had used it. Have "
+                "each of them do an operation on the set first."
+            )
         self._check()
 
     def _opened(self) -> Mailbox | None:

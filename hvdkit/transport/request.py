@@ -173,7 +173,16 @@ class StepRequest(Request):
 def closed_meanwhile() -> TransportError:
     """The error of an operation whose transport has been closed."""
     return TransportError(
-        "The transport was closed before this request had completed. Wait for all requests before hvd.shutdown()."
+        "The transport was closed before this request had completed. Wait for all requests before hvd.shutdown() and "
+        "hvd.remove_process_set()."
+    )
+
+
+def closed_before(name: str) -> TransportError:
+    """The error of a call of a transport that has been closed. name: of the transport."""
+    return TransportError(
+        f"This {name} transport is closed: hvd.shutdown() was called, or its process set was removed. Call hvd.init() "
+        "or add_process_set() again."
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hvdkit.errors import TransportError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.arguments import check_alltoall, check_counts, check_root
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
@@ -12,6 +11,7 @@ from hvdkit.transport.buckets import BucketSpec, InPlaceSegment, cover
 from hvdkit.transport.buffer import Buffer, Op, check_reduction, make_buffer
 from hvdkit.transport.division import Groups, check_groups
 from hvdkit.transport.mailbox import LocalMailbox
+from hvdkit.transport.request import closed_before
 
 
 class SingleTransport(Transport):
@@ -79,9 +79,7 @@ class SingleTransport(Transport):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise TransportError(
-                "This transport is closed. Call hvd.init() again, or make this call before hvd.shutdown()."
-            )
+            raise closed_before("single")
 
     def _copy(self, buffer: Buffer) -> Buffer:
         self._check_open()

@@ -29,7 +29,7 @@ from hvdkit.transport.gloo.rendezvous_store import (
     TcpRendezvousStore,
 )
 from hvdkit.transport.polling import Backoff, calls
-from hvdkit.transport.request import MessageRequest, Request
+from hvdkit.transport.request import MessageRequest, Request, closed_before
 
 _START_S = 120.0
 _LOSS_REPORT_S = 2.0  # until the rank whose end made a collective fail is known
@@ -143,9 +143,7 @@ class GlooTransport(BaseTransport):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise TransportError(
-                "This Gloo transport is closed. Call hvd.init() again, or make this call before hvd.shutdown()."
-            )
+            raise closed_before("Gloo")
 
     def open_wire(self) -> GlooWire:
         """See BaseTransport.open_wire."""

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvdkit.errors import TransportError
 from hvdkit.transport.arguments import check_message
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
 from hvdkit.transport.between.base import BaseTransport
@@ -20,7 +19,7 @@ from hvdkit.transport.mpi.library import collective, free_comm, load_mpi, own_co
 from hvdkit.transport.mpi.mailbox import MpiMailbox, leave_mailboxes
 from hvdkit.transport.mpi.nonblocking import MpiWire
 from hvdkit.transport.mpi.ulfm import world_comm
-from hvdkit.transport.request import AllRequests, MessageRequest, Request
+from hvdkit.transport.request import AllRequests, MessageRequest, Request, closed_before
 from hvdkit.transport.small_collectives import gather_ints
 
 if TYPE_CHECKING:
@@ -63,9 +62,7 @@ class MpiTransport(BaseTransport):
     def wire(self) -> MpiWire:
         """See BaseTransport.wire."""
         if self._wire is None:
-            raise TransportError(
-                "This MPI transport is closed. Call hvd.init() again, or make this call before hvd.shutdown()."
-            )
+            raise closed_before("MPI")
         return self._wire
 
     def isend(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
