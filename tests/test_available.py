@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+
+import pytest
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.elastic.host_pool import Blacklist, HostPool
 from hvdkit.launch.hostfiles import Host
+from hvdkit.launch.plan import validate
 
 HOSTS = (Host("far1", 1), Host("far2", 2), Host("far3", 3))
 
@@ -84,3 +88,17 @@ def test_a_script_that_fails_is_told_once_and_changes_nothing() -> None:
 
     asyncio.run(run())
     assert said == ["it has failed. hvdrun continues with the hosts that it knows."]
+
+
+def test_the_loop_goes_on_while_names_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_turn_taken = threading.Event()
+
+    async def look() -> tuple[Host, ...]:
+        return (Host("localhost", 1),)
+
+    async def run() -> None:
+        asyncio.get_running_loop().call_later(0.01, is_turn_taken.set)
+        assert names(await HostPool((), print, discover=look).find()) == ["localhost"]
+
+    monkeypatch.setattr(validate, "is_known", lambda host: is_turn_taken.wait(20))
+    asyncio.run(run())

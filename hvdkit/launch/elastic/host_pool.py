@@ -110,8 +110,12 @@ class HostPool:
             self._say_once(f"{error} hvdrun continues with the hosts that it knows.")
             return
         if found != self._discovered:
+            import asyncio
+
             validate.resolve.cache_clear()
-            self._discovered, self.hosts = found, tuple(filter(validate.is_known, found))
+            # The name service and ssh may take seconds, in which the job is to be supervised.
+            known = [host for host in found if await asyncio.to_thread(validate.is_known, host)]
+            self._discovered, self.hosts = found, tuple(known)
 
     def _say_once(self, message: str) -> None:
         if message != self._last_message:
