@@ -140,7 +140,8 @@ def test_a_log_that_cannot_be_written_is_told_and_the_training_goes_on(tmp_path:
 
 
 @pytest.mark.ranks
-def test_ctrl_c_in_run_is_raised_when_its_job_has_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+def test_a_job_of_run_ends_with_the_process_that_waits_for_it(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import os, time, hvdkit\n"
@@ -158,9 +159,12 @@ def test_ctrl_c_in_run_is_raised_when_its_job_has_ended(tmp_path: Path) -> None:
     )
     try:
         assert wait_until(lambda: len(list(tmp_path.glob("pid.*"))) == 2)
-        process.send_signal(signal.SIGINT)  # to this process alone
-        out, errors = process.communicate(timeout=50)
+        process.send_signal(number)  # to this process alone
+        out, errors = process.communicate(timeout=50)  # until hvdrun has ended too, whose stderr it is
     finally:
         process.kill()
-    assert lines(out) == ["interrupted"] and "hvdrun: Ctrl-C: ended 2 ranks." in lines(errors)
+    if number == signal.SIGINT:
+        assert lines(out) == ["interrupted"] and "hvdrun: Ctrl-C: ended 2 ranks." in lines(errors)
+    else:
+        assert not out and "hvdrun: SIGHUP: ended 2 ranks." in lines(errors)
     assert not any(alive(int(file.suffix[1:])) for file in tmp_path.glob("pid.*"))

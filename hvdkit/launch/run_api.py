@@ -53,6 +53,7 @@ def run(
     folder that is made here in /tmp, or, for several hosts, in the working directory, which all of them have to see.
     executable: the Python of the ranks. options: start_timeout, ssh_port, ssh_identity_file, output_filename, mpi_args,
     network_interfaces, as Horovod's. use_gloo, use_mpi: accepted, how ranks talk is hvdkit's choice.
+    The job ends if this process is killed (on Linux).
     Raises LaunchError for what cannot be started, HorovodInternalError if the job fails.
     """
     if hosts is not None and hostfile is not None:
@@ -69,7 +70,8 @@ def run(
         else tempfile.TemporaryDirectory(prefix="hvdkit-run-", dir=os.getcwd()) as folder
     ):
         Path(folder, FUNCTION).write_bytes(pickler.dumps((func, tuple(args), dict(kwargs or {}), list(sys.path))))
-        start = [sys.executable, "-m", "hvdkit.launch", "-np", str(ranks), *flags, *(["--verbose"] if verbose else [])]
+        hvdrun = [sys.executable, "-m", "hvdkit.launch.run_launcher", str(os.getpid())]
+        start = [*hvdrun, "-np", str(ranks), *flags, *(["--verbose"] if verbose else [])]
         rank = [executable or sys.executable, "-m", "hvdkit.launch.run_worker", folder]
         status = _wait_for(subprocess.Popen([*start, *rank], stdin=subprocess.DEVNULL))
         if status:
