@@ -292,7 +292,7 @@ def _objects(**good: Any) -> st.SearchStrategy[Any]:
 
 
 _PROCESS = {"pid": 1, "state": "S", "command": "", "stacks": doing.__doc__, "asked": True}
-_MACHINE = {"allowed": [0], "cores": 1, "shared_mib": 5, "python": "3"}
+_MACHINE = {"allowed": [0], "cores": 1, "shared_mib": 5, "python": "3", "gpus": [["0000:07:00.0", "0-3"]]}
 MESSAGES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any], tuple[type[Exception], ...]]] = {
     "launch.plan.registration.parse_registration": (
         registration.parse_registration,

@@ -75,7 +75,7 @@ def test_a_script_that_cannot_be_read_is_refused_before_ranks_start(
     ("visible", "present", "number"),
     [
         ("0,1", 4, 2), ("", 4, 0), ("-1", 4, 0), ("0,-1,1", 4, 1), ("0,9", 4, 1), ("GPU-12ab, MIG-34", 1, 2),
-        ("NoDevFiles", 4, 0), ("0", 0, 0),
+        ("NoDevFiles", 4, 0), ("0", 0, 0), ("0,1,0", 4, 0),
     ],
 )  # fmt: skip
 def test_visible_gpus_are_counted_as_cuda_does(visible: str, present: int, number: int) -> None:

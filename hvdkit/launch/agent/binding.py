@@ -1,4 +1,4 @@
-"""The cores of a host shared out among its ranks. divide() plans, bind() acts."""
+"""The cores of a host shared out among its ranks. divide() and divide_near() plan, bind() acts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .topology import Cpu, read_topology
+from .topology import Cpu, parse_cpus, read_topology
 
 
 class Share(NamedTuple):
@@ -42,6 +42,26 @@ def divide(cpus: Sequence[Cpu], ranks: int, kind: str) -> list[Share] | None:
     return shares
 
 
+def divide_near(cpus: Sequence[Cpu], near: Sequence[str], kind: str) -> list[Share] | None:
+    """Share out the CPUs near GPUs among the ranks that have these GPUs; None if some would have no core of its own.
+
+    near: the CPUs near the GPU of each rank, as "0-31". kind: see divide(). CPUs that are near no rank's GPU go unused.
+    """
+    ranks: dict[tuple[Cpu, ...], list[int]] = {}  # by the CPUs near their GPUs
+    for at, text in enumerate(near):
+        numbers = set(parse_cpus(text))
+        ranks.setdefault(tuple(cpu for cpu in cpus if cpu.number in numbers), []).append(at)
+    if len({cpu for mine in ranks for cpu in mine}) < sum(map(len, ranks)):
+        return None  # what is near one GPU is partly near another
+    found: dict[int, Share] = {}
+    for mine, places in ranks.items():
+        shares = divide(mine, len(places), kind)
+        if shares is None:
+            return None
+        found.update(zip(places, shares, strict=True))
+    return [found[at] for at in range(len(near))]
+
+
 def _cut(cores: Sequence[tuple[int, int]], ranks: int) -> list[Sequence[tuple[int, int]]]:
     """Cut (node, core), in order, into a piece for each rank."""
     by_node: dict[int, list[tuple[int, int]]] = {}
@@ -73,7 +93,8 @@ def plan_share(allowed: Collection[int], order: Mapping[str, Any], local_size: i
     """
     if "divide" in order:
         ranks = int(order["ranks"])
-        shares = divide(read_topology(order["divide"]), ranks, str(order["kind"]))
+        cpus, kind, near = read_topology(order["divide"]), str(order["kind"]), order.get("near")
+        shares = (divide_near(cpus, near, kind) if near else None) or divide(cpus, ranks, kind)
         return shares[int(order["at"])] if shares else Share(frozenset(allowed), 1)
     cores = len({cpu.core for cpu in read_topology(allowed)})
     return Share(frozenset(allowed), max(1, cores // (int(order.get("sharers", 0)) or local_size or 1)))

@@ -1,4 +1,4 @@
-"""What this host offers a rank: cores, shared memory, network interfaces. Cheap, since every start waits for it."""
+"""What this host offers a rank: cores, GPUs, shared memory, interfaces. Cheap, since every start waits for it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+
+from .gpus import read_gpus
 
 _UP, _LOOPBACK = 0x1, 0x8
 # InfiniBand and RoCE, Slingshot, Omni-Path, and what Open MPI and MPICH reach them through.
@@ -85,13 +87,14 @@ def has_fabric() -> bool:
 
 
 def probe_host(environ: Mapping[str, str]) -> dict[str, object]:
-    """Report the cores that may be used, their number, MiB free for shared memory (-1: none) and the Python version."""
+    """Report the cores that may be used, their number, GPUs, MiB free for shared memory (-1: none) and the Python."""
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return {
         "allowed": allowed,
         "cores": os.cpu_count() or 1,
         "shared_mib": _free_mib(environ.get("HVDKIT_SHARED_DIRECTORY") or "/dev/shm"),
         "python": ".".join(map(str, sys.version_info[:3])),
+        "gpus": read_gpus(environ),
     }
 
 

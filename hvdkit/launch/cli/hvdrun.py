@@ -132,6 +132,8 @@ def _build_runner(
         verbose=options.verbose,
         logs=options.output_filename or "",
         bind=job.bind,
+        own_gpus=job.own_gpus,
+        share_gpus=config.share_gpus,
         min_ranks=max(1, config.min_np) if job.elastic else 0,
         hang_timeout_s=config.elastic_patience_s if config.elastic else 0.0,
         rank_variables=not options.wrap,  # a script for one process is to see one process

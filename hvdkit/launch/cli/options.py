@@ -139,7 +139,8 @@ def _add_ranks_and_hosts(parser: OptionParser) -> None:
         brief="number of ranks; gpu: one per GPU of this machine",
         aliases=("--num-proc", "--np"),
         help="number of ranks; auto: one per slot of the hosts, else one per core of this machine; gpu: one per "
-        "visible GPU of this machine",
+        "visible GPU of this machine. With gpu or --device-transport nccl, ranks that would share a GPU are refused; "
+        "otherwise hvdrun warns of them, as the job may be one on CPUs",
     )
     parser.add(group, "-H", "--hosts", metavar="HOST:N,...", brief=True, help="hosts and their slots")
     parser.add(

@@ -9,7 +9,7 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 
-from hvdkit.config import read_config, read_settings
+from hvdkit.config import Config, read_config, read_settings
 from hvdkit.errors import LaunchError
 from hvdkit.launch.allocations.schedulers import describe_incomplete_slurm_job, find_incomplete_slurm_job
 from hvdkit.launch.cli.command import check_command, plan_command
@@ -20,7 +20,8 @@ from hvdkit.launch.elastic.options import find_discovered, plan_elastic
 from hvdkit.launch.hostfiles import FoundHosts, format_hosts
 from hvdkit.launch.plan import validate
 from hvdkit.launch.plan.environment import clean_environment, find_launcher_variables, withhold
-from hvdkit.launch.plan.job import Job, plan_ranks
+from hvdkit.launch.plan.gpus import plan_shared_gpus
+from hvdkit.launch.plan.job import Job, plan_places, plan_ranks
 from hvdkit.launch.plan.network import parse_wish
 from hvdkit.launch.plan.rank_variables import is_number_of_rank
 from hvdkit.launch.plan.resolve_hosts import find_hosts
@@ -82,6 +83,8 @@ def plan_job(
         variables["PYTHONUNBUFFERED"] = "1"  # so that the output of a killed rank is complete
     if options.tcp and "NCCL_IB_DISABLE" not in environ:
         variables["NCCL_IB_DISABLE"] = "1"
+    if config.share_gpus:
+        variables.update(plan_shared_gpus(1 if local else len(plan_places(ranks, hosts)), environ))
     if options.no_prefix:
         variables["HVDKIT_PREFIX"] = "0"
     if options.output_filename:
@@ -101,6 +104,7 @@ def plan_job(
         launcher_arguments=split_words("--mpi-args", options.mpi_args) or (),
         binding=split_words("--binding-args", options.binding_args),
         bind=_choose_binding(config.bind, options.binding_args),
+        own_gpus=_choose_own_gpus(options, config),
         tcp=options.tcp,
         elastic=config.elastic,
     )
@@ -184,6 +188,13 @@ def _choose_binding(bind: str, binding_args: str | None) -> str:
             f"--bind {bind} contradicts --binding-args: hvdkit or the launcher binds the ranks. Leave one of them out."
         )
     return "none"
+
+
+def _choose_own_gpus(options: argparse.Namespace, config: Config) -> str | None:
+    """See Job.own_gpus: a job on CPUs may have more ranks than its hosts have GPUs, so these must be asked for."""
+    if config.share_gpus or config.device_transport == "host":
+        return None
+    return "-np gpu" if options.ranks == "gpu" else "device_transport=nccl" if config.device_transport == "nccl" else ""
 
 
 def _find_hosts(options: argparse.Namespace, environ: Mapping[str, str]) -> FoundHosts:

@@ -55,10 +55,13 @@ def count_gpus(environ: Mapping[str, str], proc: Path = _PROC) -> int:
 
 
 def count_visible(visible: str, present: int) -> int:
-    """Count the devices in CUDA_VISIBLE_DEVICES as CUDA does: the first invalid entry ends the list."""
-    number = 0
+    """Count the devices in CUDA_VISIBLE_DEVICES as CUDA does: none with one twice, and an invalid one ends the list."""
+    number, seen = 0, set[str]()
     for entry in (part.strip() for part in visible.split(",")):
         named = entry.startswith(("GPU-", "MIG-"))
+        if entry in seen:
+            return 0
+        seen.add(entry)
         if not present or not (named or (entry.isdecimal() and int(entry) < present)):
             break
         number += 1

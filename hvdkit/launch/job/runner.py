@@ -27,6 +27,7 @@ from hvdkit.launch.job.outcome import JobResult, conclude, conclude_without_outp
 from hvdkit.launch.job.output import Output
 from hvdkit.launch.job.ranks import Phase, Ranks, name_rank
 from hvdkit.launch.job.runtime_dir import RuntimeDirectory
+from hvdkit.launch.plan.gpus import check_gpus
 from hvdkit.launch.plan.job import Launch, format_shell_line
 from hvdkit.launch.plan.preflight import find_problems
 from hvdkit.launch.plan.registration import Registration, StartOrders, check_layout, plan_start_orders
@@ -53,6 +54,8 @@ class JobOptions:
     slots: Mapping[str, int] = field(default_factory=dict)  # of the planned hosts, where replacements may start
     networks: tuple[str, ...] = ()  # interfaces or subnets for traffic between hosts; () to choose
     bind: str = "auto"  # ranks to cores, see the setting
+    own_gpus: str | None = ""  # what asks for one GPU a rank; "" to warn of ranks that share one, None to allow it
+    share_gpus: bool = False  # see the setting
     logs: str = ""  # the folder of the ranks' logs
     verbose: bool = False  # report every start, and show the output of the launcher at once
     start_timeout_s: float = 60.0  # for all ranks to start
@@ -271,12 +274,14 @@ class Runner:
         self._refused = check_layout(self.options.planned, self.ranks.hosts)
         if self._refused:
             return
+        resources = [(one.host, one.resources) for one in self._control.arrivals.values()]
         try:
+            troubles = check_gpus(resources, self.options.own_gpus)
             orders = self._plan_orders(self._control.arrivals)
         except LaunchError as error:
             self._refused = str(error)
             return
-        for trouble in find_problems((one.host, one.resources) for one in self._control.arrivals.values()):
+        for trouble in [*troubles, *find_problems(resources)]:
             self.output.say(trouble)
         if self.options.verbose and orders.why:
             self.output.say(f"{orders.why}.")
@@ -289,8 +294,9 @@ class Runner:
         names = {rank: name_host(rank, {}, self.options.planned) for rank in arrivals}
         slots = {rank: self.options.slots.get(name, 0) for rank, name in names.items()}
         options, job = self.options, self._name if self.options.rank_variables else ""
+        window, share = self.output.window, options.share_gpus
         return plan_start_orders(
-            arrivals, options.environ, options.networks, self.output.window, options.bind, slots, job
+            arrivals, options.environ, options.networks, window, options.bind, slots, job, share_gpus=share
         )
 
     def _is_cut_off(self) -> bool:

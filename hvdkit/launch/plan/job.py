@@ -29,6 +29,7 @@ class Job:
     ssh_options, launcher_arguments: the user's own, for ssh and for the launcher.
     binding: the launcher's own options for binding ranks to cores; with None it does not bind. bind: how hvdkit then
     binds, see the setting.
+    own_gpus: what asks for one GPU a rank; "" to warn of ranks that share one, None to allow it.
     tcp: use only TCP between hosts.
     elastic: ranks continue when others die.
     """
@@ -48,6 +49,7 @@ class Job:
     launcher_arguments: tuple[str, ...] = ()
     binding: tuple[str, ...] | None = None
     bind: str = "auto"
+    own_gpus: str | None = ""
     tcp: bool = False
     elastic: bool = False
 

@@ -15,29 +15,35 @@ LEAST_SHARED_MIB = 256
 
 @dataclass(frozen=True)
 class HostResources:
-    """The resources of a rank's host, from its agent; see hvdkit.launch.agent.host_info. cores: 0 if unknown."""
+    """The resources of a rank's host, from its agent; see hvdkit.launch.agent.host_info. cores: 0 if unknown.
+
+    gpus: that the rank sees, see hvdkit.launch.plan.gpus.Gpu.
+    """
 
     allowed: tuple[int, ...] = ()
     cores: int = 0
     shared_mib: int = LEAST_SHARED_MIB
     python: str = ""
+    gpus: tuple[tuple[str, str], ...] = ()
 
 
 def parse_resources(message: Mapping[str, Any]) -> HostResources:
     """Parse an agent's message. Raises ValueError for an invalid one."""
     if not message:
         return HostResources()
-    values: list[Any] = [None] * 4
+    values: list[Any] = [None] * 5
     if isinstance(message, Mapping):
-        values = [message.get(name) for name in ("allowed", "cores", "shared_mib", "python")]
-    allowed, cores, shared, python = values
+        values = [message.get(name) for name in ("allowed", "cores", "shared_mib", "python", "gpus")]
+    allowed, cores, shared, python, gpus = values
     if (
         not isinstance(allowed, list)
         or any(type(number) is not int for number in (*allowed, cores, shared))
         or not isinstance(python, str)
+        or not isinstance(gpus, list)
+        or not all(isinstance(gpu, list) and len(gpu) == 2 and all(type(x) is str for x in gpu) for gpu in gpus)
     ):
         raise ValueError(f"{message!r} does not describe a host")
-    return HostResources(tuple(allowed), cores, shared, python)
+    return HostResources(tuple(allowed), cores, shared, python, tuple((name, cpus) for name, cpus in gpus))
 
 
 def find_problems(resources: Iterable[tuple[str, HostResources]]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.start_order import find_unplanned
+from hvdkit.launch.plan.gpus import find_near_cpus, name_rank_to_nccl
 from hvdkit.launch.plan.mpi import WITHOUT_FABRICS
 from hvdkit.launch.plan.network import HostInterfaces, choose_network, parse_interfaces, plan_network_variables
 from hvdkit.launch.plan.preflight import HostResources, parse_resources
@@ -106,12 +107,14 @@ def plan_start_orders(
     bind: str = "auto",
     slots: Mapping[int, int] | None = None,
     job: str = "",
+    *,
+    share_gpus: bool = False,
 ) -> StartOrders:
     """Plan each rank's variables and binding from the registrations of all ranks.
 
     environ: the ranks' variables. wish: see choose_network. window: of the terminal, for rank 0. bind: see plan_cores.
     slots: by rank, the slots of its host, in jobs that replace lost ranks.
-    job: its name; "" to give the ranks no variables of torchrun, Keras and JAX.
+    job: its name; "" to give the ranks no variables of torchrun, Keras and JAX. share_gpus: see the setting.
     Raises LaunchError for a wish that some host cannot meet.
     """
     counts = Counter(each.host for each in registrations.values())
@@ -129,8 +132,9 @@ def plan_start_orders(
         address = next((each.address for each in network.interfaces.get(first, ())), first)
     cores: dict[int, Any] = {}
     for host in counts:
-        allowed = {rank: each.resources.allowed for rank, each in registrations.items() if each.host == host}
-        cores.update(plan_cores(allowed, bind))
+        there = {rank: each.resources for rank, each in sorted(registrations.items()) if each.host == host}
+        near = find_near_cpus([each.gpus for each in there.values()])
+        cores.update(plan_cores({rank: each.allowed for rank, each in there.items()}, bind, near))
     numbered: dict[int, dict[str, str]] = {}
     if job and not any(each.joins for each in registrations.values()):  # they describe the job's first world only
         hosts = {rank: each.host for rank, each in registrations.items()}
@@ -144,6 +148,7 @@ def plan_start_orders(
                 **variables.get(each.host, {}),
                 **_slots_variable((slots or {}).get(rank, 0)),
                 **numbered.get(rank, {}),
+                **(name_rank_to_nccl(rank) if share_gpus else {}),
             },
             "cores": cores[rank],
         }
@@ -157,12 +162,13 @@ def plan_start_orders(
     return StartOrders(orders, why)
 
 
-def plan_cores(allowed: Mapping[int, Sequence[int]], wish: str) -> dict[int, dict[str, Any]]:
+def plan_cores(allowed: Mapping[int, Sequence[int]], wish: str, near: Sequence[str] = ()) -> dict[int, dict[str, Any]]:
     """Plan the binding of the ranks of one host; their agents know the topology.
 
-    allowed: by rank, the CPUs that the launcher lets it run on. wish: the setting `bind`.
-    A rank's order is {"divide": CPUs, "kind": "core" or "numa", "at": index of its share, "ranks": number of shares},
-    or, for a rank that hvdkit does not bind, {"sharers": number of ranks that use the same cores}.
+    allowed: by rank, the CPUs that the launcher lets it run on. wish: the setting `bind`. near: the CPUs
+    near the GPU of each rank in their order, as "0-31"; empty if the ranks have no GPUs of their own.
+    A rank's order is {"divide": CPUs, "kind": "core" or "numa", "at": index of its share, "ranks": number of shares,
+    "near": as above}, or, for a rank that hvdkit does not bind, {"sharers": number of ranks that use the same cores}.
     """
     ranks = sorted(allowed)
     known = all(allowed.values())
@@ -172,7 +178,8 @@ def plan_cores(allowed: Mapping[int, Sequence[int]], wish: str) -> dict[int, dic
         return {rank: {"sharers": max((users[cpu] for cpu in allowed[rank]), default=len(ranks))} for rank in ranks}
     cpus = sorted(set().union(*allowed.values()))
     kind = "numa" if wish == "numa" else "core"
-    return {rank: {"divide": cpus, "kind": kind, "at": at, "ranks": len(ranks)} for at, rank in enumerate(ranks)}
+    order = {"divide": cpus, "kind": kind, "ranks": len(ranks), **({"near": list(near)} if near else {})}
+    return {rank: {**order, "at": at} for at, rank in enumerate(ranks)}
 
 
 def _slots_variable(slots: int) -> dict[str, str]:
