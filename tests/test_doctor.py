@@ -75,6 +75,36 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
     "no driver": ({"accelerators": Accelerators(error="boo", torch_cuda="13.0")}, "gpu-driver", "warning"),
     "no GPU visible": ({"accelerators__visible": ""}, "gpu-hidden", "warning"),
     "a GPU that is not there": ({"accelerators__visible": "0,4"}, "gpu-not-there", "error"),
+    "all for CPUs": (
+        {"packages": {"jax": "0.10.2"}, "accelerators__cuda_of": {"jax": ""}, "accelerators__torch_cuda": ""}
+        | {"horovod": Horovod(), "keras_backend": "jax"},
+        "gpu-unused",
+        "warning",
+    ),
+    "a driver for CUDA 12": ({"accelerators__driver": "575.57.08"}, "cuda-driver-old", "error"),
+    "a driver that says CUDA 12": ({"accelerators__driver_cuda": "12.9"}, "cuda-driver-old", "error"),
+    "a driver too old for JAX": (
+        {"accelerators__driver": "470.1", "accelerators__torch_cuda": "11.8", "accelerators__cuda_of": {"jax": "12"}},
+        "cuda-driver-old",
+        "error",
+    ),
+    "NCCL for two CUDAs": (
+        {"accelerators__nccl_wheels": {"nvidia-nccl-cu13": "2.28.3", "nvidia-nccl-cu12": "2.27.7"}},
+        "nccl-twice",
+        "warning",
+    ),
+    "no NCCL": ({"accelerators__nccl": "", "accelerators__nccl_error": "no such file"}, "nccl-missing", "warning"),
+    "no NCCL, and it is asked for": (
+        {"accelerators": Accelerators(nccl_error="no such file"), "settings": {"device_transport": "nccl"}},
+        "nccl-missing",
+        "error",
+    ),
+    "an NCCL that is named and not there": (
+        {"accelerators": Accelerators(nccl_error="no such file"), "settings": {"nccl_library": "/x/libnccl.so.2"}},
+        "nccl-missing",
+        "warning",
+    ),
+    "an old NCCL": ({"accelerators__nccl": "2.17.1"}, "nccl-old", "warning"),
     "a GPU twice": ({"accelerators__visible": "1,1"}, "gpu-twice", "error"),
 }
 
@@ -97,6 +127,10 @@ def test_a_fault_is_found_and_nothing_else(fault: str) -> None:
         {"launchers": (*HEALTHY.launchers, Launcher("srun", "/x/srun", error="boo")), "environ": {"LSB_JOBID": "1"}},
         {"accelerators": Accelerators()},
         {"accelerators__visible": "0,1"},
+        {"accelerators__cuda_of": {"tensorflow": "", "jax": ""}},  # torch is the one that trains
+        {"accelerators__driver": "535.1", "accelerators__driver_cuda": "13.0"},  # by NVIDIA's compatibility package
+        {"accelerators__driver": "525.6", "accelerators__torch_cuda": "12.9"},  # the same major version is enough
+        {"accelerators": Accelerators(nccl_error="no such file")},  # no GPU needs it
         {"accelerators__visible": GPUS[2].uuid},
         {"packages": {"torch": "2.13.0+cpu"}, "accelerators": Accelerators(), "horovod": Horovod()},
         {"launchers": MPICH_ON_PATH, "hvdrun": HvdrunMpi("/m", "mpich", "MPICH", "4.0", True, "/m/libmpi.so")}

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from doctor_facts import GPUS
 from doctor_survey import HEALTHY_SURVEY, NAMES, host_facts, with_environ, with_facts
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,17 @@ def without(survey: Survey, name: str, failure: Failure) -> Survey:
         logins=tuple(each for each in survey.logins if each.source != name),
         allreduce=None,
     )
+
+
+def with_nccl(version: str, slots: tuple[int, ...]) -> Survey:
+    """Hosts with a GPU for each of their slots."""
+    survey = HEALTHY_SURVEY
+    for number, (name, count) in enumerate(zip(NAMES, slots, strict=True), start=1):
+        facts = host_facts(number)
+        found = replace(facts.accelerators, nccl=version, gpus=GPUS[:count])
+        survey = with_facts(survey, name, replace(facts, accelerators=found))
+    hosts = tuple(replace(host, slots=count) for host, count in zip(survey.hosts, slots, strict=True))
+    return replace(survey, hosts=hosts)
 
 
 def looked_up(source: str, name: str, *addresses: str) -> Survey:
@@ -115,6 +127,7 @@ PACKAGES = dict(HEALTHY_SURVEY.here.packages)
 
 # Fault -> the survey, the finding's name and severity, hosts that it names.
 BROKEN: dict[str, tuple[Survey, str, str, tuple[str, ...]]] = {
+    "NCCL that hangs with unequal hosts": (with_nccl("2.31.2", (2, 2, 1)), "nccl-uneven-hosts", "error", NAMES),
     "9 a name that one host does not know": (looked_up("node2", "node3"), "name-unknown", "error", ("node2",)),
     "9 a name that is loopback": (looked_up("node1", "node3", "127.0.1.1"), "name-loopback", "error", ("node1",)),
     "9 a name of somebody else": (looked_up("node1", "node3", "10.9.9.9"), "name-other-host", "error", ("node1",)),
@@ -206,6 +219,7 @@ def test_healthy_hosts_have_no_findings() -> None:
     assert evaluate(HEALTHY_SURVEY, JOB) == []
     assert evaluate(with_environ(HEALTHY_SURVEY, OMPI_MCA_btl_tcp_if_include="10.77.0.0/24"), JOB) == []
     assert evaluate(replace(HEALTHY_SURVEY, allreduce=None), JOB) == []
+    assert evaluate(with_nccl("2.31.2", (2, 2, 2)), JOB) == evaluate(with_nccl("2.32.3", (2, 2, 1)), JOB) == []
 
 
 def test_what_is_wrong_everywhere_is_told_once() -> None:

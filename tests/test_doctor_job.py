@@ -69,6 +69,12 @@ BROKEN: dict[str, tuple[dict[str, Any], JobRequest, str, str]] = {
     "2 gres counted for the job": (environ(SLURM_GPUS_ON_NODE="8"), JobRequest(), "slurm-gpus", "warning"),
     "3 fewer GPUs than tasks": (environ(SLURM_GPUS_ON_NODE="2"), JobRequest(), "slurm-gpus", "warning"),
     "3 more ranks than GPUs": ({}, JobRequest(ranks_here=6), "gpu-shared", "warning"),
+    "3 more ranks than GPUs, and NCCL is asked for": (
+        {"settings": {"device_transport": "nccl"}},
+        JobRequest(ranks_here=6),
+        "gpu-shared",
+        "error",
+    ),
     "3 fewer ranks than GPUs": ({}, JobRequest(ranks_here=2), "gpu-idle", "note"),
     "3 torchrun for each GPU": (
         {

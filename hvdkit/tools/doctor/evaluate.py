@@ -12,6 +12,7 @@ from hvdkit.tools.doctor.checks.job import check_scheduler, check_variables
 from hvdkit.tools.doctor.checks.machine import check_machine
 from hvdkit.tools.doctor.checks.mpi import check_mpi, check_srun
 from hvdkit.tools.doctor.checks.names import check_hostnames, check_lookups, check_names
+from hvdkit.tools.doctor.checks.nccl import check_driver, check_nccl, check_uneven_hosts
 from hvdkit.tools.doctor.checks.script import check_script
 from hvdkit.tools.doctor.checks.small_job import check_small_job
 from hvdkit.tools.doctor.checks.software import check_horovod, check_packages
@@ -29,6 +30,8 @@ HOST_CHECKS: tuple[Check, ...] = (
     check_horovod,
     check_accelerators,
     check_fabric,
+    check_driver,
+    check_nccl,
     check_machine,
     check_names,
     check_interfaces,
@@ -57,6 +60,7 @@ SURVEY_CHECKS: tuple[Callable[[Survey], Iterable[Finding]], ...] = (
     check_versions,
     check_clocks,
     check_small_job,
+    check_uneven_hosts,
 )
 
 

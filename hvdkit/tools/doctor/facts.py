@@ -223,19 +223,25 @@ class Accelerators:
 
     gpus: all of the host, also those that the variables hide. devices: files in /dev that say there are GPUs.
     driver: its version. error: why the driver's tool does not answer. visible: CUDA_VISIBLE_DEVICES, None if not set.
-    nccl, nccl_path: the version, if known, and where it is. cuda_home: of a toolkit. torch_cuda: for which CUDA torch
-    was built, "" for a build for CPUs.
+    driver_cuda: the newest CUDA that it runs, "" if unknown. nccl, nccl_path: the version, if known, and where it is;
+    nccl_error: why it cannot be loaded. nccl_wheels: those installed, with their versions. cuda_home: of a toolkit.
+    torch_cuda: for which CUDA torch was built, "" for a build for CPUs; cuda_of: the same of TensorFlow and JAX, by
+    name, without those that are not installed.
     """
 
     gpus: tuple[Gpu, ...] = ()
     devices: tuple[str, ...] = ()
     driver: str = ""
+    driver_cuda: str = ""
     error: str = ""
     visible: str | None = None
     nccl: str = ""
     nccl_path: str = ""
+    nccl_error: str = ""
+    nccl_wheels: Mapping[str, str] = field(default_factory=dict)
     cuda_home: str = ""
     torch_cuda: str = ""
+    cuda_of: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hvdkit.tools.doctor.checks.nccl import list_builds
 from hvdkit.tools.doctor.facts import Accelerators, HostFacts
 from hvdkit.tools.doctor.findings import Finding, JobRequest
+
+_CUDA_BUILDS = {
+    "torch": "of torch see pytorch.org/get-started",
+    "tensorflow": "of TensorFlow run: pip install 'tensorflow[and-cuda]'",
+    "jax": "of JAX run: pip install 'jax[cuda13]'",
+}
 
 
 def check_accelerators(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
@@ -18,13 +25,15 @@ def check_accelerators(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
             f"The GPU driver does not answer: {found.error}.",
             "Frameworks will not find the GPUs either. Load the driver or ask your site; a login host needs no driver.",
         )
-    if found.gpus and "torch" in facts.packages and not found.torch_cuda:
+    builds = list_builds(facts)
+    without = [name for name, cuda in builds.items() if not cuda]
+    if found.gpus and without and ("torch" in without or not any(builds.values())):
         yield Finding(
             "warning",
             "gpu-unused",
-            f"There are {len(found.gpus)} GPUs ({found.gpus[0].name}), but torch {facts.packages['torch']} is a build "
-            "for CPUs: it will not use them.",
-            "Install a build of torch for CUDA: see pytorch.org/get-started.",
+            f"There are {len(found.gpus)} GPUs ({found.gpus[0].name}), but the installed {' and '.join(without)} "
+            "will not use them: builds for CPUs.",
+            f"For a build for CUDA {'; '.join(_CUDA_BUILDS[name] for name in without)}.",
         )
     yield from _check_visible(found)
 
@@ -76,12 +85,12 @@ def count_visible(facts: HostFacts) -> int:
 def check_fabric(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
     """Compare GPUs with ranks, and check the network that NCCL uses."""
     visible = count_visible(facts) if facts.accelerators.gpus else 0
-    if 0 < visible < job.ranks_here:
+    if 0 < visible < job.ranks_here and facts.settings.get("share_gpus") != "True":
         yield Finding(
-            "warning",
+            "error" if facts.settings.get("device_transport") == "nccl" else "warning",
             "gpu-shared",
             f"{job.ranks_here} ranks would share {visible} GPU{'s' * (visible > 1)} of {facts.host}.",
-            "Start as many ranks on a host as it has GPUs (slots, --ntasks-per-node). "
+            "NCCL refuses that. Start as many ranks on a host as it has GPUs (slots, --ntasks-per-node). "
             "With --gpus-per-task or --gpu-bind each rank sees one GPU only, and it is number 0.",
         )
     elif 0 < job.ranks_here < visible:

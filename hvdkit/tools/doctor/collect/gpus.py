@@ -10,12 +10,16 @@ from pathlib import Path
 
 from hvdkit.launch.process import run_program
 from hvdkit.tools.build_horovod.gpu import NCCL_WHEELS, find_gpu_tools
-from hvdkit.tools.build_horovod.versions import find_version, read_frameworks
+from hvdkit.tools.build_horovod.versions import PACKAGES_OF, find_package, find_version, read_frameworks
+from hvdkit.tools.doctor.collect.probe import run_probe
 from hvdkit.tools.doctor.facts import Accelerators, Gpu
 
 _TIMEOUT_S = 10.0
+_LOAD_S = 30.0
 _QUERY = "index,uuid,name,memory.total,driver_version"
 _DEVICE = re.compile(r"nvidia\d+|kfd")
+_JAX_PLUGIN = "jax-cuda{}-plugin"
+_TENSORFLOW_CUDA = re.compile(r"'cuda_version', '([\d.]+)'")
 _NCCL_NUMBERS = re.compile(r"^#define NCCL_(?:MAJOR|MINOR|PATCH)\s+(\d+)", re.MULTILINE)
 
 
@@ -23,20 +27,39 @@ def read_accelerators(environ: Mapping[str, str]) -> Accelerators:
     """Ask nvidia-smi, the package metadata and the usual folders."""
     gpus, driver, error = _ask_driver(environ)
     tools = find_gpu_tools(environ, "")
-    nccl, nccl_path = next(((version, "its wheel") for version in map(find_version, NCCL_WHEELS) if version), ("", ""))
+    wheels = {name: version for name in NCCL_WHEELS if (version := find_version(name))}
+    nccl, nccl_path = next(((version, "its wheel") for version in wheels.values()), ("", ""))
+    loaded = run_probe("load_nccl", environ, _LOAD_S, environ.get("HVDKIT_NCCL_LIBRARY", ""))
     if tools.nccl is not None:
         nccl, nccl_path = nccl or _read_nccl_version(tools.nccl.include), tools.nccl.library
     return Accelerators(
         gpus=gpus,
         devices=_list_devices(),
         driver=driver,
+        driver_cuda=loaded.get("driver_cuda", ""),
         error=error,
         visible=environ.get("CUDA_VISIBLE_DEVICES"),
-        nccl=nccl,
-        nccl_path=nccl_path,
+        nccl=loaded.get("version", nccl),
+        nccl_path=loaded.get("path", nccl_path),
+        nccl_error="" if "version" in loaded else loaded.get("error", "it says nothing"),
+        nccl_wheels=wheels,
         cuda_home=tools.cuda_home,
         torch_cuda=read_frameworks().torch_cuda,
+        cuda_of=read_builds(),
     )
+
+
+def read_builds() -> dict[str, str]:
+    """Read for which CUDA TensorFlow and JAX were built, "" for CPUs, from files and metadata of those installed."""
+    builds = {}
+    for name in PACKAGES_OF["tensorflow"]:
+        path = find_package(name, "tensorflow/python/platform/build_info.py")
+        if path is not None and path.is_file():
+            cuda = _TENSORFLOW_CUDA.search(path.read_text(errors="replace"))
+            builds.setdefault("tensorflow", cuda.group(1) if cuda else "")
+    if find_version("jax"):
+        builds["jax"] = next((cuda for cuda in ("13", "12") if find_version(_JAX_PLUGIN.format(cuda))), "")
+    return builds
 
 
 def parse_gpus(text: str) -> tuple[tuple[Gpu, ...], str]:

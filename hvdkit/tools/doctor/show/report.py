@@ -12,6 +12,7 @@ from rich.table import Table
 from hvdkit.launch.plan.network import is_inside
 from hvdkit.tools.build_horovod.versions import PACKAGES_OF
 from hvdkit.tools.doctor.checks.abilities import Ability, assess_engines, assess_transports, list_choices
+from hvdkit.tools.doctor.checks.nccl import list_builds
 from hvdkit.tools.doctor.collect.software import framework_versions
 from hvdkit.tools.doctor.facts import KIND_NAMES, HostFacts
 from hvdkit.tools.doctor.findings import SEVERITIES, Finding
@@ -77,12 +78,13 @@ def list_parts(facts: HostFacts) -> Iterator[Row]:
     packages = facts.packages
     yield "Python", facts.python, facts.executable
     yield "hvdkit", facts.hvdkit, facts.hvdkit_folder
-    yield "torch", packages.get("torch", "-"), _describe_cuda(facts) if "torch" in packages else ""
+    yield "torch", packages.get("torch", "-"), _describe_cuda(facts, "torch")
     names = [name for name in PACKAGES_OF["tensorflow"] if name in packages]
-    yield "TensorFlow", ", ".join(packages[name] for name in names) or "-", ", ".join(names)
+    kinds = ", ".join([*names, *filter(None, [_describe_cuda(facts, "tensorflow")])])
+    yield "TensorFlow", ", ".join(packages[name] for name in names) or "-", kinds
     backend = f"backend {facts.keras_backend} (from {facts.keras_backend_origin})" if "keras" in packages else ""
     yield "Keras", packages.get("keras", "-"), backend
-    yield "JAX", packages.get("jax", "-"), ""
+    yield "JAX", packages.get("jax", "-"), _describe_cuda(facts, "jax")
     yield from _list_mpi(facts)
     yield from _list_horovod(facts)
     yield from _list_gpus(facts)
@@ -134,17 +136,18 @@ def _list_gpus(facts: HostFacts) -> Iterator[Row]:
     found = facts.accelerators
     if found.gpus:
         names = dict.fromkeys(gpu.name for gpu in found.gpus)
+        cuda = f" for CUDA {found.driver_cuda}" if found.driver_cuda else ""
         visible = "all visible" if found.visible is None else f"CUDA_VISIBLE_DEVICES={found.visible}"
-        yield "GPUs", f"{len(found.gpus)}: {', '.join(names)}; driver {found.driver}", visible
+        yield "GPUs", f"{len(found.gpus)}: {', '.join(names)}; driver {found.driver}{cuda}", visible
     else:
         yield "GPUs", "-", found.error or (f"/dev has {', '.join(found.devices)}" if found.devices else "")
     yield "NCCL", found.nccl or ("version unknown" if found.nccl_path else "-"), found.nccl_path
     yield "CUDA toolkit", "found" if found.cuda_home else "-", found.cuda_home
 
 
-def _describe_cuda(facts: HostFacts) -> str:
-    cuda = facts.accelerators.torch_cuda
-    return f"for CUDA {cuda}" if cuda else "for CPUs"
+def _describe_cuda(facts: HostFacts, framework: str) -> str:
+    cuda = list_builds(facts).get(framework)
+    return "" if cuda is None else f"for CUDA {cuda}" if cuda else "for CPUs"
 
 
 def _list_hosts(survey: Survey) -> Iterator[Row]:

@@ -1,0 +1,53 @@
+"""What hvdkit doctor collects of GPUs and NCCL: stand-ins for nvidia-smi, CUDA's driver, NCCL and records of wheels."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from stand_in import find_compiler, stand_in_path
+
+from hvdkit.tools.doctor.collect.gpus import read_accelerators, read_builds
+
+pytestmark = pytest.mark.skipif(
+    find_compiler() is None, reason="no C compiler for the stand-in; run: apt-get install gcc"
+)
+
+
+def plant_wheel(folder: Path, name: str, version: str) -> None:
+    record = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    record.mkdir(parents=True)
+    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def test_gpus_the_driver_and_the_nccl_that_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = "0, GPU-1, NVIDIA H200, 143771 MiB, 550.54.15"
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{listing}'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    (tmp_path / "libcuda.so.1").symlink_to(stand_in_path())
+    for name in ("nvidia-nccl-cu12", "nvidia-nccl-cu13"):
+        plant_wheel(tmp_path, name, "2.30.7")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "LD_LIBRARY_PATH": str(tmp_path)}
+    environ |= {"HVDKIT_NCCL_LIBRARY": stand_in_path(), "STAND_IN_NCCL_VERSION": "23102"}
+    found = read_accelerators(environ)
+    assert (found.driver, found.driver_cuda, len(found.gpus)) == ("550.54.15", "13.0", 1)
+    assert (found.nccl, found.nccl_path, found.nccl_error) == ("2.31.2", stand_in_path(), "")
+    assert found.nccl_wheels == {"nvidia-nccl-cu13": "2.30.7", "nvidia-nccl-cu12": "2.30.7"}
+    assert read_accelerators({**environ, "STAND_IN_NCCL_VERSION": "2708"}).nccl == "2.7.8", "as before NCCL 2.9"
+    missing = read_accelerators({**environ, "HVDKIT_NCCL_LIBRARY": "/no/libnccl.so.2"})
+    assert "/no/libnccl.so.2: cannot open" in missing.nccl_error
+
+
+def test_for_which_cuda_frameworks_were_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("jax", "jax-cuda13-plugin", "tensorflow"):
+        plant_wheel(tmp_path, name, "9.9")
+    info = tmp_path / "tensorflow/python/platform/build_info.py"
+    info.parent.mkdir(parents=True)
+    info.write_text("build_info = OrderedDict([('cuda_version', '12.5.1'), ('is_cuda_build', True)])")
+    assert read_builds()["jax"] == "13"
+    assert read_builds()["tensorflow"] == "12.5.1"
+    info.write_text("build_info = OrderedDict([('is_cuda_build', False)])")
+    assert read_builds()["tensorflow"] == ""
