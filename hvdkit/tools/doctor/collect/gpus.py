@@ -51,7 +51,7 @@ def read_accelerators(environ: Mapping[str, str]) -> Accelerators:
 
 def read_builds() -> dict[str, str]:
     """Read for which CUDA TensorFlow and JAX were built, "" for CPUs, from files and metadata of those installed."""
-    builds = {}
+    builds: dict[str, str] = {}
     for name in PACKAGES_OF["tensorflow"]:
         path = find_package(name, "tensorflow/python/platform/build_info.py")
         if path is not None and path.is_file():
