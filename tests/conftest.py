@@ -47,6 +47,15 @@ def _version(package: str) -> str:
         return "-"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def end_world() -> Iterator[None]:
+    """A world that the tests of a file have left in this process is ended: those of the next file find none."""
+    yield
+    runtime = sys.modules.get("hvdkit.engine.runtime")
+    if runtime is not None and runtime.is_initialized():
+        runtime.shutdown()
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run the adapters' tests on both engines."""
     if has_both(metafunc.module.__name__):

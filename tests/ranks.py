@@ -18,6 +18,7 @@ from typing import Any
 from rank_job import Job
 
 _KEPT = 4  # jobs that wait for more work at the same time: ten ranks, of 1 to 4, in the usual tests
+_START_S = 60.0  # for new ranks to start and to import frameworks, on a busy machine
 _GRACE_S = 2.0  # for the other ranks to say something too, once one has failed
 #: By number of ranks and backend of Keras; the one used last at the end.
 _jobs: dict[tuple[int, str], Job] = {}
@@ -72,10 +73,12 @@ def run_ranks(
     transport: a name in openers.OPENERS; the body's first argument is then that transport, opened once a job.
     env: more variables for the ranks; they then are fresh. backend: that Keras runs on, there is one a process.
     fresh: processes of its own, started and ended here, for bodies that end ranks or leave things behind.
-    timeout, grace: in seconds, for all ranks to answer, and for the rest of them once one has failed.
+    timeout, grace: in seconds, for all ranks to answer, and for the rest of them once one has failed. New ranks have
+    _START_S more.
     Raises RanksFailedError showing tracebacks, the stacks of ranks that hang, and the output; all ranks are ended then.
     """
     own = fresh or env is not None
+    is_new = own or (size, backend) not in _jobs
     job = Job(size, {**_keras(backend), **(env or {})}) if own else _take(size, backend)
     seen = job.log.position()
     engine = {**os.environ, **(env or {})}.get("HVDKIT_ENGINE", "")  # a process may have another in its next world
@@ -84,7 +87,7 @@ def run_ranks(
     try:
         for connection in job.connections.values():
             connection.send((sys.path, task))
-        _collect(job.connections, answers, time.monotonic() + timeout, grace)
+        _collect(job.connections, answers, time.monotonic() + timeout + _START_S * is_new, grace)
         if len(answers.results) == size:
             return [answers.results[rank] for rank in range(size)]
         if not own:
