@@ -17,34 +17,40 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import hvdkit.torch as hvd
 from hvdkit.launch.agent.session_reaper import die_with_parent
+from hvdkit.tools.bench.plan import CPU
 from hvdkit.tools.bench.worker import joined
 
 _START_S = 60.0
 _PAUSE = re.compile(rb"hvdrun: rank \d+ on \S+ (was stopped by SIGSTOP|goes on)")
 
 
-def why_not() -> str:
-    """What keeps Horovod out of a comparison here; "" if nothing does."""
+def why_not(device: str = CPU) -> str:
+    """What keeps Horovod out of a comparison on this device here; "" if nothing does."""
     if importlib.util.find_spec("horovod") is None:
         return "Horovod is not installed, so it is not compared."
     if hvd.cross_size() > 1:
         return "Horovod's ranks are started on one host only, so it is not compared."
+    if device != CPU:
+        import horovod.torch as horovod
+
+        if not horovod.nccl_built():
+            return "Horovod is built without NCCL, so it is not compared: hvdkit build-horovod --gpu-operations nccl."
     return ""
 
 
 @contextlib.contextmanager
-def joined_with_horovod(threads: int) -> Iterator[tuple[HorovodJob | None, list[str]]]:
+def joined_with_horovod(threads: int, device: str = CPU) -> Iterator[tuple[HorovodJob | None, list[str]]]:
     """hvdkit, torch.distributed and Horovod's ranks, started and ended; yields the latter, or why there are none."""
-    with joined(threads):
-        missing = why_not()
-        job = None if missing else HorovodJob(threads)
+    with joined(threads, device=device):
+        missing = why_not(device)
+        job = None if missing else HorovodJob(threads, device)
         yield job, [missing] if missing else []
         if job is not None:
             job.close()
@@ -53,10 +59,11 @@ def joined_with_horovod(threads: int) -> Iterator[tuple[HorovodJob | None, list[
 class HorovodJob:
     """One rank of Horovod beside each of hvdkit's; opened, called and closed by all of these together.
 
-    A rank of Horovod runs only during a call. threads: that it computes with.
+    A rank of Horovod runs only during a call. threads: that it computes with. device: on which; of GPUs, those that
+    hvdkit's ranks use.
     """
 
-    def __init__(self, threads: int = 1) -> None:
+    def __init__(self, threads: int = 1, device: str = CPU) -> None:
         directory = hvd.broadcast_object(tempfile.mkdtemp() if hvd.rank() == 0 else "")
         self._process: subprocess.Popen[bytes] | None = None
         with socket.socket(socket.AF_UNIX) as listener:
@@ -64,8 +71,9 @@ class HorovodJob:
             listener.listen()
             listener.settimeout(_START_S)
             cores = set().union(*hvd.allgather_object(os.sched_getaffinity(0)))
+            gpus = list(dict.fromkeys(hvd.allgather_object(_name_gpu()))) if device != CPU else []
             if hvd.rank() == 0:
-                self._process = _start(directory, cores)
+                self._process = _start(directory, cores, gpus)
             try:
                 accepted, _ = listener.accept()
             except TimeoutError:
@@ -102,17 +110,26 @@ class HorovodJob:
             self._process.wait()
 
 
-def _start(directory: str, cores: set[int]) -> subprocess.Popen[bytes]:
-    """Start Horovod's ranks on these cores, which hvdkit's ranks have among them: each is bound to some of its own."""
+def _name_gpu() -> str:
+    """This rank's GPU, as CUDA_VISIBLE_DEVICES may name it."""
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+
+
+def _start(directory: str, cores: set[int], gpus: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start Horovod's ranks on the cores and GPUs that hvdkit's ranks have among them: each has some of its own."""
     end_with_this = die_with_parent(os.getpid(), signal.SIGTERM)
 
     def prepare() -> None:
         end_with_this()
         os.sched_setaffinity(0, cores)
 
-    command = [sys.executable, "-m", "benchmarks.horovod_rank", directory]
+    hvdrun = [sys.executable, "-m", "hvdkit.launch", "-np", str(hvd.size())]
+    hvdrun += ["--share-gpus"] if gpus and len(gpus) < hvd.size() else []
     process = subprocess.Popen(
-        [sys.executable, "-m", "hvdkit.launch", "-np", str(hvd.size()), *command],
+        [*hvdrun, sys.executable, "-m", "benchmarks.horovod_rank", directory],
+        env={**os.environ, **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})},
         stderr=subprocess.PIPE,
         preexec_fn=prepare,
     )

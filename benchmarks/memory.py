@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.tools.bench.step import MODELS
+from hvdkit.tools.bench.cpu_models import MODELS
 
 _AIM_MB = 150
 

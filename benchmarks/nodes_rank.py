@@ -20,7 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hvdkit.tools.bench.step import MODELS, Model, Step, Wrap, make_step
+from hvdkit.tools.bench.cpu_models import MODELS
+from hvdkit.tools.bench.model import Model
+from hvdkit.tools.bench.step import Step, Wrap, make_step
 
 _TURNS = 2  # of all peers of a job, one after another
 _MESSAGE = 60_000

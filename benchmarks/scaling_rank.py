@@ -21,7 +21,7 @@ import hvdkit.torch as hvd
 from benchmarks.scaling_fit import Point
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.planned.plan import TensorSpec, plan_buckets
-from hvdkit.tools.bench.step import MODELS
+from hvdkit.tools.bench.cpu_models import MODELS
 from hvdkit.transport.between.cost import ALGORITHMS
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.buckets import BucketSpec

@@ -101,11 +101,11 @@ class _Keep(argparse.Action):
         namespace.hvdrun = (*namespace.hvdrun, HvdrunOption(self._name, typed))
 
 
-def plan_hvdrun(hvdrun: Sequence[HvdrunOption], script: Sequence[str]) -> list[str]:
-    """Build the command of hvdrun for a script: on 2 ranks where neither options nor an allocation place ranks."""
+def plan_hvdrun(hvdrun: Sequence[HvdrunOption], script: Sequence[str], *, ranks: str = "2") -> list[str]:
+    """Build the command of hvdrun for a script. ranks: its -np where neither options nor an allocation place ranks."""
     placed = any(option.name in PLACEMENT for option in hvdrun)
     if not placed and find_hosts(None, None, read_environment()) is None:
-        hvdrun = (*hvdrun, HvdrunOption("ranks", ("-np", "2")))
+        hvdrun = (*hvdrun, HvdrunOption("ranks", ("-np", ranks)))
     return [sys.executable, "-m", "hvdkit.launch", *(word for option in hvdrun for word in option.words), "--", *script]
 
 

@@ -34,7 +34,7 @@ class Change:
 
 def compare(before: Report, now: Report) -> list[Change]:
     """Compare every work and peer that both runs have. Raises BenchError for runs that measured different things."""
-    for name in ("kind", "ranks", "dtype"):
+    for name in ("kind", "ranks", "dtype", "device"):
         if getattr(before, name) != getattr(now, name):
             raise BenchError(
                 f"The baseline has {name} {getattr(before, name)}, and this run {getattr(now, name)}. Compare equal "

@@ -1,4 +1,4 @@
-"""A collective as each peer runs it: hvdkit, MPI through mpi4py, and Gloo through torch.distributed."""
+"""A collective as each peer runs it: hvdkit, MPI through mpi4py, and Gloo or NCCL through torch.distributed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import torch.distributed as dist
 import hvdkit.torch as hvd
 from hvdkit.engine import runtime as engine
 from hvdkit.errors import HvdkitError
+from hvdkit.tools.bench.gpus import find_clock
 from hvdkit.tools.bench.interleave import Call, Turn, time_in_a_row
-from hvdkit.tools.bench.plan import IN_BUCKET, KINDS, OURS
+from hvdkit.tools.bench.plan import CPU, IN_BUCKET, KINDS, LIBRARIES, OURS
 from hvdkit.torch.tensors import as_buffer
 from hvdkit.transport.buckets import Buckets, BucketSpec
 from hvdkit.world import WITHOUT_MPI, read_world
@@ -28,11 +29,13 @@ class Work:
     """A collective of zeros, which no sum changes.
 
     count: elements of the whole, which is reduced, sent, or gathered from all ranks; a multiple of the ranks.
+    device: "cpu", or "cuda" for the current GPU.
     """
 
     kind: str
     count: int
     dtype: str
+    device: str = CPU
 
     @property
     def nbytes(self) -> int:
@@ -45,36 +48,42 @@ class Work:
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
+    def zeros(self) -> torch.Tensor:
+        """Make the whole."""
+        return torch.zeros(self.count, dtype=self.type, device=self.device)
 
-def plan_work(kind: str, nbytes: int, dtype: str, ranks: int) -> Work:
+
+def plan_work(kind: str, nbytes: int, dtype: str, ranks: int, device: str = CPU) -> Work:
     """Plan a collective of about `nbytes` that divides by the ranks."""
     each = max(1, nbytes // (getattr(torch, dtype).itemsize * ranks))
-    return Work(kind, each * ranks, dtype)
+    return Work(kind, each * ranks, dtype, device)
 
 
 class Peers:
     """Every peer that can run the collective, as turns; opened and closed by all ranks together.
 
-    alone: hvdkit by itself. notes: which peers are left out, and why.
+    alone: hvdkit by itself. notes: which peers are left out, and why. On GPUs MPI is none.
     """
 
     def __init__(self, work: Work, *, alone: bool = False) -> None:
         self.turns: dict[str, Turn] = {}
         self.notes: list[str] = []
+        self._clock = find_clock(work.device)
         self._close: Callable[[], None] = lambda: None
         self._add(OURS, make_named(hvd, work, hvd.size()))
-        if work.kind == "allreduce":
-            tensor = torch.zeros(work.count, dtype=work.type)
+        if work.kind == "allreduce" and work.device == CPU:
+            tensor = work.zeros()
             buckets = open_buckets(tensor)
             self._close = buckets.close
             self._add(IN_BUCKET, lambda: reduce_buckets(buckets, tensor))
         if alone:
             return
-        if reason := _why_no_mpi(work):
-            self.notes.append(reason)
-        else:
-            self._add(*_make_mpi(work))
-        self.try_peer("Gloo", _make_gloo(work))
+        if work.device == CPU:
+            if reason := _why_no_mpi(work):
+                self.notes.append(reason)
+            else:
+                self._add(*_make_mpi(work))
+        self.try_peer(LIBRARIES[work.device], _make_distributed(work))
 
     def close(self) -> None:
         """Release the peers' memory."""
@@ -82,7 +91,7 @@ class Peers:
         self._close()
 
     def _add(self, name: str, call: Call) -> None:
-        self.turns[name] = functools.partial(time_in_a_row, call, hvd.barrier)
+        self.turns[name] = functools.partial(time_in_a_row, call, hvd.barrier, clock=self._clock)
 
     def try_peer(self, name: str, call: Call, turn: Turn | None = None) -> None:
         """Add a peer if its first call succeeds on all ranks, as peers lack dtypes and collectives; collective."""
@@ -96,13 +105,15 @@ class Peers:
         failures = [each for each in hvd.allgather_object(failure) if each]
         if failures:
             self.notes.append(f"{name} is left out: {failures[0]}")
+        elif turn is not None:
+            self.turns[name] = turn
         else:
-            self.turns[name] = turn or functools.partial(time_in_a_row, call, hvd.barrier)
+            self._add(name, call)
 
 
 def make_named(api: Any, work: Work, ranks: int) -> Call:
     """Make the call with hvdkit.torch, or with another module that has Horovod's names."""
-    whole = torch.zeros(work.count, dtype=work.type)
+    whole = work.zeros()
     part = whole[: work.count // ranks].clone()
     name = f"{work.kind}.{work.dtype}.{work.count}"
     calls: dict[str, Call] = {
@@ -153,7 +164,7 @@ def _make_mpi(work: Work) -> tuple[str, Call]:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    whole = torch.zeros(work.count, dtype=work.type).numpy()
+    whole = work.zeros().numpy()
     other, part = whole.copy(), whole[: work.count // world.size].copy()
     calls: dict[str, Call] = {
         "allreduce": lambda: world.Allreduce(MPI.IN_PLACE, whole),
@@ -165,8 +176,8 @@ def _make_mpi(work: Work) -> tuple[str, Call]:
     return MPI.get_vendor()[0], calls[work.kind]
 
 
-def _make_gloo(work: Work) -> Call:
-    whole = torch.zeros(work.count, dtype=work.type)
+def _make_distributed(work: Work) -> Call:
+    whole = work.zeros()
     other, part = whole.clone(), whole[: work.count // hvd.size()].clone()
     calls: dict[str, Call] = {
         "allreduce": lambda: dist.all_reduce(whole),

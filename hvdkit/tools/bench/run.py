@@ -19,13 +19,16 @@ from rich.progress import Progress as ProgressBar
 
 from hvdkit.errors import BenchError, MissingDependencyError
 from hvdkit.tools.bench.baseline import Change, compare, failed
-from hvdkit.tools.bench.plan import Plan, Progress, select_models
+from hvdkit.tools.bench.plan import CPU, CUDA, Plan, Progress, select_models
 from hvdkit.tools.bench.plot import check_plot, write_plot
 from hvdkit.tools.bench.report import MARK, Report, decode_report, encode_report, read_report, write_report
 from hvdkit.tools.bench.table import print_report
+from hvdkit.tools.build_horovod.versions import read_frameworks
 from hvdkit.tools.training_command import HvdrunOption, plan_hvdrun
 from hvdkit.world import read_world
 
+#: Device -> hvdrun's -np where nothing else places ranks.
+RANKS = {CPU: "2", CUDA: "gpu"}
 _LINE = re.compile(rf"(?:\[[^\]]*\] )?{MARK}(.*)")
 
 
@@ -56,7 +59,12 @@ def check(options: argparse.Namespace) -> None:
     if options.fail_over is not None and options.baseline is None:
         raise BenchError("--fail-over needs a run to compare with: --baseline FILE.")
     if options.kind == "step":
-        select_models(options.models)
+        select_models(options.models, options.device)
+    if options.device != CPU and (frameworks := read_frameworks()).torch and not frameworks.torch_cuda:
+        raise BenchError(
+            f"--device cuda: no GPU can be used, as torch {frameworks.torch} is a build without CUDA. Install a CUDA "
+            "build of torch, or measure with --device cpu."
+        )
     if options.plot:
         check_plot(options.plot)
     for path in (options.output, options.plot):
@@ -92,7 +100,8 @@ def measure_here(plan: Plan, progress: Progress) -> Report:
 def start_ranks(plan: Plan, hvdrun: Sequence[HvdrunOption], progress: Progress) -> Report:
     """Measure on ranks that hvdrun starts. Raises BenchError if they fail; their output is on stderr by then."""
     _check_torch()
-    command = plan_hvdrun(hvdrun, [sys.executable, "-m", "hvdkit.tools.bench.worker", json.dumps(asdict(plan))])
+    script = [sys.executable, "-m", "hvdkit.tools.bench.worker", json.dumps(asdict(plan))]
+    command = plan_hvdrun(hvdrun, script, ranks=RANKS[plan.device])
     report = None
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None

@@ -1,98 +1,90 @@
-"""A training step of three models as each peer runs it: no communication, hvdkit, and torch DDP on Gloo."""
+"""A training step of a model as each peer runs it: no communication, hvdkit, and torch DDP on Gloo or NCCL."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hvdkit.torch as hvd
-from hvdkit.tools.bench import plan
-from hvdkit.tools.bench.interleave import Turn, time_each
-from hvdkit.tools.bench.plan import NO_COMMUNICATION, OURS, select_models
+from hvdkit.tools.bench import cpu_models, gpu_models
+from hvdkit.tools.bench.gpus import MemoryUse, find_clock
+from hvdkit.tools.bench.interleave import Turn, time_each, time_in_a_row
+from hvdkit.tools.bench.model import Model
+from hvdkit.tools.bench.plan import CPU, CUDA, LIBRARIES, NO_COMMUNICATION, OURS, select_models
 
 Wrap = Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, Any]]
 Step = Callable[[], None]
 
-
-@dataclass(frozen=True)
-class Model:
-    """A model to train. make: builds it. batch: makes inputs and targets of one step."""
-
-    name: str
-    make: Callable[[], nn.Module]
-    batch: Callable[[], tuple[Tensor, Tensor]]
+_MODELS = {CPU: cpu_models.MODELS, CUDA: gpu_models.MODELS}
+_WARM_UP = 3
 
 
-def _mlp() -> nn.Module:
-    return nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(1024, 1024), nn.ReLU())))
+def find_models(words: Sequence[str], device: str = CPU) -> list[Model]:
+    """Return the device's models whose names contain one of the words; all without words. BenchError for none."""
+    names = select_models(words, device)
+    return [model for model in _MODELS[device] if model.name in names]
 
 
-def _conv() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 64, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 128, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(128 * 8 * 8, 256),
-        nn.ReLU(),
-        nn.Linear(256, 10),
-    )
+class StepPeers:
+    """Every peer that trains the model, as turns, warmed up; made by all ranks together.
+
+    alone: only no communication and hvdkit. memory: bytes of GPU memory that each peer takes; empty on the CPU.
+    """
+
+    def __init__(self, model: Model, *, device: str = CPU, alone: bool = False) -> None:
+        self.turns: dict[str, Turn] = {}
+        self.memory: dict[str, int] = {}
+        wraps: dict[str, Wrap] = {NO_COMMUNICATION: _keep, OURS: _use_hvdkit}
+        if not alone:
+            wraps[f"DDP ({LIBRARIES[device]})"] = _use_ddp
+        if device != CPU:  # kernels and workspaces of the process belong to no peer
+            make_turn(model, _keep, device)(1)
+        for name, wrap in wraps.items():
+            memory = MemoryUse(device)
+            self.turns[name] = make_turn(model, wrap, device)
+            self.turns[name](_WARM_UP)
+            if device != CPU:
+                self.memory[name] = memory.used()
 
 
-def _small_layers() -> nn.Module:
-    layers = (layer for _ in range(100) for layer in (nn.Linear(64, 64), nn.ReLU()))
-    return nn.Sequential(*layers, nn.Linear(64, 10))
+def make_turn(model: Model, wrap: Wrap, device: str) -> Turn:
+    """Make the turn of a peer: on the CPU every step is timed, on a GPU all in a row, as a loop of steps runs there."""
+    time_steps = time_each if device == CPU else time_in_a_row
+    return functools.partial(_time, time_steps, make_step(model, wrap, device), device)
 
 
-_MLP, _CONV, _SMALL_LAYERS = plan.MODELS
-MODELS = (
-    Model(_MLP, _mlp, lambda: (torch.randn(64, 1024), torch.randn(64, 1024))),
-    Model(_CONV, _conv, lambda: (torch.randn(8, 3, 32, 32), torch.randn(8, 10))),
-    Model(_SMALL_LAYERS, _small_layers, lambda: (torch.randn(32, 64), torch.randn(32, 10))),
-)
+def _time(time_steps: Callable[..., list[float]], step: Step, device: str, count: int) -> list[float]:
+    return time_steps(step, hvd.barrier, count, find_clock(device))
 
 
-def find_models(words: Sequence[str]) -> list[Model]:
-    """Return the models whose names contain one of the words; all without words. BenchError for none."""
-    names = select_models(words)
-    return [model for model in MODELS if model.name in names]
-
-
-def make_peers(model: Model, *, alone: bool = False) -> dict[str, Turn]:
-    """Make the turns of every peer, warmed up; collective. alone: only no communication and hvdkit."""
-    wraps: dict[str, Wrap] = {
-        NO_COMMUNICATION: lambda module, optimizer: (module, optimizer),
-        OURS: lambda module, optimizer: (module, hvd.DistributedOptimizer(optimizer, module.named_parameters())),
-    }
-    if not alone:
-        wraps["DDP (Gloo)"] = lambda module, optimizer: (nn.parallel.DistributedDataParallel(module), optimizer)
-    turns = {name: _make_turn(model, wrap) for name, wrap in wraps.items()}
-    for turn in turns.values():
-        turn(3)
-    return turns
-
-
-def _make_turn(model: Model, wrap: Wrap) -> Turn:
-    step = make_step(model, wrap)
-    return lambda steps: time_each(step, hvd.barrier, steps)
-
-
-def make_step(model: Model, wrap: Wrap) -> Step:
+def make_step(model: Model, wrap: Wrap, device: str = CPU) -> Step:
     """Make a step of SGD on the model. wrap: turns module and optimizer into those that are trained with."""
     torch.manual_seed(0)
-    module, optimizer = wrap(plain := model.make(), torch.optim.SGD(plain.parameters(), lr=1e-4))
-    inputs, targets = model.batch()
+    plain = model.make().to(device)
+    module, optimizer = wrap(plain, torch.optim.SGD(plain.parameters(), lr=1e-4))
+    inputs, targets = (tensor.to(device) for tensor in model.batch())
 
     def step() -> None:
         optimizer.zero_grad()
-        nn.functional.mse_loss(module(inputs), targets).backward()
+        with torch.autocast(device, torch.bfloat16, enabled=model.bfloat16):
+            loss = model.loss(module(inputs), targets)
+        loss.backward()
         optimizer.step()
 
     return step
+
+
+def _keep(module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
+    return module, optimizer
+
+
+def _use_hvdkit(module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
+    return module, hvd.DistributedOptimizer(optimizer, module.named_parameters())
+
+
+def _use_ddp(module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
+    return nn.parallel.DistributedDataParallel(module), optimizer

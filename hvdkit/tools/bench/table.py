@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hvdkit.tools.bench.baseline import Change
+from hvdkit.tools.bench.plan import CPU
 from hvdkit.tools.bench.report import Case, Report, bandwidths
 from hvdkit.tools.bench.summary import Summary, show_time
 
@@ -17,7 +18,7 @@ from hvdkit.tools.bench.summary import Summary, show_time
 def print_report(report: Report, changes: Sequence[Change], console: Console) -> None:
     """Print the machine, the table, and the changes if there are any."""
     console.print(escape(describe(report)), highlight=False, style="dim")
-    title = f"{report.kind}{f' of {report.dtype}' * (report.kind != 'step')}"
+    title = f"{report.kind}{f' of {report.dtype}' * (report.kind != 'step')}{' on GPUs' * (report.device != CPU)}"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     for number, column in enumerate(list_columns(report, changes)):
         table.add_column(column, justify="left" if number < 2 else "right", no_wrap=True)
@@ -44,14 +45,16 @@ def explain(report: Report) -> list[str]:
         f"{report.base}, within each round; above x1 the peer is slower."
     )
     bandwidth = " GB/s: bytes over time; bus: as in nccl-tests, what crosses a link."
-    return [columns + bandwidth * (report.kind != "step"), *report.notes]
+    memory = " memory: on the GPU, with what libraries and torch's allocator keep."
+    return [columns + bandwidth * (report.kind != "step") + memory * _has_memory(report), *report.notes]
 
 
 def list_columns(report: Report, changes: Sequence[Change]) -> list[str]:
     """Name the columns."""
     bandwidth = ["GB/s", "bus GB/s"] if report.kind != "step" else []
     first = "model" if report.kind == "step" else "size"
-    return [first, "peer", "median", "spread", *bandwidth, "ratio", *(["since"] if changes else [])]
+    memory = ["memory"] if _has_memory(report) else []
+    return [first, "peer", "median", "spread", *bandwidth, "ratio", *memory, *(["since"] if changes else [])]
 
 
 def list_rows(report: Report, changes: Sequence[Change]) -> list[list[str]]:
@@ -60,7 +63,7 @@ def list_rows(report: Report, changes: Sequence[Change]) -> list[list[str]]:
     rows = []
     for case in report.cases:
         for peer, summary in report.summaries(case).items():
-            row = [case.work, peer, *_cells(report, case, summary)]
+            row = [case.work, peer, *_cells(report, case, peer, summary)]
             rows.append([*row, since.get((case.work, peer), "")] if changes else row)
     return rows
 
@@ -79,9 +82,16 @@ def _describe_change(change: Change) -> str:
     return f"{change.percent:+.0f} % {word}"
 
 
-def _cells(report: Report, case: Case, summary: Summary) -> list[str]:
+def _cells(report: Report, case: Case, peer: str, summary: Summary) -> list[str]:
     spread = 50 * (summary.high_s - summary.low_s) / summary.median_s
     cells = [show_time(summary.median_s), f"{spread:.0f} %"]
     if case.nbytes:
         cells += [f"{rate / 1e9:.2f}" for rate in bandwidths(report, case, summary.median_s)]
-    return [*cells, f"x{summary.ratio:.2f}"]
+    cells.append(f"x{summary.ratio:.{2 if report.device == CPU else 3}f}")  # GPUs are measured to a percent
+    if _has_memory(report):
+        cells.append(f"{case.memory[peer] / 2**20:.0f} MiB" if peer in case.memory else "")
+    return cells
+
+
+def _has_memory(report: Report) -> bool:
+    return any(case.memory for case in report.cases)

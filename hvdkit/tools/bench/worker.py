@@ -17,11 +17,14 @@ import torch.distributed as dist
 
 import hvdkit.torch as hvd
 from hvdkit.config import read_environment
+from hvdkit.errors import BenchError
 from hvdkit.tools.bench.collectives import Peers, plan_work
+from hvdkit.tools.bench.gpus import describe_gpu, take_device
 from hvdkit.tools.bench.interleave import count_rounds, interleave, plan_calls
-from hvdkit.tools.bench.plan import NO_COMMUNICATION, OURS, STEPS, Plan, Progress
+from hvdkit.tools.bench.model import Model
+from hvdkit.tools.bench.plan import CPU, LIBRARIES, NO_COMMUNICATION, OURS, STEPS, Plan, Progress
 from hvdkit.tools.bench.report import MARK, Case, Report, describe_machine, encode_report
-from hvdkit.tools.bench.step import Model, find_models, make_peers
+from hvdkit.tools.bench.step import StepPeers, find_models
 from hvdkit.tools.bench.summary import show_bytes
 from hvdkit.transport.addresses import address_of
 from hvdkit.transport.gloo.library import TcpStores
@@ -30,14 +33,18 @@ from hvdkit.world import read_world
 
 
 @contextlib.contextmanager
-def joined(threads: int, *, alone: bool = False) -> Iterator[None]:
-    """Initialise hvdkit and, unless alone, torch.distributed on the same ranks; shut the latter down at the end."""
+def joined(threads: int, *, alone: bool = False, device: str = CPU) -> Iterator[None]:
+    """Initialise hvdkit and, unless alone, torch.distributed on the same ranks; shut the latter down at the end.
+
+    Raises BenchError on a rank that lacks the device.
+    """
     torch.set_num_threads(threads)
     hvd.init()
+    take_device(device)
     if alone:
         yield
         return
-    dist.init_process_group("gloo", store=_open_store(), rank=hvd.rank(), world_size=hvd.size())
+    dist.init_process_group(LIBRARIES[device].lower(), store=_open_store(), rank=hvd.rank(), world_size=hvd.size())
     try:
         yield
     finally:
@@ -46,8 +53,9 @@ def joined(threads: int, *, alone: bool = False) -> Iterator[None]:
 
 def measure(plan: Plan, progress: Progress) -> Report:
     """Measure the plan; collective. The report is the same on all ranks, as the slowest rank's times count."""
-    with joined(plan.threads, alone=plan.alone):
+    with joined(plan.threads, alone=plan.alone, device=plan.device):
         notes: list[str] = []
+        machine = {**describe_machine(), **describe_gpu(plan.device)}
         cases, works = [], _list_works(plan)
         for number, (name, work) in enumerate(works):
             before, of = number * plan.rounds, len(works) * plan.rounds
@@ -55,7 +63,7 @@ def measure(plan: Plan, progress: Progress) -> Report:
             cases.append(case)
             notes += [note for note in more if note not in notes]
         base, dtype = (NO_COMMUNICATION, "") if plan.kind == "step" else (OURS, plan.dtype)
-        return Report(plan.kind, base, hvd.size(), dtype, hvd.describe(), describe_machine(), notes, cases)
+        return Report(plan.kind, base, hvd.size(), dtype, hvd.describe(), machine, notes, cases, plan.device)
 
 
 Work = Callable[[Callable[[], object]], tuple[Case, list[str]]]
@@ -66,7 +74,7 @@ def _list_works(plan: Plan) -> list[tuple[str, Work]]:
 
     def collective(nbytes: int) -> Work:
         def run(progress: Callable[[], object]) -> tuple[Case, list[str]]:
-            work = plan_work(plan.kind, nbytes, plan.dtype, hvd.size())
+            work = plan_work(plan.kind, nbytes, plan.dtype, hvd.size(), plan.device)
             peers = Peers(work, alone=plan.alone)
             times = interleave(peers.turns, plan_calls(peers.turns, plan.seconds), plan.rounds, progress)
             peers.close()
@@ -76,13 +84,14 @@ def _list_works(plan: Plan) -> list[tuple[str, Work]]:
 
     def step(model: Model) -> Work:
         def run(progress: Callable[[], object]) -> tuple[Case, list[str]]:
-            turns = make_peers(model, alone=plan.alone)
-            return Case(model.name, 0, interleave(turns, dict.fromkeys(turns, STEPS), plan.rounds, progress)), []
+            peers = StepPeers(model, device=plan.device, alone=plan.alone)
+            times = interleave(peers.turns, dict.fromkeys(peers.turns, STEPS), plan.rounds, progress)
+            return Case(model.name, 0, times, peers.memory), []
 
         return run
 
     if plan.kind == "step":
-        return [(model.name, step(model)) for model in find_models(plan.models)]
+        return [(model.name, step(model)) for model in find_models(plan.models, plan.device)]
     return [(show_bytes(nbytes), collective(nbytes)) for nbytes in plan.sizes]
 
 
@@ -106,7 +115,10 @@ def main(plan: str) -> None:
         if first:
             print(MARK + json.dumps(message), flush=True)
 
-    report = measure(Plan(**json.loads(plan)), lambda work, done, of: send({"progress": [work, done, of]}))
+    try:
+        report = measure(Plan(**json.loads(plan)), lambda work, done, of: send({"progress": [work, done, of]}))
+    except BenchError as error:
+        sys.exit(str(error))
     send({"report": encode_report(report)})
 
 

@@ -1,0 +1,104 @@
+"""The models that are trained on GPUs, in bfloat16 (autocast): ResNet-50, and a transformer with GPT-2 small's sizes.
+
+Written here so that no other package is needed. The weights are random, and nobody asks what is learned.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hvdkit.tools.bench import plan
+from hvdkit.tools.bench.model import Model
+
+
+class Bottleneck(nn.Module):
+    """ResNet's block of 1x1, 3x3 and 1x1 convolutions (He et al., arXiv 1512.03385), with the stride in the 3x3."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        out = 4 * width
+        self.main = nn.Sequential(
+            *_conv(channels, width, 1),
+            nn.ReLU(inplace=True),
+            *_conv(width, width, 3, stride),
+            nn.ReLU(inplace=True),
+            *_conv(width, out, 1),
+        )
+        equal = stride == 1 and channels == out
+        self.skip = nn.Identity() if equal else nn.Sequential(*_conv(channels, out, 1, stride))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map (n, channels, h, w) to (n, 4 * width, h / stride, w / stride)."""
+        return nn.functional.relu(self.main(inputs) + self.skip(inputs))
+
+
+def make_resnet(blocks: tuple[int, ...] = (3, 4, 6, 3), width: int = 64, classes: int = 1000) -> nn.Module:
+    """Make ResNet-50 for images (n, 3, h, w), or a smaller one of the same form."""
+    layers: list[nn.Module] = [*_conv(3, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1)]
+    channels = width
+    for stage, count in enumerate(blocks):
+        for block in range(count):
+            layers.append(Bottleneck(channels, width << stage, 2 if stage and not block else 1))
+            channels = 4 * (width << stage)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+
+
+def _conv(channels: int, out: int, kernel: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+    conv = nn.Conv2d(channels, out, kernel, stride=stride, padding=kernel // 2, bias=False)
+    return conv, nn.BatchNorm2d(out)
+
+
+class Block(nn.Module):
+    """A transformer's layer with its normalisation first, as in GPT-2."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map (n, tokens, width) to the same shape."""
+        n, tokens, width = inputs.shape
+        parts = self.query_key_value(self.before_attention(inputs)).chunk(3, dim=-1)
+        query, key, value = (part.view(n, tokens, self.heads, -1).transpose(1, 2) for part in parts)
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        inputs = inputs + self.project(attended.transpose(1, 2).reshape(n, tokens, width))
+        result: Tensor = inputs + self.mlp(self.before_mlp(inputs))
+        return result
+
+
+class Transformer(nn.Module):
+    """GPT-2 small (124 million parameters, the word embedding is the last layer too), or a smaller one of its form."""
+
+    def __init__(
+        self, layers: int = 12, width: int = 768, heads: int = 12, words: int = 50257, tokens: int = 1024
+    ) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(tokens, width)
+        nn.init.normal_(self.words.weight, std=0.02)  # as GPT-2 does: it is the last layer too
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Map words (n, tokens) to the scores of the next ones (n * tokens, number of words)."""
+        places = torch.arange(words.shape[1], device=words.device)
+        inner = self.norm(self.blocks(self.words(words) + self.places(places)))
+        return nn.functional.linear(inner, self.words.weight).flatten(0, 1)
+
+
+def _images() -> tuple[Tensor, Tensor]:
+    return torch.randn(64, 3, 224, 224), torch.randint(1000, (64,))
+
+
+def _texts() -> tuple[Tensor, Tensor]:
+    return torch.randint(50257, (8, 1024)), torch.randint(50257, (8 * 1024,))
+
+
+_RESNET, _GPT = plan.MODELS[plan.CUDA]
+MODELS = (
+    Model(_RESNET, make_resnet, _images, nn.functional.cross_entropy, bfloat16=True),
+    Model(_GPT, Transformer, _texts, nn.functional.cross_entropy, bfloat16=True),
+)

@@ -1,0 +1,71 @@
+"""The GPU that a rank measures on: whether there is one, its clock, its name, its memory."""
+
+from __future__ import annotations
+
+import socket
+
+import torch
+
+import hvdkit.torch as hvd
+from hvdkit.errors import BenchError
+from hvdkit.tools.bench.clock import HOST_CLOCK, Clock, EventClock
+from hvdkit.tools.bench.plan import CPU
+
+
+def take_device(device: str) -> None:
+    """Make this rank's GPU the current one, which "cuda" means from then on; after init(). Nothing for "cpu".
+
+    Raises BenchError on a rank without a GPU.
+    """
+    if device == CPU:
+        return
+    if not torch.cuda.is_available():
+        build = f"is for CUDA {torch.version.cuda} and sees none" if torch.version.cuda else "is a build without CUDA"
+        raise BenchError(
+            f"--device cuda: no GPU for rank {hvd.rank()} on {socket.gethostname()}: torch {torch.__version__} {build}."
+            " Check nvidia-smi, CUDA_VISIBLE_DEVICES and the build of torch, or measure with --device cpu."
+        )
+    torch.cuda.set_device(hvd.local_device())
+
+
+def find_clock(device: str) -> Clock:
+    """Return the clock for work on this device."""
+    return HOST_CLOCK if device == CPU else EventClock(torch.cuda)
+
+
+def describe_gpu(device: str) -> dict[str, str]:
+    """Return this rank's GPU, and the number of ranks on it, for the report; nothing for "cpu". Collective."""
+    if device == CPU:
+        return {}
+    ranks = _count_ranks()
+    return {"GPU": torch.cuda.get_device_name() + (f" shared by {ranks} ranks" if ranks > 1 else "")}
+
+
+class MemoryUse:
+    """Bytes of GPU memory that come into use from the making of this object to used(): in all libraries together.
+
+    Both are collective. Always 0 on the host. Ranks that share a GPU are counted alike.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device, self._before = device, 0
+        if device != CPU:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            self._before = self._read()
+
+    def used(self) -> int:
+        """Return the bytes, with what torch's allocator has kept: the most that was in use at a time."""
+        return max(0, self._read() - self._before) // _count_ranks() if self._device != CPU else 0
+
+    def _read(self) -> int:
+        hvd.barrier()  # all that share the GPU have settled
+        free, total = torch.cuda.mem_get_info()
+        hvd.barrier()
+        return int(total - free)
+
+
+def _count_ranks() -> int:
+    """Count the ranks on this rank's GPU; collective."""
+    gpu = socket.gethostname(), str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    return hvd.allgather_object(gpu).count(gpu)
