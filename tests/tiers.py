@@ -59,7 +59,7 @@ _SLOW_OF_FILE = {
 _JOBS = frozenset(
     "test_elastic_keras test_elastic_world test_lives test_preemption test_wrap test_wrap_keras test_wrapped_examples "
     "test_migrate_run test_torch_scripts test_keras_example test_tensorflow_example test_horovodrun "
-    "test_torchrun".split()
+    "test_torchrun test_gpu test_gpu_keras".split()
 )
 
 
