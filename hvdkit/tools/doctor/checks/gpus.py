@@ -31,8 +31,8 @@ def check_accelerators(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "gpu-unused",
-            f"There are {len(found.gpus)} GPUs ({found.gpus[0].name}), but the installed {' and '.join(without)} "
-            "will not use them: builds for CPUs.",
+            f"There are {len(found.gpus)} GPUs ({found.gpus[0].name}), but the installed {', '.join(without)} "
+            "will not use them: built for CPUs.",
             f"For a build for CUDA {'; '.join(_CUDA_BUILDS[name] for name in without)}.",
         )
     yield from _check_visible(found)
