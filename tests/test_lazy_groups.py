@@ -25,6 +25,7 @@ from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.engine.named.engine import NamedEngine
 from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.errors import HorovodInternalError
+from hvdkit.transport import mailbox
 from hvdkit.transport.api import Transport
 from hvdkit.transport.gloo.rendezvous_store import TransportRendezvousStore
 from hvdkit.transport.gloo.transport import open_gloo
@@ -223,3 +224,20 @@ def _use_without_rank_one(pipes: PipeTransport, shared: bool) -> str:
 @pytest.mark.parametrize("shared", [False, True], ids=["gloo", "shared_memory"])
 def test_a_rank_that_dies_before_the_first_use_is_named(shared: bool) -> None:
     assert "Rank 1 on host here has died" in run_piped(3, _use_without_rank_one, shared)[0]
+
+
+class _StuckThread:
+    """A thread that never ends; a wait for it passes on a clock that stands otherwise."""
+
+    now_s = 0.0
+
+    def join(self, timeout_s: float) -> None:
+        _StuckThread.now_s += timeout_s
+        mailbox._openings.remove(self)  # type: ignore[arg-type]
+
+
+def test_the_end_of_a_process_waits_once_for_all_groups_that_are_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox, "_openings", [_StuckThread() for _ in range(3)])
+    monkeypatch.setattr("hvdkit.transport.mailbox.time.monotonic", lambda: _StuckThread.now_s)
+    mailbox._end_openings()
+    assert not mailbox._openings and _StuckThread.now_s == 0.5

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pipe_ranks import PipeTransport
 from ranks import run_ranks
 from torch_world import joined
 
 import hvdkit.torch as hvd
+from hvdkit.config import Config
 from hvdkit.engine.groups import global_process_set
 from hvdkit.engine.named import execution
 from hvdkit.engine.named.collective_step import collective_step
-from hvdkit.errors import HorovodInternalError
+from hvdkit.engine.named.execution import Work
+from hvdkit.engine.named.operation import Announcement, Operation
+from hvdkit.engine.named.step_runner import StepRunner
+from hvdkit.errors import ConfigError, HorovodInternalError, LocalFailureError
 from hvdkit.transport.api import Transport
 
 pytestmark = pytest.mark.native("Horovod does its operations itself")
@@ -183,6 +190,34 @@ def _fails_when_others_have_left(over: str, failing: int, folder: Path) -> str:
 def test_an_error_ends_the_wait_for_ranks_that_have_shut_down(over: str, failing: int, tmp_path: Path) -> None:
     found = run_ranks(2, _fails_when_others_have_left, over, failing, tmp_path, timeout=60)
     assert "MemoryError: no memory left" in found[failing] and f"rank {failing} (host" in found[failing]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(KeyError("own"), LocalFailureError), (ConfigError("hvdkit's"), HorovodInternalError)]
+)
+def test_an_exception_of_the_ranks_own_is_a_local_failure_where_rank_0_has_left(
+    error: Exception, kind: type[Exception]
+) -> None:
+    """Rank 0, which would say whether the step has failed on all ranks alike, says nothing any more."""
+
+    def fail() -> None:
+        raise error
+
+    asked = Announcement("allreduce", (("float32", (2,)),), ())
+    runner = StepRunner(
+        PipeTransport(1, {0: Pipe()[0]}),
+        Config(),
+        send=lambda *_: None,
+        talk=lambda: False,
+        talking=threading.RLock(),
+        closed=lambda: True,
+        failed=lambda *_: None,
+        who="rank {}".format,
+        notice_s=60.0,
+    )
+    failure = runner.do(Work([Operation("x", asked, [])], fail))
+    assert type(failure) is kind and failure.__cause__ is error
+    assert str(failure) == f"{type(error).__name__}: {error} (on rank 1)"
 
 
 def _fails_at_writing(over: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -36,7 +37,7 @@ class Engine(Protocol):
 
     transport: for steps of several operations. ranks: by their numbers in the world. joining: what this rank does for
     the others when it has joined. stall_report: None if the engine has none. takes_tensors: may buffers be a
-    framework's tensors, on any device?
+    framework's tensors, on any device? thread: the engine's own, which ends after leave(); None if it has none.
     """
 
     @property
@@ -47,6 +48,9 @@ class Engine(Protocol):
 
     @property
     def stall_report(self) -> StallReport | None: ...  # noqa: D102
+
+    @property
+    def thread(self) -> threading.Thread | None: ...  # noqa: D102
 
     joining: Joining
     takes_tensors: bool

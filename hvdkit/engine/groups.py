@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import operator
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from hvdkit.transport.part import is_communicator, plan_sets_of_comms, ranks_in_
 from hvdkit.transport.small_collectives import gather_bytes
 
 OpenEngine = Callable[[Transport, Sequence[int]], Engine]
+
+_END_S = 0.5  # for the threads of all engines
 
 
 class Group:
@@ -359,8 +362,13 @@ class Groups:
 
     def leave(self, why: str) -> None:
         """Tell the other ranks of every set that this one takes no further part; not collective."""
-        for each in self._sets.values():
-            each._known().leave(why)
+        groups = [each._known() for each in self._sets.values()]
+        for group in groups:
+            group.leave(why)
+        deadline = time.monotonic() + _END_S  # MPI may be ended soon, and no thread may be in it then
+        for thread in [group._engine.thread for group in groups if group._engine is not None]:
+            if thread is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def leave_transports(self) -> None:
         """Tell the other ranks of every set's transports that this one takes no further part; not collective."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -125,6 +126,7 @@ _openings: list[threading.Thread] = []
 
 @atexit.register
 def _end_openings() -> None:
-    """Wait until these threads have left MPI, which may be ended after this."""
-    for thread in _openings:
-        thread.join(_END_S)
+    """Wait until these threads have left MPI, which may be ended after this; half a second at most for all of them."""
+    deadline = time.monotonic() + _END_S
+    for thread in _openings[:]:  # each removes itself
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -23,7 +23,7 @@ class HorovodEngine(Naming):
     transport: of that set. hosts, ranks, job_ranks: see Naming. Horovod itself reports what stalls.
     """
 
-    stall_report = None
+    stall_report = thread = None
     stopped = False  # Horovod ends operations by itself
 
     def __init__(

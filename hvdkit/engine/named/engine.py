@@ -52,7 +52,7 @@ _TURN_S = 0.05  # how long a thread waits for one that executes, before it looks
 _IDLE_S = 0.05  # how often a thread with nothing to do looks at the mail: to answer questions, and for who has left
 _LOOK_S = 0.05  # how often it is looked for what takes too long
 _PAUSE_S = 0.001  # for more announcements to come, as they do many at a time
-_MOST_PAUSES, _END_S = 10, 0.5
+_MOST_PAUSES = 10
 
 
 class NamedEngine(Naming):
@@ -113,10 +113,10 @@ class NamedEngine(Naming):
         )
         self._awake = threading.Event()
         self._closing, self._next_look_s, self._process = False, 0.0, os.getpid()
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         if transport.size > 1:
-            self._thread = threading.Thread(target=self._run, name="hvdkit-named", daemon=True)
-            self._thread.start()
+            self.thread = threading.Thread(target=self._run, name="hvdkit-named", daemon=True)
+            self.thread.start()
 
     def submit(self, name: str, asked: Announcement, buffers: Sequence[Buffer]) -> Operation:
         """Begin an operation; it is done some time after every rank has begun it.
@@ -382,19 +382,18 @@ class NamedEngine(Naming):
     def leave(self, why: str) -> None:
         """Tell the others that this rank takes no further part; not collective. why: follows its name."""
         self._closing = True
-        if self._thread is not None and os.getpid() == self._process:
+        if self.thread is not None and os.getpid() == self._process:
             with self._talking:
                 self._steps.leave()
                 self._negotiator.leave(f"{self.who(self.transport.rank)} {why}")
             self._awake.set()
-            self._thread.join(_END_S)  # MPI may be ended soon, and no thread may be in it then
 
     def close(self, *, idle: bool = True) -> None:
         """See Engine.close."""
         self._closing, idle = True, idle and not self.stopped
         self._awake.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self.thread is not None:
+            self.thread.join()
         self._fail(SHUT_DOWN)
         self._negotiator.close(idle=idle)
         self.transport.close(idle=idle)
