@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hvdkit.errors import ConfigError
-from hvdkit.setting import MIB, Choice, Setting, check_names, choice, find_problem, parse_bool, parse_bytes, setting
+from hvdkit.setting import MIB, Choice, Setting, choice, find_problem, parse_bool, parse_bytes, read_arguments, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,10 +378,9 @@ def read_settings(environ: Mapping[str, str] | None = None) -> list[Setting]:
 
 
 def read_config(environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
-    """Build the Config from the environment; keyword arguments take precedence.
+    """Build the Config from the environment; keyword arguments take precedence, except those that are None.
 
     Raises ConfigError for an invalid value, TypeError for an unknown argument.
     """
     values = {item.name: item.value for item in read_settings(environ)}
-    check_names(arguments, values)
-    return Config(**{**values, **arguments})
+    return Config(**values | read_arguments(arguments, values))

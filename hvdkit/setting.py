@@ -71,6 +71,19 @@ def find_problem(name: str, value: Any, default: Any, metadata: Mapping[str, Any
     return ""
 
 
+def read_arguments(arguments: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that keyword arguments give: none for None, and 64e6 is a whole number too.
+
+    values: of all settings without the arguments. Raises TypeError for an argument that is no setting.
+    """
+    check_names(arguments, values)
+    given = {name: value for name, value in arguments.items() if value is not None}
+    for name, value in given.items():
+        if type(values[name]) is int and isinstance(value, float) and value.is_integer():
+            given[name] = int(value)
+    return given
+
+
 def check_names(arguments: Iterable[str], names: Iterable[str]) -> None:
     """Raise TypeError for an argument that is not among the names of the settings."""
     known = list(names)

@@ -127,13 +127,25 @@ def test_an_unknown_argument_is_an_error() -> None:
         ({"transport": "mpy"}, "transport is 'mpy'; use one of auto, single, mpi"),
         ({"fusion_bytes": "4m"}, "fusion_bytes is '4m'; it must be a whole number"),
         ({"elastic": "yes"}, "elastic is 'yes'; it must be True or False"),
-        ({"stall_check_s": None}, "stall_check_s is None; it must be a number"),
+        ({"stall_check_s": "60"}, "stall_check_s is '60'; it must be a number"),
+        ({"buckets_in_flight": 2.5}, "buckets_in_flight is 2.5; it must be a whole number"),
+        ({"elastic": 1.0}, "elastic is 1.0; it must be True or False"),
         ({"timeline": 3}, "timeline is 3; it must be a string"),
     ],
 )
 def test_an_argument_that_its_variable_could_not_say_is_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_config({}, **arguments)
+
+
+def test_an_argument_of_none_is_as_no_argument() -> None:
+    environ = {"HVDKIT_TIMELINE": "trace.json"}
+    assert read_config(environ, timeline=None, stall_check_s=None) == read_config(environ)
+
+
+def test_a_whole_number_may_be_a_float() -> None:
+    config = read_config({}, fusion_bytes=64e6)
+    assert config.fusion_bytes == 64_000_000 and type(config.fusion_bytes) is int
 
 
 def test_a_misspelt_argument_is_answered_with_the_nearest_setting() -> None:

@@ -47,7 +47,8 @@ class Framework:
         others must start MPI. In a list of communicators, the first is the world and the others are process sets.
         process_sets: ProcessSets, lists of ranks or communicators to add at the start, each once. "dynamic", which
         Horovod needs for process sets that are added later, is accepted and not needed.
-        settings: fields of hvdkit.Config, for example transport="mpi". They take precedence over environment variables.
+        settings: fields of hvdkit.Config, for example transport="mpi". They take precedence over environment variables;
+        None is as no argument.
         Raises WorldError if the launcher and MPI disagree about the number of ranks, ConfigError for an invalid setting
         or a comm that cannot be a world, TypeError for an unknown setting, ValueError for an invalid process set.
         """
