@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 import hvdkit.keras as hvd
@@ -267,6 +268,10 @@ def process_set() -> None:
     """Ranks of a set train together, the others by themselves."""
     with joined():
         some = hvd.add_process_set([0, hvd.size() - 1])
+        ranks: Any = [0]
+        for call, value in ((hvd.DistributedOptimizer, keras.optimizers.SGD(0.1)), (hvd.allreduce, np.ones(1))):
+            with pytest.raises(TypeError, match=r"process_set is \[0\], but it must be an hvd.ProcessSet"):
+                call(value, process_set=ranks)
         model, alone = make_model(), make_model()
         data = mine(make_data())
         fit(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=some), data, rows=ROWS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -261,6 +262,18 @@ def sets(mode: str) -> None:
         other.process_set_id = 10
         with pytest.raises(ValueError, match="has not been added"):
             hvd.allreduce(tf.ones(1), process_set=other)
+        ranks: Any = [0, 2]
+        calls: list[Callable[[Any], Any]] = [
+            lambda x: hvd.allreduce(x, process_set=ranks),
+            lambda x: hvd.allgather(x, process_set=ranks),
+            lambda x: hvd.broadcast(x, 2, process_set=ranks),
+            lambda x: hvd.alltoall(x, process_set=ranks),
+            lambda x: hvd.reducescatter(x, process_set=ranks),
+            lambda x: hvd.DistributedGradientTape(tf.GradientTape(), process_set=ranks),
+        ]
+        for call in calls:
+            with pytest.raises(TypeError, match=r"process_set is \[0, 2\], but it must be an hvd.ProcessSet"):
+                in_mode(mode, call)(tf.ones(2))
 
         def slope(x: Any) -> Any:
             with tf.GradientTape() as tape:

@@ -226,6 +226,13 @@ def test_a_rank_that_dies_before_the_first_use_is_named(shared: bool) -> None:
     assert "Rank 1 on host here has died" in run_piped(3, _use_without_rank_one, shared)[0]
 
 
+def test_a_list_of_ranks_is_no_process_set() -> None:
+    ranks: Any = [0]
+    for call in (hvd.remove_process_set, lambda each: hvd.broadcast_object(1, process_set=each)):
+        with pytest.raises(TypeError, match=r"process_set is \[0\], but it must be an hvd.ProcessSet"):
+            call(ranks)
+
+
 class _StuckThread:
     """A thread that never ends; a wait for it passes on a clock that stands otherwise."""
 

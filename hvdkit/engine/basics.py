@@ -11,6 +11,7 @@ from typing import Any
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.job_objects import allgather_object
+from hvdkit.engine.named.submit import check_process_set
 from hvdkit.errors import ConfigError
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.part import is_communicator, read_part
@@ -210,8 +211,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """Remove a process set; every rank calls it. Returns False if the set was not added, or is the set of all ranks.
 
     For sets made from communicators each rank passes its own set, and all of them are removed.
-    Raises NotInitializedError before init(), HorovodInternalError if a rank has left.
+    Raises NotInitializedError before init(), HorovodInternalError if a rank has left, TypeError for no ProcessSet.
     """
+    check_process_set(process_set, "remove_process_set()")
     return engine.runtime("remove_process_set()").sets.remove(process_set)
 
 

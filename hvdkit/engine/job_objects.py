@@ -7,7 +7,7 @@ from typing import TypeVar
 from hvdkit.engine import objects
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.named.collective_step import collective_step
-from hvdkit.engine.named.submit import root_options
+from hvdkit.engine.named.submit import group_of, root_options
 from hvdkit.transport.small_collectives import broadcast_bytes, gather_bytes
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ def broadcast_object(
     Raises ValueError for a root that does not exist and on a rank outside of the set; NotInitializedError before
     init(); HorovodInternalError if a rank calls another operation instead, has joined or has left.
     """
-    group = process_set.group("broadcast_object()")
+    group = group_of(process_set, "broadcast_object()")
     options = root_options(process_set, root_rank, "broadcast_object()")
     root = (process_set.ranks or []).index(root_rank)
     data = objects.pack(obj) if group.transport.rank == root else b""
@@ -44,7 +44,7 @@ def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = 
     Raises NotInitializedError before init(); HorovodInternalError if a rank calls another operation instead, has joined
     or has left.
     """
-    group = process_set.group("allgather_object()")
+    group = group_of(process_set, "allgather_object()")
     data = objects.pack(obj)
     gathered = collective_step(
         group.engine, "allgather_object", lambda transport, _: gather_bytes(transport, data), name=name or ""

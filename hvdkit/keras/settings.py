@@ -12,7 +12,7 @@ import keras
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import Group, ProcessSet
-from hvdkit.engine.named.submit import all_true
+from hvdkit.engine.named.submit import all_true, check_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp
 from hvdkit.engine.request import ReduceOptions, check_gradient, gradient_options
 from hvdkit.engine.strategy import Strategy, refuse_contradictions
@@ -32,6 +32,7 @@ class Settings:
     number: int = field(default_factory=itertools.count().__next__)  # the same on all ranks, where they wrap alike
 
     def __post_init__(self) -> None:
+        check_process_set(self.process_set, "DistributedOptimizer()")
         gradient_options(self.op, self.predivide, self.compression)
         if self.strategy is not None:
             others = {

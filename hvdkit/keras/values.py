@@ -18,7 +18,7 @@ import numpy as np
 from hvdkit.engine.compression import Compression, Compressor, Factors, reduce_compressed
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.named.operation import Operation
-from hvdkit.engine.named.submit import Options, do, reduce_options, root_options, scatter_options
+from hvdkit.engine.named.submit import Options, do, group_of, reduce_options, root_options, scatter_options
 from hvdkit.engine.reduce_op import Average, ReduceOp, choose_op
 from hvdkit.keras.backends import settle
 from hvdkit.transport.buffer import FLOAT8, STORAGE, Array, Buffer
@@ -51,7 +51,7 @@ def allreduce(
         _run("allreduce", name, [(buffer.dtype, array.shape)], [buffer], options, process_set)
         return [array]
 
-    size = process_set.group("allreduce()").transport.size
+    size = group_of(process_set, "allreduce()").transport.size
     return _like(value, reduce_compressed(compression, [_numpy_of(value)], chosen, factors, size, reduce)[0])
 
 
@@ -73,7 +73,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
 
     Raises ValueError for a root that does not exist.
     """
-    process_set.group("broadcast()")
+    group_of(process_set, "broadcast()")
     options = root_options(process_set, root_rank, "broadcast()")
     array, buffer = _contiguous(value)
     _run("broadcast", name, [(buffer.dtype, array.shape)], [buffer], options, process_set)
@@ -110,7 +110,7 @@ def _run(
     options: Options,
     process_set: ProcessSet,
 ) -> Operation:
-    group = process_set.group(f"{kind}()")
+    group = group_of(process_set, f"{kind}()")
     settle()
     return do(group, kind, name, tensors, buffers, options)
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from hvdkit.engine.groups import ProcessSet
 from hvdkit.engine.named.execution import split_rows
-from hvdkit.engine.named.submit import check_splits, reduce_options, root_options, scatter_options
+from hvdkit.engine.named.submit import check_splits, group_of, reduce_options, root_options, scatter_options
 from hvdkit.engine.reduce_op import ReduceOp
 from hvdkit.tensorflow.naming import operation_name
 from hvdkit.tensorflow.run import do, run
@@ -147,7 +147,7 @@ def reducescatter(
 
 def barrier(process_set: ProcessSet) -> None:
     """Wait for all ranks; at once where a graph for sessions is made, of which nothing would run it."""
-    process_set.group("barrier()")
+    group_of(process_set, "barrier()")
     at_once = tf.executing_eagerly() or in_session()
     name = None if at_once else operation_name("barrier", None, process_set)
 

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdkit.engine.groups import ProcessSet
+from hvdkit.engine.named.submit import check_process_set
 from hvdkit.tensorflow.tracing import in_session
 
 #: How often each thing has been named in a graph, and the bodies of control flow in it by TensorFlow's name for them.
@@ -30,8 +31,10 @@ def operation_name(kind: str, name: str | None, process_set: ProcessSet) -> str 
     """The name of an operation that is being made; in eager mode the user's, or None for one in the order of calls.
 
     kind: the engine's word. In a graph for sessions, where operations of one name may run at the same time, a name of
-    the user's gets a number from its second use on; inside a tf.function they run one after the other.
+    the user's gets a number from its second use on; inside a tf.function they run one after the other. Raises TypeError
+    for a process set that is none.
     """
+    check_process_set(process_set, f"{kind}()")
     if tf.executing_eagerly():
         return name
     graph = tf.compat.v1.get_default_graph()

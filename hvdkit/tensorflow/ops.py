@@ -28,6 +28,7 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.basics import join_ranks
 from hvdkit.engine.compression import Factors, reduce_compressed
 from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.engine.named.submit import group_of
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.tensorflow import collectives
 from hvdkit.tensorflow import differentiable as autograd
@@ -126,7 +127,7 @@ def _reduce(
     call: str,
 ) -> list[Any]:
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    size = process_set.group(call).transport.size
+    size = group_of(process_set, call).transport.size
 
     def reduce(tensors: Sequence[Any], op: ReduceOp, factors: Factors) -> Sequence[Any]:
         return autograd.allreduce(tensors, name, op, factors, process_set, call)
@@ -311,7 +312,7 @@ def _scatter(
     call: str,
 ) -> list[Any]:
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    size = process_set.group(call).transport.size
+    size = group_of(process_set, call).transport.size
 
     def reduce(tensors: Sequence[Any], op: ReduceOp, factors: Factors) -> Sequence[Any]:
         return autograd.reducescatter(tensors, name, op, factors, process_set, call)

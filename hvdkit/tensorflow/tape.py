@@ -12,6 +12,7 @@ from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.array_sync import uses_values
 from hvdkit.engine.compression import Coded, wire_of
 from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.engine.named.submit import check_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.engine.request import ReduceOptions, gradient_options
 from hvdkit.engine.strategy import Strategy, refuse_contradictions
@@ -125,6 +126,7 @@ def DistributedGradientTape(
     Raises NotInitializedError before init(), ValueError or TypeError for invalid arguments.
     """
     engine.runtime("DistributedGradientTape()")
+    check_process_set(process_set, "DistributedGradientTape()")
     if num_groups < 0 or not (groups is None or isinstance(groups, list) or groups >= 0):
         raise ValueError(
             f"DistributedGradientTape(): num_groups is {num_groups} and groups is {groups!r}; each must be a "
