@@ -83,13 +83,7 @@ class _Keep(argparse.Action):
         super().__init__(**settings)
         self._name, self._check = name, check
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         flag, words = str(option_string), [values] if isinstance(values, str) else list(values or ())
         if callable(self._check):
             try:

@@ -14,13 +14,7 @@ SHELLS = ("bash", "zsh", "fish")
 class PrintCompletion(argparse.Action):
     """Print the completion script of a shell, and exit. Raises MissingDependencyError without shtab."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Print it."""
         print(write_completion(parser, str(values)))
         parser.exit()

@@ -144,13 +144,7 @@ _OPPOSITES = (("--mpi", "--gloo"), ("--stall-check", "--no-stall-check"))
 class _Accept(argparse.Action):
     """Keep the option's meaning as the variables that carry it to the ranks."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         try:
             sets = {name: value(values) if callable(value) else value for name, value in self.flag.sets.items()}
         except ValueError as error:
@@ -168,13 +162,7 @@ class _Accept(argparse.Action):
 class _Refuse(argparse.Action):
     """Refuse the option, with or without a value, and print the cure."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         cure = self.flag.refused.removesuffix(".")
         raise argparse.ArgumentError(
             None, f"{option_string} is an option of {self.flag.program} that hvdrun does not have. {cure}"

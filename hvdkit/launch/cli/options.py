@@ -56,13 +56,7 @@ class _SettingAction(argparse.Action):
 
     variable = ""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         text = "1" if self.nargs == 0 else values
         record_settings(self, namespace, option_string, {self.variable: text})
 
@@ -70,13 +64,7 @@ class _SettingAction(argparse.Action):
 class _HelpAll(argparse.Action):
     """Print all options, and exit."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         build_parser(everything=True).print_help()
         parser.exit()
 
