@@ -21,7 +21,9 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import as_buffer
 from hvdkit.transport.cuda import CudaDevice, load_driver
 from hvdkit.transport.nccl.communicator import Communicator
+from hvdkit.transport.nccl.group import DeviceGroup
 from hvdkit.transport.nccl.library import OPERATIONS, REDUCIBLE, NcclError, load_nccl
+from hvdkit.transport.nccl.watch import watch
 
 _NUMPY = {"sum": np.add, "product": np.multiply, "max": np.maximum, "min": np.minimum}
 
@@ -42,6 +44,14 @@ def connect(transport: Transport, timeout_s: float = 20.0) -> Communicator:
     return Communicator.connect(
         library, transport.rank, transport.size, _broadcast(transport), where, lambda: None, timeout_s
     )
+
+
+def connect_group(transport: Transport) -> DeviceGroup:
+    """The ranks of `transport`, each with the stand-in's GPU, looked after by a thread."""
+    where = f"rank {transport.rank} on {socket.gethostname()}, GPU 0"
+    group = DeviceGroup(transport, _device(), load_nccl(stand_in_path()), where, 20.0)
+    watch(group)
+    return group
 
 
 @contextmanager

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import time
 from typing import Any
 
 import pytest
-from gpu_world import train_on_gpus
+import test_torch_join
+import torch
+from gpu_world import stand_in_gpu, train_on_gpus
+from nccl_checks import connect_group
+from pipe_ranks import run_piped
 from ranks import run_ranks
 from stand_in import find_compiler
-from torch_world import Case, assert_alike, train_here
+from torch_world import Case, assert_alike, joined, train_here
+
+import hvdkit.torch as hvd
+from hvdkit.errors import HorovodInternalError, TransportError
+from hvdkit.torch.tensors import TensorBuffer
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buckets import BucketSpec
+from hvdkit.transport.nccl.buckets import NcclBuckets
+from hvdkit.transport.nccl.choose import Finding, find_problem
 
 pytestmark = [
     pytest.mark.ranks,
@@ -34,3 +50,122 @@ def test_buckets_of_any_size_accumulation_and_clipping() -> None:
 @pytest.mark.parametrize("compression, tolerance", [("fp16", 5e-3), ("bf16", 5e-2)])
 def test_compression_costs_no_more_than_its_bits(compression: str, tolerance: float) -> None:
     _check(Case(dtype="float32"), 3, tolerance, compression=compression)
+
+
+def join(batches: list[int]) -> Any:
+    with stand_in_gpu() as settings, joined(**settings, fusion_bytes=2048):
+        return test_torch_join._train(batches, 2, 1)
+
+
+def test_a_joined_rank_counts_as_zeros() -> None:
+    batches = [4, 1, 2]
+    test_torch_join._check(run_ranks(3, join, batches), batches)
+
+
+class Branches(torch.nn.Module):
+    """A part that all ranks use, one that rank 0 uses, one that nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all, self.first, self.nobody = (torch.nn.Parameter(torch.ones(3)) for _ in range(3))
+
+    def loss(self, *, first: bool) -> torch.Tensor:
+        """A sum whose gradients are 2 for each part."""
+        return 2 * (self.all.sum() + (self.first.sum() if first else 0.0))
+
+
+def unused(static: bool) -> tuple[list[float], list[float], bool, str]:
+    with stand_in_gpu() as settings, joined(**settings):
+        model, rank, error = Branches(), hvd.rank(), ""
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), static_graph=static
+        )
+        for _ in range(3):
+            optimizer.zero_grad()
+            model.loss(first=rank == 0).backward()
+        assert model.all.grad is not None and model.first.grad is not None
+        gradients = model.all.grad.tolist(), model.first.grad.tolist(), model.nobody.grad is None
+        if static:
+            optimizer.zero_grad()
+            try:
+                model.loss(first=rank == 1).backward()
+            except HorovodInternalError as failure:
+                error = str(failure)
+        return *gradients, error
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_parameters_that_not_all_ranks_use(static: bool) -> None:
+    for every, first, nobody, error in run_ranks(2, unused, static, fresh=static):
+        assert every == [2.0] * 3 and first == [1.0] * 3 and nobody
+        assert ("static_graph=True" in error) == static
+
+
+def a_rank_dies(transport: Transport) -> tuple[float, str, str]:
+    """The last rank is killed while the others reduce a bucket, and wait for it on the device."""
+    group = connect_group(transport)
+    buckets = NcclBuckets(
+        group, [BucketSpec("float32", 1000)], lambda count, dtype: TensorBuffer(torch.ones(count), dtype), lambda: 0
+    )
+    buckets.start(0)
+    buckets.wait(0)
+    assert buckets.memory[0].array.tolist() == [3.0] * 1000
+    if transport.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    buckets.start(0)
+    buckets.wait(0)  # comes back when the group has failed; what is in the bucket means nothing
+    seconds = time.monotonic() - began
+    with pytest.raises(TransportError) as later:
+        buckets.start(0)
+    group.close()
+    return seconds, str(later.value), group.where
+
+
+def test_a_killed_rank_ends_the_wait_of_the_others() -> None:
+    *others, killed = run_piped(3, a_rank_dies)
+    assert killed is None
+    for seconds, message, where in others:
+        assert seconds < 10.0 and f"NCCL's operations on {where} were ended" in message
+
+
+OWN = [Finding("", "node1", "a", 0, (2, 29, 7)), Finding("", "node1", "b", 1, (2, 29, 7))]
+
+
+@pytest.mark.parametrize(
+    "change, problem",
+    [
+        (OWN[1], ""),
+        (Finding("", "node2", "b", 0, (2, 29, 9)), ""),
+        (
+            Finding("", "node2", "b", 0, (2, 28, 3)),
+            "rank 0 on node1 has NCCL 2.29.7 and rank 1 on node2 has NCCL 2.28.3",
+        ),
+        (Finding("", "node1", "a", 0, (2, 29, 7)), "ranks 0 and 1 on node1 use the same GPU"),
+        (Finding("", "node1", "a", 0, (2, 29, 7), True), ""),
+        (Finding("no libcuda", "node2"), "rank 1 on node2: no libcuda"),
+        (Finding("", "node2"), "rank 1 on node2: its tensors are not all on one GPU"),
+    ],
+)
+def test_what_keeps_ranks_from_nccl(change: Finding, problem: str) -> None:
+    found = find_problem([OWN[0], Finding.decode(change.encode())])
+    assert bool(found) == bool(problem) and re.search(problem, found)
+
+
+def refuse() -> str:
+    with stand_in_gpu() as settings:
+        os.environ["STAND_IN_SHARED_GPU"] = "1"
+        try:
+            with joined(**settings), pytest.raises(TransportError) as caught:
+                model = torch.nn.Linear(2, 2)
+                optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+        finally:
+            del os.environ["STAND_IN_SHARED_GPU"]
+    return str(caught.value)
+
+
+def test_two_ranks_on_one_gpu_are_refused_where_nccl_was_asked_for() -> None:
+    for message in run_ranks(2, refuse, fresh=True):
+        assert "device_transport=nccl" in message and "hvdrun --share-gpus" in message
