@@ -7,6 +7,7 @@ import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from horovod_site import EVERYTHING, FRAMEWORKS, RELEASED, XLA, plan_of, write_tree
@@ -20,7 +21,7 @@ from hvdkit.tools.build_horovod.plan import Options, build_environment, build_pl
 from hvdkit.tools.build_horovod.site import MpiCompiler
 from hvdkit.tools.build_horovod.source import apply_patches, choose_patches, choose_standard
 from hvdkit.tools.build_horovod.versions import HOROVOD, Frameworks, parse_numbers, parse_torch_cuda
-from hvdkit.tools.build_horovod.wheel import Cache, open_cache
+from hvdkit.tools.build_horovod.wheel import Cache, link_libraries, open_cache
 
 
 def read_standard(tree: Path, file: str) -> int:
@@ -201,6 +202,8 @@ def test_a_kept_wheel_is_found_by_its_own_plan_only(tmp_path: Path) -> None:
 
 CUDA_TORCH = Frameworks("2.13.0", "13.0")
 ALL_GPU = GpuTools("/usr/local/cuda", Nccl("/nccl/include", "/nccl/lib/libnccl.so.2"), ("/nccl",))
+#: Of a CPU build of torch, no CUDA toolkit, no NCCL.
+CURES = ("a CUDA build of torch", "CUDA_HOME", "--nccl-home")
 
 
 def test_nccl_is_taken_where_everything_is_there_and_nowhere_else() -> None:
@@ -216,28 +219,79 @@ def test_nccl_is_taken_where_everything_is_there_and_nowhere_else() -> None:
         assert lack in gpu.why
         gpu, lacking = choose_gpu("nccl", frameworks, tools)
         assert gpu.operations == "NCCL"
-        assert [lack in text for text in lacking] == [True]
+        assert [lack in each.found for each in lacking] == [True]
 
 
 def test_nccl_asked_for_in_vain_is_a_missing_part() -> None:
     plan = build_plan(EVERYTHING, Options(gpu_operations="nccl"))
-    (first, *_) = [each for each in requirements.check_site(plan) if each.name == "--gpu-operations nccl"]
-    assert "a build without CUDA" in first.found
-    assert "--nccl-home" in first.install
+    parts = [each for each in requirements.check_site(plan) if each.name == "--gpu-operations nccl"]
+    assert [(part.found.split(" in ")[0], cure in part.install) for part, cure in zip(parts, CURES, strict=True)] == [
+        ("torch 2.13.0+cpu is a build without CUDA", True),
+        ("there is no CUDA toolkit (bin/nvcc with include/cuda_runtime.h)", True),
+        ("there is no NCCL (include/nccl.h with lib/libnccl.so)", True),
+    ]
 
 
-def test_the_wheel_of_nccl_is_found_and_linked(tmp_path: Path) -> None:
-    for file in ("cuda/bin/nvcc", "cuda/include/cuda_runtime.h", "nccl/include/nccl.h", "nccl/lib/libnccl.so.2"):
+def test_a_cure_names_the_packages_of_torchs_cuda() -> None:
+    lacking = choose_gpu("nccl", CUDA_TORCH, GpuTools())[1]
+    assert "'nvidia-cuda-nvcc==13.0.*'" in lacking[0].cure
+    assert "nvidia-nccl-cu13" in lacking[1].cure
+    assert "nvidia-nccl-cu12" in choose_gpu("nccl", Frameworks("2.6.0", "12.4"), GpuTools())[1][1].cure
+
+
+@pytest.mark.parametrize(("torch", "toolkit", "fits"), [("13.0", "13.2", True), ("12.4", "13.0", False)])
+def test_the_toolkit_has_the_cuda_of_torch(torch: str, toolkit: str, fits: bool) -> None:
+    found = choose_gpu("nccl", Frameworks("2.13.0", torch), replace(ALL_GPU, cuda_version=toolkit))[1]
+    differs = "torch 2.13.0 is for CUDA 12.4, and /usr/local/cuda is CUDA 13.0"
+    assert [lack.found for lack in found] == ([] if fits else [differs])
+
+
+def test_the_wheels_of_cuda_and_nccl_are_found_and_linked(tmp_path: Path) -> None:
+    files = {
+        "cuda/bin/nvcc": "",
+        "cuda/include/cuda_runtime.h": "",
+        "cuda/include/cuda_runtime_api.h": "#define CUDART_VERSION  13020\n",
+        "cuda/lib/libcudart.so.13": "",
+        "nccl/include/nccl.h": "#define NCCL_MAJOR 2\n#define NCCL_MINOR 29\n#define NCCL_PATCH 7\n",
+        "nccl/lib/libnccl.so.2": "",
+    }
+    for file, text in files.items():
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).touch(mode=0o755)
+        (tmp_path / file).write_text(text)
+        (tmp_path / file).chmod(0o755)
     environ = {"CUDA_HOME": str(tmp_path / "cuda"), "PATH": ""}
     tools = find_gpu_tools(environ, str(tmp_path / "nccl"))
     assert tools.cuda_home == str(tmp_path / "cuda")
-    assert tools.nccl == Nccl(str(tmp_path / "nccl/include"), str(tmp_path / "nccl/lib/libnccl.so.2"))
-    variables = plan_of(frameworks=CUDA_TORCH, gpu_tools=tools).variables
+    assert tools.cuda_version == "13.2"
+    assert tools.nccl == Nccl(str(tmp_path / "nccl/include"), str(tmp_path / "nccl/lib/libnccl.so.2"), "2.29.7")
+    plan = plan_of(frameworks=CUDA_TORCH, gpu_tools=tools)
+    variables = plan.variables
     assert variables["HOROVOD_GPU_OPERATIONS"] == "NCCL"
     assert variables["HOROVOD_NCCL_LIB"] == str(tmp_path / "nccl/lib")
+    assert variables["HOROVOD_CUDA_HOME"] == variables["CUDA_HOME"] == str(tmp_path / "cuda")
+    assert variables["PATH"].split(os.pathsep).index(str(tmp_path / "cuda/bin")) <= 1, "before another nvcc"
+    assert variables["LIBRARY_PATH"] == str(tmp_path / "cuda/lib")
+    links = link_libraries(plan, Cache(tmp_path / "cache"))
+    assert links.keys() == {"HOROVOD_NCCL_LIB", "CMAKE_LIBRARY_PATH"}
+    assert Path(links["HOROVOD_NCCL_LIB"], "libnccl.so").resolve() == tmp_path / "nccl/lib/libnccl.so.2"
+    assert Path(links["CMAKE_LIBRARY_PATH"], "libcudart.so").resolve() == tmp_path / "cuda/lib/libcudart.so.13"
     assert find_gpu_tools(environ, str(tmp_path / "elsewhere")).nccl is None
+
+
+def test_a_toolkit_that_is_whole_needs_no_links(tmp_path: Path) -> None:
+    tools = replace(ALL_GPU, nccl=Nccl("/usr/include", "/usr/lib/libnccl.so"))
+    plan = plan_of(frameworks=CUDA_TORCH, gpu_tools=tools)
+    assert "LIBRARY_PATH" not in plan.variables
+    assert link_libraries(plan, Cache(tmp_path)) == {}
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "changes", [{"cuda_version": "13.1"}, {"nccl": Nccl("/nccl/include", "/nccl/lib/libnccl.so.2", "2.30.7")}]
+)
+def test_a_wheel_with_nccl_is_of_its_versions_of_cuda_and_nccl(changes: dict[str, Any]) -> None:
+    keys = {plan_of(frameworks=CUDA_TORCH, gpu_tools=tools).key for tools in (ALL_GPU, replace(ALL_GPU, **changes))}
+    assert len(keys) == 2
 
 
 def test_torch_tells_its_cuda_in_a_file() -> None:

@@ -17,7 +17,7 @@ from torch import nn
 import hvdkit.torch as hvd
 from hvdkit.config import Config
 from hvdkit.engine.choice import choose_binding, choose_engine
-from hvdkit.engine.horovod.binding import Call
+from hvdkit.engine.horovod.binding import Call, check_device
 from hvdkit.engine.horovod.start import variables_for
 from hvdkit.engine.horovod.transport import HorovodBuckets
 from hvdkit.errors import ConfigError, HorovodInternalError, MissingDependencyError, TransportError
@@ -184,3 +184,20 @@ def test_a_missing_binding_is_told_with_its_cure() -> None:
         with pytest.raises(MissingDependencyError, match="hvdkit build-horovod"):
             choose_binding(framework, built)
     assert choose_binding("", ["tensorflow"]) == "tensorflow"
+
+
+def test_a_gpu_is_refused_by_a_horovod_without_gpus() -> None:
+    with pytest.raises(MissingDependencyError, match=r"tensor is on cuda:1.*hvdkit build-horovod --gpu-operations"):
+        check_device("cuda:1", built=False)
+    check_device("cuda:1", built=True)
+    check_device("cpu", built=False)
+
+
+def _reduce_elsewhere() -> str:
+    with pytest.raises(MissingDependencyError) as error:
+        hvd.allreduce(torch.zeros(3, device="meta"), name="elsewhere")
+    return str(error.value)
+
+
+def test_a_tensor_of_another_device_is_no_unknown_function() -> None:
+    assert all(said.startswith("A tensor is on meta") for said in _on(2, _reduce_elsewhere))

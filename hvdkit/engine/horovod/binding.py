@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hvdkit.engine.named.integers import multiply
-from hvdkit.errors import HorovodInternalError
+from hvdkit.errors import HorovodInternalError, MissingDependencyError
 from hvdkit.transport.buffer import STORAGE, Buffer
 
 REDUCTIONS = frozenset({"allreduce", "reducescatter"})
@@ -53,6 +53,18 @@ class Request(NamedTuple):
 
     done: Callable[[], bool]
     result: Callable[[], list[Any]]
+
+
+def check_device(device: str, *, built: bool) -> None:
+    """Raise MissingDependencyError for memory of a GPU where Horovod is built without GPUs.
+
+    device: of the memory, as "cuda:0". built: for GPUs? Horovod's own error names a function that it lacks.
+    """
+    if device != "cpu" and not built:
+        raise MissingDependencyError(
+            f"A tensor is on {device}, and Horovod (the engine of this job) is built without GPUs. Build it again: "
+            "hvdkit build-horovod --gpu-operations nccl --rebuild; or use hvdkit's own engine (HVDKIT_ENGINE=native)."
+        )
 
 
 class Binding(ABC):

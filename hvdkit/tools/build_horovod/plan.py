@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from hvdkit.tools.build_horovod.gpu import Gpu, choose_gpu
+from hvdkit.tools.build_horovod.gpu import Gpu, Lack, choose_gpu
 from hvdkit.tools.build_horovod.site import Site
 from hvdkit.tools.build_horovod.source import Patch, choose_patches, choose_standard
 from hvdkit.tools.build_horovod.versions import HOROVOD, parse_numbers
@@ -59,7 +59,7 @@ class Plan:
     jobs: int
     variables: dict[str, str]
     removed: tuple[str, ...]
-    lacking: tuple[str, ...] = ()
+    lacking: tuple[Lack, ...] = ()
 
     @property
     def bindings(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Plan:
         Places inside this environment are written relative to it: the wheel finds them in another one too.
         """
         site, mpi = self.site, self.site.mpi
-        passing = ("PATH", "MAKEFLAGS", "HOROVOD_CMAKE")  # how it is built, not what
+        passing = ("PATH", "LIBRARY_PATH", "MAKEFLAGS", "HOROVOD_CMAKE")  # how it is built, not what
         bindings = {
             "horovod": HOROVOD,
             "source": self.options.source_digest,
@@ -84,6 +84,9 @@ class Plan:
                 **{name: value for name, value in self.variables.items() if name not in passing},
             },
         }
+        if self.gpu.operations:
+            nccl = site.gpu_tools.nccl
+            bindings["gpu"] = [site.frameworks.torch_cuda, site.gpu_tools.cuda_version, nccl.version if nccl else ""]
         return cast("dict[str, Any]", _replace_prefix(bindings, site.prefix))
 
     @property
@@ -135,6 +138,10 @@ def _variables(site: Site, gpu: Gpu, jobs: int) -> Iterator[tuple[str, str]]:
     if gpu.operations:
         yield "HOROVOD_GPU_OPERATIONS", gpu.operations
         yield "HOROVOD_CUDA_HOME", site.gpu_tools.cuda_home
+        yield "CUDA_HOME", site.gpu_tools.cuda_home  # where torch, which Horovod asks, looks for it
+        if site.gpu_tools.cuda_runtime:
+            libraries = [str(Path(site.gpu_tools.cuda_runtime).parent), site.environ.get("LIBRARY_PATH", "")]
+            yield "LIBRARY_PATH", os.pathsep.join(filter(None, libraries))  # nvcc links with lib64
     if gpu.operations == "NCCL" and site.gpu_tools.nccl is not None:
         yield "HOROVOD_NCCL_INCLUDE", site.gpu_tools.nccl.include
         yield "HOROVOD_NCCL_LIB", str(Path(site.gpu_tools.nccl.library).parent)
@@ -150,6 +157,8 @@ def _variables(site: Site, gpu: Gpu, jobs: int) -> Iterator[tuple[str, str]]:
     # -s: without the debugging symbols a library is a tenth of its size.
     yield "LDFLAGS", " ".join(filter(None, [site.environ.get("LDFLAGS", ""), "-Wl,-s", *_run_paths(site)]))
     folders = [os.path.join(site.prefix, "bin"), site.environ.get("PATH", os.defpath)]
+    if gpu.operations:  # Horovod asks the first nvcc there for the GPUs that it compiles for
+        folders.insert(0, os.path.join(site.gpu_tools.cuda_home, "bin"))
     if site.mpi is not None:
         yield "MPI_HOME", site.mpi.home
         folders.insert(0, str(Path(site.mpi.path).parent))

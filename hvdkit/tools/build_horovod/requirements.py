@@ -80,8 +80,7 @@ def check_site(plan: Plan) -> Iterator[Missing]:
         names = ", ".join(absent)
         yield Missing("packages that Horovod imports", f"{names} not installed", f"pip install {' '.join(absent)}")
     for lack in plan.lacking:
-        install = "a CUDA toolkit (CUDA_HOME), NCCL (--nccl-home), a CUDA build of torch; or --gpu-operations none"
-        yield Missing(f"--gpu-operations {plan.options.gpu_operations}", lack, install)
+        yield Missing(f"--gpu-operations {plan.options.gpu_operations}", lack.found, lack.cure)
 
 
 def try_compiler(compiler: str, standard: int, environ: Mapping[str, str]) -> Iterator[Missing]:

@@ -108,7 +108,7 @@ def compile_wheel(plan: Plan, archive: Path, cache: Cache) -> Path:
         out = Path(name, "wheel")
         argv = [sys.executable, "-m", "pip", "wheel", "-v", "--no-build-isolation", "--no-deps", "--no-index"]
         argv += ["--disable-pip-version-check", "--no-cache-dir", "-w", str(out), str(tree)]
-        environ = {**build_environment(plan), **_link_nccl(plan, cache)}
+        environ = {**build_environment(plan), **link_libraries(plan, cache)}
         status = _compile(argv, environ, log)
         wheels = sorted(out.glob("*.whl"))
         if status or len(wheels) != 1:
@@ -117,19 +117,27 @@ def compile_wheel(plan: Plan, archive: Path, cache: Cache) -> Path:
         return cache.add_wheel(plan, wheels[0])
 
 
-def _link_nccl(plan: Plan, cache: Cache) -> dict[str, str]:
-    """Give NCCL's library the name that CMake looks for: its wheel has libnccl.so.2 only.
+def link_libraries(plan: Plan, cache: Cache) -> dict[str, str]:
+    """Give NCCL's and CUDA's libraries the names that CMake looks for: wheels have libnccl.so.2 and the like only.
 
-    In the cache, not in the build's folder: Horovod's library keeps the path.
+    In the cache, not in the build's folder: Horovod's library keeps the path. Returns variables with the folder.
     """
-    nccl = plan.site.gpu_tools.nccl
-    if plan.gpu.operations != "NCCL" or nccl is None or nccl.library.endswith(".so"):
-        return {}
-    folder = make_folder(cache.home / "nccl" / plan.key)
-    for name in ("libnccl.so", Path(nccl.library).name):
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(nccl.library)
-    return {"HOROVOD_NCCL_LIB": str(folder)}
+    tools = plan.site.gpu_tools
+    nccl = tools.nccl.library if plan.gpu.operations == "NCCL" and tools.nccl is not None else ""
+    libraries = {
+        "HOROVOD_NCCL_LIB": nccl if not nccl.endswith(".so") else "",
+        "CMAKE_LIBRARY_PATH": tools.cuda_runtime if plan.gpu.operations else "",
+    }
+    variables = {}
+    for variable, library in libraries.items():
+        if library:
+            folder = make_folder(cache.home / "libraries" / plan.key)
+            name = Path(library).name
+            for link in (f"{name.partition('.so')[0]}.so", name):
+                (folder / link).unlink(missing_ok=True)
+                (folder / link).symlink_to(library)
+            variables[variable] = str(folder)
+    return variables
 
 
 def _compile(argv: list[str], environ: Mapping[str, str], log: Path) -> int:
