@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.gloo.rendezvous_store import TransportRendezvousStore
 from hvdkit.transport.gloo.transport import open_gloo
 from hvdkit.transport.shared.transport import SharedMemoryTransport
+from hvdkit.transport.single import SingleTransport
 
 pytestmark = [pytest.mark.ranks, pytest.mark.native("Horovod makes its process sets itself, and at once")]
 
@@ -233,18 +235,40 @@ def test_a_list_of_ranks_is_no_process_set() -> None:
             call(ranks)
 
 
-class _StuckThread:
+class _StuckThread(threading.Thread):
     """A thread that never ends; a wait for it passes on a clock that stands otherwise."""
 
     now_s = 0.0
 
-    def join(self, timeout_s: float) -> None:
-        _StuckThread.now_s += timeout_s
-        mailbox._openings.remove(self)  # type: ignore[arg-type]
+    def join(self, timeout: float | None = None) -> None:
+        assert timeout is not None, "a wait without an end"
+        _StuckThread.now_s += timeout
+        if self in mailbox._openings:
+            mailbox._openings.remove(self)
 
 
-def test_the_end_of_a_process_waits_once_for_all_groups_that_are_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> type[_StuckThread]:
+    _StuckThread.now_s = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: _StuckThread.now_s)
+    return _StuckThread
+
+
+def test_the_end_of_a_process_waits_once_for_all_groups_that_are_being_opened(
+    monkeypatch: pytest.MonkeyPatch, clock: type[_StuckThread]
+) -> None:
     monkeypatch.setattr(mailbox, "_openings", [_StuckThread() for _ in range(3)])
-    monkeypatch.setattr("hvdkit.transport.mailbox.time.monotonic", lambda: _StuckThread.now_s)
     mailbox._end_openings()
-    assert not mailbox._openings and _StuckThread.now_s == 0.5
+    assert not mailbox._openings and clock.now_s == 0.5
+
+
+def test_a_rank_that_leaves_tells_all_groups_and_then_waits_once_for_their_threads(clock: type[_StuckThread]) -> None:
+    told_s = []
+    groups = Groups(SingleTransport(), NamedEngine)  # type: ignore[arg-type]
+    for number in range(3):
+        group: Any = SimpleNamespace(
+            leave=lambda why: told_s.append(clock.now_s), _engine=SimpleNamespace(thread=_StuckThread())
+        )
+        groups._sets[number] = SimpleNamespace(_known=lambda group=group: group)  # type: ignore[assignment]
+    groups.leave("has left")
+    assert told_s == [0.0] * 3 and clock.now_s == 0.5
