@@ -64,9 +64,9 @@ class Dialect:
     sample: str
     parse: Callable[[str], Reading]
     write: Callable[[Sequence[Host]], str]
-    default_slots: int | None
+    default_slots: int | None = 1
     rule: str
-    carries: frozenset[str]
+    carries: frozenset[str] = frozenset({"slots"})
     could_be: Callable[[str], bool] = lambda text: True
 
 
@@ -171,9 +171,7 @@ DIALECTS: dict[str, Dialect] = {
             sample="node[1-3],node7",
             parse=read_slurm,
             write=write_slurm,
-            default_slots=1,
             rule="a host runs one rank unless SLURM_TASKS_PER_NODE gives more",
-            carries=frozenset({"slots"}),
             could_be=is_slurm,
         ),
         Dialect(  # PRRTE's too
@@ -192,7 +190,6 @@ DIALECTS: dict[str, Dialect] = {
             sample="node1:4",
             parse=_read_hydra,
             write=_each(lambda host: f"{host.name}:{host.slots}{f' user={host.user}' if host.user else ''}"),
-            default_slots=1,
             rule="a host without a number runs one rank",
             carries=frozenset({"slots", "user"}),
         ),
@@ -202,7 +199,6 @@ DIALECTS: dict[str, Dialect] = {
             sample="node1",
             parse=_by_line(parse_single_name, count_repeats),
             write=lambda hosts: "".join(f"{host.name}\n" * (host.slots or 1) for host in hosts),
-            default_slots=1,
             rule="a host runs one rank per line with its name",
             carries=frozenset({"slots", "ipv6"}),
         ),
@@ -212,7 +208,6 @@ DIALECTS: dict[str, Dialect] = {
             sample="node1 4 node2 4",
             parse=_by_line(parse_lsf_line, count_repeats),
             write=write_lsf,
-            default_slots=1,
             rule="a host runs one rank each time it is listed, or as many as the number after it",
             carries=frozenset({"slots", "ipv6"}),
             could_be=is_lsf,
@@ -223,7 +218,6 @@ DIALECTS: dict[str, Dialect] = {
             sample="node1 4 all.q@node1 UNDEFINED",
             parse=_by_line(parse_sge_line),
             write=_each(lambda host: f"{host.name} {host.slots} all.q@{host.name} UNDEFINED"),
-            default_slots=1,
             rule="every host has slots",
             carries=frozenset({"slots", "ipv6"}),
             could_be=is_sge,
@@ -234,9 +228,7 @@ DIALECTS: dict[str, Dialect] = {
             sample="echo pod-0.pod.ns.svc:4",
             parse=_by_line(_parse_kubernetes_line),
             write=_each(lambda host: f"{host.name}:{host.slots}"),
-            default_slots=1,
             rule="a pod without a number runs one rank",
-            carries=frozenset({"slots"}),
             could_be=_is_discovery_script,
         ),
         Dialect(
@@ -245,9 +237,7 @@ DIALECTS: dict[str, Dialect] = {
             sample="node1:4",
             parse=_by_line(parse_numbered),
             write=_each(lambda host: f"{host.name}:{host.slots}"),
-            default_slots=1,
             rule="a host without a number runs one rank",
-            carries=frozenset({"slots"}),
         ),
         Dialect(
             name="intel",
@@ -265,9 +255,7 @@ DIALECTS: dict[str, Dialect] = {
             sample="node1 slots=4",
             parse=_by_line(_parse_horovod_line),
             write=_each(lambda host: f"{host.name} slots={host.slots}"),
-            default_slots=1,
             rule="every host has slots",
-            carries=frozenset({"slots"}),
             could_be=lambda text: "=" not in text,  # those files are also Open MPI's
         ),
         Dialect(
@@ -276,7 +264,6 @@ DIALECTS: dict[str, Dialect] = {
             sample="node1 slots=4",
             parse=_read_deepspeed,
             write=_each(lambda host: f"{host.login} slots={host.slots}"),
-            default_slots=1,
             rule="every host has slots, and is listed once",
             carries=frozenset({"slots", "user"}),
         ),
