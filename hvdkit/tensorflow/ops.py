@@ -18,7 +18,7 @@ init(), InvalidArgumentError for a ValueError, UnknownError if a rank has left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ def allreduce(
     chosen, factors = choose_op(average, op), (prescale_factor, postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
         return _gather_slices([tensor], chosen, factors, process_set, "allreduce()")[0]
-    return _reduce([tensor], compression, name, chosen, factors, process_set, "allreduce()")[0]
+    return _reduce(autograd.allreduce, [tensor], compression, name, chosen, factors, process_set, "allreduce()")[0]
 
 
 @in_python
@@ -107,7 +107,9 @@ def grouped_allreduce(
         gathered = _gather_slices([tensors[at] for at in sparse], chosen, factors, process_set, call)
         results = _put(results, sparse, gathered)
     if dense:
-        reduced = _reduce([tensors[at] for at in dense], compression, name, chosen, factors, process_set, call)
+        reduced = _reduce(
+            autograd.allreduce, [tensors[at] for at in dense], compression, name, chosen, factors, process_set, call
+        )
         results = _put(results, dense, reduced)
     return results
 
@@ -118,6 +120,7 @@ def _put(results: list[Any], places: Sequence[int], values: Sequence[Any]) -> li
 
 
 def _reduce(
+    collective: Callable[..., list[Any]],
     tensors: Sequence[Any],
     compression: Narrow,
     name: str | None,
@@ -130,7 +133,7 @@ def _reduce(
     size = group_of(process_set, call).transport.size
 
     def reduce(tensors: Sequence[Any], op: ReduceOp, factors: Factors) -> Sequence[Any]:
-        return autograd.allreduce(tensors, name, op, factors, process_set, call)
+        return collective(tensors, name, op, factors, process_set, call)
 
     return list(reduce_compressed(compression, given, op, factors, size, reduce))
 
@@ -279,7 +282,7 @@ def reducescatter(
     has joined.
     """
     factors = (prescale_factor, postscale_factor)
-    return _scatter([tensor], compression, name, op, factors, process_set, "reducescatter()")[0]
+    return _reduce(autograd.reducescatter, [tensor], compression, name, op, factors, process_set, "reducescatter()")[0]
 
 
 @in_python
@@ -299,25 +302,9 @@ def grouped_reducescatter(
     if not tensors:
         return tensors
     factors = (prescale_factor, postscale_factor)
-    return _scatter(tensors, compression, None, op, factors, process_set, "grouped_reducescatter()")
-
-
-def _scatter(
-    tensors: Sequence[Any],
-    compression: Narrow,
-    name: str | None,
-    op: ReduceOp,
-    factors: tuple[float, float],
-    process_set: ProcessSet,
-    call: str,
-) -> list[Any]:
-    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    size = group_of(process_set, call).transport.size
-
-    def reduce(tensors: Sequence[Any], op: ReduceOp, factors: Factors) -> Sequence[Any]:
-        return autograd.reducescatter(tensors, name, op, factors, process_set, call)
-
-    return list(reduce_compressed(compression, given, op, factors, size, reduce))
+    return _reduce(
+        autograd.reducescatter, tensors, compression, None, op, factors, process_set, "grouped_reducescatter()"
+    )
 
 
 @in_python
