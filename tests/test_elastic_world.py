@@ -37,6 +37,17 @@ def test_the_others_go_on_and_one_comes_in_its_place(victim: int) -> None:
 
 
 @pytest.mark.slow
+def test_gradients_on_gpus_go_on_too() -> None:
+    _, *arguments = training(400)
+    command = (str(SCRIPT.with_name("gpu_elastic_script.py")), *arguments)
+    job = train_and_kill(3, [1], "--min-np", "2", command=command)
+    assert job.process.returncode == 0, job.output
+    result = job.result()
+    assert result["sizes"] == [3, 2, 3] and result["alike"]
+    assert result["summary"] == pytest.approx(reference(400), abs=1e-12)
+
+
+@pytest.mark.slow
 def test_several_die_at_once_and_while_others_come_in_their_place() -> None:
     with started("-np", "4", "--min-np", "1", command=training(600)) as job:
         job.wait_for(lambda: len(job.pids) == 4 and job.committed(10))

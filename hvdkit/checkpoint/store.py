@@ -46,6 +46,7 @@ class Store:
         self._save(during_epoch=False)
 
     def _save(self, *, during_epoch: bool) -> None:
+        engine.settle()
         self._state.settle()
         randoms = allgather_object({**read_random(), "framework": self._state.read_random()}, "checkpoint")
         if self._is_rank_zero():

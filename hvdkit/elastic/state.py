@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hvdkit.checkpoint.store import Store
+from hvdkit.engine import runtime
 from hvdkit.errors import CheckpointError, HostsUpdatedInterrupt
 
 
@@ -161,6 +162,7 @@ class ObjectState(State):
 
     def save(self) -> None:
         """See State.save."""
+        runtime.settle()
         for handler in self._handlers.values():
             handler.save()
         self._saved = copy.deepcopy(self._plain())

@@ -277,6 +277,23 @@ def runtime(call: str) -> Runtime:
     return _runtime
 
 
+_settling: list[Callable[[], None]] = []
+
+
+def on_settle(wait: Callable[[], None]) -> None:
+    """Have `wait` called by every settle()."""
+    _settling.append(wait)
+
+
+def settle() -> None:
+    """Wait for reductions that devices do beside the host, before their results are kept; not collective.
+
+    Raises RankLostError or TransportError where they have failed: the results mean nothing then.
+    """
+    for wait in _settling:
+        wait()
+
+
 _entering: list[Callable[[], None]] = []
 _leaving: list[Callable[[], None]] = []
 

@@ -20,7 +20,7 @@ from hvdkit.torch.device_masks import DeviceMasks
 from hvdkit.torch.source import TorchSource
 from hvdkit.transport.nccl.buckets import NcclBuckets
 from hvdkit.transport.nccl.group import DeviceGroup
-from hvdkit.transport.nccl.groups import close_groups, open_group
+from hvdkit.transport.nccl.groups import close_groups, open_group, settle_groups
 from hvdkit.transport.nccl.library import REDUCIBLE
 
 #: A bucket's size where the user has not chosen one: NCCL needs large ones, and an operation of it costs the host more.
@@ -90,4 +90,5 @@ def _settings(config: Config) -> PlanSettings:
     return dataclasses.replace(settings, fusion_bytes=size, progress="inline")
 
 
+runtime.on_settle(settle_groups)
 runtime.on_shutdown(close_groups)

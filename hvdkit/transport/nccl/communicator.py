@@ -191,10 +191,14 @@ class Communicator:
         if handle is not None:
             self.library.call("ncclCommAbort", handle, where=self.where)
 
-    def close(self) -> None:
-        """Wait for what is under way, and free the communicator; collective. Calling it twice is fine."""
+    def close(self, timeout_s: float = 60.0) -> None:
+        """Wait for what is under way, and free the communicator; collective. Calling it twice is fine.
+
+        Raises TransportError after `timeout_s` seconds; the communicator has been aborted then.
+        """
         if self._handle is None:
             return
+        self._timeout_s = timeout_s
         try:
             self._call("ncclCommFinalize", self._handle)
         except BaseException:

@@ -7,6 +7,7 @@ it is given after join() comes after it.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -21,6 +22,8 @@ from hvdkit.transport.nccl.library import Library
 
 #: NCCL takes calls for one GPU from one thread at a time, for different communicators too.
 _launching = threading.RLock()
+_POLL_S = 0.0005
+_CLOSE_S = 10.0  # for the other ranks to close theirs
 
 
 #: Enqueues operations of a communicator on a stream.
@@ -80,6 +83,11 @@ class DeviceGroup:
             pause()
         self.check()
 
+    def settle(self) -> None:
+        """Wait for all operations so far; raises as run() does. Their results are right if it returns."""
+        if self._last is not None:
+            self.wait(self._last, lambda: time.sleep(_POLL_S))
+
     def check(self) -> None:
         """Raise what the group has failed with: its results are of no use from then on."""
         if self._failure is not None:
@@ -117,7 +125,7 @@ class DeviceGroup:
             self.check()
             self.transport.check()
             with _launching, self.device.current():
-                self._communicator.close()
+                self._communicator.close(_CLOSE_S)
         except HvdkitError:
             self._communicator.abort()
         self.device.destroy_stream(self._stream)

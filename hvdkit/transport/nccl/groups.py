@@ -71,10 +71,10 @@ def _look(index: int | None, host: str, settings: DeviceSettings) -> tuple[CudaD
     return device, library, describe(device, library, host, shares=settings.shares)
 
 
-def check_groups() -> None:
-    """Raise what a device group has failed with: what it has reduced since is of no use."""
+def settle_groups() -> None:
+    """Wait for what device groups have under way, and raise what they have failed with; not collective."""
     for group in _groups.values():
-        group.check()
+        group.settle()
 
 
 def close_groups() -> None:
