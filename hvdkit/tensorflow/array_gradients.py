@@ -11,10 +11,9 @@ from hvdkit.engine.array_sync import ArraySync, uses_values
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.strategy import Strategy
-from hvdkit.errors import HorovodInternalError
 from hvdkit.tensorflow.result_memory import ResultMemory
 from hvdkit.tensorflow.tensors import array_of, as_tensor, flat_storage
-from hvdkit.tensorflow.tracing import call_in_graph
+from hvdkit.tensorflow.tracing import call_in_graph, check_nothing_dropped
 from hvdkit.tensorflow.variables import VariableSpec
 from hvdkit.transport.buffer import Array
 
@@ -104,21 +103,10 @@ class ArrayGradients:
 
     def _finish(self, wanted: Sequence[int]) -> list[Array]:
         unused = self._sync.finish(self._values())
-        self._check_nothing_dropped(wanted, unused)
+        check_nothing_dropped([spec.name for spec in self._specs], wanted, unused)
         for index in {*wanted} & {*unused}:
             self._results.take(index)[...] = 0
         return [self._results.take(index) for index in wanted]
-
-    def _check_nothing_dropped(self, wanted: Sequence[int], unused: Any) -> None:
-        lost = sorted(set(range(len(self._specs))) - set(wanted) - set(unused))
-        if lost:
-            names = [self._specs[index].name for index in lost]
-            raise HorovodInternalError(
-                f"Other ranks have gradients of {', '.join(names[:3])}"
-                f"{f' and {len(lost) - 3} more variables' if lost[3:] else ''} in this step, but the tf.function of "
-                f"this rank was traced without them. Compute a gradient of every variable on every rank: "
-                f"tape.gradient(..., unconnected_gradients=tf.UnconnectedGradients.ZERO)."
-            )
 
     def after_step_eagerly(self, values: Sequence[Any]) -> list[Any]:
         """What the variables are from now on; values: what the optimizer has made them."""

@@ -6,22 +6,26 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.array_sync import uses_values
-from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.engine.groups import Group, ProcessSet, global_process_set
 from hvdkit.engine.job_objects import allgather_object
 from hvdkit.engine.strategy import Strategy
 from hvdkit.errors import HorovodInternalError
+from hvdkit.tensorflow import gpu
 from hvdkit.tensorflow.array_gradients import ArrayGradients
 from hvdkit.tensorflow.direct_gradients import DirectGradients
 from hvdkit.tensorflow.sparse import reduce_slices, take_part_when_joined
-from hvdkit.tensorflow.tracing import check_not_compiled, in_python
+from hvdkit.tensorflow.tracing import check_not_compiled, in_python, in_session
 from hvdkit.tensorflow.variables import VariableSpec, describe
+
+if TYPE_CHECKING:
+    from hvdkit.tensorflow.device_gradients import DeviceGradients
 
 _numbers = itertools.count()
 _turns = itertools.count(1)
@@ -57,7 +61,9 @@ class GradientSync:
         self._process_set = process_set
         self._sparse_as_dense = sparse_as_dense or not isinstance(strategy, AllReduce)
         self._average = isinstance(strategy, AllReduce) and strategy.options.average
-        self._gradients: ArrayGradients | DirectGradients | None = None  # of dense tensors; None where there are none
+        self._device = gpu.common_gpu(variables) if gpu.is_cuda_build() and not in_session() else None
+        # Of dense tensors; None where there are none.
+        self._gradients: ArrayGradients | DirectGradients | DeviceGradients | None = None
         self._planned = False
         self._turn = 0
         self._graph: Callable[[], Any] = _nothing
@@ -173,8 +179,17 @@ class GradientSync:
             if binding is not None and binding.framework == "tensorflow" and isinstance(self.strategy, AllReduce):
                 self._gradients = DirectGradients(binding, group, self._name, specs, self.strategy.options)
             else:
-                self._gradients = ArrayGradients(group, specs, self.strategy, self._read_values)
+                devices = self._open_device_gradients(group, specs) if binding is None else None
+                self._gradients = devices or ArrayGradients(group, specs, self.strategy, self._read_values)
+        self._kind = type(self._gradients)
         self._planned = True
+
+    def _open_device_gradients(self, group: Group, specs: Sequence[VariableSpec]) -> DeviceGradients | None:
+        if not gpu.is_cuda_build():
+            return None  # without a collective
+        from hvdkit.tensorflow.device_gradients import open_device_gradients
+
+        return open_device_gradients(group, specs, self.strategy, self._device)
 
     def _make_plan_again(self) -> None:
         """In a graph that was traced in another world: what a rank does that traces it in this one; collective.
@@ -184,14 +199,18 @@ class GradientSync:
         graph = self._graph()
         for sync in sorted(_syncs, key=lambda sync: sync._turn):
             if not sync._planned and (sync is self or (graph is not None and sync._graph() is graph)):
-                before = sync._sparse, sync._uneven
+                before = sync._traced_for()
                 sync._make_plan(*sync._mine)
-                if (sync._sparse, sync._uneven) != before:
+                if sync._traced_for() != before:
                     raise HorovodInternalError(
                         "This tf.function was traced before the ranks changed. The ranks now have gradients of other "
-                        "variables, or sparse ones in place of dense ones. Create a new tf.function after each change "
-                        "of the ranks."
+                        "variables, sparse ones in place of dense ones, or reduce them on GPUs where they did not, or "
+                        "the other way round. Create a new tf.function after each change of the ranks."
                     )
+
+    def _traced_for(self) -> tuple[object, ...]:
+        """What a graph depends on."""
+        return self._sparse, self._uneven, self._kind
 
     def _spread(self, dense: Sequence[Any]) -> list[Any]:
         """Dense results at the places of their variables."""

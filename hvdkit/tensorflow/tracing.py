@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
@@ -84,6 +84,42 @@ def check_not_compiled(call: str) -> None:
                 )
             context = context.outer_context
         graph = getattr(graph, "outer_graph", None)
+
+
+def check_nothing_dropped(names: Sequence[str], wanted: Collection[int], unused: Collection[int]) -> None:
+    """Raise HorovodInternalError where other ranks have a gradient that this rank's graph was traced without.
+
+    names: of all variables. wanted: those whose gradients the graph uses; unused: those that no rank has one of.
+    """
+    lost = sorted(set(range(len(names))) - set(wanted) - set(unused))
+    if lost:
+        raise HorovodInternalError(
+            f"Other ranks have gradients of {', '.join(names[index] for index in lost[:3])}"
+            f"{f' and {len(lost) - 3} more variables' if lost[3:] else ''} in this step, but the tf.function of "
+            f"this rank was traced without them. Compute a gradient of every variable on every rank: "
+            f"tape.gradient(..., unconnected_gradients=tf.UnconnectedGradients.ZERO)."
+        )
+
+
+def call_on_device(function: Any, tensors: Sequence[Any], dtypes: Sequence[Any], name: str) -> list[Any]:
+    """An operation on the current device that calls `function` with eager tensors there each time the graph runs.
+
+    function: is kept as long as the graph; it returns a list of eager tensors, of these dtypes. Operations of one
+    tf.function run in the order in which they are made. One that runs again before it is done waits.
+    What it raises comes out of the graph as TensorFlow's UNKNOWN, see behind().
+    """
+    running = threading.Lock()
+
+    def call(*given: Any) -> Any:
+        try:
+            with running:
+                return function(*given)
+        except (HorovodInternalError, NotInitializedError) as error:
+            _raised[:] = [error]
+            raise
+
+    results = tf.py_function(call, [tf.stop_gradient(one) for one in tensors], list(dtypes), name=name)
+    return list(results) if dtypes else []
 
 
 def call_in_graph(

@@ -94,6 +94,8 @@ class BucketReducer:
         self.statistics = statistics
         #: Called at the end of each round, on all ranks after the same one; may replan().
         self.on_round_end: Callable[[], None] | None = None
+        #: Called on a rank that has joined at the end of each round of the others.
+        self.on_zero_round: Callable[[], None] | None = None
         self.context, self._tensors, self._source, self._options = context, tuple(tensors), source, options
         self._lock = threading.RLock()
         self._zero_rounds: ZeroRounds | None = None
@@ -275,8 +277,13 @@ class BucketReducer:
     def zero_rounds(self) -> ZeroRounds:
         """The rounds of a rank that has joined, begun by the first call; it has no round of its own meanwhile."""
         if self._zero_rounds is None:
-            self._zero_rounds = ZeroRounds(self._buckets, self._masks, on_start=self._wake, on_end=self._count_round)
+            self._zero_rounds = ZeroRounds(self._buckets, self._masks, on_start=self._wake, on_end=self._end_zero_round)
         return self._zero_rounds
+
+    def _end_zero_round(self) -> None:
+        self._count_round()
+        if self.on_zero_round is not None:
+            self.on_zero_round()
 
     def end_zero_rounds(self) -> None:
         """All ranks have joined, or closed the plan."""

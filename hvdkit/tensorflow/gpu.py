@@ -1,0 +1,79 @@
+"""What hvdkit asks TensorFlow of a GPU: which one, where a tensor lies in its memory, and memory for results."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from hvdkit.errors import HorovodInternalError
+
+#: What DLPack calls the memory of a CUDA device.
+DLPACK_CUDA = 2
+
+
+def is_cuda_build() -> bool:
+    """Was this TensorFlow built for CUDA? All ranks of a job have the same build."""
+    return bool(tf.test.is_built_with_cuda())
+
+
+def common_gpu(variables: Iterable[Any]) -> str | None:
+    """TensorFlow's name ("GPU:0") of the GPU that all of the variables are on; None if they are not on one GPU.
+
+    variables: of TensorFlow or Keras, or tensors; those of a graph are not on a device yet.
+    """
+    names = {_device_of(variable) for variable in variables}
+    device = tf.DeviceSpec.from_string(names.pop() if len(names) == 1 else "")
+    return f"GPU:{device.device_index}" if device.device_type == "GPU" else None
+
+
+def _device_of(variable: Any) -> str:
+    own = variable if hasattr(variable, "device") else variable.value  # of Keras
+    return str(own.device or "")
+
+
+def cuda_index(device: str) -> int:
+    """The number of one of TensorFlow's GPUs ("GPU:0") among those that CUDA shows to this process.
+
+    TensorFlow counts those that tf.config.set_visible_devices() has left, and each part of one that was divided.
+    """
+    shown = [
+        physical
+        for physical in tf.config.get_visible_devices("GPU")
+        for _ in tf.config.get_logical_device_configuration(physical) or [None]
+    ]
+    return int(shown[int(device.rpartition(":")[2])].name.rpartition(":")[2])
+
+
+class _DlTensor(ctypes.Structure):
+    """The beginning of DLPack's DLManagedTensor, and of the DLTensor in it."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
+
+
+_read_capsule = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def address_of(tensor: Any) -> int:
+    """Where the numbers of an eager tensor lie in the GPU's memory, as long as the tensor is there.
+
+    The calling thread waits until TensorFlow has done all work that it has given the GPU. Raises HorovodInternalError
+    for a tensor that is not on a GPU.
+    """
+    capsule = tf.experimental.dlpack.to_dlpack(tensor)
+    read = _DlTensor.from_address(_read_capsule(capsule, b"dltensor"))
+    if read.device_type != DLPACK_CUDA:
+        raise HorovodInternalError(
+            f"A gradient of shape {tuple(tensor.shape)} and {tensor.dtype.name} is on {tensor.device}, but its "
+            "variable is on a GPU. Set HVDKIT_DEVICE_TRANSPORT=host to have gradients go through the host's memory."
+        )
+    return int(read.data or 0)
+
+
+def empty_like(tensor: Any) -> Any:
+    """A new eager tensor on the current device with the shape and dtype of another one; its numbers are arbitrary."""
+    return tf.raw_ops.Empty(shape=tensor.shape.as_list(), dtype=tensor.dtype, init=False)

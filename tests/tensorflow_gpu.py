@@ -1,0 +1,87 @@
+"""Bodies for ranks that train over the stand-in for CUDA and NCCL: TensorFlow's CPU stands for the GPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import keras
+import tensorflow as tf
+from keras_training import raises
+from stand_in import stand_in_path, synchronizations
+
+from hvdkit.errors import HorovodInternalError
+from hvdkit.tensorflow import gpu
+from hvdkit.transport.cuda import CudaDevice, load_driver
+from hvdkit.transport.nccl import groups
+from hvdkit.transport.nccl.group import DeviceGroup
+
+_DLPACK_CPU = 1
+
+
+@contextmanager
+def stand_in_gpu() -> Iterator[dict[str, Any]]:
+    """Within, TensorFlow's CPU counts as a GPU. Yields settings for init(), under which only NCCL will do."""
+    path = stand_in_path()
+    with (
+        mock.patch.object(gpu, "is_cuda_build", lambda: True),
+        mock.patch.object(gpu, "common_gpu", lambda _: "CPU:0"),
+        mock.patch.object(gpu, "cuda_index", lambda _: 0),
+        mock.patch.object(gpu, "DLPACK_CUDA", _DLPACK_CPU),
+        mock.patch.object(groups, "open_device", lambda index: CudaDevice(load_driver(path), index)),
+    ):
+        yield {"device_transport": "nccl", "nccl_library": path}
+
+
+def on_gpu(file: str, check: str, *args: Any, **kwargs: Any) -> None:
+    """A check of another file of bodies, whose gradients NCCL reduces; which the host waits for by asking alone."""
+    bodies = import_module(file)
+    runs: list[int] = []
+
+    def run(self: DeviceGroup, *given: Any) -> None:
+        runs.append(self.rank)
+        plain(self, *given)
+
+    plain, before = DeviceGroup.run, synchronizations()
+    with (
+        stand_in_gpu() as settings,
+        mock.patch.object(DeviceGroup, "run", run),
+        mock.patch.object(bodies, "joined", functools.partial(bodies.joined, **settings)),
+    ):
+        getattr(bodies, check)(*args, **kwargs)
+    assert runs
+    assert synchronizations() == before
+
+
+def device_numbers() -> None:
+    """TensorFlow counts the GPUs that it was left, and parts of one as several; CUDA counts all that are there."""
+    left = [SimpleNamespace(name=f"/physical_device:GPU:{number}") for number in (3, 1)]
+    parts = {left[0].name: ["a half", "the other"], left[1].name: None}
+    with (
+        mock.patch.object(tf.config, "get_visible_devices", lambda _: left),
+        mock.patch.object(tf.config, "get_logical_device_configuration", lambda device: parts[device.name]),
+    ):
+        assert [gpu.cuda_index(f"GPU:{number}") for number in range(3)] == [3, 3, 1]
+
+
+def devices_of_variables() -> None:
+    """Variables are on one GPU, or they are not; those of Keras and tensors of a graph too."""
+    on = "/job:localhost/replica:0/task:0/device:"
+    first, second, host = (
+        SimpleNamespace(value=SimpleNamespace(device=on + name)) for name in ("GPU:0", "GPU:1", "CPU:0")
+    )
+    assert gpu.common_gpu([first, first]) == "GPU:0"
+    for others in ([first, second], [first, host], [host], [], [tf.Variable(1.0), keras.Variable(1.0)]):
+        assert gpu.common_gpu(others) is None
+    tf.function(lambda one: _assert_none(gpu.common_gpu([one])), autograph=False)(tf.constant(1.0))
+    with raises(HorovodInternalError, "HVDKIT_DEVICE_TRANSPORT=host"):
+        gpu.address_of(tf.constant([1.0]))
+
+
+def _assert_none(value: object) -> None:
+    assert value is None
