@@ -67,13 +67,14 @@ class Net(nn.Module):
 
 
 def start(device: str) -> torch.device:
-    """init(), and this rank's device as torch's current one. Products of float32 are those of float32, not of TF32."""
+    """init(), and this rank's device as torch's current one. On GPUs only NCCL will do, and float32 is not TF32."""
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    hvd.init(fusion_bytes=FUSION_BYTES)
     if device == "cpu":
+        hvd.init(fusion_bytes=FUSION_BYTES)
         return torch.device("cpu")
+    hvd.init(fusion_bytes=FUSION_BYTES, device_transport="nccl")
     torch.cuda.set_device(hvd.local_device())
     return hvd.local_device()
 
@@ -153,6 +154,7 @@ def _train(case: Training, model: Net, optimizer: Any, place: torch.device, *, r
         scaler.update()
 
 
+@torch.no_grad()
 def _difference(model: nn.Module, reference: nn.Module) -> float:
     pairs = zip(model.parameters(), reference.parameters(), strict=True)
     return max(float((one - two).abs().max()) for one, two in pairs)

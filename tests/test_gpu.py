@@ -23,11 +23,11 @@ _NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torc
 _CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, _NO_GPU])
 on_a_gpu = pytest.mark.parametrize("device", [_CUDA])
 on_each_device = pytest.mark.parametrize("device", [_CUDA, pytest.param("cpu", marks=pytest.mark.slow)])
-OPTIONS = [{}, pytest.param({"static_graph": True}, marks=[pytest.mark.gpu, _NO_GPU])]
+OPTIONS: list[dict[str, Any]] = [{}, {"static_graph": True}]
 pytestmark = pytest.mark.ranks
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", OPTIONS, ids=["", "static_graph"])
 @on_each_device
 def test_ranks_train_as_one_process_with_the_whole_batch(device: str, options: dict[str, Any], tmp_path: Path) -> None:
     ranks = run(tmp_path, "gpu_training:train_all", device, **options)
@@ -37,7 +37,7 @@ def test_ranks_train_as_one_process_with_the_whole_batch(device: str, options: d
         assert max(difference for difference, _ in results) <= case.tolerance, name
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", OPTIONS, ids=["", "static_graph"])
 @on_each_device
 def test_the_host_waits_for_nothing_in_a_step(device: str, options: dict[str, Any], tmp_path: Path) -> None:
     assert run(tmp_path, "gpu_checks:count_waits", device, **options) == [{}] * RANKS
@@ -64,7 +64,7 @@ def test_a_cuda_graph_replays_a_step_or_is_refused_with_the_reason(device: str, 
             assert result["replay"] <= 1e-6 < result["step"]
 
 
-@on_each_device
+@on_a_gpu
 @pytest.mark.parametrize("place", ["allreduce", "backward"])
 def test_a_killed_rank_ends_the_others_within_ten_seconds(place: str, device: str, tmp_path: Path) -> None:
     marker = tmp_path / "killed"
