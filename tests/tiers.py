@@ -55,12 +55,13 @@ _SLOW_OF_FILE = {
     "test_tuning": "several_hosts",
     "test_wrapped_examples": "learns_what_its_twin_does",
 }
-#: Files whose tests start jobs of hvdrun with a framework on each rank. Two cores run one of these at a time.
-_JOBS = frozenset(
-    "test_elastic_keras test_elastic_world test_lives test_preemption test_wrap test_wrap_keras test_wrapped_examples "
-    "test_migrate_run test_torch_scripts test_keras_example test_tensorflow_example test_horovodrun "
-    "test_torchrun test_gpu test_gpu_keras".split()
-)
+#: Files whose tests start jobs with a framework on each rank, by group: two cores run one job of a group at a time.
+_JOBS = {
+    "elastic jobs": "test_elastic_keras test_elastic_world test_lives test_preemption",
+    "jobs": "test_wrap test_wrap_keras test_wrapped_examples test_migrate_run test_torch_scripts test_keras_example "
+    "test_tensorflow_example test_horovodrun test_torchrun",
+}
+_GROUP_OF_FILE = {file: group for group, files in _JOBS.items() for file in files.split()}
 
 
 def marks_of(item: pytest.Item) -> set[str]:
@@ -96,10 +97,10 @@ def group_of(item: pytest.Item) -> str:
     """Tests of one group run one after the other, in one process of pytest-xdist.
 
     Those that call run_ranks() share the ranks that wait for work: one group a backend of Keras, and two without Keras,
-    with and without PyTorch. Those that start large jobs of hvdrun's are one group too.
+    with and without PyTorch. Those that start large jobs of hvdrun's are two groups.
     """
-    if item.path.stem in _JOBS:
-        return "jobs"
+    if item.path.stem in _GROUP_OF_FILE:
+        return _GROUP_OF_FILE[item.path.stem]
     module = getattr(item, "module", None)
     if any(hasattr(module, name) for name in ("run_ranks", "run_check")):
         return f"ranks {backend_of(item) or ('PyTorch' if item.path.stem.startswith('test_torch_') else '')}"
@@ -108,4 +109,4 @@ def group_of(item: pytest.Item) -> str:
 
 def begins_early(item: pytest.Item) -> bool:
     """Is the test of a group that takes long? One process would be left with it at the end."""
-    return group_of(item).startswith(("ranks", "jobs"))
+    return group_of(item).startswith(("ranks", "jobs", "elastic jobs"))
