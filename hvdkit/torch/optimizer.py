@@ -17,6 +17,7 @@ from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.planned.reducer import Statistics
+from hvdkit.engine.named.submit import check_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.engine.strategy import Strategy, refuse_contradictions
 from hvdkit.torch.compression import Compression, Compressor
@@ -201,6 +202,7 @@ def DistributedOptimizer(
     Raises NotInitializedError before init(), ValueError or TypeError for invalid arguments. backward() and step() raise
     PlanMismatchError if the ranks have different parameters, RankLostError if a rank has died.
     """
+    check_process_set(process_set, "DistributedOptimizer()")
     named = name_parameters(optimizer, named_parameters)
     runtime = engine.runtime("DistributedOptimizer()")
     if is_wrapped(optimizer):

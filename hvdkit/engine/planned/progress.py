@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 
 from hvdkit.errors import TransportError
@@ -58,9 +59,12 @@ class ProgressThread:
         self._thread.join()
 
     def end_soon(self) -> None:
-        """End the thread where the process ends; waits for that for half a second at most."""
+        """Have the thread end, without a wait."""
         self._end()
-        self._thread.join(_END_S)
+
+    def join(self, seconds: float) -> None:
+        """Wait for its end, so long at most."""
+        self._thread.join(seconds)
 
 
 _END_S = 0.5
@@ -69,8 +73,11 @@ _running: weakref.WeakSet[ProgressThread] = weakref.WeakSet()
 
 def end_progress() -> None:
     """Have these threads leave the transports: MPI may be ended next, and no thread may call it from then on."""
-    for thread in list(_running):
+    threads, deadline = list(_running), time.monotonic() + _END_S
+    for thread in threads:
         thread.end_soon()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def has_spare_core(cores: float, compute_threads: int) -> bool:
