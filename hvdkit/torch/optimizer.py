@@ -16,8 +16,8 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import ProcessSet, global_process_set
-from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.named.submit import check_process_set
+from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.engine.strategy import Strategy, refuse_contradictions
 from hvdkit.torch.compression import Compression, Compressor
