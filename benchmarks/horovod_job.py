@@ -28,7 +28,7 @@ from hvdkit.tools.bench.plan import CPU
 from hvdkit.tools.bench.worker import joined
 
 _START_S = 60.0
-_PAUSE = re.compile(rb"hvdrun: rank \d+ on \S+ (was stopped by SIGSTOP|goes on)")
+_PAUSE = re.compile(rb"hvdrun: rank \d+ on \S+ (was stopped by SIGSTOP|continues)")
 
 
 def why_not(device: str = CPU) -> str:
