@@ -14,7 +14,9 @@ import keras
 import tensorflow as tf
 from keras_training import raises
 from stand_in import stand_in_path, synchronizations
+from tensorflow_world import joined
 
+import hvdkit.tensorflow as hvd
 from hvdkit.errors import HorovodInternalError
 from hvdkit.tensorflow import gpu
 from hvdkit.transport.cuda import CudaDevice, load_driver
@@ -56,6 +58,63 @@ def on_gpu(file: str, check: str, *args: Any, **kwargs: Any) -> None:
         getattr(bodies, check)(*args, **kwargs)
     assert runs
     assert synchronizations() == before
+
+
+def _average(settings: dict[str, Any], function: Any) -> None:
+    """In a world of its own each rank's number is averaged, as the gradient of a variable."""
+    with joined(**settings):
+        found = function(tf.constant(hvd.rank() + 1.0))
+        assert float(found) == (hvd.size() + 1) / 2
+
+
+def _step() -> Any:
+    variable = tf.Variable(1.0)
+
+    def step(weight: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = variable * weight
+        return hvd.DistributedGradientTape(tape).gradient(loss, variable)
+
+    return step
+
+
+def other_worlds() -> None:
+    """A graph serves in the next world too, but not where gradients begin to be reduced on GPUs, or cease to be."""
+    with stand_in_gpu() as settings:
+        host = {"device_transport": "host"}
+        for first, second in ((settings, settings), (host, settings), (settings, host)):
+            function = tf.function(_step())
+            _average(first, function)
+            if first is second:
+                _average(second, function)
+            else:
+                with raises(tf.errors.UnknownError, "Create a new tf.function"):
+                    _average(second, function)
+                hvd.shutdown()
+
+
+def not_all_on_gpus() -> None:
+    """Where a rank, or every rank, has no GPU, gradients go through the host's memory; not if NCCL was asked for."""
+    for everyone in (True, False):
+        with (
+            stand_in_gpu() as settings,
+            mock.patch.object(gpu, "common_gpu", _first_rank_only if not everyone else _none),
+        ):
+            _average({**settings, "device_transport": "auto"}, tf.function(_step()))
+            if everyone:
+                _average(settings, _step())
+            else:
+                with raises(HorovodInternalError, "its tensors are not all on one GPU"):
+                    _average(settings, _step())
+                hvd.shutdown()
+
+
+def _none(_: Any) -> str | None:
+    return None
+
+
+def _first_rank_only(_: Any) -> str | None:
+    return "CPU:0" if hvd.rank() == 0 else None
 
 
 def device_numbers() -> None:

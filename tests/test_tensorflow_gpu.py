@@ -60,7 +60,7 @@ def test_a_graph_that_was_traced_without_a_gradient_names_it() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", ["device_numbers", "devices_of_variables"])
+@pytest.mark.parametrize("check", ["device_numbers", "devices_of_variables", "not_all_on_gpus", "other_worlds"])
 def test_which_gpu_it_is(check: str) -> None:
     run_check(2, "tensorflow", f"tensorflow_gpu:{check}")
 

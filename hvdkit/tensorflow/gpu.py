@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdkit.errors import HorovodInternalError
+from hvdkit.tensorflow.tracing import in_session
 
 #: What DLPack calls the memory of a CUDA device.
 DLPACK_CUDA = 2
@@ -17,6 +18,11 @@ DLPACK_CUDA = 2
 def is_cuda_build() -> bool:
     """Was this TensorFlow built for CUDA? All ranks of a job have the same build."""
     return bool(tf.test.is_built_with_cuda())
+
+
+def gpu_for(variables: Iterable[Any]) -> str | None:
+    """TensorFlow's name of the GPU where gradients of these variables may be reduced; None: in the host's memory."""
+    return common_gpu(variables) if is_cuda_build() and not in_session() else None
 
 
 def common_gpu(variables: Iterable[Any]) -> str | None:

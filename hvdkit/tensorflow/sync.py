@@ -21,7 +21,7 @@ from hvdkit.tensorflow import gpu
 from hvdkit.tensorflow.array_gradients import ArrayGradients
 from hvdkit.tensorflow.direct_gradients import DirectGradients
 from hvdkit.tensorflow.sparse import reduce_slices, take_part_when_joined
-from hvdkit.tensorflow.tracing import check_not_compiled, in_python, in_session
+from hvdkit.tensorflow.tracing import check_not_compiled, in_python
 from hvdkit.tensorflow.variables import VariableSpec, describe
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class GradientSync:
         self._process_set = process_set
         self._sparse_as_dense = sparse_as_dense or not isinstance(strategy, AllReduce)
         self._average = isinstance(strategy, AllReduce) and strategy.options.average
-        self._device = gpu.common_gpu(variables) if gpu.is_cuda_build() and not in_session() else None
+        self._device = gpu.gpu_for(variables)
         # Of dense tensors; None where there are none.
         self._gradients: ArrayGradients | DirectGradients | DeviceGradients | None = None
         self._planned = False

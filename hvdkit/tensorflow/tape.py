@@ -16,6 +16,7 @@ from hvdkit.engine.named.submit import check_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.engine.request import ReduceOptions, gradient_options
 from hvdkit.engine.strategy import Strategy, refuse_contradictions
+from hvdkit.tensorflow import gpu
 from hvdkit.tensorflow.compression import Compression, Compressor
 from hvdkit.tensorflow.ops import grouped_allreduce
 from hvdkit.tensorflow.sync import GradientSync
@@ -207,15 +208,15 @@ def _dense(gradient: Any, wanted: bool) -> Any:
     return tf.convert_to_tensor(gradient) if wanted and isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-#: A script makes a new tape each step; what it reduces with stays the same as long as the variables look the same, and
-#: after another init(), as graphs do.
+#: A script makes a new tape each step; what it reduces with stays the same as long as the variables look the same and
+#: are on the same GPU, and after another init(), as graphs do.
 _syncs: dict[Any, GradientSync] = {}
 
 
 def _find_sync(
     variables: Sequence[Any], how: ReduceOptions | Strategy, process_set: ProcessSet, sparse_as_dense: bool
 ) -> GradientSync:
-    key = (describe(variables), how, process_set, sparse_as_dense)
+    key = (describe(variables), how, process_set, sparse_as_dense, gpu.gpu_for(variables))
     if key not in _syncs:
         strategy = AllReduce(how) if isinstance(how, ReduceOptions) else how
         _syncs[key] = GradientSync(
