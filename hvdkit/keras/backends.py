@@ -10,6 +10,7 @@ import keras
 
 from hvdkit.errors import ConfigError
 from hvdkit.keras.settings import Settings
+from hvdkit.transport.nccl.groups import check_groups
 
 
 class StrategyDriver(Protocol):
@@ -84,8 +85,12 @@ def view_of(variable: Any) -> Any:
 
 def settle() -> None:
     """Wait until the steps that have been started are done: on JAX they run on while the script goes on, and their
-    collectives must not come among those of the main thread."""
+    collectives must not come among those of the main thread.
+
+    Raises RankLostError or TransportError where NCCL could not reduce their gradients: numbers are of no use then.
+    """
     if keras.backend.backend() == "jax":
         import jax
 
         jax.effects_barrier()
+        check_groups()

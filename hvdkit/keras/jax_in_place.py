@@ -1,4 +1,4 @@
-"""Calls of Python from a compiled JAX program, which work in XLA's own memory on the CPU.
+"""Calls of Python from a compiled JAX program, which work in XLA's own memory.
 
 jax.experimental.io_callback copies what goes into the callback and what comes out of it, into fresh memory each time.
 jax.experimental.buffer_callback gives the memory itself. It is experimental, as io_callback is.
@@ -24,9 +24,14 @@ except ImportError:  # JAX before 0.6, see works()
     buffer_callback = None  # type: ignore[assignment]
 
 
+def has_call() -> bool:
+    """Has this JAX such a call?"""
+    return buffer_callback is not None
+
+
 def works() -> bool:
     """Has this JAX such a call, and is the CPU where programs run by default?"""
-    return buffer_callback is not None and jax.default_backend() == "cpu"
+    return has_call() and jax.default_backend() == "cpu"
 
 
 class OrderedCall:
@@ -66,10 +71,15 @@ def _end(_: Any) -> None:
     pass
 
 
-class InPlace:
-    """A function of numpy arrays that a program calls each time it runs, in no order with others; see OrderedCall."""
+class BufferCall:
+    """A function of XLA's own memory that a program calls each time it runs, in no order with others.
 
-    def __init__(self, work: Callable[[list[Array], list[Array]], None]) -> None:
+    work: gets XLA's context of the call, the buffers it reads and, in a second list, those of the same shapes and
+    dtypes that it is to fill; they share their memory where XLA can arrange that. It is the owner's to keep this object
+    for as long as programs run.
+    """
+
+    def __init__(self, work: Callable[[Any, Sequence[Any], Sequence[Any]], None]) -> None:
         self.work = work
         # One object for all calls: JAX finds by it what it has compiled outside of jit. It must not keep this one.
         self._callback = functools.partial(_run, weakref.ref(self))
@@ -87,11 +97,21 @@ class InPlace:
         return results, done
 
 
-def _run(owner: weakref.ref[InPlace], _: Any, results: Sequence[Any], *arrays: Any) -> None:
+class InPlace(BufferCall):
+    """A BufferCall on the CPU; work: gets numpy arrays; see OrderedCall."""
+
+    def __init__(self, work: Callable[[list[Array], list[Array]], None]) -> None:
+        def work_on_arrays(_: Any, buffers: Sequence[Any], results: Sequence[Any]) -> None:
+            work([np.asarray(buffer) for buffer in buffers], [np.asarray(result) for result in results])
+
+        super().__init__(work_on_arrays)
+
+
+def _run(owner: weakref.ref[BufferCall], context: Any, results: Sequence[Any], *buffers: Any) -> None:
     call = owner()
     if call is None:
         raise HorovodInternalError(
             "The DistributedOptimizer that this training step was compiled with no longer exists. Keep a reference to "
             "the optimizer."
         )
-    call.work([np.asarray(array) for array in arrays[:-1]], [np.asarray(result) for result in results[:-1]])
+    call.work(context, buffers[:-1], results[:-1])

@@ -1,4 +1,4 @@
-"""Gradients on the JAX backend: reduced by a call from within the compiled step."""
+"""Gradients on the JAX backend: reduced by a call from within the compiled step, on the host or on the GPU."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ from jax.experimental import io_callback
 
 from hvdkit.engine.array_sync import ArraySync, uses_values
 from hvdkit.engine.planned.plan import TensorSpec
+from hvdkit.keras.backends import settle
+from hvdkit.keras.jax_device import DeviceReduction, open_device_reduction
 from hvdkit.keras.jax_in_place import OrderedCall
 from hvdkit.keras.settings import Settings, name_variables
+from hvdkit.log import logger
 from hvdkit.transport.buffer import STORAGE, Array
 
 
 class JaxDriver:
-    """See backends.StrategyDriver. Calls are ordered, so that every rank does its collectives in the same order."""
+    """See backends.StrategyDriver.
+
+    Calls on the host are ordered, so that every rank does its collectives in the same order; those on a GPU: see
+    jax_device.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -69,22 +76,49 @@ class JaxDriver:
 
     def close(self) -> None:
         """See StrategyDriver.close."""
+        if any(variables.on_device for variables in self._lists.values()):
+            _finish_steps()
         for variables in self._lists.values():
             variables.close()
 
 
+def _finish_steps() -> None:
+    try:
+        settle()
+    except Exception as error:  # it has ended a step, whose results raise it as well
+        logger.warning("A training step had failed before shutdown(): %s", error)
+
+
 class _Variables:
-    """Some variables and their strategy, which the first step that runs attaches, on all ranks together."""
+    """Some variables and their strategy.
+
+    On a GPU, where AllReduce can have NCCL do its work, the first step that is traced connects the ranks, and later
+    programs go that way too. Elsewhere the first step that runs attaches the strategy. Both are done by all ranks
+    together.
+    """
 
     def __init__(self, settings: Settings, variables: Sequence[Any]) -> None:
         self._settings, self._variables, self._names = settings, list(variables), name_variables(variables)
         self._strategy = settings.make_strategy()
         self._uses_values = uses_values(self._strategy)
         self._sync: ArraySync | None = None
+        self._device: DeviceReduction | None = None
+        self._traced = False
         self._before, self._after = OrderedCall(self._before_step), OrderedCall(self._after_step)
+
+    @property
+    def on_device(self) -> bool:
+        """Do gradients stay on the GPU?"""
+        return self._device is not None
 
     def before_step(self, gradients: Sequence[Any]) -> list[Any]:
         """The gradients that the optimizer is to use, as values of the program that is being traced."""
+        if not self._traced:
+            settle()  # what steps do on the host comes before
+            self._device = open_device_reduction(self._settings, self._strategy, self._names, gradients)
+            self._traced = True
+        if self._device is not None:
+            return self._device(gradients)
         values = [variable.value for variable in self._variables] if self._uses_values else []
         return self._before([*gradients, *values])[: len(gradients)]
 
@@ -127,6 +161,8 @@ class _Variables:
         if self._sync is not None:
             self._sync.close()
             self._sync = None
+        if self._device is not None:
+            self._device.close()
 
 
 def _flat(array: Array) -> Array:

@@ -60,7 +60,8 @@ def find_problem(findings: Sequence[Finding]) -> str:
             return (
                 f"ranks {owner} and {rank} on {finding.host} use the same GPU (number {finding.index} of those that "
                 f"rank {rank} sees). Start one rank a GPU (hvdrun -np gpu), and select each rank's own with "
-                "torch.cuda.set_device(hvd.local_rank()). For tests on one GPU: hvdrun --share-gpus."
+                "torch.cuda.set_device(hvd.local_rank()) or, on JAX, jax.config.update('jax_default_device', "
+                "jax.local_devices()[hvd.local_rank()]). For tests on one GPU: hvdrun --share-gpus."
             )
     return ""
 

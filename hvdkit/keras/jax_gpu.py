@@ -1,0 +1,52 @@
+"""What hvdkit asks JAX of a GPU: which one, where its arrays are, and the stream that its programs run on."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Any
+
+import jax
+import keras
+
+from hvdkit.config import Config
+from hvdkit.transport.nccl.groups import DeviceSettings
+
+
+def is_cuda_build() -> bool:
+    """Is JAX's plugin for CUDA installed? All ranks of a job have the same installation."""
+    try:
+        plugins = importlib.import_module("jax_plugins")
+    except ImportError:
+        return False
+    return any(plugin.name.startswith("xla_cuda") for plugin in pkgutil.iter_modules(plugins.__path__))
+
+
+def common_gpu() -> int | None:
+    """The number of the GPU, among those that this process sees, that programs run on; None for none or several."""
+    if jax.default_backend() != "gpu" or keras.distribution.distribution() is not None:
+        return None
+    device = getattr(jax.config, "jax_default_device", None)  # a Device or the name of a platform
+    if not isinstance(device, jax.Device):
+        device = jax.local_devices()[0]
+    return int(device.local_hardware_id) if device.platform == "gpu" else None
+
+
+def address_of(buffer: Any) -> int:
+    """The address of an array that XLA has handed to a callback on a GPU."""
+    return int(buffer.__cuda_array_interface__["data"][0])
+
+
+def stream_of(context: Any) -> int:
+    """XLA's stream that the callback is called for, as CUDA's handle."""
+    return int(context.stream)
+
+
+def index_of(buffer: Any) -> int:
+    """The number of the GPU that the array is on."""
+    return int(buffer.__dlpack_device__()[1])
+
+
+def device_settings(config: Config) -> DeviceSettings:
+    """How memory of GPUs is reduced, in the user's configuration."""
+    return DeviceSettings(config.device_transport, config.nccl_library, config.share_gpus)

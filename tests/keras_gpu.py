@@ -1,0 +1,124 @@
+"""Bodies for ranks that train with Keras over the stand-in for CUDA and NCCL: host memory stands for a GPU's."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import keras
+import numpy as np
+from keras_training import (
+    ROWS,
+    assert_alike,
+    fit,
+    fit_alone,
+    joined,
+    make_data,
+    make_model,
+    make_optimizer,
+    mine,
+    raises,
+)
+from stand_in import stand_in_path, synchronizations
+
+import hvdkit.keras as hvd
+from hvdkit.errors import PlanMismatchError
+from hvdkit.transport.cuda import CudaDevice, load_driver
+from hvdkit.transport.nccl import groups
+from hvdkit.transport.nccl.communicator import Communicator
+
+SGD = {"name": "SGD", "learning_rate": 0.05, "momentum": 0.9}
+
+
+@contextmanager
+def _jax_gpu() -> Iterator[dict[str, Any]]:
+    """Within, JAX's arrays count as those of a GPU, and nothing of them may be copied for a callback."""
+    gpu = importlib.import_module("hvdkit.keras.jax_gpu")
+    in_place = importlib.import_module("hvdkit.keras.jax_in_place")
+    path = stand_in_path()
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("gradients were to go through the host")
+
+    with (
+        mock.patch.object(gpu, "is_cuda_build", lambda: True),
+        mock.patch.object(gpu, "common_gpu", lambda: 0),
+        mock.patch.object(gpu, "address_of", lambda buffer: np.asarray(buffer).__array_interface__["data"][0]),
+        mock.patch.object(gpu, "stream_of", lambda _: 0),
+        mock.patch.object(in_place.OrderedCall, "__call__", refuse),
+        mock.patch.object(groups, "open_device", lambda index: CudaDevice(load_driver(path), index)),
+    ):
+        yield {"device_transport": "nccl", "nccl_library": path}
+
+
+@contextmanager
+def _gpu() -> Iterator[dict[str, Any]]:
+    """The stand-in under Keras's backend. Within, NCCL is to be used and the host to wait for no device."""
+    name = keras.backend.backend()
+    context = _jax_gpu() if name == "jax" else importlib.import_module("gpu_world").stand_in_gpu()
+    enqueue = Communicator.all_reduce
+    calls: list[int] = []
+
+    def count(communicator: Communicator, source: int, target: int, number: int, *rest: Any) -> None:
+        calls.append(number)
+        enqueue(communicator, source, target, number, *rest)
+
+    with context as settings, mock.patch.object(Communicator, "all_reduce", count):
+        before = synchronizations()
+        yield settings
+        assert calls and synchronizations() == before
+
+
+def train(option: dict[str, Any], tolerance: float = 1e-5, compression: str = "none", **wrap: Any) -> None:
+    """Through fit: several ranks do what one process does."""
+    with _gpu() as settings, joined(**settings):
+        data, spec = make_data(), {**SGD, **option}
+        reference, model = make_model(), make_model()
+        fit_alone(reference, make_optimizer(spec), data)
+        chosen = getattr(hvd.Compression, compression)
+        optimizer = hvd.DistributedOptimizer(make_optimizer(spec), compression=chosen, **wrap)
+        fit(model, optimizer, mine(data), rows=ROWS)
+        assert_alike(model, reference, tolerance)
+
+
+def apply_by_hand() -> None:
+    """Outside of a program, with variables of several dtypes, one of them empty; then in another world."""
+    with _gpu() as settings:
+        kinds = [((3, 5), "float32"), ((4,), "bfloat16"), ((0, 2), "float32"), ((), "float16"), ((), "float32")]
+        optimizer = None
+        for _ in range(2):
+            with joined(**settings):
+                if optimizer is None:
+                    variables = [keras.Variable(np.zeros(shape), dtype=dtype) for shape, dtype in kinds]
+                    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
+                own = [keras.ops.full(shape, 2.0 ** hvd.rank(), dtype) for shape, dtype in kinds]
+                optimizer.apply(own, variables)
+        for variable in variables:
+            whole = np.asarray(keras.ops.convert_to_numpy(variable)).astype("float32")
+            np.testing.assert_array_equal(whole, np.full(variable.shape, -6.0))  # 1 + 2, twice
+
+
+def different_models() -> None:
+    """Ranks with other gradients are told so when the first step is traced."""
+    with _gpu() as settings, joined(**settings):
+        hvd.allreduce(np.ones(1))
+        model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(4 + hvd.rank()), keras.layers.Dense(5)])
+        with raises(PlanMismatchError, "do not hold the same parameters"):
+            fit(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), mine(make_data()), rows=ROWS)
+        fit(make_model(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), mine(make_data()), rows=ROWS)
+
+
+def coded() -> None:
+    """What NCCL cannot send goes through the host, on all ranks."""
+    ordered_call = importlib.import_module("hvdkit.keras.jax_in_place").OrderedCall
+    allowed = mock.patch.object(ordered_call, "__call__", ordered_call.__call__)
+    with _jax_gpu() as settings, allowed, joined(**{**settings, "transport": "mpi"}):
+        data = make_data()
+        reference, model = make_model(), make_model()
+        fit_alone(reference, make_optimizer(SGD), data)
+        coding = importlib.import_module("hvdkit.transport.coding.top_k").TopK(1.0)
+        fit(model, hvd.DistributedOptimizer(make_optimizer(SGD), compression=coding), mine(data), rows=ROWS)
+        assert_alike(model, reference)

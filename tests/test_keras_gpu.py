@@ -1,0 +1,42 @@
+"""Keras on JAX and PyTorch over a stand-in for CUDA and NCCL in host memory: nothing here ran on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from keras_ranks import run_check
+from stand_in import find_compiler
+
+pytestmark = [
+    pytest.mark.ranks,
+    pytest.mark.native("device memory is reduced by hvdkit's own engine"),
+    pytest.mark.skipif(find_compiler() is None, reason="no C compiler for the stand-in; run: apt-get install gcc"),
+]
+
+
+def test_gradients_of_jax_stay_on_the_gpu() -> None:
+    run_check(2, "jax", "keras_gpu:train", {"global_clipnorm": 0.05})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", [{"gradient_accumulation_steps": 2}, {"loss_scale_factor": 128.0}], ids=str)
+def test_what_an_optimizer_does_on_jax(option: dict[str, Any]) -> None:
+    run_check(2, "jax", "keras_gpu:train", option)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compression, tolerance", [("fp16", 5e-3), ("bf16", 5e-2)])
+def test_compression_on_jax_costs_no_more_than_its_bits(compression: str, tolerance: float) -> None:
+    run_check(3, "jax", "keras_gpu:train", {}, tolerance, compression)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", ["apply_by_hand", "different_models", "coded"])
+def test_in_particular_on_jax(check: str) -> None:
+    run_check(2, "jax", f"keras_gpu:{check}")
+
+
+@pytest.mark.slow
+def test_keras_on_torch_goes_the_way_of_torch() -> None:
+    run_check(2, "torch", "keras_gpu:train", {})
