@@ -10,7 +10,7 @@ import keras
 
 from hvdkit.errors import ConfigError
 from hvdkit.keras.settings import Settings
-from hvdkit.transport.nccl.groups import check_groups
+from hvdkit.transport.nccl.groups import settle_groups
 
 
 class StrategyDriver(Protocol):
@@ -93,4 +93,4 @@ def settle() -> None:
         import jax
 
         jax.effects_barrier()
-        check_groups()
+        settle_groups()

@@ -24,7 +24,7 @@ from hvdkit.keras.settings import Settings
 from hvdkit.log import logger
 from hvdkit.transport.api import Transport
 from hvdkit.transport.nccl.arrays import DeviceArrays
-from hvdkit.transport.nccl.groups import close_groups, open_group
+from hvdkit.transport.nccl.groups import close_groups, open_group, settle_groups
 
 
 class DeviceReduction:
@@ -120,4 +120,5 @@ def open_device_reduction(
     return reduction if reduction.enter() else None
 
 
+runtime.on_settle(settle_groups)
 runtime.on_shutdown(close_groups)
