@@ -9,8 +9,9 @@ import torch
 
 from hvdkit.engine.groups import Group
 from hvdkit.engine.named.operation import Announcement, Operation
+from hvdkit.torch import device_operations, gpu
 from hvdkit.torch.handles import Handle, make_handle
-from hvdkit.torch.tensors import TensorBuffer, as_buffer, dtype_name
+from hvdkit.torch.tensors import TensorBuffer, as_buffer, contiguous, dtype_name
 from hvdkit.transport.buffer import Buffer
 
 Tensors = Sequence[torch.Tensor]
@@ -68,21 +69,27 @@ class Collective(Generic[Result_co]):
     ) -> tuple[Tensors, Operation]:
         """Start the operation; returns the memory that it has been given, a tensor for each, and the operation."""
         engine, kind, copied = self.group.engine, self.announcement.kind, self.overwrites and not in_place
-        memory: list[torch.Tensor] = []
-        buffers: list[Buffer] = []
+        name = f"{kind}.{self.name}" if self.name else engine.make_name(kind)
+        if not engine.takes_tensors and not gpu.is_on_host(self.tensors[0]):
+            placed = device_operations.place(self.announcement, self.tensors, copied=copied)
+            if placed is not None:
+                announcement, memory, buffers = placed
+                return memory, start(name, announcement, buffers)
+        memory, buffers = [], []
         for tensor in self.tensors:
             if engine.takes_tensors:
-                given = _contiguous(tensor, copied)
+                given = contiguous(tensor, copied=copied)
                 buffers.append(TensorBuffer(given.view(-1), dtype_name(given)))
             else:
                 given = to_host(tensor) if copied else own_memory(tensor)
                 buffers.append(as_buffer(given))
             memory.append(given)
-        name = f"{kind}.{self.name}" if self.name else engine.make_name(kind)
         return memory, start(name, self.announcement, buffers)
 
     def _finish(self, operation: Operation, memory: Tensors, in_place: bool) -> Tensors:
         """The results of the operation, on the devices of the tensors."""
+        if operation.asked.on_device:
+            memory = device_operations.receive(operation, memory)
         if self.collect is not None:
             return self.collect(operation)
         pairs = zip(self.tensors, memory, strict=True)
@@ -115,13 +122,6 @@ def own_memory(tensor: torch.Tensor) -> torch.Tensor:
     if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
         return to_host(tensor)
     return tensor.detach() if tensor.requires_grad else tensor
-
-
-def _contiguous(tensor: torch.Tensor, copied: bool) -> torch.Tensor:
-    """The tensor in contiguous memory on its device: its own, unless it is to be copied or has none."""
-    if copied:
-        return tensor.detach().clone(memory_format=torch.contiguous_format)
-    return tensor.detach().contiguous().resolve_conj().resolve_neg()
 
 
 def _overwrite(tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:

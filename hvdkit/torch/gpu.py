@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 
 import torch
 
@@ -10,7 +11,12 @@ from hvdkit.config import Config
 from hvdkit.errors import HorovodInternalError
 from hvdkit.torch.tensors import DTYPES, TensorBuffer
 from hvdkit.transport.buffer import Buffer
+from hvdkit.transport.cuda import open_device
+from hvdkit.transport.device import Event
 from hvdkit.transport.nccl.groups import DeviceSettings
+
+#: Is a tensor in the memory of the host? Asked for every tensor: a call of Python would take ten times as long.
+is_on_host: Callable[[torch.Tensor], bool] = attrgetter("is_cpu")
 
 
 def is_cuda_build() -> bool:
@@ -27,6 +33,16 @@ def common_gpu(tensors: Iterable[torch.Tensor]) -> int | None:
     return device.index if device.type == "cuda" else None
 
 
+def current_gpu() -> int:
+    """The number of the GPU that the calling thread works with, among those that this process sees."""
+    return torch.cuda.current_device()
+
+
+def device(index: int) -> torch.device:
+    """GPU `index` of this process, as torch calls it."""
+    return torch.device("cuda", index)
+
+
 def current_stream(index: int) -> int:
     """The stream of the GPU that the calling thread gives work to, as CUDA's handle.
 
@@ -35,9 +51,10 @@ def current_stream(index: int) -> int:
     stream = torch.cuda.current_stream(index)
     if torch.cuda.is_current_stream_capturing():
         raise HorovodInternalError(
-            "Gradients were to be reduced while a CUDA graph is being captured. A graph would repeat the reduction of "
-            "this rank without hvdkit's checks that all ranks take part. Capture forward and backward of a model that "
-            "is not wrapped, and call optimizer.synchronize() after the graph has been replayed."
+            "Gradients or other tensors were to be exchanged while a CUDA graph is being captured. A graph would "
+            "repeat this rank's part without hvdkit's checks that all ranks take part. Capture forward and backward "
+            "of a model that is not wrapped, and call optimizer.synchronize() after the graph has been replayed; call "
+            "collectives outside of the graph."
         )
     return int(stream.cuda_stream)
 
@@ -49,6 +66,34 @@ def make_allocate(index: int) -> Callable[[int, str], Buffer]:
         return TensorBuffer(torch.zeros(count, dtype=DTYPES[dtype], device=torch.device("cuda", index)), dtype)
 
     return allocate
+
+
+def record_event(index: int) -> Event:
+    """An event after what the calling thread has given to its current stream of GPU `index`.
+
+    Raises what current_stream() raises, and CudaError.
+    """
+    event = open_device(index).make_event()
+    event.record(current_stream(index))
+    return event
+
+
+def make_on_stream(count: int, dtype: torch.dtype, value: float | None, index: int, stream: int) -> torch.Tensor:
+    """New memory (count,) of GPU `index`, of the pool of a stream that is no framework's: CUDA's handle of it.
+
+    value: written there in the order of that stream; None leaves the memory as it is.
+    """
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream, index)):
+        if value is None:
+            return torch.empty(count, dtype=dtype, device=device(index))
+        return torch.full((count,), value, dtype=dtype, device=device(index))
+
+
+def record_use(tensors: Iterable[torch.Tensor], index: int) -> None:
+    """Have the tensors' memory used again only after what the current stream of GPU `index` has been given by then."""
+    stream = torch.cuda.current_stream(index)
+    for tensor in tensors:
+        tensor.record_stream(stream)
 
 
 def device_settings(config: Config) -> DeviceSettings:

@@ -4,6 +4,14 @@ Tensors may be on any device, contiguous or not, of any dtype that allreduce() t
 reduced. A call whose name ends in an underscore overwrites its tensors. A call with _async returns a handle for poll()
 and synchronize(); do not read or change the tensors before synchronize() has returned.
 
+Tensors on GPUs: where the ranks can use NCCL (see Config.device_transport) the numbers stay in the memory of the GPUs.
+The host then does not wait for the GPU: the result is for the current stream of the thread that asks for it, and poll()
+is true when the work has been given to the GPU. A rank that is lost ends the work; the next call raises RankLostError.
+Sums of float16 and bfloat16 are NCCL's, which rounds after each addition, and factors, with the division of an average,
+are multiplied with before the sum. Through the host's memory go, as all do without NCCL: Adasum; int16 and uint16;
+averages and factors of integers; factors of Min, Max and Product; complex products. All ranks' tensors of an operation
+are to be on GPUs, or all on the host. A rank's tensors on a second GPU are copied to its first one. Untried on a GPU.
+
 name: of the operation, the same on all ranks; without a name, calls of one kind are matched in the order of the calls.
 process_set: the ranks that take part; each of them makes the same call.
 

@@ -71,6 +71,13 @@ class TensorBuffer(Buffer):
         return self.array.data_ptr()
 
 
+def contiguous(tensor: torch.Tensor, *, copied: bool) -> torch.Tensor:
+    """The tensor in contiguous memory on its device: its own, unless it is to be copied or has none."""
+    if copied:
+        return tensor.detach().clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
+    return tensor.detach().contiguous().resolve_conj().resolve_neg()
+
+
 def as_tensor(buffer: Buffer) -> torch.Tensor:
     """See a Buffer as a tensor (n,), sharing memory."""
     if isinstance(buffer, TensorBuffer):

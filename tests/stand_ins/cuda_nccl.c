@@ -432,7 +432,7 @@ static int barrier(Comm *comm) {
     return 1;
 }
 
-typedef enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, SEND, RECEIVE } Kind;
+typedef enum { ALL_REDUCE, REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, SEND, RECEIVE } Kind;
 
 typedef struct {
     Kind kind;
@@ -475,7 +475,8 @@ static void collect(Call *call) {
             if (call->kind == ALL_GATHER) memcpy(call->target + (i * call->count + first) * width, slot, bytes);
             else if (call->kind == BROADCAST) {
                 if (i == call->peer) memcpy(target, slot, bytes);
-            } else if (i == 0) memcpy(target, slot, bytes);
+            } else if (call->kind == REDUCE && comm->rank != call->peer) continue;
+            else if (i == 0) memcpy(target, slot, bytes);
             else combine(target, slot, count, call->dtype, call->op);
         }
         if (!barrier(comm)) return;
@@ -659,6 +660,10 @@ int ncclAllReduce(const void *source, void *target, size_t count, int dtype, int
 int ncclReduceScatter(const void *source, void *target, size_t count, int dtype, int op, void *comm, void *stream) {
     FAIL_IF_REQUESTED;
     return enqueue((Call){REDUCE_SCATTER, source, target, count, dtype, op, 0, comm}, stream);
+}
+int ncclReduce(const void *source, void *target, size_t count, int dtype, int op, int root, void *comm, void *stream) {
+    FAIL_IF_REQUESTED;
+    return enqueue((Call){REDUCE, source, target, count, dtype, op, root, comm}, stream);
 }
 int ncclAllGather(const void *source, void *target, size_t count, int dtype, void *comm, void *stream) {
     FAIL_IF_REQUESTED;

@@ -291,6 +291,8 @@ def _difference(one: Announcement, other: Announcement) -> tuple[str, str, str] 
                 return "shape after the first dimension", str(list(shape)), str(list(other_shape))
         elif shape != other_shape:
             return "shape", str(list(shape)), str(list(other_shape))
+    if one.device != other.device:
+        return "device", one.device, other.device
     for (word, value), (_, other_value) in zip(one.options, other.options, strict=False):
         if value != other_value:
             return word, value, other_value

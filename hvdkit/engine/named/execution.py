@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hvdkit.engine.adasum import adasum
+from hvdkit.engine.named.devices import Devices, open_devices
 from hvdkit.engine.named.integers import finish_average, multiply, widen
 from hvdkit.engine.named.operation import Announcement, Operation, Ready, label_of
 from hvdkit.engine.observe.timeline import Timeline
@@ -40,7 +41,9 @@ class Work(NamedTuple):
 
 
 def join_contribution(ready: Ready) -> Operation:
-    """The part of a rank that has joined: what changes nothing in the others' result."""
+    """The part of a rank that has joined: what changes nothing in the others' result; on a GPU it has no buffers."""
+    if ready.asked.on_device:
+        return Operation(ready.name, ready.asked, ())
     buffers = []
     for count, (dtype, _) in zip(ready.asked.counts, ready.asked.tensors, strict=True):
         buffer = make_buffer(count, dtype)
@@ -92,6 +95,7 @@ class Executor:
     def __init__(self, transport: Transport, limit_bytes: int, timeline: Timeline) -> None:
         self._transport, self._limit_bytes, self._timeline = transport, limit_bytes, timeline
         self._kept: dict[str, Array] = {}  # memory for fused tensors, by dtype
+        self._devices: Devices | None = None
 
     def plan(self, ready: Sequence[Ready], operations: Sequence[Operation]) -> list[Work]:
         """The work of operations that became ready together: with the same `ready` the same on all ranks.
@@ -105,10 +109,38 @@ class Executor:
             members = [operations[index] for index in dict.fromkeys(index for index, _ in group)]
             buffers = [operations[index].buffers[at] for index, at in group]
             planned.append(Work(members, functools.partial(self._reduce_group, members, buffers)))
+        on_device = []
         for each, operation in zip(ready, operations, strict=True):
-            if operation.action is not None or not each.asked.fusible:
+            if each.asked.on_device and each.asked.kind == "allreduce":
+                on_device.append((each, operation))
+            elif each.asked.on_device:
+                planned.append(Work([operation], functools.partial(self._do_on_device, [each], [operation])))
+            elif operation.action is not None or not each.asked.fusible:
                 planned.append(Work([operation], functools.partial(self._do_one, each, operation)))
+        if on_device:
+            answers, parts = zip(*on_device, strict=True)
+            planned.append(Work(parts, functools.partial(self._do_on_device, answers, parts)))
         return planned
+
+    def _do_on_device(self, ready: Sequence[Ready], operations: Sequence[Operation]) -> None:
+        """Do operations on tensors of GPUs, allreduces or a single one; in the host's memory where it has to be so."""
+        if self._devices is None:
+            self._devices = open_devices(self._transport)
+        if self._devices.open(operations):
+            for each, operation in zip(ready, operations, strict=True):
+                operation.rows = each.rows
+            with self._timeline.span(f"NCCL_{ready[0].asked.kind.upper()}", operations):
+                self._devices.run(ready, operations)
+            return
+        ready = [each._replace(asked=each.asked.at("cpu")) for each in ready]
+        parts = [
+            self._devices.to_host(each, operation) if operation.buffers else join_contribution(each)
+            for each, operation in zip(ready, operations, strict=True)
+        ]
+        for work in self.plan(ready, parts):
+            work.do()
+        for operation, part in zip(operations, parts, strict=True):
+            operation.results, operation.rows, operation.outcome = part.results, part.rows, part
 
     def _reduce(self, buffer: Buffer, operations: Sequence[Operation]) -> None:
         if self._timeline.on:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import pickle
@@ -17,6 +18,8 @@ Options = tuple[tuple[str, str], ...]
 
 #: The name under which join() is answered.
 JOIN = "join"
+#: The option that says where tensors are; without it they are in the memory of the host.
+DEVICE = "device"
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,23 @@ class Announcement:
 
     @functools.cached_property
     def fusible(self) -> bool:
-        """May it be done with others as one allreduce?"""
-        return self.kind == "allreduce" and self.op != "adasum"
+        """May it be done with others as one allreduce in the host's memory?"""
+        return self.kind == "allreduce" and self.op != "adasum" and not self.on_device
+
+    @functools.cached_property
+    def on_device(self) -> bool:
+        """Are the tensors in the memory of a GPU?"""
+        return self.device != "cpu"
+
+    @functools.cached_property
+    def device(self) -> str:
+        """Where the tensors are that are given to the engine: "cpu" or "cuda"."""
+        return self.option(DEVICE) or "cpu"
+
+    def at(self, device: str) -> Announcement:
+        """The same operation on tensors there, "cpu" or "cuda"."""
+        options = tuple(option for option in self.options if option[0] != DEVICE)
+        return dataclasses.replace(self, options=options if device == "cpu" else (*options, (DEVICE, device)))
 
     @functools.cached_property
     def prescale(self) -> float:
@@ -140,8 +158,8 @@ class Operation:
 
     buffers: contiguous, one a tensor; read, and by allreduce and broadcast overwritten. results: of the other kinds, in
     new memory. rows: what the ranks brought along, see Ready. action: what is done, of a kind that is no collective;
-    the engine goes on if it raises alike on all ranks. outcome: what it returned. last_joined: of a join. error:
-    instead of a result; set before done.
+    the engine goes on if it raises alike on all ranks. outcome: what it returned; of tensors on a GPU see Devices.
+    last_joined: of a join. error: instead of a result; set before done.
     """
 
     __slots__ = ("action", "asked", "buffers", "done", "error", "last_joined", "name", "outcome", "results", "rows")

@@ -105,6 +105,10 @@ class Communicator:
         """Enqueue ncclReduceScatter. count: of the result, a size-th of the source's."""
         self._call("ncclReduceScatter", source, target, count, dtype, op, self._handle, stream)
 
+    def reduce(self, source: int, target: int, count: int, dtype: int, op: int, root: int, stream: int) -> None:
+        """Enqueue ncclReduce; target counts on the root only."""
+        self._call("ncclReduce", source, target, count, dtype, op, root, self._handle, stream)
+
     def all_gather(self, source: int, target: int, count: int, dtype: int, stream: int) -> None:
         """Enqueue ncclAllGather. count: of the source, a size-th of the result's."""
         self._call("ncclAllGather", source, target, count, dtype, self._handle, stream)

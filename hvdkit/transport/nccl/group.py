@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -63,10 +63,15 @@ class DeviceGroup:
         ready, done: events of the device, recorded before and after the operations.
         Raises RankLostError or TransportError if an earlier operation has failed, NcclError if NCCL fails.
         """
+        ready.record(producer)
+        self.enqueue(body, [ready], done)
+
+    def enqueue(self, body: Body, ready: Iterable[Event], done: Event) -> None:
+        """As run(), after events that have been recorded already."""
         self.check()
         with _launching, self.device.current():
-            ready.record(producer)
-            self.device.wait(self._stream, ready)
+            for event in ready:
+                self.device.wait(self._stream, event)
             body(self._communicator, self._stream)
             done.record(self._stream)
             self._last = done

@@ -109,6 +109,7 @@ _FUNCTIONS: dict[str, tuple[object, ...]] = {
     "ncclCommGetAsyncError": (_COMMUNICATOR, POINTER(c_int)),
     "ncclAllReduce": (_MEMORY, _MEMORY, c_size_t, c_int, c_int, _COMMUNICATOR, _STREAM),
     "ncclReduceScatter": (_MEMORY, _MEMORY, c_size_t, c_int, c_int, _COMMUNICATOR, _STREAM),
+    "ncclReduce": (_MEMORY, _MEMORY, c_size_t, c_int, c_int, c_int, _COMMUNICATOR, _STREAM),
     "ncclAllGather": (_MEMORY, _MEMORY, c_size_t, c_int, _COMMUNICATOR, _STREAM),
     "ncclBroadcast": (_MEMORY, _MEMORY, c_size_t, c_int, c_int, _COMMUNICATOR, _STREAM),
     "ncclSend": (_MEMORY, c_size_t, c_int, c_int, _COMMUNICATOR, _STREAM),

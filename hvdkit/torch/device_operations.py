@@ -1,0 +1,219 @@
+"""Named operations on tensors of GPUs: NCCL does them in device memory, and the host waits for nothing.
+
+What the streams see: at the call an event is recorded on the caller's current stream; NCCL's work, which the engine
+enqueues when all ranks have called, begins after it; and what the caller's current stream is given after
+synchronize(), or after a call that returns the result, begins after NCCL's work.
+
+Memory stays allocated for as long: the caller's is kept until then, and results are of the pool of NCCL's stream and
+say which stream uses them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hvdkit.engine import runtime
+from hvdkit.engine.named.devices import on_device
+from hvdkit.engine.named.execution import factors, split_rows
+from hvdkit.engine.named.operation import Announcement, Operation, Ready
+from hvdkit.torch import gpu
+from hvdkit.torch.tensors import DTYPES, TensorBuffer, as_buffer, as_tensor, contiguous
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buffer import Buffer
+from hvdkit.transport.device import Event
+from hvdkit.transport.nccl import collectives
+from hvdkit.transport.nccl.collectives import Reduction, can_reduce
+from hvdkit.transport.nccl.communicator import Communicator
+from hvdkit.transport.nccl.group import DeviceGroup
+from hvdkit.transport.nccl.groups import close_groups, open_group, settle_groups
+from hvdkit.transport.nccl.library import NcclError
+
+#: This process's GPU for named operations, once it is known, under the key "index".
+_own: dict[str, int] = {}
+
+
+@dataclass(slots=True, eq=False)
+class GpuBuffer(TensorBuffer):
+    """A TensorBuffer in the memory of the process's GPU. ready: when its numbers are there."""
+
+    ready: Event | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Operation.outcome of an operation that NCCL does. done: an event after it."""
+
+    group: DeviceGroup
+    done: Event
+
+
+def place(
+    announcement: Announcement, tensors: Sequence[torch.Tensor], *, copied: bool
+) -> tuple[Announcement, list[torch.Tensor], list[Buffer]] | None:
+    """What to announce, and the memory that the engine gets; None for what goes through the host's memory.
+
+    That is, alike on all ranks: what can_reduce() refuses, Adasum, and everything under device_transport=host; and
+    tensors that are not all on GPUs. copied: does the operation overwrite its memory, but not the tensors? Tensors on
+    another GPU than the process's first ones are copied to that.
+    """
+    indices = [gpu.common_gpu([tensor]) for tensor in tensors]
+    if indices[0] is None or None in indices:
+        return None
+    announced = _on_gpu(announcement)
+    if announced is None or runtime.runtime("A collective").config.device_transport == "host":
+        return None
+    index = _own.setdefault("index", indices[0])
+    device = gpu.device(index)
+    memory = [contiguous(tensor.to(device), copied=copied) for tensor in tensors]
+    ready = gpu.record_event(index)
+    buffers: list[Buffer] = [
+        GpuBuffer(given.view(-1), dtype, ready) for given, (dtype, _) in zip(memory, announcement.tensors, strict=True)
+    ]
+    return announced, memory, buffers
+
+
+@functools.lru_cache(maxsize=4096)
+def _on_gpu(announcement: Announcement) -> Announcement | None:
+    """The announcement of the operation on a GPU; None where that cannot do it."""
+    op, scaled = announcement.op, announcement.prescale != 1 or announcement.postscale != 1
+    if op and not all(can_reduce(dtype, op, scaled=scaled) for dtype, _ in announcement.tensors):
+        return None
+    return announcement.at("cuda")
+
+
+def receive(operation: Operation, memory: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Let the caller's current stream wait for an operation of place(); returns the memory that has what came.
+
+    That is in host memory where the operation went through it, else `memory`.
+    Raises RankLostError or TransportError if NCCL has failed.
+    """
+    outcome = operation.outcome
+    if isinstance(outcome, Operation):
+        return [as_tensor(buffer).view(given.shape) for buffer, given in zip(outcome.buffers, memory, strict=True)]
+    assert isinstance(outcome, Outcome)
+    index = _own["index"]
+    outcome.group.join(gpu.current_stream(index), outcome.done)
+    gpu.record_use([*memory, *(as_tensor(result) for result in operation.results)], index)
+    return memory
+
+
+class TorchDevices:
+    """See Devices: torch's tensors."""
+
+    def __init__(self, transport: Transport) -> None:
+        current = runtime.runtime("A collective on tensors of a GPU")
+        self._transport, self._host = transport, current.world.host
+        self._settings = gpu.device_settings(current.config)
+        self._opened = False
+        self._group: DeviceGroup | None = None
+
+    def open(self, operations: Sequence[Operation]) -> bool:
+        """See Devices.open. Raises what open_group() raises."""
+        if not self._opened:
+            index = _own["index"] if "index" in _own else _own.setdefault("index", gpu.current_gpu())
+            self._group = open_group(self._transport, index, self._host, self._settings)
+            self._opened = True
+        return self._group is not None
+
+    def run(self, ready: Sequence[Ready], operations: Sequence[Operation]) -> None:
+        """See Devices.run. Raises RankLostError, TransportError or NcclError, with which the group has failed then."""
+        group = self._group
+        assert group is not None
+        done = group.device.make_event()
+        events = {buffer.ready for each in operations for buffer in each.buffers if isinstance(buffer, GpuBuffer)}
+        body = self._reduce if ready[0].asked.kind == "allreduce" else self._exchange
+        try:
+            group.enqueue(
+                lambda communicator, stream: body(communicator, stream, operations),
+                [event for event in events if event is not None],
+                done,
+            )
+        except NcclError as error:
+            group.fail(error)
+            raise
+        for operation in operations:
+            operation.outcome = Outcome(group, done)
+
+    def _reduce(self, communicator: Communicator, stream: int, operations: Sequence[Operation]) -> None:
+        buffers: list[Buffer] = []
+        reductions = []
+        for operation in operations:
+            asked = operation.asked
+            buffers += operation.buffers or _contribution(asked, stream)
+            reductions += [self._reduction(communicator, dtype, asked) for dtype, _ in asked.tensors]
+        collectives.all_reduce(communicator, stream, buffers, reductions)
+
+    def _exchange(self, communicator: Communicator, stream: int, operations: Sequence[Operation]) -> None:
+        operation = operations[0]
+        asked, rank, size = operation.asked, self._transport.rank, self._transport.size
+        results: list[Buffer] = []
+        for at, (buffer, (dtype, shape)) in enumerate(zip(operation.buffers, asked.tensors, strict=True)):
+            width = math.prod(shape[1:])
+            if asked.kind == "broadcast":
+                collectives.broadcast(communicator, stream, buffer, int(asked.option("root rank")))
+            elif asked.kind == "allgather":
+                counts = [rows[at] * width for rows in operation.rows]
+                results.append(_make(sum(counts), dtype, stream))
+                collectives.all_gather(communicator, stream, buffer, results[-1], counts)
+            elif asked.kind == "alltoall":
+                sent = [count * width for count in operation.rows[rank]]
+                received = [splits[rank] * width for splits in operation.rows]
+                results.append(_make(sum(received), dtype, stream))
+                collectives.all_to_all(communicator, stream, buffer, results[-1], sent, received)
+            else:
+                counts = [rows * width for rows in split_rows(shape[0], size)]
+                results.append(_make(counts[rank], dtype, stream))
+                how = self._reduction(communicator, dtype, asked)
+                collectives.reduce_scatter(communicator, stream, buffer, results[-1], counts, how)
+        operation.results = results
+
+    def _reduction(self, communicator: Communicator, dtype: str, asked: Announcement) -> Reduction:
+        return Reduction(communicator, dtype, asked.op, math.prod(factors(asked, self._transport.size)))
+
+    def to_host(self, ready: Ready, operation: Operation) -> Operation:
+        """See Devices.to_host. The host waits for the GPU."""
+        buffers = []
+        for buffer in operation.buffers:
+            assert isinstance(buffer, GpuBuffer)
+            if buffer.ready is not None:
+                buffer.ready.synchronize()
+            buffers.append(as_buffer(buffer.array.to("cpu", copy=True)))
+        return Operation(operation.name, ready.asked, buffers)
+
+
+def _make(count: int, dtype: str, stream: int) -> Buffer:
+    return TensorBuffer(gpu.make_on_stream(count, DTYPES[dtype], None, _own["index"], stream), dtype)
+
+
+def _contribution(asked: Announcement, stream: int) -> list[Buffer]:
+    """The part of a rank that has joined in a reduction: what changes nothing, in memory of the GPU."""
+    return [
+        TensorBuffer(
+            gpu.make_on_stream(count, DTYPES[dtype], _neutral(asked.op, DTYPES[dtype]), _own["index"], stream),
+            dtype,
+        )
+        for count, (dtype, _) in zip(asked.counts, asked.tensors, strict=True)
+    ]
+
+
+def _neutral(op: str, dtype: torch.dtype) -> float:
+    if op not in ("min", "max") or dtype is torch.bool:
+        return int(op in ("product", "min"))
+    if dtype.is_floating_point:
+        return math.inf if op == "min" else -math.inf
+    return torch.iinfo(dtype).max if op == "min" else torch.iinfo(dtype).min
+
+
+def _leave() -> None:
+    close_groups()
+    _own.clear()
+
+
+on_device(TorchDevices)
+runtime.on_settle(settle_groups)
+runtime.on_shutdown(_leave)
