@@ -62,6 +62,30 @@ def test_a_joined_rank_counts_as_zeros() -> None:
     test_torch_join._check(run_ranks(3, join, batches), batches)
 
 
+def join_two() -> tuple[list[float], list[float]]:
+    """Two optimizers, whose steps the ranks take in turn; rank 1 takes one step of each, rank 0 takes three."""
+    with stand_in_gpu() as settings, joined(**settings, fusion_bytes=16):
+        models = [torch.nn.Linear(8, 8, bias=False) for _ in range(2)]
+        optimizers = []
+        for number, model in enumerate(models):
+            torch.nn.init.zeros_(model.weight)
+            named = [(f"{number}.{name}", one) for name, one in model.named_parameters()]
+            optimizers.append(hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), named))
+        for _ in range(1 if hvd.rank() else 3):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                model(torch.ones(1, 8)).sum().backward()
+                optimizer.step()
+        hvd.join()
+        first, second = (model.weight.flatten().tolist() for model in models)
+        return first, second
+
+
+def test_a_joined_rank_takes_part_in_the_steps_of_two_optimizers() -> None:
+    trained, _ = run_ranks(2, join_two)
+    assert trained == ([-2.0] * 64, [-2.0] * 64)  # one average of two ranks, and two with zeros
+
+
 class Branches(torch.nn.Module):
     """A part that all ranks use, one that rank 0 uses, one that nobody uses."""
 

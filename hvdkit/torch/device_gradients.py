@@ -51,7 +51,9 @@ def open_device_reducer(
             logger.info("%s: coded gradients go through the host's memory, where they are coded.", parameters.name)
         return None
     index = gpu.common_gpu(parameters.gradients.parameters)
-    devices = open_group(group.transport, index, current.world.host, gpu.device_settings(current.config))
+    devices = open_group(
+        group.transport, index, current.world.host, gpu.device_settings(current.config), parameters.name
+    )
     if devices is None:
         return None
     assert index is not None

@@ -28,13 +28,16 @@ class DeviceSettings:
 
 
 _TIMEOUT_S = 300.0  # to connect: the ranks of a large job load their libraries from one file system
-_groups: dict[tuple[Transport, int], DeviceGroup] = {}
+_groups: dict[tuple[Transport, int, str], DeviceGroup] = {}
 
 
-def open_group(transport: Transport, index: int | None, host: str, settings: DeviceSettings) -> DeviceGroup | None:
+def open_group(
+    transport: Transport, index: int | None, host: str, settings: DeviceSettings, name: str = ""
+) -> DeviceGroup | None:
     """The device group of a transport's ranks; collective. Made at the first call with GPU `index` of this rank.
 
-    index: None on a rank whose tensors are not on one GPU. host: of this rank.
+    index: None on a rank whose tensors are not on one GPU. host: of this rank. name: of what has the group for itself,
+    such as a plan: operations of a group come in one order on all ranks, and a joined rank begins a round of all plans.
     Returns None where the ranks' tensors go through the host's memory: as `settings` say, where no rank's are on a GPU,
     or, with a warning of the first rank, where NCCL cannot be used.
     Raises TransportError on all ranks if NCCL was asked for and cannot be used, with the cause.
@@ -53,7 +56,7 @@ def open_group(transport: Transport, index: int | None, host: str, settings: Dev
             logger.warning("Tensors of GPUs go through the host's memory. The cause is %s", problem)
         return None
     assert device is not None and library is not None
-    key = (transport, device.index)
+    key = (transport, device.index, name)
     if key not in _groups:
         where = f"rank {transport.rank} on {host}, GPU {index}"
         _groups[key] = DeviceGroup(transport, device, library, where, _TIMEOUT_S)
