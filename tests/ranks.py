@@ -65,6 +65,7 @@ def run_ranks(
     backend: str = "",
     fresh: bool = False,
     grace: float = _GRACE_S,
+    start: float = _START_S,
     **kwargs: Any,
 ) -> list[Any]:
     """Call `body` on `size` ranks and return what each returned, in rank order.
@@ -73,8 +74,8 @@ def run_ranks(
     transport: a name in openers.OPENERS; the body's first argument is then that transport, opened once a job.
     env: more variables for the ranks; they then are fresh. backend: that Keras runs on, there is one a process.
     fresh: processes of its own, started and ended here, for bodies that end ranks or leave things behind.
-    timeout, grace: in seconds, for all ranks to answer, and for the rest of them once one has failed. New ranks have
-    _START_S more.
+    timeout, grace: in seconds, for all ranks to answer, and for the rest of them once one has failed. start: for
+    new ranks more.
     Raises RanksFailedError showing tracebacks, the stacks of ranks that hang, and the output; all ranks are ended then.
     """
     own = fresh or env is not None
@@ -87,7 +88,7 @@ def run_ranks(
     try:
         for connection in job.connections.values():
             connection.send((sys.path, task))
-        _collect(job.connections, answers, time.monotonic() + timeout + _START_S * is_new, grace)
+        _collect(job.connections, answers, time.monotonic() + timeout + start * is_new, grace)
         if len(answers.results) == size:
             return [answers.results[rank] for rank in range(size)]
         if not own:

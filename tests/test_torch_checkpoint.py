@@ -21,6 +21,7 @@ from torch_world import joined
 import hvdkit.torch as hvd
 from hvdkit.checkpoint.directory import CheckpointDirectory
 from hvdkit.errors import CheckpointError
+from hvdkit.log import logger
 from hvdkit.torch.checkpoint import TorchKept
 
 pytestmark = pytest.mark.ranks
@@ -259,6 +260,7 @@ def test_a_disk_that_takes_nothing_ends_the_training_unless_others_would_go_on_a
 ) -> None:
     for name in ("HVDKIT_ELASTIC", "HVDKIT_ELASTIC_RESTARTS"):
         monkeypatch.setenv(name, str(int(elastic)))
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])  # an init() before may have set up another
     directory = tmp_path / "file" / "kept"
     directory.parent.write_text("no folder")
     with joined():

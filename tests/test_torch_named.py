@@ -337,7 +337,7 @@ def _left_early() -> str:
 @pytest.mark.native("Horovod says it in its own words")
 def test_a_rank_that_left_is_an_error_for_those_who_wait() -> None:
     with pytest.raises(RanksFailedError) as caught:  # a shutdown that is not everyone's ends in a hang of its own
-        run_ranks(2, _left_early, fresh=True, timeout=15)
+        run_ranks(2, _left_early, fresh=True, timeout=15, start=0)
     assert caught.value.results.get(0) == "told"
 
 

@@ -199,5 +199,6 @@ def _reduce_elsewhere() -> str:
     return str(error.value)
 
 
+@pytest.mark.horovod_core
 def test_a_tensor_of_another_device_is_no_unknown_function() -> None:
     assert all(said.startswith("A tensor is on meta") for said in _on(2, _reduce_elsewhere))
