@@ -20,6 +20,7 @@ from torch_world import Case, assert_alike, joined, train_here
 
 import hvdkit.torch as hvd
 from hvdkit.errors import HorovodInternalError, TransportError
+from hvdkit.torch import gpu
 from hvdkit.torch.tensors import TensorBuffer
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buckets import BucketSpec
@@ -129,7 +130,11 @@ def a_rank_dies(transport: Transport) -> tuple[float, str, str]:
     """The last rank is killed while the others reduce a bucket, and wait for it on the device."""
     group = connect_group(transport)
     buckets = NcclBuckets(
-        group, [BucketSpec("float32", 1000)], lambda count, dtype: TensorBuffer(torch.ones(count), dtype), lambda: 0
+        group,
+        [BucketSpec("float32", 1000)],
+        lambda count, dtype: TensorBuffer(torch.ones(count), dtype),
+        gpu.scale,
+        lambda: 0,
     )
     buckets.start(0)
     buckets.wait(0)

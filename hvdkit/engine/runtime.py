@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from hvdkit.engine.observe.recording import RECORDER, RankFacts, read_node
 from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.engine.planned.progress import end_progress
 from hvdkit.engine.startup import Opener, arriving, open_world
-from hvdkit.errors import ConfigError, NotInitializedError
+from hvdkit.errors import ConfigError, HvdkitError, NotInitializedError
 from hvdkit.hook import install_exception_hook, uninstall_exception_hook
 from hvdkit.log import configure_logging, logger
 from hvdkit.stacks import offer_all_stacks
@@ -277,21 +278,22 @@ def runtime(call: str) -> Runtime:
     return _runtime
 
 
-_settling: list[Callable[[], None]] = []
+_settling: list[Callable[[float], None]] = []
+_EXIT_S = 30.0  # for the other ranks to take part in what a device has under way when this rank's script ends
 
 
-def on_settle(wait: Callable[[], None]) -> None:
-    """Have `wait` called by every settle()."""
+def on_settle(wait: Callable[[float], None]) -> None:
+    """Have `wait` called by every settle(), with its time limit in seconds."""
     _settling.append(wait)
 
 
-def settle() -> None:
+def settle(timeout_s: float = math.inf) -> None:
     """Wait for reductions that devices do beside the host, before their results are kept; not collective.
 
     Raises RankLostError or TransportError where they have failed: the results mean nothing then.
     """
     for wait in _settling:
-        wait()
+        wait(timeout_s)
 
 
 _entering: list[Callable[[], None]] = []
@@ -312,6 +314,8 @@ def _at_exit() -> None:
     # Not shutdown(): that is collective, and a rank that ends early must not wait for the others here.
     if _runtime is not None and _runtime.process == os.getpid():
         _say_if_untuned(_runtime)
+        with contextlib.suppress(HvdkitError):  # the others need this rank's part
+            settle(_EXIT_S)
         _runtime.timeline.stop()
         end_progress()
         _runtime.sets.leave("has reached the end of its script")

@@ -81,7 +81,7 @@ def _context(current: Runtime, name: str, group: Group, devices: DeviceGroup, in
         name,
         group.engine,
         current.timeline,
-        open_buckets=lambda specs, _: NcclBuckets(devices, specs, allocate, stream),
+        open_buckets=lambda specs, _: NcclBuckets(devices, specs, allocate, gpu.scale, stream),
         open_masks=functools.partial(DeviceMasks, static=static),
     )
 

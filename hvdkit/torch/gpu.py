@@ -68,6 +68,13 @@ def make_allocate(index: int) -> Callable[[int, str], Buffer]:
     return allocate
 
 
+@torch.no_grad()
+def scale(buffer: Buffer, factor: float) -> None:
+    """Multiply a TensorBuffer in place, on the current stream."""
+    assert isinstance(buffer, TensorBuffer)
+    buffer.array.mul_(factor)
+
+
 def record_event(index: int) -> Event:
     """An event after what the calling thread has given to its current stream of GPU `index`.
 

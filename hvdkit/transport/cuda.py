@@ -20,6 +20,7 @@ _OUT_OF_MEMORY = 2
 _NOT_READY = 600
 _NON_BLOCKING = 1
 _DISABLE_TIMING = 2
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 _ADDRESS = c_uint64
 _Uuid = c_ubyte * 16
@@ -44,6 +45,7 @@ _FUNCTIONS: dict[str, tuple[object, ...]] = {
     "cuEventRecord": (c_void_p, c_void_p),
     "cuEventQuery": (c_void_p,),
     "cuEventSynchronize": (c_void_p,),
+    "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
     "cuEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
     "cuMemAlloc_v2": (POINTER(_ADDRESS), c_size_t),
     "cuMemFree_v2": (_ADDRESS,),
@@ -155,7 +157,8 @@ class CudaDevice(Device):
 
     def destroy_stream(self, stream: int) -> None:
         """See Device.destroy_stream."""
-        self.driver.call("cuStreamDestroy_v2", stream, where=self.where)
+        with self.current():
+            self.driver.call("cuStreamDestroy_v2", stream, where=self.where)
 
     def make_event(self, *, timing: bool = False) -> CudaEvent:
         """See Device.make_event."""
@@ -204,20 +207,20 @@ class CudaEvent(Event):
 
     def synchronize(self) -> None:
         """See Event.synchronize."""
-        self._device.driver.call("cuEventSynchronize", self.handle, where=self._device.where)
+        with self._device.current():
+            self._device.driver.call("cuEventSynchronize", self.handle, where=self._device.where)
 
     def elapsed_ms(self, earlier: Event) -> float:
         """See Event.elapsed_ms."""
         assert isinstance(earlier, CudaEvent)
-        milliseconds = c_float()
-        self._device.driver.call(
-            "cuEventElapsedTime", milliseconds, earlier.handle, self.handle, where=self._device.where
-        )
+        milliseconds, device = c_float(), self._device
+        with device.current():
+            device.driver.call("cuEventElapsedTime", milliseconds, earlier.handle, self.handle, where=device.where)
         return milliseconds.value
 
     def __del__(self) -> None:
         if self.handle.value:
-            with contextlib.suppress(CudaError):  # the process ends, or the GPU has failed before
+            with contextlib.suppress(CudaError), self._device.current():  # the GPU may have failed before
                 self._device.driver.call("cuEventDestroy_v2", self.handle, where=self._device.where)
 
 
@@ -225,3 +228,11 @@ class CudaEvent(Event):
 def open_device(index: int) -> CudaDevice:
     """GPU `index`, opened once. Raises what load_driver() and CudaDevice() raise."""
     return CudaDevice(load_driver(), index)
+
+
+def allow_captures() -> None:
+    """Let this thread ask about events while another one captures a CUDA graph, which would fail by that otherwise.
+
+    Raises MissingDependencyError or CudaError.
+    """
+    load_driver().call("cuThreadExchangeStreamCaptureMode", c_int(_THREAD_LOCAL))

@@ -250,6 +250,7 @@ int cuEventSynchronize(void *handle) {
     await(&work);
     return 0;
 }
+int cuThreadExchangeStreamCaptureMode(int *mode) { return 0; }
 int cuEventElapsedTime(float *milliseconds, void *start, void *end) {
     *milliseconds = (float)(((Event *)end)->at_ms - ((Event *)start)->at_ms);
     return 0;

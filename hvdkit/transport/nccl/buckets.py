@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
-from hvdkit.errors import TransportError
+from hvdkit.errors import HvdkitError, TransportError
 from hvdkit.transport.buckets import BucketSpec, InPlaceSegment
 from hvdkit.transport.buffer import COMPLEX, Buffer
 from hvdkit.transport.device import Event
@@ -22,9 +23,11 @@ class NcclBuckets:
 
     start() takes the numbers that the framework's current stream writes to the bucket until then; after wait() that
     stream may read the result. finished() asks the device. Each rank's part is multiplied by both factors before the
-    sum, in the bucket's dtype: NCCL has no other order, and rounds 16-bit numbers after each addition.
+    sum, in the bucket's dtype, by the framework: NCCL's own operations that do so are slower where a switch adds up.
+    NCCL rounds 16-bit numbers after each addition.
 
-    allocate: the framework's. current_stream: the stream that the calling thread gives work to.
+    allocate, scale: the framework's; scale multiplies a buffer in place on the stream that the calling thread gives
+    work to, which is current_stream.
     """
 
     sent_bytes: int
@@ -34,9 +37,10 @@ class NcclBuckets:
         group: DeviceGroup,
         specs: Sequence[BucketSpec],
         allocate: Allocate,
+        scale: Callable[[Buffer, float], None],
         current_stream: Callable[[], int],
     ) -> None:
-        self._group, self._specs, self._current_stream = group, list(specs), current_stream
+        self._group, self._specs, self._scale, self._current_stream = group, list(specs), scale, current_stream
         for spec in specs:
             _check(spec)
         size, rank = group.size, group.rank
@@ -62,10 +66,10 @@ class NcclBuckets:
 
         def reduce(communicator: Communicator, stream: int) -> None:
             dtype, width = _as_reals(spec.dtype)
-            op = _operation(communicator, spec, dtype)
-            count = spec.count * width
+            op, count = OPERATIONS[spec.op], spec.count * width
             communicator.all_reduce(buffer.pointer, buffer.pointer, count, REDUCIBLE[dtype], op, stream)
 
+        self._prescale(index)
         self._run(index, reduce)
 
     def reduce_scatter(self, index: int) -> None:
@@ -74,10 +78,11 @@ class NcclBuckets:
 
         def reduce(communicator: Communicator, stream: int) -> None:
             dtype, width = _as_reals(spec.dtype)
-            op = _operation(communicator, spec, dtype)
+            op = OPERATIONS[spec.op]
             own = buffer.pointer + self._group.rank * count * buffer.itemsize
             communicator.reduce_scatter(buffer.pointer, own, count * width, REDUCIBLE[dtype], op, stream)
 
+        self._prescale(index)
         self._run(index, reduce)
 
     def all_gather(self, index: int) -> None:
@@ -90,6 +95,11 @@ class NcclBuckets:
             communicator.all_gather(own, buffer.pointer, count * width, REDUCIBLE[dtype], stream)
 
         self._run(index, gather)
+
+    def _prescale(self, index: int) -> None:
+        factor = self._specs[index].prescale * self._specs[index].postscale
+        if factor != 1.0:
+            self._scale(self.memory[index], factor)
 
     def _run(self, index: int, body: Callable[[Communicator, int], None]) -> None:
         if index in self._under_way:
@@ -121,6 +131,9 @@ class NcclBuckets:
 
     def close(self) -> None:
         """See Buckets.close. The framework keeps the memory until its streams have used it."""
+        for index in self._under_way:  # the framework may give the memory to others then
+            with contextlib.suppress(HvdkitError):
+                self._group.device.wait(self._current_stream(), self._events[index][1])
         self._under_way.clear()
         self.memory, self._whole, self.owned, self.shard = [], [], [], []
 
@@ -135,8 +148,3 @@ def _check(spec: BucketSpec) -> None:
 def _as_reals(dtype: str) -> tuple[str, int]:
     """The dtype of a number's parts, and how many there are."""
     return (_PARTS[dtype], 2) if dtype in COMPLEX else (dtype, 1)
-
-
-def _operation(communicator: Communicator, spec: BucketSpec, dtype: str) -> int:
-    factor = spec.prescale * spec.postscale
-    return communicator.scaled_sum(dtype, factor) if spec.op == "sum" else OPERATIONS[spec.op]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ class Communicator:
         self._handle: c_void_p | None = handle
         self._check, self._timeout_s = check, timeout_s
         self._scaled_sums: dict[tuple[str, float], int] = {}
+        self._freeing = threading.Lock()  # so that one of two threads that abort does
 
     @classmethod
     def connect(
@@ -191,9 +193,10 @@ class Communicator:
 
     def abort(self) -> None:
         """End what is under way on this rank, and free the communicator; not collective. Calling it twice is fine."""
-        handle, self._handle = self._handle, None
+        with self._freeing:
+            handle, self._handle = self._handle, None
         if handle is not None:
-            self.library.call("ncclCommAbort", handle, where=self.where)
+            self.library.abort(handle, self.where)
 
     def close(self, timeout_s: float = 60.0) -> None:
         """Wait for what is under way, and free the communicator; collective. Calling it twice is fine.
@@ -208,18 +211,25 @@ class Communicator:
         except BaseException:
             self.abort()
             raise
-        handle, self._handle = self._handle, None
-        self.library.call("ncclCommDestroy", handle, where=self.where)
+        with self._freeing:
+            handle, self._handle = self._handle, None
+        if handle is not None:
+            self.library.call("ncclCommDestroy", handle, where=self.where)
 
     def _call(self, function: str, *arguments: object) -> None:
         if self._handle is None:
-            raise TransportError(f"{function}: this communicator of {self.where} has been closed or aborted.")
+            raise self._closed(function)
         if self.library.call(function, *arguments, where=self.where, handle=self._handle) is Result.IN_PROGRESS:
             self._complete(function)
 
+    def _closed(self, function: str) -> TransportError:
+        return TransportError(f"{function}: this communicator of {self.where} has been closed or aborted.")
+
     def _state(self) -> int:
-        state = c_int()
-        self.library.call("ncclCommGetAsyncError", self._handle, state, where=self.where, handle=self._handle)
+        handle, state = self._handle, c_int()
+        if handle is None:  # another thread has aborted it
+            raise self._closed("ncclCommGetAsyncError")
+        self.library.call("ncclCommGetAsyncError", handle, state, where=self.where, handle=handle)
         return state.value
 
     def _complete(self, function: str) -> None:

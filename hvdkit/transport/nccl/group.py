@@ -6,6 +6,8 @@ it is given after join() comes after it.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from hvdkit.errors import HvdkitError, RankLostError, TransportError
+from hvdkit.log import logger
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import as_buffer
 from hvdkit.transport.cuda import CudaDevice
@@ -20,10 +23,10 @@ from hvdkit.transport.device import Event
 from hvdkit.transport.nccl.communicator import Communicator
 from hvdkit.transport.nccl.library import Library
 
-#: NCCL takes calls for one GPU from one thread at a time, for different communicators too.
-_launching = threading.RLock()
 _POLL_S = 0.0005
 _CLOSE_S = 10.0  # for the other ranks to close theirs
+_GRACE_S = 2.0
+_SLOW_S = 60.0
 
 
 #: Enqueues operations of a communicator on a stream.
@@ -44,8 +47,11 @@ class DeviceGroup:
         self.transport, self.device, self.where = transport, device, where
         self.rank, self.size = transport.rank, transport.size
         self._failure: HvdkitError | None = None
+        self._lock = threading.RLock()  # keeps what run() gives to streams together
         self._last: Event | None = None
-        with _launching, device.current():
+        self._runs = self._finished_runs = self._warned_runs = 0
+        self._pending, self._lost_s = (0, 0.0), 0.0  # seen by inspect(): operations and since when; a rank that is lost
+        with device.current():
             self._communicator = Communicator.connect(
                 library, self.rank, self.size, self._broadcast, where, transport.check, timeout_s
             )
@@ -69,12 +75,17 @@ class DeviceGroup:
     def enqueue(self, body: Body, ready: Iterable[Event], done: Event) -> None:
         """As run(), after events that have been recorded already."""
         self.check()
-        with _launching, self.device.current():
+        with self._lock, self.device.current():
             for event in ready:
                 self.device.wait(self._stream, event)
-            body(self._communicator, self._stream)
+            try:
+                body(self._communicator, self._stream)
+            except TransportError:
+                self.check()  # why the communicator was aborted meanwhile, if it was
+                raise
             done.record(self._stream)
             self._last = done
+            self._runs += 1
 
     def join(self, consumer: int, done: Event) -> None:
         """Let what the stream `consumer` is given from now on begin after `done`; raises as run() does."""
@@ -88,10 +99,13 @@ class DeviceGroup:
             pause()
         self.check()
 
-    def settle(self) -> None:
-        """Wait for all operations so far; raises as run() does. Their results are right if it returns."""
-        if self._last is not None:
-            self.wait(self._last, lambda: time.sleep(_POLL_S))
+    def settle(self, timeout_s: float = math.inf) -> None:
+        """Wait for all operations so far; raises as run() does. Their results are right if it returns in time."""
+        deadline, last = time.monotonic() + timeout_s, self._last
+        while last is not None and not last.done() and time.monotonic() < deadline:
+            self.check()
+            time.sleep(_POLL_S)
+        self.check()
 
     def check(self) -> None:
         """Raise what the group has failed with: its results are of no use from then on."""
@@ -103,34 +117,62 @@ class DeviceGroup:
 
         A lost rank ends the operations, whose results are then undefined, so that nothing waits for them for ever.
         """
-        last = self._last
-        if self._failure is not None or self._closed or last is None or last.done():
+        runs, last = self._runs, self._last
+        if self._failure is not None or self._closed or last is None or runs == self._finished_runs:
             return
         try:
-            self.transport.check()
-            self._communicator.check()
+            if last.done():
+                self._finished_runs, self._lost_s = runs, 0.0
+            else:
+                self._look_after_peers(runs, time.monotonic())
         except HvdkitError as error:
-            self.fail(error)
+            if not self._closed:
+                self.fail(error)
+
+    def _look_after_peers(self, runs: int, now: float) -> None:
+        try:
+            self.transport.check()
+        except RankLostError:
+            # One that has ended in order has done its part, which may be on its way here.
+            self._lost_s = self._lost_s or now
+            if now - self._lost_s >= _GRACE_S:
+                raise
+            return
+        self._communicator.check()
+        if self._pending[0] != runs:
+            self._pending = runs, now
+        elif now - self._pending[1] > _SLOW_S and self._warned_runs != runs:
+            self._warned_runs = runs
+            logger.warning(
+                "NCCL's operations on %s have been under way for %d s. The usual cause is a rank that has not called "
+                "what the others have. `hvdkit stacks` shows where the ranks are.",
+                self.where,
+                now - self._pending[1],
+            )
 
     def fail(self, error: HvdkitError) -> None:
         """End what is under way on this rank, and have later calls raise `error`."""
-        if isinstance(error, RankLostError):
-            failure: HvdkitError = RankLostError(f"{error} NCCL's operations on {self.where} were ended.")
-        else:
-            failure = TransportError(f"{error} NCCL's operations on {self.where} were ended.")
-        self._failure = self._failure or failure
-        self._communicator.abort()
+        kind = RankLostError if isinstance(error, RankLostError) else TransportError
+        self._failure = self._failure or kind(f"{error} NCCL's operations on {self.where} were ended.")
+        # NCCL may wait for the whole GPU, and so for another communicator that has to be aborted too.
+        threading.Thread(target=self._abort, name="hvdkit-nccl-abort", daemon=True).start()
+
+    def _abort(self) -> None:
+        with contextlib.suppress(HvdkitError), self.device.current():
+            self._communicator.abort()
 
     def close(self) -> None:
         """Give the communicator and the stream back; collective, unless a rank is lost. Closing twice is fine."""
         if self._closed:
             return
-        self._closed = True
         try:
-            self.check()
+            self.settle()  # inspect() ends it where a rank is lost
             self.transport.check()
-            with _launching, self.device.current():
+            self._closed = True
+            with self.device.current():
                 self._communicator.close(_CLOSE_S)
         except HvdkitError:
-            self._communicator.abort()
-        self.device.destroy_stream(self._stream)
+            self._closed = True
+            self._abort()
+        with contextlib.suppress(HvdkitError):
+            self.device.destroy_stream(self._stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hvdkit.errors import HvdkitError, TransportError
@@ -74,10 +75,10 @@ def _look(index: int | None, host: str, settings: DeviceSettings) -> tuple[CudaD
     return device, library, describe(device, library, host, shares=settings.shares)
 
 
-def settle_groups() -> None:
+def settle_groups(timeout_s: float = math.inf) -> None:
     """Wait for what device groups have under way, and raise what they have failed with; not collective."""
     for group in _groups.values():
-        group.settle()
+        group.settle(timeout_s)
 
 
 def close_groups() -> None:

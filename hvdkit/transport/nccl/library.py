@@ -10,6 +10,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+import threading
 from ctypes import POINTER, c_char, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from enum import IntEnum
 from pathlib import Path
@@ -131,6 +132,11 @@ _LATER: dict[str, tuple[Version, tuple[object, ...]]] = {
 }
 
 
+#: NCCL takes one call at a time: a communicator is not safe to be asked for its state while another thread uses it.
+_calling = threading.RLock()
+_ABORT_S = 5.0  # for the call of another thread to return, before its communicator is aborted all the same
+
+
 class NcclError(TransportError):
     """A call of NCCL failed. result: the ncclResult_t that it returned."""
 
@@ -175,10 +181,22 @@ class Library:
         where: the rank, host and GPU, for the message. handle: the communicator, for NCCL's own last words on it.
         Raises NcclError if NCCL returns anything else.
         """
-        result = self._functions[function](*arguments)
+        with _calling:
+            result = self._functions[function](*arguments)
         if result in (Result.SUCCESS, Result.IN_PROGRESS):
             return Result(result)
         raise self.error(function, result, where, handle)
+
+    def abort(self, handle: c_void_p, where: str) -> None:
+        """Call ncclCommAbort, though another thread may be held up in a call on the communicator. Raises NcclError."""
+        alone = _calling.acquire(timeout=_ABORT_S)
+        try:
+            result = self._functions["ncclCommAbort"](handle)
+        finally:
+            if alone:
+                _calling.release()
+        if result not in (Result.SUCCESS, Result.IN_PROGRESS):
+            raise self.error("ncclCommAbort", result, where)
 
     def error(self, function: str, result: int, where: str = "", handle: c_void_p | None = None) -> NcclError:
         """Make the error of a call that returned `result`."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
 
+from hvdkit.errors import HvdkitError
+from hvdkit.transport.cuda import allow_captures
 from hvdkit.transport.nccl.group import DeviceGroup
 
 _INTERVAL_S = 0.5
@@ -25,6 +28,8 @@ def watch(group: DeviceGroup) -> None:
 
 
 def _look() -> None:
+    with contextlib.suppress(HvdkitError):
+        allow_captures()
     pause = threading.Event()
     while not pause.wait(_INTERVAL_S):
         with _lock:
