@@ -109,3 +109,21 @@ def _reduced(optimizer: Any) -> bool:
 def test_no_gradient_of_a_group_is_sent_before_all_are_there() -> None:
     assert run_ranks(2, _sent_when_last_gradient_comes, False) == [[False, True]] * 2
     assert run_ranks(2, _sent_when_last_gradient_comes, True) == [[False, False]] * 2
+
+
+def test_a_list_of_ranks_is_no_process_set() -> None:
+    ranks: Any = [0]
+    with joined():
+        one = torch.ones(1)
+        for call in (
+            lambda: hvd.allreduce(one, process_set=ranks),
+            lambda: hvd.grouped_allreduce([one], compression=hvd.Compression.fp16, process_set=ranks),
+            lambda: hvd.allgather(one, process_set=ranks),
+            lambda: hvd.broadcast(one, 0, process_set=ranks),
+            lambda: hvd.alltoall(one, process_set=ranks),
+            lambda: hvd.reducescatter(one, process_set=ranks),
+            lambda: hvd.barrier(process_set=ranks),
+            lambda: hvd.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(one)], 1.0), process_set=ranks),
+        ):
+            with pytest.raises(TypeError, match=r"process_set is \[0\], but it must be an hvd.ProcessSet"):
+                call()

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import torch
 
 from hvdkit.engine.compression import Factors
-from hvdkit.engine.groups import ProcessSet
+from hvdkit.engine.groups import Group, ProcessSet
 from hvdkit.engine.named.execution import split_rows
 from hvdkit.engine.named.operation import Announcement, Operation
-from hvdkit.engine.named.submit import check_splits, reduce_options, root_options, scatter_options
+from hvdkit.engine.named.submit import check_process_set, check_splits, reduce_options, root_options, scatter_options
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.torch.collective import Collective, Rows, Tensors
 from hvdkit.torch.tensors import as_tensor, name_of_dtype
@@ -34,6 +34,14 @@ def check_group(tensors: Any, call: str) -> list[torch.Tensor]:
     for tensor in group:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{call} takes torch tensors, not {type(tensor).__name__}.")
+    return group
+
+
+def find_group(process_set: Any, call: str) -> Group:
+    """As process_set.group(call). Raises TypeError for anything but a ProcessSet, such as a list of ranks."""
+    if not isinstance(process_set, ProcessSet):
+        check_process_set(process_set, call)
+    group: Group = process_set.group(call)
     return group
 
 
@@ -89,7 +97,7 @@ def allreduce(
             )
         return allreduce(grads, None, None, chosen, factors, process_set, call, list).do_differentiably()
 
-    return Collective(process_set.group(call), announcement, name, tensors, pack, gradient)
+    return Collective(find_group(process_set, call), announcement, name, tensors, pack, gradient)
 
 
 def _mean(tensors: Tensors, process_set: ProcessSet) -> Tensors:
@@ -101,7 +109,7 @@ def allgather(
     tensors: Tensors, name: str | None, process_set: ProcessSet, call: str, pack: Callable[[Any], Result]
 ) -> Collective[Result]:
     """Results: the x of all ranks, one after the other. Gradient: this rank's rows of the average of dy."""
-    group, shapes = process_set.group(call), [tensor.shape for tensor in tensors]
+    group, shapes = find_group(process_set, call), [tensor.shape for tensor in tensors]
 
     def collect(operation: Operation) -> Tensors:
         results = []
@@ -125,7 +133,7 @@ def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
 ) -> Collective[torch.Tensor]:
     """Result: x of the root. Gradient: on the root the average of dy over all ranks, elsewhere zero."""
-    group = process_set.group("broadcast()")
+    group = find_group(process_set, "broadcast()")
     described = ((tensor.dtype, tensor.shape),)
     announcement = _announce("broadcast", described, root_options(process_set, root_rank, "broadcast()"))
 
@@ -141,7 +149,7 @@ def alltoall(
 ) -> Collective[tuple[torch.Tensor, torch.Tensor]]:
     """Results: the rows that came, and how many from each rank. Gradient: that of each row, where it came from."""
     call = "alltoall()"
-    group, shape = process_set.group(call), tensor.shape
+    group, shape = find_group(process_set, call), tensor.shape
     rank, size = group.transport.rank, group.transport.size
     counts = check_splits(shape[0] if shape else 1, _as_list(splits, size, call), size, call)
 
@@ -185,7 +193,7 @@ def reducescatter(
     pack: Callable[[Any], Result],
 ) -> Collective[Result]:
     """Results: this rank's rows of op(x of all ranks). Gradient: dx = all ranks' dy, times size for a sum."""
-    group = process_set.group(call)
+    group = find_group(process_set, call)
     rank, size = group.transport.rank, group.transport.size
     described = tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
     chosen = choose_op(None, op, call)

@@ -140,7 +140,7 @@ def grouped_allreduce(
             list(tensors),
             choose_op(average, op, "grouped_allreduce()"),
             (prescale_factor, postscale_factor),
-            process_set.group("grouped_allreduce()").size,
+            collectives.find_group(process_set, "grouped_allreduce()").size,
             lambda tensors, op, factors: _grouped_allreduce(tensors, None, name, op, *factors, process_set),
         )
     )
@@ -310,7 +310,7 @@ def grouped_reducescatter(
             list(tensors),
             op,
             (prescale_factor, postscale_factor),
-            process_set.group("grouped_reducescatter()").size,
+            collectives.find_group(process_set, "grouped_reducescatter()").size,
             lambda tensors, op, factors: _grouped_reducescatter(tensors, name, op, process_set, *factors),
         )
     )
@@ -349,7 +349,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     Raises NotInitializedError before init(), ValueError on a rank outside of the set, HorovodInternalError if a rank
     has left.
     """
-    named.do(process_set.group("barrier()"), "barrier", None, (), ())
+    named.do(collectives.find_group(process_set, "barrier()"), "barrier", None, (), ())
 
 
 def join(device: int = -1) -> int:
