@@ -27,7 +27,7 @@ from hvdkit.transport.small_collectives import gather_bytes
 
 OpenEngine = Callable[[Transport, Sequence[int]], Engine]
 
-_END_S = 0.5  # for the threads of all engines
+_END_S = 2.0  # for the threads of all engines, on a busy machine
 
 
 class Group:

@@ -120,7 +120,7 @@ class OpeningMailbox:
             self._mailbox.close(idle=idle)
 
 
-_END_S = 0.5  # a wait is looked at every 0.1 s
+_END_S = 2.0  # a wait is looked at every 0.1 s, and the machine may be busy
 _openings: list[threading.Thread] = []
 
 

@@ -67,7 +67,7 @@ class ProgressThread:
         self._thread.join(seconds)
 
 
-_END_S = 0.5
+_END_S = 2.0  # for all of them, on a busy machine
 _running: weakref.WeakSet[ProgressThread] = weakref.WeakSet()
 
 
