@@ -112,15 +112,3 @@ def _ranks_end() -> Iterator[None]:
     """End the ranks that wait for more work."""
     yield
     close_all()
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Say so where pytest-xdist does not group tests, as under pytest 9.2: every test would start ranks of its own."""
-    config = session.config
-    if hasattr(config, "workerinput") and config.getvalue("loadgroup"):
-        for item in session.items:
-            if not item.nodeid.endswith(f"@{group_of(item)}"):
-                raise pytest.UsageError(
-                    f"pytest-xdist {_version('pytest-xdist')} does not group tests under pytest {pytest.__version__}; "
-                    "install the versions of constraints.txt"
-                )

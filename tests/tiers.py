@@ -94,8 +94,10 @@ def find_other_sizes(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 
 def group_of(item: pytest.Item) -> str:
-    """Tests of one group run one after the other, in one process of pytest-xdist.
+    """The group of a test: those of one group are to run one after the other, in one process of pytest-xdist.
 
+    They do so under `pytest -n 3 --dist loadgroup`. The processes do not hear of the option that conftest.py sets, so
+    that under plain `pytest` each process takes tests of any group.
     Those that call run_ranks() share the ranks that wait for work: one group a backend of Keras, and two without Keras,
     with and without PyTorch. Those that start large jobs of hvdrun's are two groups.
     """

@@ -1,7 +1,7 @@
 """The ranks of a transport with a GPU each: NCCL's communicator of them, a stream for its work, and who waits for whom.
 
-The host waits for no stream here. What a framework's stream has been given before run() comes before NCCL's work; what
-it is given after join() comes after it.
+run() and join() do not let the host wait; wait(), settle() and close() do. What a framework's stream has been given
+before run() comes before NCCL's work; what it is given after join() comes after it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from hvdkit.transport.nccl.library import Library
 
 _POLL_S = 0.0005
 _CLOSE_S = 10.0  # for the other ranks to close theirs
-_GRACE_S = 2.0
-_SLOW_S = 60.0
+_GRACE_S = 2.0  # from the loss of a rank on, for what it has sent before
+_SLOW_S = 60.0  # before a warning
 
 
 #: Enqueues operations of a communicator on a stream.

@@ -77,12 +77,12 @@ def _look(index: int | None, host: str, settings: DeviceSettings) -> tuple[CudaD
 
 def settle_groups(timeout_s: float = math.inf) -> None:
     """Wait for what device groups have under way, and raise what they have failed with; not collective."""
-    for group in _groups.values():
+    for group in tuple(_groups.values()):  # an engine may open one meanwhile
         group.settle(timeout_s)
 
 
 def close_groups() -> None:
     """Close all device groups; collective, unless ranks are lost. Called when the process leaves the world."""
-    for group in _groups.values():
+    for group in tuple(_groups.values()):
         group.close()
     _groups.clear()
