@@ -47,6 +47,15 @@ def test_an_address_of_ipv6_and_its_port_are_told_apart() -> None:
     assert planned[0]["MASTER_ADDR"] == "fd00::1" and planned[0]["JAX_COORDINATOR_ADDRESS"] == "[fd00::1]:20002"
 
 
+def test_the_coordinator_is_not_behind_a_proxy() -> None:
+    assert "no_grpc_proxy" not in plan({"no_proxy": "site"})[0]
+    assert column(plan({"https_proxy": "p"}), "no_grpc_proxy") == ["10.0.0.1"] * 4
+    assert column(plan({"http_proxy": "p", "no_proxy": "site"}), "no_grpc_proxy") == ["10.0.0.1,site"] * 4
+    assert "no_grpc_proxy" not in plan({"http_proxy": "p", "no_grpc_proxy": "site"})[0]
+    assert "no_grpc_proxy" not in plan({"http_proxy": "p"}, ports=())[0]
+    assert not find_unplanned(plan({"http_proxy": "p"})[0])
+
+
 def test_what_the_user_has_set_stays_where_it_can_be_true() -> None:
     planned = plan({"MASTER_ADDR": "head", "MASTER_PORT": "29500", "WORLD_SIZE": "4"})
     assert not {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"} & planned[0].keys()

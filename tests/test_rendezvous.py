@@ -11,7 +11,7 @@ import pytest
 from key_value_server import serve_values
 
 from hvdkit.errors import TransportError, WorldError
-from hvdkit.transport.addresses import address_of, address_towards, is_loopback, list_addresses
+from hvdkit.transport.addresses import address_of, address_towards, is_loopback, list_addresses, read_interface
 from hvdkit.transport.gloo import rendezvous
 from hvdkit.transport.gloo.library import TcpStores
 from hvdkit.transport.gloo.rendezvous import RankInfo, Rendezvous, choose_address, find_peers
@@ -22,7 +22,6 @@ from hvdkit.transport.gloo.rendezvous_store import (
     StoreLocation,
     TcpRendezvousStore,
     find_rendezvous_store,
-    read_interface,
 )
 
 TORCHRUN = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}

@@ -39,7 +39,7 @@ from hvdkit.engine.built import (
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
-from hvdkit.keras import callbacks, checkpoint, elastic
+from hvdkit.keras import callbacks, checkpoint, distribution, elastic
 from hvdkit.keras.averages import average_metrics, evaluate
 from hvdkit.keras.basics import cuda_built, describe, init, rocm_built
 from hvdkit.keras.compression import Compression
@@ -88,6 +88,7 @@ __all__ = [
     "cuda_built",
     "ddl_built",
     "describe",
+    "distribution",
     "elastic",
     "evaluate",
     "get_process_set_ids_and_ranks",

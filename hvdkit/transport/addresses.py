@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import socket
 import struct
+from collections.abc import Mapping
 
 from hvdkit.errors import TransportError
 
@@ -17,6 +18,14 @@ _SIOCGIFADDR = 0x8915
 def is_loopback(address: str) -> bool:
     """Does the address stay within its host?"""
     return address.startswith("127.")
+
+
+def read_interface(variables: Mapping[str, str]) -> str:
+    """The interface that Gloo is to use; "" for none in particular. Torch's variable comes before Horovod's."""
+    for name in ("GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"):
+        if variables.get(name):
+            return variables[name].partition(",")[0].strip()
+    return ""
 
 
 def address_of(interface: str) -> str:

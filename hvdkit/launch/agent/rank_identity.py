@@ -137,6 +137,9 @@ def adapt_environment(environ: Mapping[str, str], orders: Mapping[str, str], thr
     variables["HVDKIT_AGENT"] = "1"
     for name, value in orders.items():
         variables.setdefault(name, value)
+    if "OMPI_COMM_WORLD_RANK" in variables and "JAX_COORDINATOR_ADDRESS" in variables:
+        # By this one, which Open MPI 5 has no more, JAX up to 0.10 tells that the variables of Open MPI are there.
+        variables.setdefault("OMPI_MCA_orte_hnp_uri", f"0.0;tcp://{variables['JAX_COORDINATOR_ADDRESS']}")
     variables.setdefault("OMP_NUM_THREADS", str(threads))
     if threads == 1:  # ranks that poll without yielding would take the cores from those that compute
         variables.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")

@@ -12,6 +12,7 @@ from hvdkit.world import HVDRUN_RUN_ID
 
 # The same on all ranks, and the user's value counts.
 _PLACES = ("MASTER_ADDR", "MASTER_PORT", "KERAS_DISTRIBUTION_JOB_ADDRESSES", "JAX_COORDINATOR_ADDRESS")
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 def plan_rank_variables(
@@ -34,6 +35,9 @@ def plan_rank_variables(
     _refuse_contradictions(planned, environ)
     shared = _plan_addresses(address, ports)
     shared["TORCHELASTIC_RUN_ID"] = f"{HVDRUN_RUN_ID}{job}"
+    if shared.keys() & set(_PLACES) and any(environ.get(name) for name in _PROXIES):
+        # JAX's processes find each other by gRPC, which asks a proxy for any address that is not named here.
+        shared["no_grpc_proxy"] = ",".join(filter(None, (address, environ.get("no_proxy"))))
     return {
         rank: {name: value for name, value in {**shared, **own}.items() if name not in environ}
         for rank, own in planned.items()

@@ -26,9 +26,8 @@ from hvdkit.tools.bench.plan import CPU, LIBRARIES, NO_COMMUNICATION, OURS, STEP
 from hvdkit.tools.bench.report import MARK, Case, Report, describe_machine, encode_report
 from hvdkit.tools.bench.step import StepPeers, find_models
 from hvdkit.tools.bench.summary import show_bytes
-from hvdkit.transport.addresses import address_of
+from hvdkit.transport.addresses import address_of, read_interface
 from hvdkit.transport.gloo.library import TcpStores
-from hvdkit.transport.gloo.rendezvous_store import read_interface
 from hvdkit.world import read_world
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hvdkit.config import read_environment
 from hvdkit.errors import MissingDependencyError
-from hvdkit.transport.addresses import address_towards
+from hvdkit.transport.addresses import address_towards, read_interface
 from hvdkit.transport.backend import Abort, Membership
 from hvdkit.transport.gloo.library import can_load_gloo, load_gloo
 from hvdkit.transport.gloo.rendezvous_store import (
@@ -14,7 +14,6 @@ from hvdkit.transport.gloo.rendezvous_store import (
     StoreLocation,
     TransportRendezvousStore,
     find_rendezvous_store,
-    read_interface,
 )
 from hvdkit.transport.gloo.transport import GlooTransport, open_gloo, open_rendezvous_store
 from hvdkit.transport.part import Part, runs_mpi

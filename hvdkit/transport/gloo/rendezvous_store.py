@@ -58,14 +58,6 @@ def find_rendezvous_store(variables: Mapping[str, str], launcher: str) -> StoreL
     return StoreLocation("mpi")
 
 
-def read_interface(variables: Mapping[str, str]) -> str:
-    """The interface that Gloo is to use; "" for none in particular. Torch's variable comes before Horovod's."""
-    for name in ("GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"):
-        if variables.get(name):
-            return variables[name].partition(",")[0].strip()
-    return ""
-
-
 def _read_place(variables: Mapping[str, str], names: tuple[str, str], launcher: str) -> tuple[str, int]:
     address, port = (variables.get(name, "") for name in names)
     if address and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 2**16:
