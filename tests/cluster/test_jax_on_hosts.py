@@ -11,12 +11,12 @@ from cluster.jobs import EVERYWHERE, HVDRUN
 from cluster.lab import ROOT, Lab, environment
 from cluster.slurm import Slurm
 from cluster.test_slurm import OPEN_MPI
-from test_jax_distribution import JAX
+from test_jax_distribution import JAX, SCRIPT, run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(170)]
 
 TESTS = ROOT / "tests"
-SCRIPT = [sys.executable, str(TESTS / "without_tensorflow.py"), str(TESTS / "keras_distribution_script.py")]
+COMMAND = [sys.executable, str(TESTS / "without_tensorflow.py"), SCRIPT]
 ON_JAX = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
 
 
@@ -41,16 +41,16 @@ def check_weights(folder: Path, alone: Path, ranks: int, parts: int = 1) -> None
 
 
 @pytest.fixture(scope="module")
-def alone(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
-    done = lab.run("node1", [*SCRIPT, str(folder), "1"], env=environment(**ON_JAX), timeout=100)
+    done = run([], SCRIPT, str(folder), "1")
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 
 def test_ranks_of_hvdrun_train_as_one_process_does(lab: Lab, tmp_path: Path, alone: Path) -> None:
     proxy = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
-    command = [*HVDRUN, "-np", "2", "-H", "node1:1,node2:1", *SCRIPT, str(tmp_path), "1", "2"]
+    command = [*HVDRUN, "-np", "2", "-H", "node1:1,node2:1", *COMMAND, str(tmp_path), "1", "2"]
     done = lab.run("node1", command, env=environment(**ON_JAX, **proxy), timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     check_weights(tmp_path, alone, 2)
@@ -61,13 +61,13 @@ def test_ranks_of_mpirun_agree_on_an_address(lab: Lab, tmp_path: Path, alone: Pa
     mpirun = [f"{sys.prefix}/bin/mpirun", "--host", "node2:1,node1:1,node3:1", "-n", "3"]
     for name in ON_JAX:
         mpirun += ["-x", name]
-    done = lab.run("node1", [*mpirun, *SCRIPT, str(tmp_path), "1"], env={**OPEN_MPI, **ON_JAX}, timeout=150)
+    done = lab.run("node1", [*mpirun, *COMMAND, str(tmp_path), "1"], env={**OPEN_MPI, **ON_JAX}, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     check_weights(tmp_path, alone, 3)
 
 
 def test_ranks_of_srun_agree_on_an_address(slurm: Slurm, tmp_path: Path, alone: Path) -> None:
-    body = f"srun --mpi=pmix {' '.join(SCRIPT)} {tmp_path} 1"
+    body = f"srun --mpi=pmix {' '.join(COMMAND)} {tmp_path} 1"
     code, output = slurm.batch(
         tmp_path, body, "--nodes=2", "--ntasks-per-node=1", env={**OPEN_MPI, **ON_JAX}, timeout=150
     )
