@@ -202,3 +202,15 @@ def _reduce_elsewhere() -> str:
 @pytest.mark.horovod_core
 def test_a_tensor_of_another_device_is_no_unknown_function() -> None:
     assert all(said.startswith("A tensor is on meta") for said in _on(2, _reduce_elsewhere))
+
+
+def _shard() -> str:
+    with pytest.raises(ValueError, match="shard") as caught:
+        hvd.DistributedOptimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1), shard="optimizer")
+    return str(caught.value)
+
+
+@pytest.mark.horovod_core
+def test_a_sharded_optimizer_is_refused() -> None:
+    for message in _on(2, _shard):
+        assert "HVDKIT_ENGINE=native" in message

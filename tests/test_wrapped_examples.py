@@ -70,6 +70,7 @@ def test_every_example_has_a_plain_twin_unless_it_has_a_loop_of_tensorflow_or_sh
         "pytorch_elastic_digits.py",
         "pytorch_resumable_digits.py",
         "pytorch_simulation.py",
+        "pytorch_zero.py",
         "tensorflow2_digits.py",
     }
     assert {path.name for path in EXAMPLES.glob("*.py")} - set(TWINS) == without

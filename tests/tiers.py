@@ -27,7 +27,7 @@ _SLOW_OF_FILE = {
     "test_built": "mpi4py; the_script_may_too use_gloo_say_so",
     "test_compare_run": "a_planted_mistake_is_named[-",
     "test_examples": "any_number_of_ranks two_ranks[keras_ two_ranks[pytorch_a two_ranks[pytorch_e two_ranks[pytorch_l "
-    "two_ranks[pytorch_t",
+    "two_ranks[pytorch_t two_ranks[pytorch_z",
     "test_gloo": "[large_ [half_ [allgather- [barrier- [reduce_ [all_ [small_and_ message-shared",
     "test_keras_checkpoint": "was_ended_goes_on elastic_states",
     "test_keras_example": "learned_on_two_ranks",

@@ -79,6 +79,9 @@ class CheckpointableArrays:
             variables.save()
         return {name: variables.arrays() for name, variables in self._things.items()}
 
+    def collect(self) -> None:
+        """See Checkpointable.collect; every rank has all of it."""
+
     def copy(self, folder: Path, *, during_epoch: bool) -> Callable[[], None]:
         """See Checkpointable.copy."""
         arrays = {name: [array.copy() for array in values] for name, values in self._arrays().items()}

@@ -16,6 +16,9 @@ class Checkpointable(Protocol):
     files: Sequence[str]
     framework: str
 
+    def collect(self) -> None:
+        """Bring to rank 0 what is divided among the ranks, for its copy(); collective."""
+
     def copy(self, folder: Path, *, during_epoch: bool) -> Callable[[], None]:
         """Copy the state now; returns what writes the copy into the folder, and may run in another thread.
 

@@ -49,6 +49,7 @@ class Store:
         engine.settle()
         self._state.settle()
         randoms = allgather_object({**read_random(), "framework": self._state.read_random()}, "checkpoint")
+        self._state.collect()
         if self._is_rank_zero():
             self._writer.wait()
             self._write(randoms, during_epoch)

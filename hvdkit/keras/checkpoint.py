@@ -124,6 +124,9 @@ class KerasKept:
         self._others = CheckpointableArrays(self.framework, others) if others else None
         self.files: Sequence[str] = (_FILE, *(self._others.files if self._others else ()))
 
+    def collect(self) -> None:
+        """See Checkpointable.collect; every rank has all of it."""
+
     def copy(self, folder: Path, *, during_epoch: bool) -> Callable[[], None]:
         """See Checkpointable.copy. Keras writes from the model itself: the copy is the file."""
         sync_state(self._model)

@@ -89,10 +89,17 @@ class TorchKept:
 
     def __init__(self, things: Mapping[str, Any]) -> None:
         self._things = dict(things)
+        self._collected: dict[str, Any] = {}
+
+    def collect(self) -> None:
+        """See Checkpointable.collect. Sharded optimizers are divided."""
+        divided = {name: one._hvdkit_state for name, one in self._things.items() if hasattr(one, "_hvdkit_state")}
+        self._collected = {name: read(0) for name, read in divided.items()}
 
     def copy(self, folder: Path, *, during_epoch: bool) -> Callable[[], None]:
         """See Checkpointable.copy. Raises ValueError for a state that cannot be loaded without executing code."""
-        states = {name: _state_of(one, during_epoch) for name, one in self._things.items()}
+        whole, self._collected = self._collected, {}
+        states = {name: whole.get(name) or _state_of(one, during_epoch) for name, one in self._things.items()}
         for name, state in states.items():
             _check_plain(name, state)
         copied = map_nested(states, torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))

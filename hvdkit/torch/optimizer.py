@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,98 +15,20 @@ from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.named.submit import check_process_set
-from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
+from hvdkit.engine.sharding.strategy import Sharded, check_shard
 from hvdkit.engine.strategy import Strategy, refuse_contradictions
 from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.groups import number_groups
 from hvdkit.torch.layout import Named
-from hvdkit.torch.plain_copies import PlainCopies, change_class, is_wrapped
+from hvdkit.torch.plain_copies import change_class, is_wrapped
+from hvdkit.torch.sharding.optimizer import ShardedWrapped, open_shards
 from hvdkit.torch.sparse import SparseGradients
 from hvdkit.torch.strategies import choose_strategy
 from hvdkit.torch.sync import GradientSync
+from hvdkit.torch.wrapped import Wrapped, number_parameters
 
 NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
-
-
-class _Distributed(PlainCopies):
-    """What a wrapped optimizer has beside its own class; mixed in before it."""
-
-    # The defaults are for an instance that a script makes of the class itself: it is a plain optimizer.
-    _hvdkit: GradientSync | None = None
-    _hvdkit_skip = False
-    _hvdkit_synchronized = False
-
-    def synchronize(self) -> None:
-        """Reduce gradients that have not been reduced yet. backward() has done so, unless a window was cut short.
-
-        Does nothing with op=Adasum or another strategy that works in step().
-        """
-        sync = self._hvdkit
-        if sync is not None:
-            sync.synchronize()
-        self._hvdkit_synchronized = sync is None or sync.strategy.overlaps_backward
-
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """Let step() take the gradients as they are; for after synchronize(), which also makes it needless.
-
-        Refused with AssertionError, as in Horovod, with op=Adasum or another strategy that works in step(): without it
-        the ranks would drift apart.
-        """
-        if self._hvdkit is not None and not self._hvdkit.strategy.overlaps_backward:
-            raise AssertionError(
-                f"skip_synchronize() cannot be used with op=hvd.Adasum or another strategy that communicates inside "
-                f"step(); this optimizer has the strategy {type(self._hvdkit.strategy).__name__}. Remove the call."
-            )
-        self._hvdkit_skip = True
-        try:
-            yield
-        finally:
-            self._hvdkit_skip = False
-
-    def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        """The optimizer's own step, between the two halves of its strategy's."""
-        sync, synchronized = self._hvdkit, self._hvdkit_synchronized
-        self._hvdkit_synchronized = False
-        if synchronized and not self._hvdkit_skip and closure is None:
-            warnings.warn(
-                "optimizer.step() was called after optimizer.synchronize() without optimizer.skip_synchronize(). "
-                "Horovod would reduce the gradients twice. hvdkit reduces them once and needs neither call.",
-                stacklevel=2,
-            )
-        if sync is None:
-            return super().step(closure, *args, **kwargs)  # type: ignore[misc]
-        closure = sync.begin_step(closure, skip=self._hvdkit_skip)
-        result = super().step(closure, *args, **kwargs)  # type: ignore[misc]
-        sync.end_step()
-        return result
-
-    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """The optimizer's own zero_grad; gradients that were accumulated and not reduced are dropped with it."""
-        super().zero_grad(*args, **kwargs)  # type: ignore[misc]
-        if self._hvdkit is not None:
-            self._hvdkit.zeroed()
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """The optimizer's own; all ranks add the same parameters, before the same step."""
-        super().add_param_group(param_group)  # type: ignore[misc]
-        if self._hvdkit is not None:
-            self._hvdkit.add(_number_parameters(self.param_groups)[-1])  # type: ignore[attr-defined]
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Reduce after so many backward passes from the next window on, as Horovod's; every rank says the same.
-
-        Raises ValueError for less than 1.
-        """
-        if passes < 1:
-            raise ValueError(f"set_backward_passes_per_step(): the number of passes is {passes}; it must be 1 or more.")
-        if self._hvdkit is not None:
-            self._hvdkit.set_passes(passes)
-
-    def reduction_statistics(self) -> Statistics:
-        """How much was reduced, how long that took, and how much of it training had to wait for."""
-        return Statistics() if self._hvdkit is None else self._hvdkit.strategy.statistics
 
 
 def name_parameters(optimizer: torch.optim.Optimizer, named_parameters: NamedParameters | None) -> Named:
@@ -116,7 +36,7 @@ def name_parameters(optimizer: torch.optim.Optimizer, named_parameters: NamedPar
 
     Raises ValueError if named_parameters is no sequence of pairs, repeats a name, or misses a parameter.
     """
-    numbered = [pair for group in _number_parameters(optimizer.param_groups) for pair in group]
+    numbered = [pair for group in number_parameters(optimizer.param_groups) for pair in group]
     pairs = list(named_parameters) if named_parameters is not None else []
     if not pairs:
         return numbered
@@ -144,14 +64,6 @@ def name_parameters(optimizer: torch.optim.Optimizer, named_parameters: NamedPar
     return [(name, parameter) for name, parameter in pairs if id(parameter) in trained]
 
 
-def _number_parameters(param_groups: Sequence[Mapping[str, Any]]) -> list[list[tuple[str, torch.nn.Parameter]]]:
-    """(name, parameter) for each parameter of each group; the name says where it is."""
-    return [
-        [(f"group.{at}.{index}", parameter) for index, parameter in enumerate(group["params"])]
-        for at, group in enumerate(param_groups)
-    ]
-
-
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: NamedParameters | None = None,
@@ -165,6 +77,8 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     strategy: Strategy | None = None,
     static_graph: bool = False,
+    shard: str | None = None,
+    master_weights: bool = False,
 ) -> Any:
     """Make an optimizer step on the gradients of all ranks, averaged by default.
 
@@ -190,6 +104,11 @@ def DistributedOptimizer(
     tensors. Save its state with its own state_dict().
     static_graph: every step uses the same parameters. On GPUs the ranks then find out in the first step only which
     parameters no rank uses; without it a rank that misses a gradient waits for its GPU in every step.
+    shard: "optimizer" to divide the optimizer's state among the ranks (ZeRO-1): each keeps and updates its pieces of
+    the parameters, which are all-gathered in step(). For optimizers that treat every element by itself. state_dict() is
+    then collective, and returns the whole state.
+    master_weights: with shard, keep float32 values of float16 and bfloat16 parameters, each rank of its pieces, and
+    step on those.
 
     Unlike in Horovod, the gradients are reduced when backward() returns, so clipping and GradScaler see them, and
     synchronize() and skip_synchronize() are accepted but not needed. The `grad` of a parameter that no rank used stays
@@ -209,6 +128,12 @@ def DistributedOptimizer(
         raise ValueError(
             "DistributedOptimizer(): this optimizer is already a DistributedOptimizer. Wrap each optimizer only once."
         )
+    shards = None
+    if shard is not None:
+        check_shard(shard, strategy=strategy is not None, adasum=op is Adasum)
+        shards = open_shards(optimizer, named, master_weights=master_weights)
+    elif master_weights:
+        raise ValueError('DistributedOptimizer(): master_weights=True needs shard="optimizer".')
     if strategy is None:
         strategy = choose_strategy(op, gradient_predivide_factor, compression, process_set, static_graph=static_graph)
         # A process set of one rank stays so, but for elastic jobs; its optimizer is left to itself.
@@ -239,22 +164,29 @@ def DistributedOptimizer(
         sparse = None
         if isinstance(strategy, AllReduce) and not sparse_as_dense:
             sparse = SparseGradients(average=strategy.options.average)
+        if shards is not None:
+            assert isinstance(strategy, AllReduce)
+            strategy, sparse = Sharded(strategy, shards), None
         sync = GradientSync(
             named, process_set, strategy, passes=backward_passes_per_step, groups=group_numbers, sparse=sparse
         )
         _syncs.add(sync)
-    state = {"_hvdkit": sync, "_hvdkit_skip": False, "_hvdkit_synchronized": False}
-    _wrap(optimizer, {parameter: name for name, parameter in named}, state)
+    state: dict[str, Any] = {"_hvdkit": sync, "_hvdkit_skip": False, "_hvdkit_synchronized": False}
+    mixin: type[Wrapped] = Wrapped
+    if sync is not None and shards is not None:
+        mixin, state["_hvdkit_shards"] = ShardedWrapped, shards
+    _wrap(optimizer, mixin, {parameter: name for name, parameter in named}, state)
     return optimizer
 
 
 def _wrap(
     optimizer: torch.optim.Optimizer,
+    mixin: type[Wrapped],
     names: Mapping[torch.nn.Parameter, str],
     attributes: Mapping[str, Any],
 ) -> None:
     step = optimizer.__dict__.pop("step", None)
-    change_class(optimizer, _Distributed, names, attributes)
+    change_class(optimizer, mixin, names, attributes)
     if hasattr(step, "_wrapped_by_lr_sched"):
         optimizer.step = _make_step_for_scheduler(optimizer)  # type: ignore[method-assign]
 
@@ -272,9 +204,6 @@ def _make_step_for_scheduler(optimizer: torch.optim.Optimizer) -> Callable[..., 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     return step
 
-
-# torch puts its step hooks around step() of each class that it does not find this mark on; the wrapped class has them.
-_Distributed.step.hooked = True  # type: ignore[attr-defined]
 
 _syncs: weakref.WeakSet[GradientSync] = weakref.WeakSet()
 

@@ -76,7 +76,8 @@ def broadcast_optimizer_state(
         tensors.append(torch.empty(placeholder.shape, dtype=placeholder.dtype))
         return tensors[-1]
 
-    skeleton = objects.pack(map_nested(optimizer.state_dict(), torch.Tensor, take_out)) if is_root else b""
+    read = getattr(optimizer, "_hvdkit_share_state", optimizer.state_dict)  # of a sharded one; not collective
+    skeleton = objects.pack(map_nested(read(), torch.Tensor, take_out)) if is_root else b""
 
     def broadcast(transport: Transport) -> Any:
         sent = broadcast_bytes(transport, skeleton, root_rank)
@@ -89,7 +90,7 @@ def broadcast_optimizer_state(
     cure = "Build the optimizer in the same way on every rank."
     state = broadcast_state("broadcast_optimizer_state", "parameter groups", described, broadcast, root_rank, cure=cure)
     if not is_root:
-        optimizer.load_state_dict(state)
+        getattr(optimizer, "_hvdkit_take_state", optimizer.load_state_dict)(state)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad and parameter.grad is None:

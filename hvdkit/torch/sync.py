@@ -295,6 +295,10 @@ class GradientSync:
         self.strategy.after_step()
         self._replicas.stepped(lambda: checksums(self._named))
 
+    def together(self, kind: str, action: Action) -> Any:
+        """Do something on all ranks of this optimizer; collective. kind: see collective_step()."""
+        return collective_step(self._group.engine, kind, action, name=self.name)
+
     def _check_interrupted(self) -> None:
         if not self._tasks or autograd.current_task() != autograd.NO_TASK:
             return

@@ -1,0 +1,74 @@
+"""Parameters of which each rank has updated its own pieces become whole on all ranks again."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from hvdkit.engine.groups import Group
+from hvdkit.engine.planned.agreement import check_agreement
+from hvdkit.engine.planned.plan import Plan, describe_plan, plan_buckets
+from hvdkit.engine.planned.settings import PlanSettings
+from hvdkit.engine.sharding.pieces import Piece, cut_pieces, split_plan
+from hvdkit.engine.strategy import Parameters
+from hvdkit.errors import HorovodInternalError, RankLostError
+
+
+class ParameterGather:
+    """All-gathers the parameters of one optimizer, bucket by bucket.
+
+    pieces: what this rank keeps: its shards of the buckets. Opened, and closed, by all ranks together.
+    Raises PlanMismatchError where the ranks' parameters differ.
+    """
+
+    def __init__(self, parameters: Parameters, group: Group, settings: PlanSettings) -> None:
+        transport, tensors = group.transport, parameters.tensors
+        check_agreement(transport, describe_plan(tensors, settings.fusion_bytes, "sharded"))
+        self._plan = plan = Plan(tuple(tensors), plan_buckets(tensors, settings.fusion_bytes))
+        specs = plan.specs((1.0, 1.0), settings.chunk_bytes, settings.algorithm)
+        self._buckets = transport.open_buckets(specs, settings.buckets_in_flight)
+        shards = self._buckets.shard
+        self.pieces: list[Piece] = cut_pieces(plan, shards)
+        self._values = parameters.values
+        self._values.on_plan(split_plan(plan, shards))
+        self._data = [
+            memory.slice(0, bucket.data_count)
+            for memory, bucket in zip(self._buckets.memory, plan.buckets, strict=True)
+        ]
+        group.engine.joining.plans[f"{parameters.name}.shards"] = self
+
+    def gather(self) -> None:
+        """Send this rank's pieces of the parameters to all ranks, and receive theirs; collective.
+
+        Raises RankLostError, with the parameters concerned, if a rank has ended.
+        """
+        depth, count = self._buckets.depth, len(self._data)
+        for index in range(count):
+            if index >= depth:
+                self._receive(index - depth)
+            self._values.fill(2 * index, self._data[index], (0, 0))
+            self._buckets.all_gather(index)
+        for index in range(max(0, count - depth), count):
+            self._receive(index)
+
+    def _receive(self, index: int) -> None:
+        try:
+            self._buckets.wait(index)
+        except RankLostError as error:
+            raise RankLostError(f"{error} The parameters {self._plan.name(index)} were being gathered.") from None
+        self._values.drain(2 * index + 1, self._data[index], ())
+
+    def zero_rounds(self) -> NoReturn:
+        """A rank that has joined would have to go on updating its shard. Raises HorovodInternalError."""
+        raise HorovodInternalError(
+            "join() cannot be used with an optimizer that has shard=..., since this rank alone can update its shard. "
+            "Give all ranks equally many batches (hvd.data.ShardedSampler does), or leave out shard."
+        )
+
+    def end_zero_rounds(self) -> None:
+        """See zero_rounds()."""
+
+    def close(self) -> None:
+        """Free the buckets; collective."""
+        self._data = []
+        self._values.on_plan(Plan((), ()))
+        self._buckets.close()

@@ -1,0 +1,110 @@
+"""Sharded optimizers (ZeRO): each rank steps on its pieces of the parameters, then all of them get the new values.
+
+Source: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020 (stage 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from hvdkit.engine import runtime
+from hvdkit.engine.allreduce import AllReduce
+from hvdkit.engine.groups import Group
+from hvdkit.engine.planned.reducer import Statistics
+from hvdkit.engine.planned.settings import settings_of
+from hvdkit.engine.sharding.gather import ParameterGather
+from hvdkit.engine.sharding.pieces import Piece
+from hvdkit.engine.strategy import Parameters, Strategy, on_horovod
+from hvdkit.transport.api import Transport
+
+
+class Shards(Protocol):
+    """The inner optimizer as an adapter divides it: steps on pieces, and their state."""
+
+    def collect(self, transport: Transport) -> None:
+        """Make whole the state that is divided now, since the parameters are divided anew next; collective."""
+
+    def divide(self, parameters: Parameters, pieces: Sequence[Piece], ranks: Sequence[int]) -> None:
+        """Keep the state of these pieces only from now on. ranks: among which the parameters are divided."""
+
+    def gathered(self) -> None:
+        """All parameters are whole again."""
+
+
+class Sharded(Strategy):
+    """shard="optimizer": gradients are reduced as without it; every rank steps on its own pieces of the parameters.
+
+    gradients: reduces them. shards: the adapter's part.
+    """
+
+    def __init__(self, gradients: AllReduce, shards: Shards) -> None:
+        self.gradients, self._shards = gradients, shards
+        self.repeatable = gradients.repeatable
+        self._gather: ParameterGather | None = None
+
+    @property
+    def statistics(self) -> Statistics:
+        """See Strategy.statistics."""
+        return self.gradients.statistics
+
+    def attach(self, parameters: Parameters, group: Group) -> None:
+        """See Strategy.attach."""
+        if self._gather is not None:
+            self._shards.collect(group.transport)
+            self._close()
+        self.gradients.attach(parameters, group)
+        pieces: Sequence[Piece] = ()
+        if parameters.tensors:
+            settings = settings_of(runtime.runtime("A sharded optimizer").config)
+            self._gather = ParameterGather(parameters, group, settings)
+            pieces = self._gather.pieces
+        self._shards.divide(parameters, pieces, group.engine.ranks)
+
+    def arrived(self, index: int) -> None:
+        """See Strategy.arrived."""
+        self.gradients.arrived(index)
+
+    def cancel(self) -> None:
+        """See Strategy.cancel."""
+        self.gradients.cancel()
+
+    def before_step(self) -> None:
+        """See Strategy.before_step."""
+        self.gradients.before_step()
+
+    def after_step(self) -> None:
+        """See Strategy.after_step. Raises RankLostError if a rank has ended."""
+        if self._gather is not None:
+            self._gather.gather()
+        self._shards.gathered()
+
+    def detach(self) -> None:
+        """See Strategy.detach."""
+        self.gradients.detach()
+        self._close()
+
+    def _close(self) -> None:
+        if self._gather is not None:
+            self._gather.close()
+            self._gather = None
+
+
+def check_shard(shard: str, *, strategy: bool, adasum: bool) -> None:
+    """Raise ValueError for a value of `shard` that is not known, and where it cannot be used.
+
+    strategy: is a strategy of the user's own given? adasum: is op Adasum?
+    """
+    if shard != "optimizer":
+        raise ValueError(f'DistributedOptimizer(): shard is {shard!r}; use shard="optimizer", or leave it out.')
+    if strategy or adasum:
+        what = "strategy" if strategy else "op=hvd.Adasum"
+        raise ValueError(
+            f"DistributedOptimizer(): shard={shard!r} cannot be combined with {what}: gradients must be the same on "
+            "all ranks before a rank steps for the others. Use op=hvd.Average or hvd.Sum."
+        )
+    if on_horovod():
+        raise ValueError(
+            f"DistributedOptimizer(): shard={shard!r} needs the native engine. Horovod's core, the engine of this "
+            "job, has no all-gather of buckets. Set HVDKIT_ENGINE=native."
+        )

@@ -1,0 +1,1 @@
+"""Optimizers of torch whose state is divided among the ranks."""

@@ -1,0 +1,73 @@
+"""Does an optimizer treat every element by itself? Only then may a rank step on a piece of a parameter."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import torch
+
+#: Known by their definitions: every state has the parameter's shape, or is a number that all elements share.
+_KNOWN = frozenset(
+    getattr(torch.optim, name)
+    for name in ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD")
+)
+_SHAPE, _STEPS = (4, 6), 3
+
+
+def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError for an optimizer that looks at tensors as a whole (LARS, LAMB, Muon, Adafactor, L-BFGS, ...).
+
+    One that is not torch's is tried: three steps on a small matrix, and on its elements as two vectors.
+    """
+    kind = type(optimizer)
+    if kind in _KNOWN:
+        return
+    for group in optimizer.param_groups:
+        try:
+            differs = _differs(optimizer, group)
+        except Exception as error:  # of whatever kind: it is another class's code
+            why = f"it cannot step on a piece of a parameter ({type(error).__name__}: {error})"
+        else:
+            if not differs:
+                continue
+            why = "its step on a matrix differs from its steps on the same elements as two vectors"
+        raise ValueError(
+            f"DistributedOptimizer(): shard= needs an optimizer that treats every element by itself, as SGD, AdamW or "
+            f"RMSprop do, and {kind.__name__} does not: {why}. Leave out shard, or use such an optimizer."
+        )
+
+
+def _differs(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(_SHAPE, generator=generator)
+    gradients = [torch.randn(_SHAPE, generator=generator) for _ in range(_STEPS)]
+    whole = _run(optimizer, group, [start.clone()], [[gradient] for gradient in gradients])
+    cut = start.numel() // 3
+    sizes = [cut, start.numel() - cut]
+    pieces = [part.clone() for part in start.view(-1).split(sizes)]
+    parts = _run(optimizer, group, pieces, [list(gradient.view(-1).split(sizes)) for gradient in gradients])
+    moved = not torch.equal(whole[0], start)
+    return not moved or not torch.allclose(whole[0].view(-1), torch.cat(parts), rtol=1e-5, atol=1e-7)
+
+
+def _run(
+    optimizer: torch.optim.Optimizer,
+    group: dict[str, Any],
+    values: list[torch.Tensor],
+    gradients: list[list[torch.Tensor]],
+) -> list[torch.Tensor]:
+    """The values after steps of an optimizer of the same class and options."""
+    parameters = [torch.nn.Parameter(value) for value in values]
+    options = {**group, "params": parameters}
+    if isinstance(options.get("lr"), (int, float)):
+        options["lr"] = 0.1  # in a warm-up it may be 0
+    trial = object.__new__(type(optimizer))
+    trial.__dict__.update(vars(optimizer))
+    hooks = {name: collections.OrderedDict[int, Any]() for name in vars(optimizer) if name.endswith("_hooks")}
+    trial.__dict__.update({**hooks, "state": collections.defaultdict(dict), "param_groups": [options]})
+    for step in gradients:
+        for parameter, gradient in zip(parameters, step, strict=True):
+            parameter.grad = gradient.clone()
+        type(trial).step(trial)
+    return [parameter.detach() for parameter in parameters]

@@ -1,0 +1,119 @@
+"""What an optimizer has, whose state is divided among the ranks, beside what every wrapped one has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from hvdkit.engine.named.operation import Action
+from hvdkit.torch.layout import Named, strides_of
+from hvdkit.torch.sharding.elementwise import check_elementwise
+from hvdkit.torch.sharding.shards import TorchShards
+from hvdkit.torch.wrapped import Wrapped
+
+
+class ShardedWrapped(Wrapped):
+    """Mixed in before the optimizer's own class.
+
+    Its param_groups hold the parameters, as ever; only inside the own class's step() they hold this rank's slices.
+    """
+
+    _hvdkit_shards: TorchShards | None = None
+
+    def _hvdkit_step(self, closure: Callable[[], Any] | None, *args: Any, **kwargs: Any) -> Any:
+        shards = self._hvdkit_shards
+        if shards is None:
+            return super()._hvdkit_step(closure, *args, **kwargs)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        result = shards.step(lambda: super(ShardedWrapped, self)._hvdkit_step(None, *args, **kwargs))
+        return result if closure is None else loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state, as the plain optimizer's, in host memory; collective after the first step.
+
+        It can be loaded without shard, and by any number of ranks.
+        """
+        return self._hvdkit_state(None)
+
+    def _hvdkit_state(self, root: int | None) -> dict[str, Any]:
+        """state_dict() whose state of parameters comes to one rank only, or to all for None."""
+        shards, own = self._hvdkit_shards, super().state_dict  # type: ignore[misc]
+        if shards is None:
+            return own()  # type: ignore[no-any-return]
+        return shards.state_dict(own, self._hvdkit_together, root)
+
+    def _hvdkit_together(self, action: Action) -> Any:
+        assert self._hvdkit is not None
+        return self._hvdkit.together("sharded_state", action)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load the state of a plain or a sharded optimizer, whatever the number of ranks was.
+
+        All ranks load it, or rank 0 alone before broadcast_optimizer_state(). Raises ValueError for other parameters.
+        """
+        shards, own = self._hvdkit_shards, super().load_state_dict  # type: ignore[misc]
+        if shards is None:
+            own(state_dict)
+        else:
+            shards.load_state_dict(own, state_dict)
+
+    def _hvdkit_share_state(self) -> dict[str, Any]:
+        """What broadcast_optimizer_state() sends from the root; not collective."""
+        shards, own = self._hvdkit_shards, super().state_dict  # type: ignore[misc]
+        return own() if shards is None else shards.share(own)
+
+    def _hvdkit_take_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what the root has sent."""
+        shards, own = self._hvdkit_shards, super().load_state_dict  # type: ignore[misc]
+        if shards is not None and state["state"] is None:
+            shards.load_options(own, state["param_groups"])
+        else:
+            self.load_state_dict(state)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """See Wrapped.add_param_group. Raises ValueError for a parameter that has no memory of its own order."""
+        super().add_param_group(param_group)
+        if self._hvdkit_shards is not None:
+            group = self.param_groups[-1]  # type: ignore[attr-defined]
+            check_dense([(f"number {at} of the group", parameter) for at, parameter in enumerate(group["params"])])
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies of one rank's part are of no use."""
+        self._hvdkit_refuse_copies()
+        return super().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """See __reduce_ex__."""
+        self._hvdkit_refuse_copies()
+        return super().__deepcopy__(memo)
+
+    def _hvdkit_refuse_copies(self) -> None:
+        if self._hvdkit_shards is None:
+            return
+        raise TypeError(
+            "An optimizer with shard=... cannot be copied or pickled, since this rank has a part of its state only. "
+            "Call state_dict() on all ranks and load the result into a new optimizer."
+        )
+
+
+def check_dense(named: Named) -> None:
+    """Raise ValueError for a parameter whose elements do not lie one after the other in memory."""
+    for name, parameter in named:
+        if parameter.stride() != strides_of(parameter):
+            raise ValueError(
+                f"DistributedOptimizer(): shard= needs parameters whose elements lie one after the other in memory, "
+                f"and {name} has the strides {parameter.stride()} for the shape {tuple(parameter.shape)}. Call "
+                f"parameter.data = parameter.data.contiguous() before."
+            )
+
+
+def open_shards(optimizer: torch.optim.Optimizer, named: Named, *, master_weights: bool) -> TorchShards:
+    """Shards of an optimizer. Raises ValueError for one that cannot be divided."""
+    check_elementwise(optimizer)
+    check_dense(named)
+    return TorchShards(optimizer, master_weights=master_weights)

@@ -1,0 +1,282 @@
+"""The pieces of an optimizer's parameters that this rank steps on, and their state."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hvdkit.engine.named.operation import Action
+from hvdkit.engine.sharding.pieces import Piece
+from hvdkit.engine.strategy import Parameters
+from hvdkit.errors import HorovodInternalError
+from hvdkit.torch.layout import strides_of
+from hvdkit.torch.sharding.state import PieceState, State, cut_state, flatten, gather_state
+from hvdkit.torch.source import TorchSource
+from hvdkit.torch.state import map_nested
+from hvdkit.transport.api import Transport
+
+#: The entry of a parameter's state that has its float32 values.
+MASTER = "master_weight"
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+@dataclass
+class _Slice:
+    """A piece of a parameter as the inner optimizer gets it.
+
+    tensor: (count,), a view of the parameter's memory or, for a master weight, a float32 copy. address: of the
+    parameter's memory. version: of the parameter when the master weight was written to it.
+    """
+
+    owner: torch.nn.Parameter
+    offset: int
+    count: int
+    tensor: torch.nn.Parameter
+    is_master: bool
+    address: int = 0
+    version: int = 0
+
+    def view(self) -> torch.Tensor:
+        """The piece in the parameter's memory."""
+        return flatten(self.owner.detach())[self.offset : self.offset + self.count]
+
+    def renew(self) -> None:
+        """Take note of values that others than this optimizer have written."""
+        if self.is_master:
+            if self.owner._version != self.version:
+                view = self.view()
+                self.tensor.data = torch.where(self.tensor.to(view.dtype) == view, self.tensor, view.float())
+        elif self.owner.data_ptr() != self.address:
+            self.tensor.data = self.view()
+            self.address = self.owner.data_ptr()
+
+    def gradient(self) -> torch.Tensor | None:
+        """The piece of the parameter's gradient, in the dtype of `tensor`."""
+        gradient = self.owner.grad
+        if gradient is None:
+            return None
+        gradient = gradient.to_dense() if gradient.is_sparse else gradient.detach().resolve_conj()
+        flat = flatten(gradient, strides_of(self.owner))
+        return flat[self.offset : self.offset + self.count].to(self.tensor.dtype)
+
+
+class TorchShards:
+    """See Shards. optimizer: whose steps are divided; not kept alive. master_weights: see DistributedOptimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, master_weights: bool) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._master_weights = master_weights
+        self._slices: dict[torch.nn.Parameter, list[_Slice]] = {}
+        self._layout: list[tuple[str, Piece]] | None = None
+        self._planned: set[torch.nn.Parameter] = set()
+        #: The whole state by the number of the parameter, where it is known: from a load to the step after it.
+        self._whole: dict[int, dict[str, Any]] | None = None
+        self._rest: dict[int, dict[str, Any]] = {}  # of parameters that are not divided: they are frozen
+
+    @property
+    def are_divided(self) -> bool:
+        """Are parameters divided among ranks? The same on all of them."""
+        return self._layout is not None
+
+    @property
+    def _inner(self) -> torch.optim.Optimizer:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        return optimizer
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        """By the number that torch's state_dict() gives them."""
+        return [parameter for group in self._inner.param_groups for parameter in group["params"]]
+
+    def collect(self, transport: Transport) -> None:
+        """See Shards.collect."""
+        self._whole = self._gather(transport)
+
+    def _gather(self, transport: Transport, root: int | None = None) -> dict[int, dict[str, Any]]:
+        parameters, inner = self._parameters(), self._inner
+        pieces = []
+        for number, parameter in enumerate(parameters):
+            for one in self._slices.get(parameter, ()):
+                state = dict(inner.state.get(one.tensor, {}))
+                if one.is_master:
+                    state[MASTER] = one.tensor.detach()
+                if state:  # the plain optimizer has none of parameters that it has not stepped on
+                    pieces.append(PieceState(number, one.offset, one.count, state))
+        return {**gather_state(transport, pieces, parameters, root), **self._rest}
+
+    def divide(self, parameters: Parameters, pieces: Sequence[Piece], ranks: Sequence[int]) -> None:
+        """See Shards.divide. Raises HorovodInternalError where pieces of ranks that are gone are needed."""
+        source = parameters.gradients
+        assert isinstance(source, TorchSource)
+        layout = [(parameters.tensors[piece.tensor].name, piece) for piece in pieces]
+        if self._whole is None and layout == self._layout:
+            return
+        if self._whole is None and any(self._inner.state.get(one.tensor) for one in self._all()):
+            raise HorovodInternalError(
+                f"The optimizer was divided among other ranks than the {len(ranks)} of now, and their parts of its "
+                "state are gone. Load a state that state_dict() returned before (elastic jobs: call state.commit(), "
+                "not only state.check_host_updates())."
+            )
+        self._drop()
+        self._layout, self._planned = layout, set(source.parameters)
+        for piece in pieces:
+            owner = source.parameters[piece.tensor]
+            self._slices.setdefault(owner, []).append(self._slice(owner, piece))
+        if self._whole is not None:
+            self._put(self._whole)
+
+    def _slice(self, owner: torch.nn.Parameter, piece: Piece) -> _Slice:
+        view = flatten(owner.detach())[piece.offset : piece.offset + piece.count]
+        is_master = self._master_weights and owner.dtype in _NARROW
+        tensor = torch.nn.Parameter(view.float() if is_master else view)
+        return _Slice(owner, piece.offset, piece.count, tensor, is_master, owner.data_ptr(), owner._version)
+
+    def _all(self) -> Iterator[_Slice]:
+        for slices in self._slices.values():
+            yield from slices
+
+    def _drop(self) -> None:
+        for one in self._all():
+            self._inner.state.pop(one.tensor, None)
+        self._slices.clear()
+
+    def _put(self, whole: Mapping[int, State]) -> None:
+        """Set the state of all slices, and of what is not divided, from the whole."""
+        parameters = self._parameters()
+        numbers = {parameter: number for number, parameter in enumerate(parameters)}
+        self._rest = {at: dict(state) for at, state in whole.items() if parameters[at] not in self._planned}
+        for one in self._all():
+            state = cut_state(whole.get(numbers[one.owner], {}), one.owner, one.offset, one.count)
+            master = state.pop(MASTER, None)
+            if one.is_master and master is not None:
+                one.tensor.data.copy_(master)
+            if state:
+                self._inner.state[one.tensor] = {name: _cast(name, value, one.tensor) for name, value in state.items()}
+
+    def state_dict(
+        self, own: Callable[[], dict[str, Any]], together: Callable[[Action], Any], root: int | None = None
+    ) -> dict[str, Any]:
+        """The whole state, as the plain optimizer's state_dict() has it, in host memory; collective after a step.
+
+        own: state_dict() of the optimizer's class. together: does an action on all ranks. root: the only rank that gets
+        the state of parameters; None for all of them.
+        """
+        with self.swapped():
+            state = own()
+        whole = self._whole
+        if whole is None and self.are_divided:
+            whole = together(lambda transport, _: self._gather(transport, root))
+            if root is None:
+                self._whole = whole
+        state["state"] = {number: dict(entries) for number, entries in (whole or {}).items()}
+        return {**state, "param_groups": self._pack(state["param_groups"])}
+
+    def _pack(self, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The groups of a state_dict() with the numbers of the parameters, not those of slices."""
+        numbers = itertools.count()
+        pairs = zip(groups, self._inner.param_groups, strict=True)
+        return [{**packed, "params": [next(numbers) for _ in group["params"]]} for packed, group in pairs]
+
+    def load_state_dict(self, own: Callable[[dict[str, Any]], None], state: Mapping[str, Any]) -> None:
+        """Load a whole state; not collective, but all ranks load the same, or broadcast_optimizer_state() follows.
+
+        own: load_state_dict() of the optimizer's class. Raises ValueError for a state of other parameters.
+        """
+        groups = state["param_groups"]
+        sizes, saved = ([len(group["params"]) for group in some] for some in (self._inner.param_groups, groups))
+        if sizes != saved:
+            raise ValueError(
+                f"load_state_dict(): the optimizer has parameter groups of {sizes} parameters, but the state has "
+                f"groups of {saved}. Load the state of an optimizer of the same parameters."
+            )
+        numbers = {key: number for number, key in enumerate(key for group in groups for key in group["params"])}
+        whole = {numbers[key]: self._checked(numbers[key], entries) for key, entries in state["state"].items()}
+        self.load_options(own, groups)
+        self._whole = {
+            number: map_nested(entries, torch.Tensor, lambda value: value.detach().to("cpu", copy=True))
+            for number, entries in sorted(whole.items())
+        }
+        self._put(self._whole)
+
+    def _checked(self, number: int, entries: State) -> State:
+        shape = self._parameters()[number].shape
+        for name, value in entries.items():
+            if isinstance(value, torch.Tensor) and name != "step" and value.numel() > 1 and value.shape != shape:
+                raise ValueError(
+                    f"load_state_dict(): the state has {name!r} of shape {list(value.shape)} for parameter {number}, "
+                    f"whose shape is {list(shape)}. Load the state of an optimizer of the same parameters."
+                )
+        return entries
+
+    def load_options(self, own: Callable[[dict[str, Any]], None], groups: Sequence[Mapping[str, Any]]) -> None:
+        """Load the learning rates and other options of the groups; the state stays. own: see load_state_dict()."""
+        inner = self._inner
+        state = dict(inner.state)
+        whole = [group["params"] for group in inner.param_groups]
+        for group in inner.param_groups:
+            group["params"] = []
+        try:
+            own({"state": {}, "param_groups": [{**group, "params": []} for group in groups]})
+        finally:
+            for group, parameters in zip(inner.param_groups, whole, strict=True):
+                group["params"] = parameters
+        inner.state.update(state)
+
+    def share(self, own: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What this rank, as the root of a broadcast, sends to the others; not collective.
+
+        Its "state" is None where every rank has its part of the state, so that only options have to be sent.
+        """
+        with self.swapped():
+            state = own()
+        whole = self._whole if self._whole is not None else (None if self.are_divided else {})
+        return {**state, "state": whole, "param_groups": self._pack(state["param_groups"])}
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Within, the optimizer's groups hold the slices in place of their parameters."""
+        inner = self._inner
+        whole = [group["params"] for group in inner.param_groups]
+        for group, parameters in zip(inner.param_groups, whole, strict=True):
+            group["params"] = [one.tensor for parameter in parameters for one in self._slices.get(parameter, ())]
+        try:
+            yield
+        finally:
+            for group, parameters in zip(inner.param_groups, whole, strict=True):  # other groups after a load
+                group["params"] = parameters
+
+    def step(self, step: Callable[[], Any]) -> Any:
+        """Have the inner optimizer step on the slices."""
+        for one in self._all():
+            one.renew()
+            one.tensor.grad = one.gradient()
+        self._whole = None
+        try:
+            with self.swapped():
+                result = step()
+            with torch.no_grad():
+                for one in self._all():
+                    if one.is_master:
+                        one.view().copy_(one.tensor)
+        finally:
+            for one in self._all():
+                one.tensor.grad = None
+        return result
+
+    def gathered(self) -> None:
+        """See Shards.gathered."""
+        for one in self._all():
+            one.version = one.owner._version
+
+
+def _cast(name: str, value: Any, tensor: torch.Tensor) -> Any:
+    """An entry of a state for the step on a slice: on its device and, unless it counts steps, in its dtype."""
+    if not isinstance(value, torch.Tensor) or name == "step":
+        return value
+    return value.to(tensor.device, tensor.dtype if value.is_floating_point() else value.dtype)

@@ -1,0 +1,139 @@
+"""The state of a sharded optimizer, made whole from all ranks' pieces and cut into pieces again."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hvdkit.engine.objects import allgather_object
+from hvdkit.errors import HorovodInternalError
+from hvdkit.torch.layout import strides_of
+from hvdkit.torch.tensors import as_buffer, as_tensor
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buffer import Buffer
+
+#: What an optimizer keeps of a parameter, by name: tensors of its shape, other tensors, numbers.
+State = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PieceState:
+    """The state of one piece. parameter: its number in the optimizer. offset, count: elements in order of memory."""
+
+    parameter: int
+    offset: int
+    count: int
+    state: State
+
+
+@dataclass(frozen=True)
+class _Elements:
+    """Stands for a tensor with an element for each of the piece's; it is sent by itself."""
+
+    dtype: torch.dtype
+
+
+def gather_state(
+    transport: Transport, pieces: Sequence[PieceState], parameters: Sequence[torch.Tensor], root: int | None = None
+) -> dict[int, dict[str, Any]]:
+    """The whole state by the number of the parameter, in host memory; collective.
+
+    parameters: by number. root: the only rank that gets it, {} on the others; None for all. Raises
+    HorovodInternalError where a piece is on no rank.
+    """
+    flat: list[torch.Tensor] = []
+    described = []
+    for piece in pieces:
+        entries: dict[str, Any] = {}
+        for name, value in piece.state.items():
+            if is_elementwise(name, value, (piece.count,)):
+                entries[name] = _Elements(value.dtype)
+                flat.append(value.detach().cpu().contiguous().view(torch.uint8))
+            else:
+                entries[name] = value.detach().cpu() if isinstance(value, torch.Tensor) else value
+        described.append((piece.parameter, piece.offset, piece.count, entries))
+    tables = allgather_object(transport, (described, sum(part.numel() for part in flat)))
+    joined = as_buffer(torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8))
+    counts = [nbytes for _, nbytes in tables]
+    received = as_tensor(_collect(transport, joined, counts, root))
+    if root is not None and root != transport.rank:
+        return {}
+    _check_covered(parameters, [one for table, _ in tables for one in table])
+    whole: dict[int, dict[str, Any]] = {}
+    for (table, _), start in zip(tables, itertools.accumulate([0, *counts[:-1]]), strict=True):
+        _put(whole, parameters, table, received[start:])
+    return dict(sorted(whole.items()))
+
+
+def _collect(transport: Transport, joined: Buffer, counts: Sequence[int], root: int | None) -> Buffer:
+    if root is None:
+        return transport.allgather(joined, counts)
+    sent = [joined.count * (rank == root) for rank in range(transport.size)]
+    received = counts if root == transport.rank else [0] * transport.size
+    return transport.alltoall(joined, sent, received)
+
+
+def _check_covered(parameters: Sequence[torch.Tensor], table: Sequence[tuple[int, int, int, dict[str, Any]]]) -> None:
+    """Raise HorovodInternalError where a piece of a parameter's state is on no rank."""
+    counts = Counter[tuple[int, str]]()
+    for number, _, count, entries in table:
+        for name, value in entries.items():
+            if isinstance(value, _Elements):
+                counts[number, name] += count
+    for (number, name), count in counts.items():
+        if count != parameters[number].numel():
+            raise HorovodInternalError(
+                f"Of {name!r} of parameter {number} the ranks have {count} of {parameters[number].numel()} elements: "
+                "ranks that had the others have ended. Load a state that state_dict() returned before."
+            )
+
+
+def _put(
+    whole: dict[int, dict[str, Any]],
+    parameters: Sequence[torch.Tensor],
+    table: Sequence[tuple[int, int, int, dict[str, Any]]],
+    data: torch.Tensor,
+) -> None:
+    """Put one rank's pieces into the whole. data: uint8, its tensors one after the other."""
+    at = 0
+    for number, offset, count, entries in table:
+        parameter, state = parameters[number], whole.setdefault(number, {})
+        for name, value in entries.items():
+            if not isinstance(value, _Elements):
+                state.setdefault(name, value)
+                continue
+            if name not in state:
+                state[name] = torch.empty_strided(parameter.shape, strides_of(parameter), dtype=value.dtype)
+            nbytes = count * value.dtype.itemsize
+            # Copied first: a view needs an address that suits the dtype.
+            flatten(state[name])[offset : offset + count].copy_(data[at : at + nbytes].clone().view(value.dtype))
+            at += nbytes
+
+
+def cut_state(state: State, parameter: torch.Tensor, offset: int, count: int) -> dict[str, Any]:
+    """What of a parameter's whole state belongs to a piece of it, in new memory."""
+    cut = {}
+    for name, value in state.items():
+        if is_elementwise(name, value, tuple(parameter.shape)):
+            cut[name] = flatten(value, strides_of(parameter))[offset : offset + count].clone()
+        else:
+            cut[name] = value.clone() if isinstance(value, torch.Tensor) else value
+    return cut
+
+
+def is_elementwise(name: str, value: Any, shape: tuple[int, ...]) -> bool:
+    """Has the entry of a state an element for each of a tensor's? "step" counts, whatever the shape of the tensor."""
+    return isinstance(value, torch.Tensor) and name != "step" and tuple(value.shape) == shape
+
+
+def flatten(tensor: torch.Tensor, strides: Sequence[int] | None = None) -> torch.Tensor:
+    """A dense tensor as (n,) in the order of its memory. strides: of the memory; a copy where they are others."""
+    if strides is not None and tensor.stride() != tuple(strides):
+        dense = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+        tensor = dense.copy_(tensor)
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())

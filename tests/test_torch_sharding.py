@@ -1,0 +1,385 @@
+"""DistributedOptimizer(shard=...): the parameters of one process, with a part of the optimizer's state on each rank."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ranks import run_ranks
+from torch import nn
+from torch_world import Case, Weights, assert_alike, joined, train_here, train_on_ranks, weights
+
+import hvdkit.torch as hvd
+
+pytestmark = [pytest.mark.ranks, pytest.mark.native("Horovod's core has no all-gather of buckets")]
+
+SHARDS = ["optimizer"]
+CASES = {
+    "SGD": Case(options={"lr": 0.05, "momentum": 0.9, "nesterov": True}),
+    "Adam": Case("Adam", {"lr": 0.01, "amsgrad": True}),
+    "AdamW, float32": Case("AdamW", {"lr": 0.01}, dtype="float32"),
+    "Adagrad": Case("Adagrad", {"lr": 0.05}),
+    "RMSprop": Case("RMSprop", {"lr": 0.01, "momentum": 0.5, "centered": True}),
+    "clipped": Case("AdamW", {"lr": 0.01, "weight_decay": 0.1}, clip=0.1),
+    "two passes": Case("SGD", passes=2, clip=0.5),
+    "large": Case("Adam", {"lr": 0.01}, hidden=90_001, steps=3),
+    "GradScaler": Case("SGD", dtype="float32", autocast=True, infinite_at=3, clip=1.0),
+}
+SLOW = ("RMSprop", "large")
+
+
+def _cases() -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize("name", _cases())
+def test_ranks_train_as_one_process(name: str, shard: str) -> None:
+    case = CASES[name]
+    size = 2 if case.autocast else 3
+    results = run_ranks(size, train_on_ranks, case, "auto", {"check_replicas": 2}, shard=shard)
+    tolerance = 2e-2 if case.autocast else 1e-6 if case.dtype == "float32" else 1e-10
+    assert_alike(results, train_here(case, size), tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize("transport", ["mpi", "gloo", "hierarchical_pairs", "hierarchical_uneven"])
+def test_on_all_transports(transport: str, shard: str) -> None:
+    settings = {"fusion_bytes": 2000, "buckets_in_flight": 2}
+    case = CASES["Adam"]
+    assert_alike(run_ranks(3, train_on_ranks, case, transport, settings, shard=shard), train_here(case, 3), 1e-10)
+
+
+def _batch(step: int, rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(6, 7, generator=torch.Generator().manual_seed(100 * step + rank)).to(dtype)
+
+
+def _last(layer: Any) -> Any:
+    return layer.to(memory_format=torch.channels_last)
+
+
+def _make(seed: int = 1) -> tuple[Any, torch.optim.Optimizer]:
+    """A model with channels last, a frozen layer and one of its parameters unused; options a group."""
+    torch.manual_seed(seed)
+    model = nn.ModuleDict({"first": nn.Linear(7, 33), "last": nn.Linear(33, 3), "frozen": nn.Linear(3, 3)})
+    model["unused"] = nn.Linear(2, 2)
+    model["image"] = _last(nn.Conv2d(3, 5, 2))
+    model["frozen"].requires_grad_(False)
+    groups: list[dict[str, Any]] = [
+        {"params": [*model["first"].parameters(), *model["frozen"].parameters()], "lr": 0.02, "weight_decay": 0.1},
+        {"params": [*model["last"].parameters(), *model["unused"].parameters(), *model["image"].parameters()]},
+    ]
+    return model, torch.optim.AdamW(groups, lr=0.005)
+
+
+def _step(model: Any, optimizer: Any, step: int, ranks: range) -> None:
+    optimizer.zero_grad()
+    losses = []
+    for rank in ranks:
+        hidden = model["frozen"](model["last"](torch.tanh(model["first"](_batch(step, rank)))))
+        image = model["image"](_batch(step, rank).view(1, 3, 2, 7)).square().mean()
+        losses.append(hidden.square().mean() + image)
+    (sum(losses) / len(ranks)).backward()
+    optimizer.step()
+
+
+def _alone(steps: range, size: int, state: Any = None) -> tuple[Any, torch.optim.Optimizer]:
+    model, optimizer = _make()
+    if state is not None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # it goes on in the same tensors
+    for step in steps:
+        _step(model, optimizer, step, range(size))
+    return model, optimizer
+
+
+def _equal(one: Any, two: Any) -> None:
+    """The same nested state, to 1e-6."""
+    if isinstance(one, torch.Tensor):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-6)
+        assert one.stride() == two.stride()
+    elif isinstance(one, dict):
+        assert list(one) == list(two)
+        for key in one:
+            _equal(one[key], two[key])
+    elif isinstance(one, list):
+        assert len(one) == len(two)
+        for pair in zip(one, two, strict=True):
+            _equal(*pair)
+    else:
+        assert one == two
+
+
+def _state(shard: str, steps: range, state: Any = None) -> dict[str, Any]:
+    """The whole state after some steps of a sharded optimizer, from a state of whatever kind."""
+    with joined(check_replicas=1):
+        model, optimizer = _make(1 + hvd.rank())
+        hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard=shard)
+        if state is not None and hvd.rank() == 0:
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+        hvd.broadcast_parameters(model.state_dict())
+        hvd.broadcast_optimizer_state(optimizer)
+        for step in steps:
+            _step(model, optimizer, step, range(hvd.rank(), hvd.rank() + 1))
+        return {"model": copy.deepcopy(model.state_dict()), "optimizer": optimizer.state_dict()}
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_the_state_is_that_of_the_plain_optimizer_and_goes_on_on_any_number_of_ranks(shard: str) -> None:
+    model, optimizer = _alone(range(3), 3)
+    halfway = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    found = run_ranks(3, _state, shard, range(3))
+    for one in found:
+        _equal(one, halfway)
+    model, optimizer = _alone(range(3, 6), 2, found[0])  # a plain one loads it
+    whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    for one in run_ranks(2, _state, shard, range(3, 6), found[0]):  # so does another number of ranks
+        _equal(one, whole)
+
+
+def _checkpointed(shard: str, directory: Path, steps: range, *, load: bool) -> dict[str, Any]:
+    with joined():
+        model, optimizer = _make(1 + hvd.rank() * load)
+        hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard=shard)
+        things = {"model": model, "optimizer": optimizer}
+        assert (hvd.checkpoint.load(directory, **things) is not None) == load
+        for step in steps:
+            _step(model, optimizer, step, range(hvd.rank(), hvd.rank() + 1))
+        hvd.checkpoint.save(directory, **things)
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_a_checkpoint_is_loaded_by_another_number_of_ranks(tmp_path: Path, shard: str) -> None:
+    run_ranks(3, _checkpointed, shard, tmp_path, range(2), load=False)
+    resumed = run_ranks(2, _checkpointed, shard, tmp_path, range(2, 4), load=True)
+    model, optimizer = _alone(range(2), 3)
+    model, optimizer = _alone(range(2, 4), 2, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    for one in resumed:
+        _equal(one, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+
+
+def _thawed(shard: str) -> Weights:
+    """Parameters are unfrozen and added between steps."""
+    with joined():
+        model, optimizer = _thaw(
+            lambda optimizer, model: hvd.DistributedOptimizer(optimizer, list(model.named_parameters()), shard=shard),
+            range(hvd.rank(), hvd.rank() + 1),
+        )
+        state = optimizer.state_dict()
+        assert len(state["state"]) == 10  # of first, the old last, frozen, image and the new last
+        return weights(model)
+
+
+def _thaw(wrap: Any, ranks: range) -> tuple[Any, Any]:
+    model, optimizer = _make()
+    late = nn.Linear(33, 3)
+    with torch.no_grad():
+        for parameter in late.parameters():
+            parameter.fill_(0.1)
+    wrap(optimizer, model)
+    for step in range(6):
+        if step == 2:
+            model["frozen"].requires_grad_(True)
+        if step == 4:
+            optimizer.add_param_group({"params": list(late.parameters()), "lr": 0.01})
+            model["last"] = late
+        _step(model, optimizer, step, ranks)
+    return model, optimizer
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_parameters_may_be_unfrozen_and_added(shard: str) -> None:
+    torch.set_num_threads(1)
+    model, _ = _thaw(lambda optimizer, model: None, range(3))
+    assert_alike(run_ranks(3, _thawed, shard), weights(model), 1e-6)
+
+
+def _bytes_of_state(shard: str | None) -> int:
+    with joined():
+        model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(6)))
+        optimizer = torch.optim.Adam(model.parameters())
+        hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard=shard)
+        model(torch.ones(2, 300)).sum().backward()
+        optimizer.step()
+        return sum(value.nbytes for state in optimizer.state.values() for value in state.values())
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_a_rank_keeps_its_part_of_the_state(shard: str) -> None:
+    (whole,) = set(run_ranks(3, _bytes_of_state, None))
+    for held in run_ranks(3, _bytes_of_state, shard):
+        assert held == pytest.approx(whole / 3, rel=0.05)
+
+
+def _with_masters(shard: str) -> tuple[Weights, list[str], Weights]:
+    with joined():
+        model, optimizer = _narrow()
+        hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard=shard, master_weights=True)
+        for step in range(4):
+            _narrow_step(model, optimizer, step, range(hvd.rank(), hvd.rank() + 1))
+        state = optimizer.state_dict()["state"]
+        masters = [state[at]["master_weight"] for at in range(2)]
+        copied, other = _narrow()
+        hvd.DistributedOptimizer(other, copied.named_parameters(), shard=shard, master_weights=True)
+        copied.load_state_dict(model.state_dict())
+        other.load_state_dict(optimizer.state_dict())
+        for each in ((model, optimizer), (copied, other)):
+            _narrow_step(*each, 4, range(hvd.rank(), hvd.rank() + 1))
+        for one, two in zip(model.parameters(), copied.parameters(), strict=True):
+            assert torch.equal(one, two)
+        return weights(model), [str(one.dtype) for one in masters], [one.double().numpy() for one in masters]
+
+
+def _narrow() -> tuple[Any, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    model = nn.Linear(7, 40).bfloat16()
+    return model, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+
+def _narrow_step(model: Any, optimizer: Any, step: int, ranks: range) -> None:
+    optimizer.zero_grad()
+    for rank in ranks:
+        (model(_batch(step, rank, torch.bfloat16)).square().mean() / len(ranks)).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_master_weights_keep_what_bfloat16_would_lose(shard: str) -> None:
+    model, _ = _narrow()
+    masters = [parameter.detach().float().clone().requires_grad_() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=1e-3, momentum=0.9)
+    at_four: list[torch.Tensor] = []
+    for step in range(5):
+        gradients = []
+        for rank in range(2):
+            model.zero_grad()
+            model(_batch(step, rank, torch.bfloat16)).square().mean().backward()
+            gradients.append([parameter.grad.float() for parameter in model.parameters()])
+        for master, *each in zip(masters, *gradients, strict=True):
+            master.grad = (sum(each) / 2).bfloat16().float()
+        optimizer.step()
+        with torch.no_grad():
+            for parameter, master in zip(model.parameters(), masters, strict=True):
+                parameter.copy_(master)
+        if step == 3:
+            at_four = [master.detach().clone() for master in masters]
+    for found, dtypes, kept in run_ranks(2, _with_masters, shard):
+        assert dtypes == ["torch.float32"] * 2
+        for one, master in zip(kept, at_four, strict=True):
+            np.testing.assert_allclose(one, master.double().numpy(), rtol=0, atol=1e-6)
+        for one, two in zip(found, weights(model), strict=True):
+            np.testing.assert_allclose(one, two, rtol=0, atol=1e-2)
+
+
+class Lars(torch.optim.Optimizer):
+    """Divides each gradient by its norm."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad / parameter.grad.norm(), alpha=group["lr"])
+
+
+class Lion(torch.optim.Optimizer):
+    """The sign of a moving average."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                average = self.state[parameter].setdefault("average", torch.zeros_like(parameter))
+                parameter.sub_(average.lerp(parameter.grad, 0.1).sign(), alpha=group["lr"])
+                average.lerp_(parameter.grad, 0.01)
+
+
+def _refusals() -> dict[str, str]:
+    with joined():
+        found = {}
+
+        def attempt(name: str, make: Any, **options: Any) -> None:
+            model = nn.Linear(4, 4, bias=False)
+            try:
+                hvd.DistributedOptimizer(make(model.parameters()), **{"shard": "optimizer", **options})
+            except (ValueError, TypeError) as error:
+                found[name] = str(error)
+
+        attempt("Lars", Lars)
+        attempt("Lion", Lion)
+        attempt("LBFGS", torch.optim.LBFGS)
+        attempt("Adafactor", torch.optim.Adafactor)
+        if hasattr(torch.optim, "Muon"):
+            attempt("Muon", torch.optim.Muon)
+        sgd = torch.optim.SGD
+        attempt("word", sgd, shard="everything")
+        attempt("Adasum", sgd, op=hvd.Adasum)
+        attempt("strategy", sgd, strategy=object())
+        attempt("masters", sgd, shard=None, master_weights=True)
+        model = nn.Linear(4, 4)
+        model.weight.data = model.weight.data.t()
+        attempt("strides", lambda _: sgd(model.parameters()))
+        optimizer = hvd.DistributedOptimizer(sgd(nn.Linear(2, 2).parameters(), lr=0.1), shard="optimizer")
+        with pytest.raises(TypeError, match="state_dict"):
+            copy.deepcopy(optimizer)
+        with pytest.raises(TypeError, match="state_dict"):
+            pickle.dumps(optimizer)
+        return found
+
+
+def test_what_cannot_be_divided_is_refused_with_the_cure() -> None:
+    for found in run_ranks(2, _refusals):
+        assert "Lion" not in found, found["Lion"]
+        for name in ("Lars", "LBFGS", "Adafactor", *(["Muon"] * hasattr(torch.optim, "Muon"))):
+            assert name in found[name] and "treats every element by itself" in found[name]
+        assert "'everything'" in found["word"]
+        assert "op=hvd.Average" in found["Adasum"] and "strategy" in found["strategy"]
+        assert "needs shard=" in found["masters"]
+        assert "contiguous" in found["strides"]
+
+
+def _committed(shard: str) -> None:
+    """A commit has all parts: the state goes back to it, and to other ranks' after a shutdown()."""
+    with joined():
+        model, optimizer = _make()
+        hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard=shard)
+        state = hvd.elastic.TorchState(model, optimizer, step=0)
+        state.sync()
+        mine = range(hvd.rank(), hvd.rank() + 1)
+        for step in range(2):
+            _step(model, optimizer, step, mine)
+        state.step = 2
+        state.commit()
+        for step in range(2, 4):
+            _step(model, optimizer, step, mine)
+        expected = copy.deepcopy(model.state_dict()), optimizer.state_dict()
+        state.restore()
+        state.sync()
+        assert state.step == 2
+        for step in range(2, 4):
+            _step(model, optimizer, step, mine)
+        _equal([dict(model.state_dict()), optimizer.state_dict()], [dict(expected[0]), expected[1]])
+        state.restore()
+    with joined():  # as after a change of the world
+        state.sync()
+        for step in range(2, 4):
+            _step(model, optimizer, step, mine)
+        _equal([dict(model.state_dict()), optimizer.state_dict()], [dict(expected[0]), expected[1]])
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_a_commit_has_the_parts_of_all_ranks(shard: str) -> None:
+    run_ranks(3, _committed, shard)
