@@ -237,6 +237,6 @@ def test_the_report_asks_for_nothing_and_shows_all() -> None:
     job = Job(hosts=FOUR_HOSTS, late=lambda rank, step: 6 * MS if rank == 3 and step >= 50 else 0.0)
     page = build_report(analyse(job.record()))
     assert not re.search(r"""(src|href)="(?!#)|@import|url\((?!#)|<script""", page)
-    assert page.count("<svg") == page.count("</svg>") == 5
+    assert page.count("<svg") == page.count("</svg>") == 6
     assert "Rank 3 on n2 is slow since step 50" in page and "waited for rank 3" in page
     assert "layer3" in page and "waiting for slower ranks" in page and "predicted" in page

@@ -54,7 +54,7 @@ from hvdkit.keras.state import (
     broadcast_variables,
 )
 from hvdkit.keras.values import allgather, allreduce, barrier, broadcast, reducescatter
-from hvdkit.profiling.session import profile
+from hvdkit.profiling.session import profile, scaling_report
 from hvdkit.training.schedules import linear_scale, square_root_scale
 
 __all__ = [
@@ -111,6 +111,7 @@ __all__ = [
     "reducescatter",
     "remove_process_set",
     "rocm_built",
+    "scaling_report",
     "shard",
     "shutdown",
     "size",

@@ -33,6 +33,11 @@ class Scaling:
         work = replace(self.work, buckets=buckets) if buckets else self.work
         return predict_step(work, self.cluster, hosts).step_s + self.rest_s
 
+    def with_less_work(self, own_s: float, times: int) -> Scaling:
+        """The step of ranks with a `times` smaller batch. own_s: the part of compute_s that is in proportion to it."""
+        compute_s = self.work.compute_s - own_s + own_s / times
+        return replace(self, work=replace(self.work, compute_s=compute_s, backward_s=self.work.backward_s / times))
+
     def merged(self, times: int) -> list[float]:
         """The bytes of buckets that are `times` times as large."""
         buckets = self.work.buckets

@@ -1,10 +1,10 @@
-"""hvd.profile(): records the steps of a block of the script and prints the verdict on them."""
+"""hvd.profile() and hvd.scaling_report(): record the steps of a block of the script, and print what they come to."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from hvdkit.errors import ProfileError
 if TYPE_CHECKING:  # imported when it is needed: every script imports this file
     from hvdkit.profiling.network import Network
     from hvdkit.profiling.recordings import RankRecording
+    from hvdkit.profiling.scaling_report import ScalingReport
     from hvdkit.profiling.verdict import Verdict
 
 _GATHERED_BYTES = 64 << 20  # of the last rounds of all ranks
@@ -34,6 +35,17 @@ class Profile:
     text: str = ""
 
 
+@dataclass
+class Scales:
+    """The result of scaling_report(): filled on rank 0 when the block has ended.
+
+    report: in numbers; None where nothing was reduced. text: the same for people.
+    """
+
+    report: ScalingReport | None = None
+    text: str = ""
+
+
 @contextmanager
 def profile(save: str | os.PathLike[str] | None = None, *, network: str = "") -> Iterator[Profile]:
     """Record the steps of a `with` block on all ranks; rank 0 prints to stderr where their time went.
@@ -43,18 +55,68 @@ def profile(save: str | os.PathLike[str] | None = None, *, network: str = "") ->
     The end of the block is collective, unless an exception ends it. Under `hvdkit profile`, which records all steps, it
     does nothing. Raises NotInitializedError before init(), ProfileError for an invalid network.
     """
+    result = Profile()
+
+    def tell(verdict: Verdict) -> str:
+        from hvdkit.profiling.text import describe
+
+        result.verdict = verdict
+        return describe(verdict)
+
+    with _recording("profile()", save, network, None, tell) as told:
+        yield result
+    result.text = "".join(told)
+
+
+@contextmanager
+def scaling_report(
+    save: str | os.PathLike[str] | None = None, *, network: str = "", one_rank_s: float | None = None
+) -> Iterator[Scales]:
+    """Record the steps of a `with` block on all ranks; rank 0 prints their speedup and efficiency against one rank.
+
+    Weak scaling, in which each rank keeps its batch, and strong, in which all ranks together keep theirs: for this job
+    as measured, and for 2, 4 and 8 times its hosts as predicted.
+    save, network: as for profile(); `hvdkit profile --read FILE -o report.html` draws the curves.
+    one_rank_s: measured seconds of a step on one rank with the same batch a rank; None to estimate it from this job.
+    Collective and without effect under `hvdkit profile`, as profile(). Raises NotInitializedError before init(),
+    ProfileError for an invalid network or duration.
+    """
+    if one_rank_s is not None and not 0 < one_rank_s < float("inf"):
+        raise ProfileError(f"scaling_report(one_rank_s={one_rank_s!r}) is no duration. Give seconds, such as 0.025.")
+    result = Scales()
+
+    def tell(verdict: Verdict) -> str:
+        from hvdkit.profiling.scaling_report import describe_scaling
+
+        result.report = verdict.scaling
+        return f"{describe_scaling(verdict.scaling)}\nPredicted for {verdict.network}."
+
+    with _recording("scaling_report()", save, network, one_rank_s, tell) as told:
+        yield result
+    result.text = "".join(told)
+
+
+@contextmanager
+def _recording(
+    call: str,
+    save: str | os.PathLike[str] | None,
+    network: str,
+    one_rank_s: float | None,
+    tell: Callable[[Verdict], str],
+) -> Iterator[list[str]]:
+    """Record a block; on rank 0 analyse it and print what `tell` makes of the verdict, which the list then holds."""
     from hvdkit.profiling.network import parse_network
     from hvdkit.profiling.recordings import as_recording
 
-    runtime = engine.runtime("profile()")
+    runtime = engine.runtime(call)
     wanted = parse_network(network) if network else None
-    result = Profile()
+    told: list[str] = []
     if RECORDER.on:
-        yield result
+        yield told
         return
     RECORDER.start()
     try:
-        yield result
+        yield told
     finally:
         RECORDER.stop()
         plans = RECORDER.take()
@@ -64,21 +126,23 @@ def profile(save: str | os.PathLike[str] | None = None, *, network: str = "") ->
             rounds.rows.popleft()
     recordings = allgather_object(as_recording(runtime.facts(), plans), "profile")
     if runtime.world.rank == 0:
-        _report(result, recordings, wanted, save)
+        told.append(_report(recordings, wanted, one_rank_s, save, tell))
+        sys.stderr.write(f"\n{told[0]}\n")
 
 
 def _report(
-    result: Profile, recordings: list[RankRecording], network: Network | None, save: str | os.PathLike[str] | None
-) -> None:
+    recordings: list[RankRecording],
+    network: Network | None,
+    one_rank_s: float | None,
+    save: str | os.PathLike[str] | None,
+    tell: Callable[[Verdict], str],
+) -> str:
     from hvdkit.profiling.recordings import write_recordings
-    from hvdkit.profiling.text import describe
     from hvdkit.profiling.verdict import analyse
 
     if save is not None:
         write_recordings(recordings, Path(save))
     try:
-        result.verdict = analyse(recordings, network).verdict
-        result.text = describe(result.verdict)
+        return tell(analyse(recordings, network, one_rank_s).verdict)
     except ProfileError as error:
-        result.text = f"There is no profile of these steps. {error}"
-    sys.stderr.write(f"\n{result.text}\n")
+        return f"There is no profile of these steps. {error}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hvdkit.profiling.scaling_report import describe_scaling
 from hvdkit.profiling.verdict import Verdict
 
 _LABELS = {
@@ -93,6 +94,8 @@ def _list_advice(verdict: Verdict) -> Iterator[str]:
         if step.times > 1
     )
     yield f"Predicted step time, and efficiency relative to this job, on {verdict.network}: {more}."
+    yield ""
+    yield describe_scaling(verdict.scaling)
     yield ""
     if not verdict.advice:
         yield "Nothing to change: no advice would save a noticeable part of a step."

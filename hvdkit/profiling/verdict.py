@@ -9,6 +9,7 @@ from hvdkit.profiling.advice import Advice, advise
 from hvdkit.profiling.network import Network, find_network
 from hvdkit.profiling.recordings import RankRecording
 from hvdkit.profiling.scaling import TIMES, Scaling, model_scaling
+from hvdkit.profiling.scaling_report import ScalingReport, report_scaling
 from hvdkit.profiling.shares import Shares, split_steps
 from hvdkit.profiling.slow import Slow, find_slow
 from hvdkit.profiling.steps import Steps, find_steps
@@ -74,6 +75,7 @@ class Verdict:
     buckets: tuple[int, ...]
     network: Network
     predicted: tuple[Predicted, ...]
+    scaling: ScalingReport
     advice: tuple[Advice, ...]
 
 
@@ -87,19 +89,22 @@ class Analysis:
     scaling: Scaling
 
 
-def analyse(recordings: Sequence[RankRecording], network: Network | None = None) -> Analysis:
+def analyse(
+    recordings: Sequence[RankRecording], network: Network | None = None, one_rank_s: float | None = None
+) -> Analysis:
     """Compute the verdict on a recording. network: between hosts, to predict for; that of the job if None.
 
+    one_rank_s: seconds of a step on one rank with the same batch a rank, to compare with; estimated if None.
     Raises ProfileError if there are no steps that all ranks took.
     """
     steps = find_steps(recordings)
     shares = split_steps(steps)
     own = find_network(steps, len({rank.host for rank in steps.ranks}))
     scaling = model_scaling(steps, shares, network, own)
-    return Analysis(_judge(steps, shares, scaling), steps, shares, scaling)
+    return Analysis(_judge(steps, shares, scaling, one_rank_s), steps, shares, scaling)
 
 
-def _judge(steps: Steps, shares: Shares, scaling: Scaling) -> Verdict:
+def _judge(steps: Steps, shares: Shares, scaling: Scaling, one_rank_s: float | None) -> Verdict:
     usual = shares.usual
     parts = _parts(shares, slice(None))
     slow = find_slow(steps, shares)
@@ -127,6 +132,7 @@ def _judge(steps: Steps, shares: Shares, scaling: Scaling) -> Verdict:
         buckets=steps.plan.nbytes,
         network=scaling.network,
         predicted=_predict(scaling),
+        scaling=report_scaling(scaling, len(steps.plan.ranks), parts.compute_s + parts.loading_s, one_rank_s),
         advice=advise(steps, shares, scaling, slow),
     )
 

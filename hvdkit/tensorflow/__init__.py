@@ -42,7 +42,7 @@ from hvdkit.engine.built import (
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
-from hvdkit.profiling.session import profile
+from hvdkit.profiling.session import profile, scaling_report
 from hvdkit.tensorflow import mpi_ops
 from hvdkit.tensorflow.basics import cuda_built, describe, gpu_available, init, rocm_built
 from hvdkit.tensorflow.compression import Compression
@@ -129,6 +129,7 @@ __all__ = [
     "reducescatter",
     "remove_process_set",
     "rocm_built",
+    "scaling_report",
     "shutdown",
     "size",
     "size_op",

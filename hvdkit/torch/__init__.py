@@ -37,7 +37,7 @@ from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.job_objects import allgather_object, broadcast_object
 from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
-from hvdkit.profiling.session import profile
+from hvdkit.profiling.session import profile, scaling_report
 from hvdkit.torch import checkpoint, data, elastic, learning_rate, metrics, mpi_ops
 from hvdkit.torch.basics import cuda_built, describe, init, local_device, rocm_built
 from hvdkit.torch.compression import Compression
@@ -146,6 +146,7 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
+    "scaling_report",
     "shutdown",
     "size",
     "sparse_allreduce_async",

@@ -9,7 +9,8 @@ from hvdkit.tools.training_command import add_hvdrun_options
 _EXPLANATION = """\
 Show where the time of a training step goes. The command runs a job and reports, for all ranks, the time of a step in
 compute, in waiting for data, in waiting for slower ranks (which ranks, how long, since which step) and in exposed
-communication. It predicts the step time on more hosts, and says what to change first.
+communication. It predicts the step time on more hosts, gives speedup and efficiency against one rank (with the same
+batch on each rank, and with the same batch in all), and says what to change first.
 
 Give the number of ranks and a Python script, which hvdrun then starts (2 ranks by default), or the command of any
 launcher. The script is not changed. It must use hvdkit's DistributedOptimizer (PyTorch or Keras) or
@@ -55,6 +56,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="RATE[,LATENCY]",
         help="network between hosts to predict for, such as 10gbit or 100gbit,5us (default: as measured in the job; "
         "10gbit,50us for a job on one host)",
+    )
+    add(
+        "--one-rank-s",
+        type=float,
+        metavar="SECONDS",
+        help="measured duration of a step on one rank with the same batch per rank, for speedup and efficiency "
+        "(default: estimated from this job)",
     )
     add("--save", metavar="FILE", help="write the measurements, for --read")
     add("--read", metavar="FILE", help="run no job; report on measurements written by --save")

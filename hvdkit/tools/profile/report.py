@@ -7,6 +7,7 @@ from html import escape
 
 import numpy as np
 
+from hvdkit.profiling.scaling_report import ScalingReport
 from hvdkit.profiling.text import describe, show_s
 from hvdkit.profiling.verdict import Analysis, Parts
 from hvdkit.tools.charts import build_page, draw_bars, draw_lines, embed, label_log_axis, new_figure
@@ -42,6 +43,8 @@ def build_report(analysis: Analysis) -> str:
         _draw_steps(analysis),
         "<h2>On more hosts</h2>",
         _draw_scaling(analysis),
+        "<h2>Against one rank</h2>",
+        _draw_report(analysis.verdict.scaling),
     ]
     return build_page("Where the time of a step goes", parts)
 
@@ -151,4 +154,27 @@ def _draw_scaling(analysis: Analysis) -> str:
     draw_lines(axis, lines, dashed=["without communication"])
     label_log_axis(axis, hosts)
     axis.set(title=f"on {analysis.verdict.network}", xlabel="hosts", ylabel="throughput relative to this job")
+    return embed(figure)
+
+
+def _draw_report(report: ScalingReport) -> str:
+    """Draw speedup and efficiency, weak and strong, over the number of ranks; a line begins at one rank."""
+    figure = new_figure(_OPTION, 12, 4)
+    speedups, efficiencies = figure.subplots(1, 2)
+    ranks = [1.0, *(float(point.ranks) for point in report.points)]
+    lines = {"weak": [point.weak for point in report.points], "strong": [point.strong for point in report.points]}
+    faster = {
+        name: list(zip(ranks, [1.0, *(one.speedup for one in line)], strict=True)) for name, line in lines.items()
+    }
+    draw_lines(speedups, {**faster, "ideal": [(each, each) for each in ranks]}, dashed=["ideal"])
+    shares = {
+        name: list(zip(ranks, [100.0, *(100 * one.efficiency for one in line)], strict=True))
+        for name, line in lines.items()
+    }
+    draw_lines(efficiencies, shares)
+    for axis in (speedups, efficiencies):
+        label_log_axis(axis, ranks)
+        axis.set_xlabel(f"ranks ({report.points[0].ranks}: measured)")
+    speedups.set(title="speedup", ylim=(0, None))
+    efficiencies.set(title="efficiency", ylabel="%", ylim=(0, None))
     return embed(figure)

@@ -31,6 +31,8 @@ _MPIRUNS = ("mpirun", "mpiexec", "orterun")
 def profile(options: argparse.Namespace) -> int:
     """Carry out the command; returns the exit code of the job. Raises ProfileError if there is no profile."""
     network = parse_network(options.network) if options.network else None
+    if options.one_rank_s is not None and not 0 < options.one_rank_s < float("inf"):
+        raise ProfileError(f"--one-rank-s {options.one_rank_s:g} is no duration. Give seconds, such as 0.025.")
     command = strip_dashes(options.command)
     if not command and not options.read:
         raise ProfileError("No script was given. Example: hvdkit profile -np 4 -- python train.py")
@@ -51,7 +53,7 @@ def profile(options: argparse.Namespace) -> int:
     if options.save and recordings:
         write_recordings(recordings, Path(options.save))
     try:
-        analysis = analyse(recordings, network)
+        analysis = analyse(recordings, network, options.one_rank_s)
     except ProfileError as error:
         if not code:
             raise
