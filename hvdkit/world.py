@@ -305,6 +305,11 @@ def _always(variables: Mapping[str, str]) -> bool:
     return True
 
 
+def has_master_address() -> bool:
+    """Is MASTER_ADDR or MASTER_PORT set, by which torch.distributed's ranks find each other?"""
+    return any(name in os.environ for name in ("MASTER_ADDR", "MASTER_PORT"))
+
+
 def has_hvdruns_torch_variables(variables: Mapping[str, str]) -> bool:
     """Tell whether the variables of torchrun are hvdrun's; not below a torchrun that a rank of hvdrun's has started."""
     return variables.get("TORCHELASTIC_RUN_ID", "").startswith(HVDRUN_RUN_ID)

@@ -272,6 +272,12 @@ class Groups:
         own_set: ProcessSet | None = collective_step(self._engine, "split_world", change)
         return own_set
 
+    def open_transport(self, what: str) -> Transport:
+        """Another transport of all ranks, which the caller closes; collective. what: it is for, to the other ranks."""
+        opened = collective_step(self._engine, what, lambda transport, _: self._world.split([self._all]))
+        assert isinstance(opened, Transport)
+        return opened
+
     @property
     def _all(self) -> list[int]:
         return list(range(self._world.size))

@@ -70,8 +70,11 @@ from hvdkit.torch.ops import (
     sparse_allreduce_async,
 )
 from hvdkit.torch.optimizer import DistributedOptimizer
+from hvdkit.torch.process_group.register import register
 from hvdkit.torch.state import broadcast_optimizer_state, broadcast_parameters
 from hvdkit.torch.sync_batch_norm import SyncBatchNorm
+
+register()
 
 __all__ = [
     "Adasum",

@@ -87,6 +87,57 @@ class Transport(ABC):
     def barrier(self) -> None:
         """Return when every rank has called it."""
 
+    def allgather_into(self, pieces: Sequence[Buffer], buffer: Buffer) -> None:
+        """Fill `pieces`, one a rank, with every rank's `buffer` (pieces[rank].count,), which may be that piece.
+
+        This and the next ones are collectives whose results go to memory that the caller has.
+        """
+        self._divide(pieces, self.allgather(buffer, [piece.count for piece in pieces]))
+
+    def reducescatter_into(self, out: Buffer, pieces: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
+        """out (n,) = scale * the reduction of every rank's pieces[rank] (n,); it may be this rank's piece.
+
+        scale: as in allreduce(). Other than there 16-bit floats are rounded before it where ranks are on several hosts.
+        """
+        counts = [piece.count for piece in pieces]
+        self.arithmetic.combine(out, [self.reducescatter(self._join(pieces), counts, op)], scale=scale)
+
+    def alltoall_into(self, received: Sequence[Buffer], sent: Sequence[Buffer]) -> None:
+        """Send sent[i] to rank i; what rank i sends comes to received[i]. Buffers, one a rank, agree in dtype."""
+        counts = [piece.count for piece in sent], [piece.count for piece in received]
+        self._divide(received, self.alltoall(self._join(sent), *counts))
+
+    def gather_into(self, pieces: Sequence[Buffer], buffer: Buffer, root: int) -> None:
+        """Fill the root's `pieces`, one a rank, with every rank's `buffer` (n,). pieces: empty on other ranks."""
+        each = [buffer.count if self.rank == root else 0] * self.size
+        sent = [buffer.count if rank == root else 0 for rank in range(self.size)]
+        gathered = self.alltoall(buffer, sent, each)
+        if self.rank == root:
+            self._divide(pieces, gathered)
+
+    def scatter_into(self, out: Buffer, pieces: Sequence[Buffer], root: int) -> None:
+        """Fill every rank's `out` (n,) with the root's piece for it. pieces: empty on other ranks."""
+        sent = self._join(pieces) if self.rank == root else out.slice(0, 0)
+        counts = [out.count if self.rank == root else 0] * self.size
+        came = self.alltoall(sent, counts, [out.count if rank == root else 0 for rank in range(self.size)])
+        self.arithmetic.copy(out, came)
+
+    def _join(self, pieces: Sequence[Buffer]) -> Buffer:
+        """The pieces one after another, in new memory."""
+        joined = make_buffer(sum(piece.count for piece in pieces), pieces[0].dtype)
+        at = 0
+        for piece in pieces:
+            self.arithmetic.copy(joined.slice(at, at + piece.count), piece)
+            at += piece.count
+        return joined
+
+    def _divide(self, pieces: Sequence[Buffer], joined: Buffer) -> None:
+        """Copy what is one after another to the pieces."""
+        at = 0
+        for piece in pieces:
+            self.arithmetic.copy(piece, joined.slice(at, at + piece.count))
+            at += piece.count
+
     def iallreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> Request:
         """Begin allreduce(); `out` of the request is `buffer`."""
         self.allreduce(buffer, op, scale)
@@ -154,6 +205,16 @@ class Transport(ABC):
     def subgroup(self, ranks: Sequence[int]) -> Transport | None:
         """See split(): a transport of these ranks, numbered in the order given."""
         return self.split([ranks])
+
+    def create_group(self, ranks: Sequence[int]) -> Transport:
+        """Like subgroup(), but these ranks alone call it, in the same order where they make several.
+
+        No other thread splits this transport or makes groups meanwhile.
+        """
+        raise TransportError(
+            f"The {self.name} transport cannot make a group without all ranks. Use hvdkit's own engine (unset "
+            "HVDKIT_ENGINE)."
+        )
 
     def open_mailbox(self) -> Mailbox:
         """Make a way to send short messages between these ranks, in the same order on all of them.

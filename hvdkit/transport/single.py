@@ -64,6 +64,11 @@ class SingleTransport(Transport):
         check_groups(groups, 1)
         return SingleTransport(self.arithmetic) if groups else None
 
+    def create_group(self, ranks: Sequence[int]) -> SingleTransport:
+        """See Transport.create_group."""
+        check_groups([ranks], 1)
+        return SingleTransport(self.arithmetic)
+
     def open_mailbox(self) -> LocalMailbox:
         """See Transport.open_mailbox."""
         return LocalMailbox()

@@ -76,9 +76,14 @@ class HierarchicalTransport(SharedMemoryTransport):
         number = find_group(groups, self.rank)
         if base is None or number is None or base.size == 1:
             return base
+        return self._above(base, groups[number])
+
+    def _above(self, base: Transport, ranks: Sequence[int]) -> Transport:
+        """See SharedMemoryTransport._above."""
+        assert isinstance(base, BaseTransport)
         base.between.algorithm = self.between.algorithm  # which may have been set since
-        nodes = [self._nodes[rank] for rank in groups[number]]
-        return HierarchicalTransport(base, nodes=nodes, **self._options_of(groups[number]))
+        nodes = [self._nodes[rank] for rank in ranks]
+        return HierarchicalTransport(base, nodes=nodes, **self._options_of(ranks))
 
     def close(self, *, idle: bool = True) -> None:
         """See Transport.close."""

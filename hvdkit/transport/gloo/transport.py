@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from hvdkit.errors import RankLostError, TransportError
@@ -112,6 +113,7 @@ class GlooTransport(BaseTransport):
         super().__init__(self.ranks.index(peers.rank), size, arithmetic, between)
         self._rendezvous, self._peers, self._key = rendezvous, peers, key
         self._made = itertools.count()
+        self._groups: Counter[tuple[int, ...]] = Counter()
         self._wire: GlooWire | None = None  # opened at the first collective, to which all ranks come
         self._messages: PeerMessages | None = None
         self._closed = False
@@ -181,6 +183,14 @@ class GlooTransport(BaseTransport):
         if number is None:
             return None
         members, key = [self.ranks[rank] for rank in groups[number]], f"{key}.{number}"
+        return GlooTransport(self._rendezvous, self._peers, members, key, self.arithmetic, self.between.algorithm)
+
+    def create_group(self, ranks: Sequence[int]) -> GlooTransport:
+        """See Transport.create_group. Each rank counts the groups of these ranks that it makes."""
+        check_groups([ranks], self.size)
+        members = tuple(self.ranks[rank] for rank in ranks)
+        number = self._groups[members] = self._groups[members] + 1
+        key = f"{self._key}/{'.'.join(map(str, members))}.{number}"
         return GlooTransport(self._rendezvous, self._peers, members, key, self.arithmetic, self.between.algorithm)
 
     def find_nodes(self) -> list[int]:

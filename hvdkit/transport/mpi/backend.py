@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from hvdkit.errors import ConfigError, TransportError
 from hvdkit.transport.backend import Abort, Membership
 from hvdkit.transport.mpi import membership
-from hvdkit.transport.mpi.communicators import duplicate_comm
+from hvdkit.transport.mpi.communicators import create_comm, duplicate_comm
 from hvdkit.transport.mpi.library import (
     abort,
-    call_mpi,
     calls_from_any_thread,
     can_load_mpi,
     describe_mpi,
@@ -62,14 +61,7 @@ def open_part(part: Part, world: World) -> MPI.Intracomm:
             "not in comm. Only the ranks in comm may call init(). This rank must not call hvdkit, or must pass a "
             "list that contains it."
         )
-    everyone = call_mpi("MPI_Comm_group", job.Get_group)
-    group = everyone.Incl(list(part.ranks))
-    try:
-        comm: MPI.Intracomm = call_mpi("MPI_Comm_create_group", job.Create_group, group)
-    finally:
-        group.Free()
-        everyone.Free()
-    return comm
+    return create_comm(job, part.ranks)
 
 
 def open_membership() -> Membership:

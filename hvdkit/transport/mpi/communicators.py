@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from hvdkit.transport.mpi.library import call_mpi, calls_take_turns, collective, finish, is_ours_to_end
@@ -33,3 +34,14 @@ def make_comm(what: str, comm: MPI.Intracomm, *arguments: Any) -> MPI.Intracomm:
     if not is_ours_to_end():
         collective("MPI_Barrier", comm)
     return cast("MPI.Intracomm", call_mpi(what, getattr(comm, what.removeprefix("MPI_Comm_").capitalize()), *arguments))
+
+
+def create_comm(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
+    """A communicator of some ranks of `comm`, for own_comm(); collective over these. Raises as call_mpi() does."""
+    everyone = call_mpi("MPI_Comm_group", comm.Get_group)
+    group = everyone.Incl(list(ranks))
+    try:
+        return call_mpi("MPI_Comm_create_group", comm.Create_group, group)
+    finally:
+        group.Free()
+        everyone.Free()

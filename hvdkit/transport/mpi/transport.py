@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,7 @@ from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.division import Groups, check_groups, find_group
 from hvdkit.transport.mpi import library as mpi_library
-from hvdkit.transport.mpi.communicators import duplicate_comm, make_comm
+from hvdkit.transport.mpi.communicators import create_comm, duplicate_comm, make_comm
 from hvdkit.transport.mpi.library import collective, free_comm, load_mpi, own_comm
 from hvdkit.transport.mpi.mailbox import MpiMailbox, leave_mailboxes
 from hvdkit.transport.mpi.nonblocking import MpiWire
@@ -85,6 +86,12 @@ class MpiTransport(BaseTransport):
             make_comm("MPI_Comm_split", self.wire.comm, load_mpi().UNDEFINED, 0)
             return None
         comm = own_comm(make_comm("MPI_Comm_split", self.wire.comm, number, groups[number].index(self.rank)))
+        return MpiTransport(comm, self.arithmetic, self.between.algorithm, own_comm(duplicate_comm(comm)))
+
+    def create_group(self, ranks: Sequence[int]) -> MpiTransport:
+        """See Transport.create_group. Its spare communicator is made now, too: see MpiTransport."""
+        check_groups([ranks], self.size)
+        comm = own_comm(create_comm(self.wire.comm, ranks))
         return MpiTransport(comm, self.arithmetic, self.between.algorithm, own_comm(duplicate_comm(comm)))
 
     def find_nodes(self) -> list[int]:

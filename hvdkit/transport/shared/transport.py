@@ -16,6 +16,7 @@ from hvdkit.transport.division import Groups, find_group
 from hvdkit.transport.mailbox import Mailbox, OpeningMailbox
 from hvdkit.transport.request import Request
 from hvdkit.transport.shared.buckets import SharedBuckets
+from hvdkit.transport.shared.exchange import Exchange
 from hvdkit.transport.shared.liveness import Liveness
 from hvdkit.transport.shared.mailbox import open_shared_mailbox
 from hvdkit.transport.shared.slots import Slots, slot_bytes
@@ -70,6 +71,7 @@ class SharedMemoryTransport(Transport):
         self._slot_bytes = slot_bytes(base.size) if local.size == base.size else 0
         self._slots: Slots | None = None
         self._stage: Stage | None = None
+        self._opened_exchange: Exchange | None = None
         self._closed = False
 
     @property
@@ -135,6 +137,9 @@ class SharedMemoryTransport(Transport):
         if 0 < buffer.array.nbytes <= self._slot_bytes:
             check_root(root, self.size)
             (self._slots or self._open_slots()).broadcast(buffer, root, self._base.arithmetic)
+        elif buffer.array.nbytes and self._slot_bytes:
+            check_root(root, self.size)
+            self._exchange().broadcast(buffer, root)
         else:
             self._base.broadcast(buffer, root)
 
@@ -145,6 +150,47 @@ class SharedMemoryTransport(Transport):
     def _open_stage(self) -> Stage:
         self._stage = Stage(self._base, self._directory, self._liveness.check)
         return self._stage
+
+    def _exchange(self) -> Exchange:
+        if self._opened_exchange is None:
+            self._opened_exchange = Exchange(self._base, self._directory, self._liveness.check)
+        return self._opened_exchange
+
+    def allgather_into(self, pieces: Sequence[Buffer], buffer: Buffer) -> None:
+        """See Transport.allgather_into."""
+        if self._slot_bytes:
+            self._exchange().allgather(pieces, buffer)
+        else:
+            super().allgather_into(pieces, buffer)
+
+    def reducescatter_into(self, out: Buffer, pieces: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
+        """See Transport.reducescatter_into."""
+        check_scale(out.dtype, scale)
+        if self._slot_bytes:
+            self._exchange().reducescatter(out, pieces, op, scale, self.arithmetic)
+        else:
+            super().reducescatter_into(out, pieces, op, scale)
+
+    def alltoall_into(self, received: Sequence[Buffer], sent: Sequence[Buffer]) -> None:
+        """See Transport.alltoall_into."""
+        if self._slot_bytes:
+            self._exchange().alltoall(received, sent)
+        else:
+            super().alltoall_into(received, sent)
+
+    def gather_into(self, pieces: Sequence[Buffer], buffer: Buffer, root: int) -> None:
+        """See Transport.gather_into."""
+        if self._slot_bytes:
+            self._exchange().gather(pieces, buffer, root)
+        else:
+            super().gather_into(pieces, buffer, root)
+
+    def scatter_into(self, out: Buffer, pieces: Sequence[Buffer], root: int) -> None:
+        """See Transport.scatter_into."""
+        if self._slot_bytes:
+            self._exchange().scatter(out, pieces, root)
+        else:
+            super().scatter_into(out, pieces, root)
 
     def alltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Buffer:
         """See Transport.alltoall."""
@@ -196,7 +242,16 @@ class SharedMemoryTransport(Transport):
         number = find_group(groups, self.rank)
         if base is None or number is None or base.size == 1:
             return base
-        return SharedMemoryTransport(base, base, **self._options_of(groups[number]))
+        return self._above(base, groups[number])
+
+    def create_group(self, ranks: Sequence[int]) -> Transport:
+        """See Transport.create_group."""
+        base = self._base.create_group(ranks)
+        return base if base.size == 1 else self._above(base, ranks)
+
+    def _above(self, base: Transport, ranks: Sequence[int]) -> Transport:
+        """A transport like this one, of these ranks. base: of the same ones."""
+        return SharedMemoryTransport(base, base, **self._options_of(ranks))
 
     def _options_of(self, group: Sequence[int]) -> dict[str, Any]:
         """The arguments for the transport of some of these ranks."""
@@ -268,6 +323,8 @@ class SharedMemoryTransport(Transport):
             self._slots.close()
         if self._stage is not None:
             self._stage.close()
+        if self._opened_exchange is not None:
+            self._opened_exchange.close()
         if self._local is not self._base:
             self._local.close(idle=idle)
         self._base.close(idle=idle)

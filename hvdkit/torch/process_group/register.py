@@ -1,0 +1,104 @@
+"""Making the backend known to torch.distributed, and its process groups."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed.rendezvous import _rendezvous_handlers
+
+from hvdkit.engine import runtime as engine
+from hvdkit.errors import WorldError
+from hvdkit.torch.basics import init
+from hvdkit.torch.process_group.group import HvdkitProcessGroup
+from hvdkit.transport.small_collectives import broadcast_bytes
+from hvdkit.world import has_master_address
+
+NAME = "hvdkit"
+
+#: All process groups that there are. Those of all ranks come first.
+_groups: weakref.WeakSet[HvdkitProcessGroup] = weakref.WeakSet()
+_world: HvdkitProcessGroup | None = None
+
+
+def register() -> None:
+    """Make init_process_group("hvdkit") known; also without MASTER_ADDR, as under mpirun and srun."""
+    if NAME in dist.Backend.backend_list:
+        return
+    dist.Backend.register_backend(NAME, make_process_group, extended_api=True, devices=["cpu"])
+    _rendezvous_handlers["env"] = _find_ranks
+    engine.on_shutdown(_close_all)
+
+
+def make_process_group(options: Any, _backend_options: Any = None) -> HvdkitProcessGroup:
+    """Make the group of all ranks, or of some of them; collective among its ranks. hvd.init() is called if it was not.
+
+    options: torch's _DistributedBackendOptions.
+    Raises WorldError if rank and size are not those of this process, and what hvd.init() raises.
+    """
+    global _world
+    name, timeout_s = options.group_id, options.timeout.total_seconds()
+    if not options.global_ranks_in_group:
+        init()
+        runtime = engine.runtime('init_process_group("hvdkit")')
+        _check_place(options.group_rank, options.group_size)
+        transport = runtime.sets.open_transport("init_process_group")
+        group = _world = HvdkitProcessGroup(options.store, transport, name, timeout_s)
+    else:
+        if _world is None:
+            raise WorldError(
+                'The hvdkit backend makes groups of ranks of its own world only: call init_process_group("hvdkit") '
+                'for all ranks, before new_group(backend="hvdkit").'
+            )
+        transport = _world.transport.create_group(options.global_ranks_in_group)
+        group = HvdkitProcessGroup(options.store, transport, name, timeout_s)
+    _groups.add(group)
+    return group
+
+
+def _check_place(rank: int, size: int) -> None:
+    world = engine.runtime('init_process_group("hvdkit")').world
+    if (rank, size) != (world.rank, world.size):
+        raise WorldError(
+            f"init_process_group() was told rank {rank} of {size}, but hvdkit has rank {world.rank} of {world.size}"
+            f"{' (from ' + world.launcher + ')' if world.launcher else ''}. Leave out rank and world_size, and unset "
+            "RANK and WORLD_SIZE."
+        )
+
+
+_torch_env = _rendezvous_handlers["env"]
+
+
+def _find_ranks(
+    url: str, timeout: timedelta = dist.default_pg_timeout, **options: Any
+) -> Iterator[tuple[Store, int, int]]:
+    """torch's rendezvous by variables; without MASTER_ADDR and MASTER_PORT, the ranks that hvdkit finds by itself."""
+    if has_master_address():
+        yield from _torch_env(url, timeout=timeout, **options)
+        return
+    init()
+    runtime = engine.runtime("init_process_group()")
+    world = runtime.world
+    here = world.local_size == world.size
+    transport = runtime.sets.open_transport("init_process_group")
+    place = b""
+    if world.rank == 0:
+        store = TCPStore("localhost", 0, world.size, True, timeout, wait_for_workers=False)
+        place = f"{'localhost' if here else world.host} {store.port}".encode()
+    host, port = broadcast_bytes(transport, place, 0).decode().rsplit(" ", 1)
+    transport.close(idle=False)
+    if world.rank:
+        store = TCPStore(host, int(port), world.size, False, timeout, wait_for_workers=False)
+    yield store, world.rank, world.size
+
+
+def _close_all() -> None:
+    global _world
+    _world = None
+    for group in list(_groups):
+        group.close()
+    _groups.clear()
