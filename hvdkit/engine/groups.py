@@ -215,8 +215,7 @@ class Groups:
         everyone = list(range(self._world.size))
         global_process_set.ranks = None  # an earlier world may have had others
         self._register([global_process_set], [everyone])
-        group = global_process_set._known()
-        assert group.engine is not None
+        assert global_process_set._known().engine is not None
 
     def add(self, process_set: ProcessSet) -> None:
         """Make a set known; collective over all ranks, which give the same ranks.
@@ -274,8 +273,7 @@ class Groups:
 
     def open_transport(self, what: str) -> Transport:
         """Another transport of all ranks, which the caller closes; collective. what: it is for, to the other ranks."""
-        opened = collective_step(self._engine, what, lambda transport, _: self._world.split([self._all]))
-        assert isinstance(opened, Transport)
+        opened: Transport = collective_step(self._engine, what, lambda *_: self._world.split([self._all]))
         return opened
 
     @property
