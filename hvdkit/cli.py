@@ -34,6 +34,7 @@ _GROUPS = {
         "compare": "hvdkit.tools.compare.command",
         "profile": "hvdkit.tools.profile.command",
         "bench": "hvdkit.tools.bench.command",
+        "plan": "hvdkit.tools.plan.command",
     },
     "installation and scripts": {
         "build-horovod": "hvdkit.tools.build_horovod.command",

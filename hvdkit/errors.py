@@ -172,6 +172,10 @@ class BenchError(HvdkitError, ValueError):
     """hvdkit bench cannot measure what was requested, or cannot read or write a file."""
 
 
+class PlanError(HvdkitError, ValueError):
+    """hvdkit plan cannot use what it was given: a model, a cluster, a layout of ranks or a file."""
+
+
 class ProfileError(HvdkitError, ValueError):
     """hvdkit profile has no data about the training, or cannot collect it."""
 
