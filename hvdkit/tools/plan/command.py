@@ -41,9 +41,6 @@ table does not say is taken from the options, else assumed, and the column "assu
 The exit code is 0; 1 if nothing fits; 2 if the input cannot be used.
 """
 
-#: Defaults that --evaluate takes from options: the quantity of a table, and the option.
-TABLE_DEFAULTS = ("vocabulary", "sequence", "node", "recompute", "chunks", "sequence_parallel")
-
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to those of hvdkit."""

@@ -17,7 +17,6 @@ from hvdkit.errors import PlanError
 from hvdkit.tools.bench.report import read_report
 from hvdkit.tools.plan.calibration import Calibration
 from hvdkit.tools.plan.cluster import Cluster, Gpu, find_gpu
-from hvdkit.tools.plan.command import TABLE_DEFAULTS
 from hvdkit.tools.plan.evaluate import build_csv, describe, evaluate, read_table, summarise
 from hvdkit.tools.plan.explain import explain
 from hvdkit.tools.plan.measured import measured_cpu, measured_layer, with_links
@@ -26,6 +25,8 @@ from hvdkit.tools.plan.search import Candidate, Job, Plans, explain_refusal, sea
 from hvdkit.tools.plan.show import check_plot, encode, list_columns, list_rows, write_plot
 from hvdkit.tools.plan.sources import read_model
 
+#: What --evaluate takes from options where a table does not say it.
+_TABLE_DEFAULTS = ("vocabulary", "sequence", "node", "recompute", "chunks", "sequence_parallel")
 _SIZES = ("hidden", "layers", "heads", "sequence", "vocabulary")
 
 
@@ -132,7 +133,7 @@ def _print(job: Job, plans: Plans, shown: list[Candidate]) -> None:
 def _evaluate(options: argparse.Namespace) -> int:
     if options.model is not None:
         raise PlanError(f"--evaluate takes the models from its table. Leave out {options.model}.")
-    defaults = {name: str(value) for name in TABLE_DEFAULTS if (value := getattr(options, name))}
+    defaults = {name: str(value) for name in _TABLE_DEFAULTS if (value := getattr(options, name))}
     defaults = {name: "yes" if value == "True" else value for name, value in defaults.items()}
     gpu, constants = find_gpu(options.gpu), Calibration()
     if options.bench:
