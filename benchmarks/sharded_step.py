@@ -37,7 +37,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows: list[Row] = []
     for model in find_models(options.only):
-        peers = {_WHOLE: None, 'shard="optimizer"': "optimizer"}
+        peers = {_WHOLE: None, 'shard="optimizer"': "optimizer", 'shard="gradients"': "gradients"}
         steps = {peer: _Training(model, shard) for peer, shard in peers.items()}
         turns: dict[str, Turn] = {peer: functools.partial(_time, one) for peer, one in steps.items()}
         for turn in turns.values():

@@ -1,4 +1,4 @@
-"""Divide the optimizer's state among the ranks; go on from a checkpoint on any number of them; see the README here."""
+"""Divide optimizer state and gradients among the ranks, with checkpoints for any number; see the README here."""
 
 import argparse
 from typing import Any
@@ -19,7 +19,7 @@ def read_digits() -> list[Subset[tuple[torch.Tensor, ...]]]:
 
 
 def megabytes(optimizer: torch.optim.Optimizer) -> float:
-    """What the optimizer keeps on this rank besides the parameters."""
+    """The size of the optimizer's state on this rank."""
     return float(sum(value.nbytes for state in optimizer.state.values() for value in state.values())) / 1e6
 
 
@@ -37,7 +37,7 @@ def main(args: argparse.Namespace) -> None:
     optimizer = hvd.DistributedOptimizer(  # hvd
         optimizer,
         named_parameters=model.named_parameters(),
-        shard="optimizer",  # hvd: each rank keeps its part of AdamW's two moments, and steps on that part
+        shard=args.shard,  # hvd: each rank keeps its part of AdamW's two moments, and steps on that part
     )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)  # hvd
     things: dict[str, Any] = {"model": model, "optimizer": optimizer, "sampler": sampler}
@@ -73,6 +73,7 @@ if __name__ == "__main__":
     parser.add_argument("--batch-size", type=int, default=16, help="samples in a batch of one rank")
     parser.add_argument("--lr", type=float, default=0.001, help="learning rate")
     parser.add_argument("--clip", type=float, default=1.0, help="longest gradient")
+    parser.add_argument("--shard", choices=["optimizer", "gradients"], default="gradients", help="what is divided")
     parser.add_argument("--checkpoints", default="", help="folder to save to after each epoch, and to go on from")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the shuffling")
     main(parser.parse_args())

@@ -18,7 +18,8 @@ import hvdkit.torch as hvd
 
 pytestmark = [pytest.mark.ranks, pytest.mark.native("Horovod's core has no all-gather of buckets")]
 
-SHARDS = ["optimizer"]
+BOTH = pytest.mark.parametrize("shard", ["optimizer", pytest.param("gradients", marks=pytest.mark.slow)])
+BOTH_LATE = pytest.mark.parametrize("shard", [pytest.param("optimizer", marks=pytest.mark.slow), "gradients"])
 CASES = {
     "SGD": Case(options={"lr": 0.05, "momentum": 0.9, "nesterov": True}),
     "Adam": Case("Adam", {"lr": 0.01, "amsgrad": True}),
@@ -30,16 +31,19 @@ CASES = {
     "large": Case("Adam", {"lr": 0.01}, hidden=90_001, steps=3),
     "GradScaler": Case("SGD", dtype="float32", autocast=True, infinite_at=3, clip=1.0),
 }
-SLOW = ("RMSprop", "large")
+QUICK = ("optimizer-SGD", "optimizer-AdamW, float32", "gradients-clipped", "gradients-GradScaler")
 
 
 def _cases() -> list[Any]:
-    return [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
+    pairs = [(shard, name) for shard in ("optimizer", "gradients") for name in CASES]
+    return [
+        pytest.param(*pair, id="-".join(pair), marks=[pytest.mark.slow] * ("-".join(pair) not in QUICK))
+        for pair in pairs
+    ]
 
 
-@pytest.mark.parametrize("shard", SHARDS)
-@pytest.mark.parametrize("name", _cases())
-def test_ranks_train_as_one_process(name: str, shard: str) -> None:
+@pytest.mark.parametrize(("shard", "name"), _cases())
+def test_ranks_train_as_one_process(shard: str, name: str) -> None:
     case = CASES[name]
     size = 2 if case.autocast else 3
     results = run_ranks(size, train_on_ranks, case, "auto", {"check_replicas": 2}, shard=shard)
@@ -48,7 +52,7 @@ def test_ranks_train_as_one_process(name: str, shard: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize("shard", ["optimizer", "gradients"])
 @pytest.mark.parametrize("transport", ["mpi", "gloo", "hierarchical_pairs", "hierarchical_uneven"])
 def test_on_all_transports(transport: str, shard: str) -> None:
     settings = {"fusion_bytes": 2000, "buckets_in_flight": 2}
@@ -131,7 +135,7 @@ def _state(shard: str, steps: range, state: Any = None) -> dict[str, Any]:
         return {"model": copy.deepcopy(model.state_dict()), "optimizer": optimizer.state_dict()}
 
 
-@pytest.mark.parametrize("shard", SHARDS)
+@BOTH
 def test_the_state_is_that_of_the_plain_optimizer_and_goes_on_on_any_number_of_ranks(shard: str) -> None:
     model, optimizer = _alone(range(3), 3)
     halfway = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -156,7 +160,7 @@ def _checkpointed(shard: str, directory: Path, steps: range, *, load: bool) -> d
         return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
 
-@pytest.mark.parametrize("shard", SHARDS)
+@BOTH_LATE
 def test_a_checkpoint_is_loaded_by_another_number_of_ranks(tmp_path: Path, shard: str) -> None:
     run_ranks(3, _checkpointed, shard, tmp_path, range(2), load=False)
     resumed = run_ranks(2, _checkpointed, shard, tmp_path, range(2, 4), load=True)
@@ -195,7 +199,7 @@ def _thaw(wrap: Any, ranks: range) -> tuple[Any, Any]:
     return model, optimizer
 
 
-@pytest.mark.parametrize("shard", SHARDS)
+@BOTH_LATE
 def test_parameters_may_be_unfrozen_and_added(shard: str) -> None:
     torch.set_num_threads(1)
     model, _ = _thaw(lambda optimizer, model: None, range(3))
@@ -212,7 +216,7 @@ def _bytes_of_state(shard: str | None) -> int:
         return sum(value.nbytes for state in optimizer.state.values() for value in state.values())
 
 
-@pytest.mark.parametrize("shard", SHARDS)
+@BOTH
 def test_a_rank_keeps_its_part_of_the_state(shard: str) -> None:
     (whole,) = set(run_ranks(3, _bytes_of_state, None))
     for held in run_ranks(3, _bytes_of_state, shard):
@@ -251,7 +255,7 @@ def _narrow_step(model: Any, optimizer: Any, step: int, ranks: range) -> None:
     optimizer.step()
 
 
-@pytest.mark.parametrize("shard", SHARDS)
+@BOTH_LATE
 def test_master_weights_keep_what_bfloat16_would_lose(shard: str) -> None:
     model, _ = _narrow()
     masters = [parameter.detach().float().clone().requires_grad_() for parameter in model.parameters()]
@@ -380,6 +384,76 @@ def _committed(shard: str) -> None:
         _equal([dict(model.state_dict()), optimizer.state_dict()], [dict(expected[0]), expected[1]])
 
 
-@pytest.mark.parametrize("shard", SHARDS)
+@BOTH
 def test_a_commit_has_the_parts_of_all_ranks(shard: str) -> None:
     run_ranks(3, _committed, shard)
+
+
+def _gradients_in_parts() -> list[float]:
+    """What torch's functions say of gradients of which a rank has a part only, and what they refuse."""
+    with joined():
+        model, optimizer = _make()
+        hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard="gradients")
+        _loss(model, range(hvd.rank(), hvd.rank() + 1)).backward()
+        first = model["first"].weight.grad
+        assert "of 231 elements on this rank" in repr(first)
+        with pytest.raises(RuntimeError, match=r"elements of the gradient of first\.weight"):
+            first.sum()
+        parameters = list(model.parameters())
+        found = [float(nn.utils.clip_grad_norm_(parameters, 1e9, order)) for order in (2.0, 1.0, float("inf"))]
+        nn.utils.clip_grad_value_(parameters, 0.002)
+        found.append(float(nn.utils.clip_grad_norm_(parameters, 0.01)))
+        found.append(float(nn.utils.clip_grad_norm_(parameters, 1e9)))
+        with pytest.raises(RuntimeError, match="zero_grad"):
+            _loss(model, range(1)).backward()
+        return found
+
+
+def _loss(model: Any, ranks: range) -> torch.Tensor:
+    losses = [model["last"](torch.tanh(model["first"](_batch(0, rank)))).square().mean() for rank in ranks]
+    return torch.stack(losses).mean()
+
+
+def test_gradients_in_parts_are_clipped_like_whole_ones_and_cannot_be_read() -> None:
+    model, _ = _make()
+    _loss(model, range(3)).backward()
+    parameters = list(model.parameters())
+    expected = [float(nn.utils.clip_grad_norm_(parameters, 1e9, order)) for order in (2.0, 1.0, float("inf"))]
+    nn.utils.clip_grad_value_(parameters, 0.002)
+    expected.append(float(nn.utils.clip_grad_norm_(parameters, 0.01)))
+    expected.append(float(nn.utils.clip_grad_norm_(parameters, 1e9)))
+    for found in run_ranks(3, _gradients_in_parts):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def _most_gradients() -> tuple[int, int, int]:
+    """Bytes of gradients: at most during backward, after it on this rank, and of all parameters."""
+    with joined(fusion_bytes=100_000):
+        model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(9)))
+        optimizer = torch.optim.Adam(model.parameters())
+        hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard="gradients")
+        seen = [0]
+        for _ in range(2):
+            seen.clear()  # the ranks agree on buckets at the end of the first backward pass
+            hooks = [
+                parameter.register_post_accumulate_grad_hook(lambda _: seen.append(_held(model)))
+                for parameter in model.parameters()
+            ]
+            model(torch.ones(2, 300)).sum().backward()
+            for hook in hooks:
+                hook.remove()
+            pieces = sum(piece.nbytes for one in model.parameters() for piece in one.grad.pieces)  # type: ignore[union-attr]
+            optimizer.step()
+            optimizer.zero_grad()
+        return max(seen), pieces, sum(parameter.nbytes for parameter in model.parameters())
+
+
+def _held(model: nn.Module) -> int:
+    gradients = [parameter.grad for parameter in model.parameters()]
+    return sum(one.nbytes for one in gradients if one is not None and not hasattr(one, "pieces"))
+
+
+def test_gradients_are_freed_during_backward() -> None:
+    for most, pieces, whole in run_ranks(3, _most_gradients):
+        assert pieces == pytest.approx(whole / 3, rel=0.05)
+        assert most < whole / 3  # a bucket is a ninth

@@ -14,15 +14,16 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.engine.named.operation import Action
 from hvdkit.engine.named.submit import check_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
-from hvdkit.engine.sharding.strategy import Sharded, check_shard
+from hvdkit.engine.sharding.strategy import check_shard
 from hvdkit.engine.strategy import Strategy, refuse_contradictions
 from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.groups import number_groups
 from hvdkit.torch.layout import Named
 from hvdkit.torch.plain_copies import change_class, is_wrapped
-from hvdkit.torch.sharding.optimizer import ShardedWrapped, open_shards
+from hvdkit.torch.sharding.optimizer import ShardedWrapped, open_shards, sharded_strategy
 from hvdkit.torch.sparse import SparseGradients
 from hvdkit.torch.strategies import choose_strategy
 from hvdkit.torch.sync import GradientSync
@@ -106,7 +107,9 @@ def DistributedOptimizer(
     parameters no rank uses; without it a rank that misses a gradient waits for its GPU in every step.
     shard: "optimizer" to divide the optimizer's state among the ranks (ZeRO-1): each keeps and updates its pieces of
     the parameters, which are all-gathered in step(). For optimizers that treat every element by itself. state_dict() is
-    then collective, and returns the whole state.
+    then collective, and returns the whole state. "gradients" to divide the gradients too (ZeRO-2): they are
+    reduce-scattered, freed during backward, and `grad` is a ShardedGradient, with which torch's clipping (collective)
+    and GradScaler work; call zero_grad() after each step.
     master_weights: with shard, keep float32 values of float16 and bfloat16 parameters, each rank of its pieces, and
     step on those.
 
@@ -131,9 +134,9 @@ def DistributedOptimizer(
     shards = None
     if shard is not None:
         check_shard(shard, strategy=strategy is not None, adasum=op is Adasum)
-        shards = open_shards(optimizer, named, master_weights=master_weights)
+        shards = open_shards(optimizer, named, shard, master_weights=master_weights)
     elif master_weights:
-        raise ValueError('DistributedOptimizer(): master_weights=True needs shard="optimizer".')
+        raise ValueError('DistributedOptimizer(): master_weights=True needs shard="optimizer" or "gradients".')
     if strategy is None:
         strategy = choose_strategy(op, gradient_predivide_factor, compression, process_set, static_graph=static_graph)
         # A process set of one rank stays so, but for elastic jobs; its optimizer is left to itself.
@@ -166,17 +169,31 @@ def DistributedOptimizer(
             sparse = SparseGradients(average=strategy.options.average)
         if shards is not None:
             assert isinstance(strategy, AllReduce)
-            strategy, sparse = Sharded(strategy, shards), None
+            strategy, sparse = sharded_strategy(strategy, shards, named), None
         sync = GradientSync(
             named, process_set, strategy, passes=backward_passes_per_step, groups=group_numbers, sparse=sparse
         )
         _syncs.add(sync)
+        if shards is not None and shards.receiver is not None:
+            shards.receiver.together = _together(sync)
     state: dict[str, Any] = {"_hvdkit": sync, "_hvdkit_skip": False, "_hvdkit_synchronized": False}
     mixin: type[Wrapped] = Wrapped
     if sync is not None and shards is not None:
         mixin, state["_hvdkit_shards"] = ShardedWrapped, shards
     _wrap(optimizer, mixin, {parameter: name for name, parameter in named}, state)
     return optimizer
+
+
+def _together(sync: GradientSync) -> Callable[[str, Action], Any]:
+    """sync.together, for what it holds itself."""
+    held = weakref.ref(sync)
+
+    def together(kind: str, action: Action) -> Any:
+        sync = held()
+        assert sync is not None
+        return sync.together(kind, action)
+
+    return together
 
 
 def _wrap(

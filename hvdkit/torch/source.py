@@ -12,6 +12,7 @@ from hvdkit.engine.planned.source import Filled
 from hvdkit.engine.strategy import Parameters
 from hvdkit.torch import staging
 from hvdkit.torch.layout import Named, describe_parameters, strides_of
+from hvdkit.torch.sharding.gradient import ShardedGradient
 from hvdkit.torch.tensors import TensorBuffer, as_buffer, as_tensor
 from hvdkit.transport.buckets import InPlaceSegment
 from hvdkit.transport.buffer import Buffer
@@ -92,6 +93,11 @@ class TorchSource:
             self._sparse.add(index)
         return gradient
 
+    def release(self, index: int) -> None:
+        """Free the parameter's gradient."""
+        self.parameters[index].grad = None
+        self._sparse.discard(index)
+
     def restore_sparse(self) -> None:
         """Make sparse again the gradients that were made dense: an optimizer for sparse gradients takes no others."""
         for index in self._sparse:
@@ -139,7 +145,7 @@ class TorchSource:
             there = slot.tensor in self.written
             if not there:
                 unused.add(slot.tensor)
-            if parameter.grad is None:
+            if parameter.grad is None or (not there and isinstance(parameter.grad, ShardedGradient)):
                 one.view.zero_()
                 continue
             gradient = self._part(parameter, slot)

@@ -1,6 +1,7 @@
 """Sharded optimizers (ZeRO): each rank steps on its pieces of the parameters, then all of them get the new values.
 
-Source: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020 (stage 1).
+Source: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, of which
+these are stages 1 and 2.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.planned.settings import settings_of
 from hvdkit.engine.sharding.gather import ParameterGather
 from hvdkit.engine.sharding.pieces import Piece
+from hvdkit.engine.sharding.scatter import ScatterGradients
 from hvdkit.engine.strategy import Parameters, Strategy, on_horovod
 from hvdkit.transport.api import Transport
 
@@ -33,9 +35,10 @@ class Shards(Protocol):
 
 
 class Sharded(Strategy):
-    """shard="optimizer": gradients are reduced as without it; every rank steps on its own pieces of the parameters.
+    """Every rank steps on its own pieces of the parameters.
 
-    gradients: reduces them. shards: the adapter's part.
+    gradients: reduces them, whole (shard="optimizer") or in the same pieces (ScatterGradients, shard="gradients").
+    shards: the adapter's part.
     """
 
     def __init__(self, gradients: AllReduce, shards: Shards) -> None:
@@ -57,7 +60,10 @@ class Sharded(Strategy):
         pieces: Sequence[Piece] = ()
         if parameters.tensors:
             settings = settings_of(runtime.runtime("A sharded optimizer").config)
-            self._gather = ParameterGather(parameters, group, settings)
+            wires = None
+            if isinstance(self.gradients, ScatterGradients):
+                wires = [self.gradients.options.wire_for_tensor(tensor) for tensor in parameters.tensors]
+            self._gather = ParameterGather(parameters, group, settings, wires)
             pieces = self._gather.pieces
         self._shards.divide(parameters, pieces, group.engine.ranks)
 
@@ -95,8 +101,10 @@ def check_shard(shard: str, *, strategy: bool, adasum: bool) -> None:
 
     strategy: is a strategy of the user's own given? adasum: is op Adasum?
     """
-    if shard != "optimizer":
-        raise ValueError(f'DistributedOptimizer(): shard is {shard!r}; use shard="optimizer", or leave it out.')
+    if shard not in ("optimizer", "gradients"):
+        raise ValueError(
+            f'DistributedOptimizer(): shard is {shard!r}; use shard="optimizer" or "gradients", or leave it out.'
+        )
     if strategy or adasum:
         what = "strategy" if strategy else "op=hvd.Adasum"
         raise ValueError(

@@ -7,10 +7,16 @@ from typing import Any
 
 import torch
 
+from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.named.operation import Action
+from hvdkit.engine.sharding.scatter import ScatterGradients
+from hvdkit.engine.sharding.strategy import Sharded
 from hvdkit.torch.layout import Named, strides_of
 from hvdkit.torch.sharding.elementwise import check_elementwise
+from hvdkit.torch.sharding.gradient import ShardedGradient
+from hvdkit.torch.sharding.receiver import TorchReceiver
 from hvdkit.torch.sharding.shards import TorchShards
+from hvdkit.torch.tensors import dtype_name
 from hvdkit.torch.wrapped import Wrapped
 
 
@@ -75,6 +81,14 @@ class ShardedWrapped(Wrapped):
         else:
             self.load_state_dict(state)
 
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """See Wrapped.zero_grad. Gradients that are in parts become None, whatever set_to_none says."""
+        for group in self.param_groups:  # type: ignore[attr-defined]
+            for parameter in group["params"]:
+                if isinstance(parameter.grad, ShardedGradient):
+                    parameter.grad = None
+        super().zero_grad(*args, **kwargs)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """See Wrapped.add_param_group. Raises ValueError for a parameter that has no memory of its own order."""
         super().add_param_group(param_group)
@@ -112,8 +126,25 @@ def check_dense(named: Named) -> None:
             )
 
 
-def open_shards(optimizer: torch.optim.Optimizer, named: Named, *, master_weights: bool) -> TorchShards:
+def open_shards(optimizer: torch.optim.Optimizer, named: Named, shard: str, *, master_weights: bool) -> TorchShards:
     """Shards of an optimizer. Raises ValueError for one that cannot be divided."""
     check_elementwise(optimizer)
     check_dense(named)
-    return TorchShards(optimizer, master_weights=master_weights)
+    receiver = TorchReceiver() if shard == "gradients" else None
+    return TorchShards(optimizer, master_weights=master_weights, receiver=receiver)
+
+
+def sharded_strategy(gradients: AllReduce, shards: TorchShards, named: Named) -> Sharded:
+    """The strategy of these shards. gradients: how they would be reduced without them.
+
+    Raises ValueError for a coding, where gradients are reduce-scattered.
+    """
+    if shards.receiver is None:
+        return Sharded(gradients, shards)
+    wires = [gradients.options.wire_for(name, dtype_name(parameter)) for name, parameter in named]
+    if coded := next((wire for wire in wires if not isinstance(wire, str)), None):
+        raise ValueError(
+            f'DistributedOptimizer(): shard="gradients" cannot be combined with compression={coded!r}, which sends as '
+            'much for a part of a sum as for all of it. Use hvd.Compression.fp16 or bf16, or shard="optimizer".'
+        )
+    return Sharded(ScatterGradients(gradients.options, shards.receiver), shards)

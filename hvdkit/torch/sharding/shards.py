@@ -6,7 +6,6 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,68 +14,37 @@ from hvdkit.engine.named.operation import Action
 from hvdkit.engine.sharding.pieces import Piece
 from hvdkit.engine.strategy import Parameters
 from hvdkit.errors import HorovodInternalError
-from hvdkit.torch.layout import strides_of
-from hvdkit.torch.sharding.state import PieceState, State, cut_state, flatten, gather_state
+from hvdkit.torch.sharding.gradient import ShardedGradient
+from hvdkit.torch.sharding.receiver import TorchReceiver
+from hvdkit.torch.sharding.slices import Slice, make_slice
+from hvdkit.torch.sharding.state import PieceState, State, cut_state, gather_state
 from hvdkit.torch.source import TorchSource
 from hvdkit.torch.state import map_nested
 from hvdkit.transport.api import Transport
 
 #: The entry of a parameter's state that has its float32 values.
 MASTER = "master_weight"
-_NARROW = (torch.float16, torch.bfloat16)
-
-
-@dataclass
-class _Slice:
-    """A piece of a parameter as the inner optimizer gets it.
-
-    tensor: (count,), a view of the parameter's memory or, for a master weight, a float32 copy. address: of the
-    parameter's memory. version: of the parameter when the master weight was written to it.
-    """
-
-    owner: torch.nn.Parameter
-    offset: int
-    count: int
-    tensor: torch.nn.Parameter
-    is_master: bool
-    address: int = 0
-    version: int = 0
-
-    def view(self) -> torch.Tensor:
-        """The piece in the parameter's memory."""
-        return flatten(self.owner.detach())[self.offset : self.offset + self.count]
-
-    def renew(self) -> None:
-        """Take note of values that others than this optimizer have written."""
-        if self.is_master:
-            if self.owner._version != self.version:
-                view = self.view()
-                self.tensor.data = torch.where(self.tensor.to(view.dtype) == view, self.tensor, view.float())
-        elif self.owner.data_ptr() != self.address:
-            self.tensor.data = self.view()
-            self.address = self.owner.data_ptr()
-
-    def gradient(self) -> torch.Tensor | None:
-        """The piece of the parameter's gradient, in the dtype of `tensor`."""
-        gradient = self.owner.grad
-        if gradient is None:
-            return None
-        gradient = gradient.to_dense() if gradient.is_sparse else gradient.detach().resolve_conj()
-        flat = flatten(gradient, strides_of(self.owner))
-        return flat[self.offset : self.offset + self.count].to(self.tensor.dtype)
+_GRADIENT = "gradient"  # among them, while parameters are divided anew
 
 
 class TorchShards:
-    """See Shards. optimizer: whose steps are divided; not kept alive. master_weights: see DistributedOptimizer."""
+    """See Shards. optimizer: whose steps are divided; not kept alive. master_weights: see DistributedOptimizer.
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, master_weights: bool) -> None:
+    receiver: of gradients that are reduce-scattered; None where they are whole.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, *, master_weights: bool, receiver: TorchReceiver | None = None
+    ) -> None:
+        self.receiver = receiver
         self._optimizer = weakref.ref(optimizer)
         self._master_weights = master_weights
-        self._slices: dict[torch.nn.Parameter, list[_Slice]] = {}
+        self._slices: dict[torch.nn.Parameter, list[Slice]] = {}
         self._layout: list[tuple[str, Piece]] | None = None
         self._planned: set[torch.nn.Parameter] = set()
         #: The whole state by the number of the parameter, where it is known: from a load to the step after it.
         self._whole: dict[int, dict[str, Any]] | None = None
+        self._carried: dict[int, torch.Tensor] = {}  # gradients that are divided anew
         self._rest: dict[int, dict[str, Any]] = {}  # of parameters that are not divided: they are frozen
 
     @property
@@ -96,9 +64,14 @@ class TorchShards:
 
     def collect(self, transport: Transport) -> None:
         """See Shards.collect."""
-        self._whole = self._gather(transport)
+        whole = self._gather(transport, gradients=True)
+        self._carried = {number: state.pop(_GRADIENT) for number, state in whole.items() if _GRADIENT in state}
+        self._whole = {number: state for number, state in whole.items() if state}
 
-    def _gather(self, transport: Transport, root: int | None = None) -> dict[int, dict[str, Any]]:
+    def _gather(
+        self, transport: Transport, root: int | None = None, *, gradients: bool = False
+    ) -> dict[int, dict[str, Any]]:
+        """The whole state, and gradients that are reduced and not yet used."""
         parameters, inner = self._parameters(), self._inner
         pieces = []
         for number, parameter in enumerate(parameters):
@@ -106,6 +79,8 @@ class TorchShards:
                 state = dict(inner.state.get(one.tensor, {}))
                 if one.is_master:
                     state[MASTER] = one.tensor.detach()
+                if gradients and isinstance(parameter.grad, ShardedGradient):
+                    state[_GRADIENT] = one.received
                 if state:  # the plain optimizer has none of parameters that it has not stepped on
                     pieces.append(PieceState(number, one.offset, one.count, state))
         return {**gather_state(transport, pieces, parameters, root), **self._rest}
@@ -116,6 +91,8 @@ class TorchShards:
         assert isinstance(source, TorchSource)
         layout = [(parameters.tensors[piece.tensor].name, piece) for piece in pieces]
         if self._whole is None and layout == self._layout:
+            if self.receiver is not None:
+                self.receiver.divide(source, list(self._all()))
             return
         if self._whole is None and any(self._inner.state.get(one.tensor) for one in self._all()):
             raise HorovodInternalError(
@@ -127,17 +104,17 @@ class TorchShards:
         self._layout, self._planned = layout, set(source.parameters)
         for piece in pieces:
             owner = source.parameters[piece.tensor]
-            self._slices.setdefault(owner, []).append(self._slice(owner, piece))
+            one = make_slice(owner, piece, master_weights=self._master_weights)
+            self._slices.setdefault(owner, []).append(one)
+        if self.receiver is not None:
+            self.receiver.divide(source, list(self._all()))
+            numbers = self._parameters()
+            self.receiver.carry({numbers[number]: gradient for number, gradient in self._carried.items()})
+            self._carried.clear()
         if self._whole is not None:
             self._put(self._whole)
 
-    def _slice(self, owner: torch.nn.Parameter, piece: Piece) -> _Slice:
-        view = flatten(owner.detach())[piece.offset : piece.offset + piece.count]
-        is_master = self._master_weights and owner.dtype in _NARROW
-        tensor = torch.nn.Parameter(view.float() if is_master else view)
-        return _Slice(owner, piece.offset, piece.count, tensor, is_master, owner.data_ptr(), owner._version)
-
-    def _all(self) -> Iterator[_Slice]:
+    def _all(self) -> Iterator[Slice]:
         for slices in self._slices.values():
             yield from slices
 

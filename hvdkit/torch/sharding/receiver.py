@@ -1,0 +1,125 @@
+"""Where a rank's pieces of the gradients come to, with shard="gradients"."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvdkit.engine.named.operation import Action
+from hvdkit.torch.layout import strides_of
+from hvdkit.torch.sharding.gradient import ShardedGradient
+from hvdkit.torch.sharding.slices import Slice
+from hvdkit.torch.sharding.state import flatten
+from hvdkit.torch.source import TorchSource
+from hvdkit.torch.tensors import as_tensor
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buffer import Buffer, as_buffer
+
+
+class TorchReceiver:
+    """See Receiver. Gradients are freed when they have been copied; `grad` is a ShardedGradient after the reduction.
+
+    together: does an action of a kind on all ranks; set before the first step.
+    """
+
+    together: Callable[[str, Action], Any]
+
+    def __init__(self) -> None:
+        self._source: TorchSource | None = None
+        self._slices: dict[int, list[tuple[int, Slice]]] = {}  # of each bucket, with their first element there
+        self._gradients: list[ShardedGradient] = []  # of all parameters
+        self._norms: dict[float, dict[str, torch.Tensor]] = {}
+
+    def divide(self, source: TorchSource, slices: Sequence[Slice]) -> None:
+        """Receive the gradients of these slices from now on."""
+        self._source = source
+        self._slices.clear()
+        pieces: dict[torch.nn.Parameter, list[torch.Tensor]] = {}
+        for one in slices:
+            one.received = torch.empty(one.count, dtype=one.owner.dtype, device=one.owner.device)
+            self._slices.setdefault(one.piece.bucket, []).append((one.piece.start, one))
+            pieces.setdefault(one.owner, []).append(one.received)
+        self._gradients = [
+            ShardedGradient(parameter, spec.name, pieces.get(parameter, ()), self)
+            for parameter, spec in zip(source.parameters, source.tensors, strict=True)
+        ]
+
+    def carry(self, gradients: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
+        """Take over whole gradients that were reduced before the parameters were divided anew."""
+        for slices in self._slices.values():
+            for _, one in slices:
+                if one.owner in gradients and one.received is not None:
+                    flat = flatten(gradients[one.owner], strides_of(one.owner))
+                    one.received.copy_(flat[one.offset : one.offset + one.count])
+        assert self._source is not None
+        for index, parameter in enumerate(self._source.parameters):
+            if parameter in gradients:
+                parameter.grad = self._gradients[index]
+
+    def release(self, tensor: int) -> None:
+        """See Receiver.release. A gradient of an earlier round stays, as in torch, until zero_grad()."""
+        if self._source is not None and not isinstance(self._source.parameters[tensor].grad, ShardedGradient):
+            self._source.release(tensor)
+
+    def receive(self, bucket: int, memory: Buffer) -> None:
+        """See Receiver.receive."""
+        numbers = as_tensor(memory)
+        for start, one in self._slices.get(bucket, ()):
+            assert one.received is not None
+            if isinstance(one.owner.grad, ShardedGradient):
+                continue
+            one.received.copy_(numbers[start : start + one.count])
+
+    def received(self, unused: Collection[int]) -> None:
+        """See Receiver.received."""
+        self.changed()
+        assert self._source is not None
+        for index, parameter in enumerate(self._source.parameters):
+            if index not in unused:
+                parameter.grad = self._gradients[index]
+
+    def norm(self, gradient: ShardedGradient, order: float) -> torch.Tensor:
+        """See WholeGradients.norm. Raises ValueError for an order that is neither above 0 nor infinite."""
+        if not order > 0:
+            raise ValueError(f'With shard="gradients" norms of an order above 0 are known, not of {order}.')
+        if order not in self._norms:
+            self._norms[order] = self._find_norms(order)
+        return self._norms[order][gradient.owner]
+
+    def _find_norms(self, order: float) -> dict[str, torch.Tensor]:
+        """The norms of all gradients, in one message; collective."""
+        infinite = math.isinf(order)
+        sums = np.zeros(len(self._gradients))
+        for at, gradient in enumerate(self._gradients):
+            for piece in gradient.pieces:
+                found = float(
+                    torch.linalg.vector_norm(piece.to(torch.promote_types(piece.dtype, torch.float32)), order)
+                )
+                sums[at] = max(sums[at], found) if infinite else sums[at] + found**order
+        if infinite:  # a maximum need not keep nan
+            sums = np.where(np.isnan(sums), np.inf, sums)
+
+        def reduce(transport: Transport, _: Sequence[int]) -> None:
+            transport.allreduce(as_buffer(sums), "max" if infinite else "sum")
+
+        self.together("gradient_norm", reduce)
+        norms = sums if infinite else sums ** (1 / order)
+        return {one.owner: torch.tensor(norm) for one, norm in zip(self._gradients, norms, strict=True)}
+
+    def changed(self) -> None:
+        """See WholeGradients.changed."""
+        self._norms.clear()
+
+    def spread(self, found: torch.Tensor) -> None:
+        """See WholeGradients.spread."""
+        number = np.array([found.item()], np.float32)
+
+        def reduce(transport: Transport, _: Sequence[int]) -> None:
+            transport.allreduce(as_buffer(number), "max")
+
+        self.together("found_inf", reduce)
+        found.fill_(float(number[0]))
