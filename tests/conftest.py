@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,10 +66,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Run the whole suite in parallel where pytest-xdist is installed: half of the tests wait for processes."""
-    whole = config.args_source == pytest.Config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput")
+    if hasattr(config, "workerinput"):
+        # A process of pytest-xdist reads the command line again, which has no --dist.
+        config.option.loadgroup = config.workerinput["hvdkit_loadgroup"]
+        return
+    whole = config.args_source == pytest.Config.ArgsSource.TESTPATHS
     if whole and config.pluginmanager.hasplugin("xdist") and config.option.numprocesses is None:
         config.option.numprocesses = len(os.sched_getaffinity(0)) + 1
         config.option.dist = "loadgroup"
+        config.option.loadscopereorder = False  # by begins_early(), not by the number of a group's tests
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process of pytest-xdist (its WorkerController) whether tests stay with their group."""
+    node.workerinput["hvdkit_loadgroup"] = node.config.option.dist == "loadgroup"
 
 
 # Before pytest-xdist, which reads the groups, and before pytest, which reads the marks.

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiers import group_of
 
 TESTS = Path(__file__).parent
 
@@ -35,3 +36,10 @@ def test_a_missing_gpu_and_a_known_bug_do_not_fail_ci(tmp_path: Path) -> None:
     done = run_pytest(tmp_path, code)
     assert done.returncode == 0
     assert "1 skipped, 1 xfailed" in done.stdout
+
+
+def test_tests_stay_with_their_group(request: pytest.FixtureRequest) -> None:
+    """Each process of pytest-xdist writes the group behind a test's name, for the scheduler, where the suite is run."""
+    config, test = request.config, request.node
+    in_parallel = hasattr(config, "workerinput") and config.workerinput["hvdkit_loadgroup"]
+    assert test.nodeid.endswith(f"@{group_of(test)}") == in_parallel

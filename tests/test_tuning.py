@@ -195,8 +195,10 @@ def test_a_training_that_is_tuned_ends_where_it_would_have(on_ranks: Callable[..
     rows = rows_of(log)
     assert 3 <= len(rows) <= 10 and len({tuple(row[name] for name in VALUES) for row in rows}) >= 3
     assert all(float(row["median_ms"]) > 0 and row["steps"] == "8" for row in rows)
-    assert [text.startswith("autotune of optimizer.1: after ") for text in seen[0].said] == [True, False]
-    assert seen[0].said[1] == f"Tuned settings were saved in {saved}. Use them with hvdrun --tuned {saved}."
+    # On a busy machine rank 0 says of stragglers, too.
+    said = [text for text in seen[0].said if not text.startswith("The other ranks wait for rank")]
+    assert [text.startswith("autotune of optimizer.1: after ") for text in said] == [True, False]
+    assert said[1] == f"Tuned settings were saved in {saved}. Use them with hvdrun --tuned {saved}."
     assert not seen[1].said
     (entry,) = read_entries(str(saved))
     assert entry.key.hosts == (2,) and entry.default_s >= entry.tuned_s > 0

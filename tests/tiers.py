@@ -28,30 +28,36 @@ _SLOW_OF_FILE = {
     "test_compare_run": "a_planted_mistake_is_named[-",
     "test_examples": "any_number_of_ranks two_ranks[keras_ two_ranks[pytorch_a two_ranks[pytorch_e two_ranks[pytorch_l "
     "two_ranks[pytorch_t two_ranks[pytorch_z",
+    "test_garbage": "[1--True] [1-gc.disable()-False]",
     "test_gloo": "[large_ [half_ [allgather- [barrier- [reduce_ [all_ [small_and_ message-shared",
+    "test_hvdrun": "keeps_none_of_them[mpi- keeps_none_of_them[gloo- keeps_none_of_them[auto-[[1",
+    "test_jobs": "stopped[75] stopped[130]",
     "test_keras_checkpoint": "was_ended_goes_on elastic_states",
     "test_keras_example": "learned_on_two_ranks",
+    "test_keras_gpu": "stay_on_the_gpu",
     "test_keras_strategy": "LateAverage [native-AllReduce [native-2- 1-True test_a_tape_with that_a_tape_refuses",
-    "test_lazy_groups": "[hierarchical_pairs] wants_that[mpi]",
+    "test_lazy_groups": "[hierarchical_pairs] wants_that[mpi] is_removed[shared_memory]",
     "test_liveness": "[wait_for_a_reduce_scatter] [wait_for_an_all_gather] [wait_for_gradients_in_a_thread]",
-    "test_memory": "buckets[mpi] behind[inline] had[inline] no_more_memory[mpi] no_more_memory[hier",
-    "test_migrate_run": "test_keras_scripts",
-    "test_mpi_threads": "take_turns[hierarchical_pairs] wants_that[shared_memory]",
+    "test_memory": "buckets[mpi] leaves_nothing_behind goes_with_all_it_had no_more_memory[mpi] no_more_memory[hier",
+    "test_migrate_run": "test_keras_scripts test_torch_scripts",
+    "test_mpi_threads": "take_turns wants_that[shared_memory]",
     "test_power_sgd": "of_tensorflow of_keras",
+    "test_preemption": "and_then_told_to_end",
     "test_replicas": "fit_finds_it_too",
-    "test_tensorflow_behaviour": "adasum batch_norm different_models too_early _particular torch",
+    "test_tensorflow_behaviour": "adasum batch_norm different_models missing_gradients too_early _particular torch",
+    "test_tensorflow_gpu": "train_as_one_process",
     "test_tensorflow_ops": "other_collectives slices process_sets join sessions of_horovod any_order errors_name",
     "test_tensorflow_training": "compression accumulation _particular joined while_the_engine_is_tuned all_ranks_skip",
     "test_torch_adasum_optimizer": "[native-Adam] 1-none 2-fp16 4-bf16",
     "test_torch_behaviour": "compiled_modules[native-False what_waits_to_be_collected",
     "test_torch_communicators": "failure_in_one_part",
     "test_torch_compression": "on_every_rank_alike PowerSGD Sign",
-    "test_torch_fork": "fork-thread workers-inline",
+    "test_torch_fork": "fork-thread workers-",
     "test_torch_scripts": "fsdp2",
-    "test_torch_stalls": "-thread] set[native-mpi [native-broadcast_parameters-mpi plan-shared gradients-mpi",
+    "test_torch_stalls": "-thread] the_time_that_was_set [native-broadcast_parameters-mpi plan-shared gradients-mpi",
     "test_small_operations": "read_them[2] read_them[4] give[2] give[4] meet[2] meet[4] once[2]",
     "test_soak": "whatever_hypothesis_draws",
-    "test_torchrun": "under_torchrun[gloo] that_was_killed[gloo] nobody_ends_the_others[auto] starts_again plain_form",
+    "test_torchrun": "horovodruns_variables under_torchrun[gloo] that_was_killed nobody_ends_the_others[auto] starts_again plain_form",
     "test_tuning": "several_hosts",
     "test_wrapped_examples": "learns_what_its_twin_does",
 }
@@ -97,8 +103,6 @@ def find_other_sizes(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 def group_of(item: pytest.Item) -> str:
     """The group of a test: those of one group are to run one after the other, in one process of pytest-xdist.
 
-    They do so under `pytest -n 3 --dist loadgroup`. The processes do not hear of the option that conftest.py sets, so
-    that under plain `pytest` each process takes tests of any group.
     Those that call run_ranks() share the ranks that wait for work: one group a backend of Keras, and two without Keras,
     with and without PyTorch. Those that start large jobs of hvdrun's are two groups.
     """
