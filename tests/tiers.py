@@ -57,7 +57,8 @@ _SLOW_OF_FILE = {
     "test_torch_stalls": "-thread] the_time_that_was_set [native-broadcast_parameters-mpi plan-shared gradients-mpi",
     "test_small_operations": "read_them[2] read_them[4] give[2] give[4] meet[2] meet[4] once[2]",
     "test_soak": "whatever_hypothesis_draws",
-    "test_torchrun": "horovodruns_variables under_torchrun[gloo] that_was_killed nobody_ends_the_others[auto] starts_again plain_form",
+    "test_torchrun": "horovodruns_variables under_torchrun[gloo] that_was_killed nobody_ends_the_others[auto] "
+    "starts_again plain_form",
     "test_tuning": "several_hosts",
     "test_wrapped_examples": "learns_what_its_twin_does",
 }
