@@ -85,10 +85,11 @@ class StepRunner:
         return self._stopped or self._apart or (self._books is not None and self._books.stopped)
 
     def do(self, work: Work) -> Exception | None:
-        """Do a step; returns the error with which it has failed on all ranks alike, so that the engine goes on.
+        """Do a step; returns the error of its operations if it has failed and the engine goes on, as ranks are in step.
 
-        Raises HorovodInternalError, with the text of the first error, if it has not, or the engine has been stopped;
-        LocalFailureError on a rank whose own exception, none of hvdkit's, was raised in the step.
+        That is this rank's own error if the step has failed on all ranks alike. If the others have another kind of
+        error, or have left, it is a HorovodInternalError caused by that; LocalFailureError where it is none of hvdkit's.
+        Raises these two, with the text of the first error, if ranks are out of step or the engine has been stopped.
         """
         if self._reason is not None:
             raise HorovodInternalError(self._reason)
@@ -151,7 +152,7 @@ class StepRunner:
         return begun != _OUT_OF_STEP
 
     def _hear_of(self, error: Exception) -> Exception:
-        """Wait for what rank 0 says of a failed step: return the error, or raise."""
+        """Wait for what rank 0 says of a failed step; see do() for what is returned, and what raised."""
         backoff = Backoff(self._transport.check)
         while self._reason is None:
             same = self._alike[1] if self._alike is not None and self._alike[0] == self._number else None
