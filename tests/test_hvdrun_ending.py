@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hvdrun_job import HVDRUN, alive, command, descendants, environment, hvdrun, lines, wait_until
+from hvdrun_job import HVDRUN, ROOT, alive, command, descendants, environment, hvdrun, lines, wait_until
 
 from hvdkit.launch.agent import wire
 from hvdkit.launch.job.control import ControlServer
@@ -168,3 +168,58 @@ def test_a_job_of_run_ends_with_the_process_that_waits_for_it(tmp_path: Path, nu
     else:
         assert not out and "hvdrun: SIGHUP: ended 2 ranks." in lines(errors)
     assert not any(alive(int(file.suffix[1:])) for file in tmp_path.glob("pid.*"))
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize("tool", ["bench", "compare", "profile"])
+def test_ranks_that_a_command_has_started_end_with_it_when_it_is_killed(tmp_path: Path, tool: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import os, time\nopen(f'{tmp_path}/pid.{{os.getpid()}}', 'w').close()\nwhile True: time.sleep(1)\n"
+    )
+    what = ["allreduce"] if tool == "bench" else []
+    rest = [] if tool == "bench" else ["--", sys.executable, str(script)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hvdkit", tool, *what, "-np", "2", *rest],
+        env=environment(),
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def ranks() -> set[int]:
+        if tool != "bench":
+            return {int(file.suffix[1:]) for file in tmp_path.glob("pid.*")}
+        lines = {pid: Path(f"/proc/{pid}/cmdline") for pid in descendants(process.pid)}
+        started = (pid for pid, line in lines.items() if line.exists() and b"bench.worker" in line.read_bytes())
+        return {pid for pid in started if b"OMPI_COMM_WORLD_RANK=" in Path(f"/proc/{pid}/environ").read_bytes()}
+
+    try:
+        assert wait_until(lambda: len(ranks()) >= 2, 60)
+        everything = descendants(process.pid) | ranks()
+    finally:
+        process.kill()
+        process.wait()
+    assert wait_until(lambda: not any(map(alive, everything)), 40)
+
+
+def test_a_working_directory_that_has_been_removed_is_said_so(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    start = (
+        f"import os, sys; os.rmdir({str(gone)!r}); os.execv(sys.executable, [sys.executable, *{HVDRUN[1:]!r}, 'true'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", start],
+        env={**environment(), "PWD": str(gone), "PYTHONPATH": str(ROOT)},
+        cwd=gone,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    said = [line for line in done.stderr.splitlines() if line.startswith("hvdrun: ")]
+    assert done.returncode == 2 and len(said) == 1 and "mpirun" not in done.stderr
+    assert said[0].startswith(f"hvdrun: the working directory {gone} has been removed")

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdkit.launch.agent.session_reaper import die_with_parent
+
 #: Seconds between the request to end and the kill; hvdrun ends its ranks in this time.
 _END_S = 10.0
 
@@ -83,7 +85,8 @@ def run_into_file(
 ) -> int | None:
     """Run a program whose stdout and stderr go to a file; returns its exit code, None if it exceeded the limit.
 
-    It is asked to end before its process group is killed. Raises OSError if it cannot be started.
+    It is asked to end before its process group is killed, and when this process ends. Raises OSError if it cannot be
+    started.
     """
     with output.open("w") as file:
         process = subprocess.Popen(
@@ -93,6 +96,7 @@ def run_into_file(
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=die_with_parent(os.getpid(), signal.SIGHUP),
         )
         try:
             return process.wait(timeout_s)

@@ -88,7 +88,7 @@ class StepRunner:
         """Do a step; returns the error of its operations if it has failed and the engine goes on, as ranks are in step.
 
         That is this rank's own error if the step has failed on all ranks alike. If the others have another kind of
-        error, or have left, it is a HorovodInternalError caused by that; LocalFailureError where it is none of hvdkit's.
+        error, or have left, it is a HorovodInternalError caused by that; a LocalFailureError if that is not hvdkit's.
         Raises these two, with the text of the first error, if ranks are out of step or the engine has been stopped.
         """
         if self._reason is not None:

@@ -36,6 +36,18 @@ def make_absolute(flag: str, path: str) -> str:
         ) from None
 
 
+def check_working_directory(environ: Mapping[str, str]) -> None:
+    """Raise LaunchError if the working directory, in which the ranks are to start, has been removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        name = environ.get("PWD", "")
+        raise LaunchError(
+            f"the working directory{f' {name}' * bool(name)} has been removed, and the ranks would start in it. Change "
+            "to another directory and start from there."
+        ) from None
+
+
 @functools.cache
 def resolve(name: str) -> tuple[str, ...]:
     """Resolve the name of a host to its addresses; () if there are none."""

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainin
 from rich.progress import Progress as ProgressBar
 
 from hvdkit.errors import BenchError, MissingDependencyError
+from hvdkit.launch.agent.session_reaper import die_with_parent
 from hvdkit.tools.bench.baseline import Change, compare, failed
 from hvdkit.tools.bench.plan import CPU, CUDA, Plan, Progress, select_models
 from hvdkit.tools.bench.plot import check_plot, write_plot
@@ -103,7 +105,13 @@ def start_ranks(plan: Plan, hvdrun: Sequence[HvdrunOption], progress: Progress) 
     script = [sys.executable, "-m", "hvdkit.tools.bench.worker", json.dumps(asdict(plan))]
     command = plan_hvdrun(hvdrun, script, ranks=RANKS[plan.device])
     report = None
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as job:
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=die_with_parent(os.getpid(), signal.SIGHUP),
+    ) as job:
         assert job.stdout is not None
         for line in job.stdout:
             found = _LINE.fullmatch(line.rstrip("\n"))

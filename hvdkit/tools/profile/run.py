@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from hvdkit.config import read_environment
 from hvdkit.errors import ProfileError
+from hvdkit.launch.agent.session_reaper import die_with_parent
 from hvdkit.launch.plan.mpi import parse_version
 from hvdkit.profiling.network import parse_network
 from hvdkit.profiling.recordings import RankRecording, read_recordings, write_recordings
@@ -73,12 +75,18 @@ def _show(analysis: Analysis, options: argparse.Namespace) -> None:
 def _run(command: Sequence[str], environ: Mapping[str, str], output: int | None) -> tuple[int, list[RankRecording]]:
     """Run the job; returns its exit code and what its ranks recorded. output: the file that takes the job's stdout."""
     collector = Collector(choose_addresses(command, environ))
+    end_with_caller = die_with_parent(os.getpid(), signal.SIGHUP)
+
+    def prepare() -> None:
+        collector.restore_files()
+        end_with_caller()
+
     try:
         job = subprocess.Popen(
             forward(command, environ),
             env={**environ, _VARIABLE: collector.place},
             stdout=output,
-            preexec_fn=collector.restore_files,
+            preexec_fn=prepare,
         )
     except OSError as error:
         collector.close()
