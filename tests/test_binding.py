@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from hvdkit.launch.agent.binding import Share, allowed_cpus, bind, divide, plan_
 from hvdkit.launch.agent.topology import Cpu, format_cpus, parse_cpus, read_topology
 from hvdkit.launch.cli.options import parse_arguments
 from hvdkit.launch.cli.plan_job import plan_job
+from hvdkit.launch.plan.free_shares import take_free_shares
 from hvdkit.launch.plan.registration import plan_cores
 
 
@@ -104,6 +106,28 @@ def test_a_share_is_whole_cores_and_no_smaller_than_fair(data: st.DataObject) ->
         seen |= mine
     wider = divide(allowed, ranks, "numa")
     assert wider is not None and all(one.cpus >= share.cpus for one, share in zip(wider, shares, strict=True))
+
+
+def test_a_replacement_gets_the_share_of_the_lost_rank() -> None:
+    cpus = list(range(8))
+    first = plan_cores(dict.fromkeys(range(4), cpus), "auto")
+
+    def replace(held: Mapping[int, Mapping[str, Any]], *ranks: int) -> dict[int, int]:
+        planned = plan_cores(dict.fromkeys([*held, *ranks], cpus), "auto")
+        return {rank: order["at"] for rank, order in take_free_shares(planned, held).items()}
+
+    without_1 = {rank: first[rank] for rank in (0, 2, 3)}
+    assert replace(without_1, 4) == {0: 0, 2: 2, 3: 3, 4: 1}
+    assert replace({0: first[0], 3: first[3]}, 4, 5) == {0: 0, 3: 3, 4: 1, 5: 2}
+    # A fifth rank: nothing is free, and it shares with others.
+    assert take_free_shares(plan_cores(dict.fromkeys(range(5), cpus), "auto"), first)[4]["ranks"] == 5
+    assert take_free_shares(first, {}) == first
+
+
+def test_a_replacement_on_a_host_that_hvdkit_has_not_bound_is_ordered_anew() -> None:
+    held = plan_cores({0: [0, 1], 1: [0, 1]}, "none")
+    planned = plan_cores({1: [0, 1], 2: [0, 1]}, "none")
+    assert take_free_shares(planned, {1: held[1]}) == planned
 
 
 def test_who_is_bound() -> None:

@@ -44,6 +44,7 @@ class ControlServer:
     variables: dict[str, str] = field(default_factory=dict)  # with which agents find this server
     connected: dict[int, Channel] = field(default_factory=dict)
     arrivals: dict[int, Registration] = field(default_factory=dict)  # by rank; an agent then waits for release()
+    orders: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by rank, what release() has sent
     problem: str = ""  # why an agent was turned away, as a sentence; "" if none was
     restore_files: Callable[[], None] | None = None  # for child processes, see raise_file_limit
     _ending: bool = False
@@ -85,6 +86,7 @@ class ControlServer:
     def release(self, orders: Mapping[int, Mapping[str, Any]]) -> None:
         """Let the ranks start their commands. orders: by rank."""
         for rank, each in orders.items():
+            self.orders[rank] = each
             self.send(rank, wire.GO, json.dumps(each).encode())
 
     def stop(self) -> None:

@@ -295,8 +295,9 @@ class Runner:
         slots = {rank: self.options.slots.get(name, 0) for rank, name in names.items()}
         options, job = self.options, self._name if self.options.rank_variables else ""
         window, share = self.output.window, options.share_gpus
+        held = {rank: order["cores"] for rank, order in self._control.orders.items()}
         return plan_start_orders(
-            arrivals, options.environ, options.networks, window, options.bind, slots, job, share_gpus=share
+            arrivals, options.environ, options.networks, window, options.bind, slots, job, share_gpus=share, held=held
         )
 
     def _is_cut_off(self) -> bool:

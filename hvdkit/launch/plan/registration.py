@@ -9,6 +9,7 @@ from typing import Any
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.start_order import find_unplanned
+from hvdkit.launch.plan.free_shares import take_free_shares
 from hvdkit.launch.plan.gpus import find_near_cpus, name_rank_to_nccl
 from hvdkit.launch.plan.mpi import WITHOUT_FABRICS
 from hvdkit.launch.plan.network import HostInterfaces, choose_network, parse_interfaces, plan_network_variables
@@ -109,12 +110,14 @@ def plan_start_orders(
     job: str = "",
     *,
     share_gpus: bool = False,
+    held: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> StartOrders:
     """Plan each rank's variables and binding from the registrations of all ranks.
 
     environ: the ranks' variables. wish: see choose_network. window: of the terminal, for rank 0. bind: see plan_cores.
     slots: by rank, the slots of its host, in jobs that replace lost ranks.
     job: its name; "" to give the ranks no variables of torchrun, Keras and JAX. share_gpus: see the setting.
+    held: by rank, the cores that were ordered before for ranks that run; a replacement gets those of a lost one.
     Raises LaunchError for a wish that some host cannot meet.
     """
     counts = Counter(each.host for each in registrations.values())
@@ -134,7 +137,8 @@ def plan_start_orders(
     for host in counts:
         there = {rank: each.resources for rank, each in sorted(registrations.items()) if each.host == host}
         near = find_near_cpus([each.gpus for each in there.values()])
-        cores.update(plan_cores({rank: each.allowed for rank, each in there.items()}, bind, near))
+        planned = plan_cores({rank: each.allowed for rank, each in there.items()}, bind, near)
+        cores.update(take_free_shares(planned, held or {}))
     numbered: dict[int, dict[str, str]] = {}
     if job and not any(each.joins for each in registrations.values()):  # they describe the job's first world only
         hosts = {rank: each.host for rank, each in registrations.items()}
