@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hvdrun_job import HVDRUN, ROOT, alive, command, descendants, environment, hvdrun, lines, wait_until
+from hvdrun_job import HVDRUN, alive, command, descendants, environment, hvdrun, lines, wait_until
 
 from hvdkit.launch.agent import wire
 from hvdkit.launch.job.control import ControlServer
@@ -203,23 +203,3 @@ def test_ranks_that_a_command_has_started_end_with_it_when_it_is_killed(tmp_path
         process.kill()
         process.wait()
     assert wait_until(lambda: not any(map(alive, everything)), 40)
-
-
-def test_a_working_directory_that_has_been_removed_is_said_so(tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    start = (
-        f"import os, sys; os.rmdir({str(gone)!r}); os.execv(sys.executable, [sys.executable, *{HVDRUN[1:]!r}, 'true'])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", start],
-        env={**environment(), "PWD": str(gone), "PYTHONPATH": str(ROOT)},
-        cwd=gone,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    said = [line for line in done.stderr.splitlines() if line.startswith("hvdrun: ")]
-    assert done.returncode == 2 and len(said) == 1 and "mpirun" not in done.stderr
-    assert said[0].startswith(f"hvdrun: the working directory {gone} has been removed")

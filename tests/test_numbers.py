@@ -84,10 +84,10 @@ def test_a_working_directory_that_has_been_removed_is_told(
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    assert hvdrun.main(["-np", "2", "--output-filename", "logs", "true"]) == 2
-    assert (
-        "--output-filename logs: the working directory has been removed. Change to another" in capsys.readouterr().err
-    )
+    for words in (["--output-filename", "logs", "true"], ["no_such_script.py"], ["--dry-run", "true"]):
+        assert hvdrun.main(["-np", "2", *words]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("hvdrun: the working directory has been removed") and said.count("\n") == 1
 
 
 def test_doctor_reaches_hosts_with_hvdruns_port_and_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

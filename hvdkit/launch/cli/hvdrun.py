@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    validate.check_working_directory(environ)
+    validate.check_working_directory()
     job = plan_job(options, environ)
     named_hosts = any(one is not None for one in (options.hosts, options.hostfile, options.host_discovery_script))
     launcher = choose_launcher(options)

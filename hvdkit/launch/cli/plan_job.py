@@ -88,7 +88,7 @@ def plan_job(
     if options.no_prefix:
         variables["HVDKIT_PREFIX"] = "0"
     if options.output_filename:
-        variables["HVDKIT_OUTPUT_DIRECTORY"] = validate.make_absolute("--output-filename", options.output_filename)
+        variables["HVDKIT_OUTPUT_DIRECTORY"] = os.path.abspath(options.output_filename)
     return Job(
         command=tuple(plan_command(options.command, module=options.module, path=path)),
         ranks=ranks,

@@ -26,25 +26,14 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def make_absolute(flag: str, path: str) -> str:
-    """Make a path absolute. Raises LaunchError if it is relative to a working directory that has been removed."""
-    try:
-        return os.path.abspath(path)
-    except FileNotFoundError:
-        raise LaunchError(
-            f"{flag} {path}: the working directory has been removed. Change to another directory and start from there."
-        ) from None
-
-
-def check_working_directory(environ: Mapping[str, str]) -> None:
+def check_working_directory() -> None:
     """Raise LaunchError if the working directory, in which the ranks are to start, has been removed."""
     try:
         os.getcwd()
     except FileNotFoundError:
-        name = environ.get("PWD", "")
         raise LaunchError(
-            f"the working directory{f' {name}' * bool(name)} has been removed, and the ranks would start in it. Change "
-            "to another directory and start from there."
+            "the working directory has been removed, and the ranks would start in it. Change to another directory and "
+            "start from there."
         ) from None
 
 
