@@ -269,3 +269,12 @@ def test_the_digits_are_learned_though_a_rank_is_killed() -> None:
         output = job.end()
     assert job.process.returncode == 0, output
     assert re.search(r"test accuracy 9[789]", output)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores to divide")
+def test_a_replacement_is_bound_to_the_cores_of_the_lost_rank() -> None:
+    job = train_and_kill(2, [0], "--min-np", "1", "--verbose", "--bind", "core", command=training(400))
+    assert job.process.returncode == 0, job.output
+    cpus = dict(re.findall(r"rank (\d) on \S+: pid \d+.*?CPUs? ([\d,-]+)", job.output))
+    assert cpus["2"] == cpus["0"] != cpus["1"], job.output
