@@ -21,10 +21,10 @@ import hvdkit.torch as hvd
 from hvdkit.config import Config
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.basics import split_world
-from hvdkit.engine.groups import Groups
 from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.engine.named.engine import NamedEngine
 from hvdkit.engine.observe.timeline import Timeline
+from hvdkit.engine.process_sets import ProcessSets
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport import mailbox
 from hvdkit.transport.api import Transport
@@ -209,7 +209,7 @@ def _use_without_rank_one(pipes: PipeTransport, shared: bool) -> str:
     def open_engine(transport: Transport, ranks: Sequence[int]) -> NamedEngine:
         return NamedEngine(transport, Config(), hosts=["here"] * len(ranks), ranks=ranks, timeline=Timeline())
 
-    groups = Groups(world, open_engine)
+    groups = ProcessSets(world, open_engine)
     groups.open_world()
     pair = hvd.ProcessSet([0, 1])
     groups.add(pair)
@@ -264,7 +264,7 @@ def test_the_end_of_a_process_waits_once_for_all_groups_that_are_being_opened(
 
 def test_a_rank_that_leaves_tells_all_groups_and_then_waits_once_for_their_threads(clock: type[_StuckThread]) -> None:
     told_s = []
-    groups = Groups(SingleTransport(), NamedEngine)  # type: ignore[arg-type]
+    groups = ProcessSets(SingleTransport(), NamedEngine)  # type: ignore[arg-type]
     for number in range(3):
         group: Any = SimpleNamespace(
             leave=lambda why: told_s.append(clock.now_s), _engine=SimpleNamespace(thread=_StuckThread())

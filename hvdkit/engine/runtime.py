@@ -15,13 +15,14 @@ from hvdkit.config import Config, read_config
 from hvdkit.engine.api import Engine
 from hvdkit.engine.choice import built_bindings, choose_engine
 from hvdkit.engine.cores import count_cores, fair_share, look_at_cores, warn_of_crowding
-from hvdkit.engine.groups import Groups, ProcessSet
+from hvdkit.engine.groups import ProcessSet
 from hvdkit.engine.horovod.binding import Binding
 from hvdkit.engine.named.engine import NamedEngine
 from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.observe.recording import RECORDER, RankFacts, read_node
 from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.engine.planned.progress import end_progress
+from hvdkit.engine.process_sets import ProcessSets
 from hvdkit.engine.startup import Opener, arriving, open_world
 from hvdkit.errors import ConfigError, HvdkitError, NotInitializedError
 from hvdkit.hook import install_exception_hook, uninstall_exception_hook
@@ -43,7 +44,7 @@ class Runtime:
     world: World
     config: Config
     transport: Transport
-    sets: Groups
+    sets: ProcessSets
     timeline: Timeline
     #: That this rank has, see fair_share().
     cores: float
@@ -101,7 +102,7 @@ def init(
     settings: fields of Config, which beat the environment.
     Raises WorldError if the launcher and MPI disagree, ConfigError for a bad setting or a part that cannot be a world,
     TransportError if the ranks cannot reach each other, MissingDependencyError if the engine is to be Horovod's core
-    and is not here, ValueError for process sets that cannot be made: see Groups.add.
+    and is not here, ValueError for process sets that cannot be made: see ProcessSets.add.
     """
     global _again
     if _runtime is not None:
@@ -192,7 +193,7 @@ def _join(
             return HorovodEngine(group, hosts=hosts, ranks=ranks, job_ranks=job_ranks)
         return NamedEngine(group, config, hosts=hosts, ranks=ranks, timeline=timeline, job_ranks=job_ranks)
 
-    sets = Groups(transport, open_engine, world.job_ranks, eager=horovod is not None)
+    sets = ProcessSets(transport, open_engine, world.job_ranks, eager=horovod is not None)
     _runtime = Runtime(world, config, transport, sets, timeline, cores, horovod)
     sets.open_world()
     try:

@@ -1,0 +1,228 @@
+"""The process sets that are known in a world: added, split, removed and closed by all ranks together.
+
+Locks: the table changes in steps of the world's engine only, which come in one order on all ranks, and one after
+another.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+from hvdkit.engine.api import Engine
+from hvdkit.engine.groups import Group, OpenEngine, ProcessSet, global_process_set
+from hvdkit.engine.named.collective_step import collective_step
+from hvdkit.errors import HorovodInternalError
+from hvdkit.transport.api import Transport
+from hvdkit.transport.division import group_by_color
+from hvdkit.transport.part import plan_sets_of_comms, ranks_in_job
+from hvdkit.transport.small_collectives import gather_bytes
+
+_END_S = 2.0  # for the threads of all engines, on a busy machine
+
+
+class ProcessSets:
+    """The process sets that are known in a world, by number.
+
+    world: all ranks. open_engine: see Group. job_ranks: see World. eager: are engines opened when a set is made, since
+    all ranks have to come to that (Horovod's core)?
+    """
+
+    def __init__(
+        self, world: Transport, open_engine: OpenEngine, job_ranks: Sequence[int] = (), *, eager: bool = False
+    ) -> None:
+        self._world, self._open_engine, self._eager = world, open_engine, eager
+        self._job_ranks = job_ranks or range(world.size)
+        self._sets: dict[int, ProcessSet] = {}
+        self._free: list[int] = []  # numbers of removed sets; new ones get them in this order, as in Horovod
+
+    @property
+    def _engine(self) -> Engine:
+        """Of the set of all ranks, which is the first."""
+        return self._sets[0]._known().engine
+
+    def open_world(self) -> None:
+        """Make the set of all ranks known; collective. It comes before all others, and is open from then on."""
+        everyone = list(range(self._world.size))
+        global_process_set.ranks = None  # an earlier world may have had others
+        self._register([global_process_set], [everyone])
+        assert global_process_set._known().engine is not None
+
+    def add(self, process_set: ProcessSet) -> None:
+        """Make a set known; collective over all ranks, which give the same ranks.
+
+        Of communicators, of which each rank gives its own, all sets become known.
+        Raises ValueError for ranks that are not there or come twice, or a set of the same ranks that is known,
+        HorovodInternalError if the ranks disagree about it.
+        """
+        comm = process_set.mpi_comm if process_set is not global_process_set else None
+        data = json.dumps(ranks_in_job(comm, "ProcessSet(comm)")).encode() if comm is not None else b""
+
+        def change(transport: Transport, _joined: object) -> ValueError | None:
+            try:
+                if comm is None:
+                    sets, groups = [process_set], [self._all if process_set.ranks is None else process_set.ranks]
+                else:
+                    members = [tuple(json.loads(ranks)) for ranks in gather_bytes(transport, data)]
+                    groups = [list(ranks) for ranks in plan_sets_of_comms(members, self._job_ranks)]
+                    process_set.ranks = next(ranks for ranks in groups if self._world.rank in ranks)
+                    sets = [process_set if ranks is process_set.ranks else ProcessSet(ranks) for ranks in groups]
+                self._check(sets, groups)
+            except ValueError as error:
+                return error
+            self._register(sets, groups)
+            return None
+
+        described = "those of communicators" if comm is not None else str(process_set.ranks)
+        problem = collective_step(self._engine, "add_process_set", change, options=[("ranks", described)])
+        if problem is not None:
+            raise problem
+
+    def split(self, color: int | None, key: int = 0) -> ProcessSet | None:
+        """Make a set of the ranks that give the same color, ordered by key and then by rank; None for a color of None.
+
+        Collective over all ranks: one operation, and one call of the transport, makes all of the sets, those of an axis
+        of a mesh say. A set of the same ranks that is known already is taken as it is.
+        """
+        data = json.dumps([color, key]).encode()
+
+        def change(transport: Transport, _joined: object) -> ProcessSet | None:
+            pairs = [json.loads(pair) for pair in gather_bytes(transport, data)]
+            groups = group_by_color([color for color, _ in pairs], [key for _, key in pairs])
+            known = {tuple(each._known().ranks): each for each in self._sets.values()}
+            missing = [ranks for ranks in groups if tuple(ranks) not in known]
+            sets = [ProcessSet(ranks) for ranks in missing]
+            for process_set, ranks in zip(sets, missing, strict=True):
+                process_set.ranks = ranks  # in the order of their keys
+            self._register(sets, missing)
+            own = next((tuple(ranks) for ranks in groups if self._world.rank in ranks), None)
+            known |= {tuple(each._known().ranks): each for each in sets}
+            return None if own is None else known[own]
+
+        own_set: ProcessSet | None = collective_step(self._engine, "split_world", change)
+        return own_set
+
+    def open_transport(self, what: str) -> Transport:
+        """Another transport of all ranks, which the caller closes; collective. what: it is for, to the other ranks."""
+        opened: Transport = collective_step(self._engine, what, lambda *_: self._world.split([self._all]))
+        return opened
+
+    @property
+    def _all(self) -> list[int]:
+        return list(range(self._world.size))
+
+    def _check(self, sets: Sequence[ProcessSet], groups: Sequence[Sequence[int]]) -> None:
+        """Raise ValueError for sets that cannot be added, the same on all ranks."""
+        for process_set, ranks in zip(sets, groups, strict=True):
+            if process_set.process_set_id is not None:
+                raise ValueError(f"{process_set!r} has been added already.")
+            if not set(ranks) <= set(self._all) or len(set(ranks)) < len(ranks):
+                raise ValueError(
+                    f"A process set of ranks {list(ranks)} cannot be added. It must hold ranks from 0 to "
+                    f"{self._all[-1]}, each at most once."
+                )
+            for other in self._sets.values():
+                if other._known().ranks == list(ranks):
+                    raise ValueError(f"A process set of ranks {list(ranks)} has been added already: {other!r}.")
+
+    def _register(self, sets: Sequence[ProcessSet], groups: Sequence[Sequence[int]]) -> None:
+        """Give disjoint sets numbers, transports and groups; collective over all ranks, in a step or before any."""
+        some = [list(ranks) for ranks in groups if ranks]
+        transport = spare = None
+        if some:
+            transport = self._world if some == [self._all] else self._world.split(some)
+            spare = self._world.split(some)
+        for process_set, ranks in zip(sets, groups, strict=True):
+            mine = (transport, spare) if self._world.rank in ranks else (None, None)
+            process_set._group = Group(ranks, self._world.rank, *mine, self._open_engine)
+            process_set.process_set_id = self._free.pop(0) if self._free else len(self._sets)
+            process_set._siblings = sets
+            self._sets[process_set.process_set_id] = process_set
+            if process_set.ranks is None or list(ranks) == self._all:
+                process_set.ranks = list(ranks)
+            if self._eager and process_set._group.included:
+                assert process_set._group.engine is not None
+
+    def remove(self, process_set: ProcessSet) -> bool:
+        """Forget a set; collective over all ranks. False if it is not known, or the set of all ranks.
+
+        Of communicators, of which each rank has given its own, all sets are forgotten, as all have become known.
+        Raises HorovodInternalError if the ranks disagree about it.
+        """
+        if not process_set.process_set_id or process_set._group is None:
+            return False
+        sets = process_set._siblings
+
+        def change(transport: Transport, _joined: object) -> None:
+            unequal = self._used_by_some(transport)
+            for each in sets:
+                assert each._group is not None and each.process_set_id is not None
+                number, group = each.process_set_id, each._group
+                each._group = each.process_set_id = None
+                del self._sets[number]
+                self._free.append(number)
+                group.close("has removed the process set", idle=number not in unequal)
+
+        options = [("ranks", "; ".join(str(each.ranks) for each in sets))]
+        collective_step(self._engine, "remove_process_set", change, options=options)
+        return True
+
+    def _used_by_some(self, transport: Transport) -> set[int]:
+        """Numbers of the sets that some of their ranks have used, and others have not; collective over all ranks."""
+        sets = {number: each._known() for number, each in self._sets.items()}
+        used = [number for number, group in sets.items() if group.is_open]
+        gathered = [set(json.loads(numbers)) for numbers in gather_bytes(transport, json.dumps(used).encode())]
+        return {number for number, group in sets.items() if len({number in gathered[rank] for rank in group.ranks}) > 1}
+
+    def _find_unequal(self) -> set[int]:
+        """Like _used_by_some() of the world; all sets but that of all ranks if a rank has left and cannot be asked."""
+        try:
+            found = collective_step(
+                self._engine, "shutdown", lambda transport, _: self._used_by_some(transport), name="sets"
+            )
+        except HorovodInternalError:
+            self.leave("has shut hvdkit down")
+            return set(self._sets) - {0}
+        assert isinstance(found, set)
+        return found
+
+    def ids_and_ranks(self) -> dict[int, list[int]]:
+        """The ranks of every known set, by number."""
+        return {number: list(each._known().ranks) for number, each in self._sets.items()}
+
+    def engines(self) -> list[Engine]:
+        """Of the sets that include this process, that of all ranks first; opened if they are not yet."""
+        groups = [self._sets[number]._known() for number in sorted(self._sets)]
+        return [group.engine for group in groups if group.included]
+
+    def leave(self, why: str) -> None:
+        """Tell the other ranks of every set that this one takes no further part; not collective."""
+        groups = [each._known() for each in self._sets.values()]
+        for group in groups:
+            group.leave(why)
+        deadline = time.monotonic() + _END_S  # MPI may be ended soon, and no thread may be in it then
+        for thread in [group._engine.thread for group in groups if group._engine is not None]:
+            if thread is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def leave_transports(self) -> None:
+        """Tell the other ranks of every set's transports that this one takes no further part; not collective."""
+        for each in self._sets.values():
+            each._known().leave_transports()
+
+    def close(self, *, idle: bool = True) -> bool:
+        """Forget all sets; collective. The world's transport stays.
+
+        idle: see Transport.close. Returns what to close that one with.
+        """
+        idle = idle and not self._engine.stopped if self._sets else idle
+        unequal = self._find_unequal() if idle and len(self._sets) > 1 else set()
+        for number in sorted(self._sets, reverse=True):  # that of all ranks last
+            process_set = self._sets.pop(number)
+            group = process_set._known()
+            process_set._group = process_set.process_set_id = None
+            in_step = group.close("has shut hvdkit down", idle=idle and number not in unequal, keep=self._world)
+            if not number:
+                idle = in_step
+        return idle
