@@ -1,7 +1,7 @@
 """A training whose end does not depend on how many ranks there are: they share each batch of 12.
 
 Prints its process number, and at its end what it has come to. Arguments: steps, seconds a step, steps between
-commits, and a file with which training ends as soon as it is there.
+commits, a file with which training ends as soon as it is there ("" for none), and what is divided among the ranks.
 
 SIGUSR1 keeps a rank from working for a while, SIGUSR2 makes it raise.
 """
@@ -72,13 +72,13 @@ def _raise(*_: object) -> None:
     raise RuntimeError("as it was told to")
 
 
-def main(steps: int, pause_s: float, commit_every: int, finish: str = "") -> None:
+def main(steps: int, pause_s: float, commit_every: int, finish: str = "", shard: str = "") -> None:
     signal.signal(signal.SIGUSR1, _sleep)
     signal.signal(signal.SIGUSR2, _raise)
     torch.set_num_threads(1)
     hvd.init()
     model = make_model()
-    optimizer = hvd.DistributedOptimizer(make_optimizer(model), model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(make_optimizer(model), model.named_parameters(), shard=shard or None)
     state = hvd.elastic.TorchState(model, optimizer, step=0, sizes=[])
     print(f"pid {os.getpid()}", flush=True)
 

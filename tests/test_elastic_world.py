@@ -37,6 +37,17 @@ def test_the_others_go_on_and_one_comes_in_its_place(victim: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shard", ["optimizer", "gradients"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_no_part_of_an_optimizer_is_lost_with_a_rank(victim: int, shard: str) -> None:
+    job = train_and_kill(3, [victim], "--min-np", "2", command=(*training(400), "", shard))
+    assert job.process.returncode == 0, job.output
+    result = job.result()
+    assert result["sizes"] == [3, 2, 3] and result["alike"]
+    assert result["summary"] == pytest.approx(reference(400), abs=1e-10)
+
+
+@pytest.mark.slow
 def test_gradients_on_gpus_go_on_too() -> None:
     _, *arguments = training(400)
     command = (str(SCRIPT.with_name("gpu_elastic_script.py")), *arguments)
