@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from typing import Any
+from unittest import mock
 
 import pytest
 import test_torch_join
@@ -46,6 +47,26 @@ def test_ranks_train_as_one_process(dtype: str, tolerance: float) -> None:
 
 def test_buckets_of_any_size_accumulation_and_clipping() -> None:
     _check(Case(passes=3, clip=0.3), 2, 1e-10, settings={"fusion_bytes": 256})
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "gradients"])
+@pytest.mark.parametrize("passes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_rank_keeps_its_part_on_the_gpu(passes: int, shard: str) -> None:
+    case = Case("Adam", ADAM, clip=0.1, passes=passes)
+    results = run_ranks(3, _train_sharded, case, settings={"fusion_bytes": 256}, shard=shard)
+    assert_alike([weights for weights, _, _ in results], train_here(case, 3), 1e-10)
+    for _, scattered, gathered in results:
+        assert gathered >= 2 * case.steps, "several buckets a step"
+        assert scattered == (gathered if shard == "gradients" else 0)
+
+
+def _train_sharded(case: Case, **more: Any) -> tuple[Any, int, int]:
+    """The weights, and how many buckets NCCL has reduce-scattered and gathered."""
+    with (
+        mock.patch.object(NcclBuckets, "reduce_scatter", autospec=True, side_effect=NcclBuckets.reduce_scatter) as one,
+        mock.patch.object(NcclBuckets, "all_gather", autospec=True, side_effect=NcclBuckets.all_gather) as two,
+    ):
+        return train_on_gpus(case, **more), one.call_count, two.call_count
 
 
 @pytest.mark.parametrize("compression, tolerance", [("fp16", 5e-3), ("bf16", 5e-2)])

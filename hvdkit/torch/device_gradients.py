@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 
 from hvdkit.config import Config
 from hvdkit.engine import runtime
@@ -13,11 +14,13 @@ from hvdkit.engine.planned.reducer import BucketReducer, Context, Statistics
 from hvdkit.engine.planned.settings import PlanSettings, settings_of
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.runtime import Runtime
+from hvdkit.engine.sharding.place import Place
 from hvdkit.engine.strategy import Parameters
 from hvdkit.log import logger
 from hvdkit.torch import gpu
 from hvdkit.torch.device_masks import DeviceMasks
 from hvdkit.torch.source import TorchSource
+from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.nccl.buckets import NcclBuckets
 from hvdkit.transport.nccl.group import DeviceGroup
 from hvdkit.transport.nccl.groups import close_groups, open_group, settle_groups
@@ -73,15 +76,37 @@ def open_device_reducer(
     )
 
 
+def find_device_place(current: Runtime, parameters: Parameters, group: Group) -> Place | None:
+    """Buckets of a sharded optimizer in GPU memory; None where they have to be in the host's; collective.
+
+    Raises what open_group() raises.
+    """
+    assert isinstance(parameters.gradients, TorchSource)
+    if not gpu.is_cuda_build():
+        return None
+    index = gpu.common_gpu(parameters.gradients.parameters)
+    devices = open_group(
+        group.transport, index, current.world.host, gpu.device_settings(current.config), parameters.name
+    )
+    if devices is None:
+        return None
+    assert index is not None
+    return Place(_open_buckets(devices, index), _settings(current.config))
+
+
+def _open_buckets(devices: DeviceGroup, index: int) -> Callable[[Sequence[BucketSpec], int | None], NcclBuckets]:
+    allocate, stream = gpu.make_allocate(index), functools.partial(gpu.current_stream, index)
+    return lambda specs, _: NcclBuckets(devices, specs, allocate, gpu.scale, stream)
+
+
 def _context(current: Runtime, name: str, group: Group, devices: DeviceGroup, index: int, *, static: bool) -> Context:
     current.plans += 1
-    allocate, stream = gpu.make_allocate(index), functools.partial(gpu.current_stream, index)
     return Context(
         group.transport,
         name,
         group.engine,
         current.timeline,
-        open_buckets=lambda specs, _: NcclBuckets(devices, specs, allocate, gpu.scale, stream),
+        open_buckets=_open_buckets(devices, index),
         open_masks=functools.partial(DeviceMasks, static=static),
     )
 

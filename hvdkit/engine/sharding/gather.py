@@ -10,8 +10,8 @@ from hvdkit.engine.compression import Wire
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.plan import Plan, describe_plan, plan_buckets
-from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.engine.sharding.pieces import Piece, cut_pieces, split_plan
+from hvdkit.engine.sharding.place import Place
 from hvdkit.engine.strategy import Parameters
 from hvdkit.errors import HorovodInternalError, RankLostError
 
@@ -19,20 +19,18 @@ from hvdkit.errors import HorovodInternalError, RankLostError
 class ParameterGather:
     """All-gathers the parameters of one optimizer, bucket by bucket.
 
-    wires: of the gradients, where buckets are to be cut as theirs are. pieces: what this rank keeps: its shards of the
-    buckets. Opened, and closed, by all ranks together.
+    place: of the buckets. wires: of the gradients, where buckets are to be cut as theirs are. pieces: what this rank
+    keeps: its shards of the buckets. Opened, and closed, by all ranks together.
     Raises PlanMismatchError where the ranks' parameters differ.
     """
 
-    def __init__(
-        self, parameters: Parameters, group: Group, settings: PlanSettings, wires: Sequence[Wire] | None = None
-    ) -> None:
-        transport, tensors = group.transport, parameters.tensors
-        check_agreement(transport, describe_plan(tensors, settings.fusion_bytes, "sharded"))
+    def __init__(self, parameters: Parameters, group: Group, place: Place, wires: Sequence[Wire] | None = None) -> None:
+        settings, tensors = place.settings, parameters.tensors
+        check_agreement(group.transport, describe_plan(tensors, settings.fusion_bytes, "sharded"))
         self._plan = plan = Plan(tuple(tensors), plan_buckets(tensors, settings.fusion_bytes, wires))
         specs = plan.specs((1.0, 1.0), settings.chunk_bytes, settings.algorithm)
         specs = [replace(spec, wire="none") for spec in specs]  # parameters travel as they are
-        self._buckets = transport.open_buckets(specs, settings.buckets_in_flight)
+        self._buckets = place.open_buckets(specs, settings.buckets_in_flight)
         shards = self._buckets.shard
         self.pieces: list[Piece] = cut_pieces(plan, shards)
         self._values = parameters.values

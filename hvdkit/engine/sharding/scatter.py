@@ -12,9 +12,9 @@ from hvdkit.engine.planned.plan import Plan
 from hvdkit.engine.planned.presence import Presence
 from hvdkit.engine.planned.progress import has_spare_core
 from hvdkit.engine.planned.reducer import BucketReducer, Context
-from hvdkit.engine.planned.settings import settings_of
 from hvdkit.engine.planned.source import Filled, GradientSource
 from hvdkit.engine.request import ReduceOptions
+from hvdkit.engine.sharding.place import Place, place_on_host
 from hvdkit.engine.strategy import Parameters
 from hvdkit.transport.buckets import Buckets, InPlaceSegment
 from hvdkit.transport.buffer import Buffer
@@ -43,6 +43,8 @@ class ScatterGradients(AllReduce):
     def __init__(self, options: ReduceOptions, receiver: Receiver) -> None:
         super().__init__(options)
         self.repeatable = False
+        #: Where the buckets are to be from the next attach() on; on the host for None.
+        self.place: Place | None = None
         self._receiver = receiver
         self._presence: Presence | None = None
         self._source: _ScatterSource | None = None
@@ -55,7 +57,7 @@ class ScatterGradients(AllReduce):
     def _open(self, parameters: Parameters, group: Group) -> GradientReducer:
         current = runtime.runtime("a reduction of gradients")
         current.plans += 1
-        settings, name = settings_of(current.config), parameters.name
+        place, name = self.place or place_on_host(group), parameters.name
         self._source = _ScatterSource(parameters.gradients, self._receiver)
         context = Context(
             group.transport,
@@ -63,7 +65,7 @@ class ScatterGradients(AllReduce):
             group.engine,
             current.timeline,
             has_spare_core(current.cores, parameters.compute_threads),
-            open_buckets=lambda specs, depth: _ScatterBuckets(group.transport.open_buckets(specs, depth)),
+            open_buckets=lambda specs, depth: _ScatterBuckets(place.open_buckets(specs, depth)),
             open_masks=lambda _, __: _NoMasks(),
         )
         reducer = BucketReducer(
@@ -71,11 +73,11 @@ class ScatterGradients(AllReduce):
             parameters.tensors,
             self._source,
             options=self.options,
-            settings=settings,
+            settings=place.settings,
             statistics=self.statistics,
         )
         told = Context(group.transport, f"{name}.used", group.engine)
-        self._presence = Presence(told, [tensor.name for tensor in parameters.tensors], settings)
+        self._presence = Presence(told, [tensor.name for tensor in parameters.tensors], place.settings)
         return reducer
 
     def before_step(self) -> None:

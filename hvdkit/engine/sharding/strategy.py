@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from hvdkit.engine import runtime
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.reducer import Statistics
-from hvdkit.engine.planned.settings import settings_of
 from hvdkit.engine.sharding.gather import ParameterGather
 from hvdkit.engine.sharding.pieces import Piece
+from hvdkit.engine.sharding.place import Place, place_on_host
 from hvdkit.engine.sharding.scatter import ScatterGradients
 from hvdkit.engine.strategy import Parameters, Strategy, on_horovod
 from hvdkit.transport.api import Transport
@@ -56,16 +55,19 @@ class Sharded(Strategy):
         if self._gather is not None:
             self._shards.collect(group.transport)
             self._close()
+        place, wires, pieces = self.find_place(parameters, group), None, list[Piece]()
+        if isinstance(self.gradients, ScatterGradients):
+            self.gradients.place = place
+            wires = [self.gradients.options.wire_for_tensor(tensor) for tensor in parameters.tensors]
         self.gradients.attach(parameters, group)
-        pieces: Sequence[Piece] = ()
         if parameters.tensors:
-            settings = settings_of(runtime.runtime("A sharded optimizer").config)
-            wires = None
-            if isinstance(self.gradients, ScatterGradients):
-                wires = [self.gradients.options.wire_for_tensor(tensor) for tensor in parameters.tensors]
-            self._gather = ParameterGather(parameters, group, settings, wires)
+            self._gather = ParameterGather(parameters, group, place, wires)
             pieces = self._gather.pieces
         self._shards.divide(parameters, pieces, group.engine.ranks)
+
+    def find_place(self, parameters: Parameters, group: Group) -> Place:
+        """Where the buckets are to be, for subclasses; collective."""
+        return place_on_host(group)
 
     def arrived(self, index: int) -> None:
         """See Strategy.arrived."""

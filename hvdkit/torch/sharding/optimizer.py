@@ -7,10 +7,15 @@ from typing import Any
 
 import torch
 
+from hvdkit.engine import runtime
 from hvdkit.engine.allreduce import AllReduce
+from hvdkit.engine.groups import Group
 from hvdkit.engine.named.operation import Action
+from hvdkit.engine.sharding.place import Place
 from hvdkit.engine.sharding.scatter import ScatterGradients
 from hvdkit.engine.sharding.strategy import Sharded
+from hvdkit.engine.strategy import Parameters
+from hvdkit.torch.device_gradients import find_device_place
 from hvdkit.torch.layout import Named, strides_of
 from hvdkit.torch.sharding.elementwise import check_elementwise
 from hvdkit.torch.sharding.gradient import ShardedGradient
@@ -134,17 +139,30 @@ def open_shards(optimizer: torch.optim.Optimizer, named: Named, shard: str, *, m
     return TorchShards(optimizer, master_weights=master_weights, receiver=receiver)
 
 
+class TorchSharded(Sharded):
+    """Sharded, with buckets in the memory of the GPU where the ranks can use NCCL."""
+
+    def find_place(self, parameters: Parameters, group: Group) -> Place:
+        """See Sharded.find_place. Compressed gradients that are reduce-scattered go through the host's memory."""
+        options = self.gradients.options
+        compressed = any(options.wire_for_tensor(tensor) != "none" for tensor in parameters.tensors)
+        place = None
+        if parameters.tensors and not (compressed and isinstance(self.gradients, ScatterGradients)):
+            place = find_device_place(runtime.runtime("A sharded optimizer"), parameters, group)
+        return place or super().find_place(parameters, group)
+
+
 def sharded_strategy(gradients: AllReduce, shards: TorchShards, named: Named) -> Sharded:
     """The strategy of these shards. gradients: how they would be reduced without them.
 
     Raises ValueError for a coding, where gradients are reduce-scattered.
     """
     if shards.receiver is None:
-        return Sharded(gradients, shards)
+        return TorchSharded(gradients, shards)
     wires = [gradients.options.wire_for(name, dtype_name(parameter)) for name, parameter in named]
     if coded := next((wire for wire in wires if not isinstance(wire, str)), None):
         raise ValueError(
             f'DistributedOptimizer(): shard="gradients" cannot be combined with compression={coded!r}, which sends as '
             'much for a part of a sum as for all of it. Use hvd.Compression.fp16 or bf16, or shard="optimizer".'
         )
-    return Sharded(ScatterGradients(gradients.options, shards.receiver), shards)
+    return TorchSharded(ScatterGradients(gradients.options, shards.receiver), shards)

@@ -1,0 +1,25 @@
+"""Where the buckets of a sharded optimizer are: in the host's memory, or on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hvdkit.engine import runtime
+from hvdkit.engine.groups import Group
+from hvdkit.engine.planned.settings import PlanSettings, settings_of
+from hvdkit.transport.buckets import Buckets, BucketSpec
+
+
+@dataclass(frozen=True)
+class Place:
+    """open_buckets: as Transport.open_buckets(). settings: of the plan; the same for gradients and parameters."""
+
+    open_buckets: Callable[[Sequence[BucketSpec], int | None], Buckets]
+    settings: PlanSettings
+
+
+def place_on_host(group: Group) -> Place:
+    """Buckets in the memory of the group's transport, with the user's settings."""
+    settings = settings_of(runtime.runtime("A sharded optimizer").config)
+    return Place(group.transport.open_buckets, settings)
