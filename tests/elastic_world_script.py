@@ -101,10 +101,12 @@ def main(steps: int, pause_s: float, commit_every: int, finish: str = "", shard:
 
     hvd.elastic.run_fn(train, reset)(state)
     alike = len(set(map(tuple, hvd.allgather_object(summary(model))))) == 1
+    places = dict(hvd.allgather_object((os.getpid(), hvd.local_rank())))
     if hvd.rank() == 0:
         print(
             json.dumps(
                 {
+                    "places": places,
                     "summary": summary(model),
                     "alike": alike,
                     "sizes": state.sizes,

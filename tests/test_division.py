@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdkit.transport.division import check_groups, divide_by_node, find_group, group_by_color
+from hvdkit.transport.division import check_groups, divide_by_node, find_group, group_by_color, keep_places
 
 COLORS = st.lists(st.tuples(st.none() | st.integers(0, 3), st.integers(-2, 2)), max_size=12)
 
@@ -33,6 +33,14 @@ def test_the_axes_of_a_mesh() -> None:
 def test_a_host_and_the_ranks_of_the_same_place_on_each() -> None:
     assert divide_by_node([0, 1, 0, 0]) == ([[0, 2, 3], [1]], [[0, 1], [2], [3]])
     assert divide_by_node([7, 7, 3, 3]) == ([[2, 3], [0, 1]], [[0, 2], [1, 3]])
+
+
+def test_a_rank_keeps_its_place_on_its_host_where_there_is_one() -> None:
+    assert keep_places([0, 1, 0, 1], [-1] * 4) == [0, 0, 1, 1], "first world: in rank order"
+    assert keep_places([0, 0, 0, 0], [1, 2, 3, -1]) == [1, 2, 3, 0], "the replacement gets the lost rank's"
+    assert keep_places([0, 0, 0], [1, 2, 3]) == [1, 2, 0], "there is no fourth place any more"
+    assert keep_places([0, 0, 0], [1, 1, -1]) == [1, 0, 2], "two have had the same one"
+    assert keep_places([5, 0, 5], [1, 1, 0]) == [1, 0, 0], "each host by itself"
 
 
 @pytest.mark.parametrize("groups", [[[]], [[0, 0]], [[0], [0]], [[4]], [[-1]]])

@@ -31,6 +31,8 @@ def test_the_others_go_on_and_one_comes_in_its_place(victim: int) -> None:
     result = job.result()
     assert result["sizes"] == [3, 2, 3] and result["alike"]
     assert result["summary"] == pytest.approx(reference(400), abs=1e-12)
+    expected = {job.pids[rank]: victim if rank == 3 else rank for rank in (0, 1, 2, 3) if rank != victim}
+    assert result["places"] == {str(pid): place for pid, place in expected.items()}, "who lives keeps its GPU"
     assert f"rank {victim} on" in output and "was killed by SIGKILL" in output and "continuing with 2 ranks" in output
     assert "rank 3 starts on" in output
     assert sum("hvdkit rank" in line or line.startswith("hvdrun:") for line in job.lines) <= 5, output

@@ -89,6 +89,19 @@ def test_a_rank_of_hvdrun_is_mpis_and_meets_through_mpi() -> None:
     assert find_rendezvous_store(environ, "openmpi").kind == "mpi"
 
 
+@pytest.mark.parametrize(
+    ("environ", "launcher"),
+    [
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, "hydra"),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}, "slurm"),
+    ],
+)
+def test_so_is_one_of_mpich_and_of_srun(environ: dict[str, str], launcher: str) -> None:
+    found = read_world({**environ, **RANK_1, "HVDKIT_AGENT": "1"})
+    assert (found.launcher, found.rank, found.size) == (launcher, 1, 2)
+    assert find_rendezvous_store(RANK_1, launcher).kind == "mpi"
+
+
 def test_below_a_torchrun_that_a_rank_of_hvdrun_has_started_torchrun_counts() -> None:
     below = {**OPEN_MPI, **RANK_1, "TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
     below |= {"LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2", "GROUP_RANK": "1"}

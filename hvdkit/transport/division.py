@@ -32,6 +32,25 @@ def group_by_color(colors: Sequence[int | None], keys: Sequence[int] | None = No
     return [[rank for rank in order if colors[rank] == color] for color in present]
 
 
+def keep_places(nodes: Sequence[int], wished: Sequence[int]) -> list[int]:
+    """A place on its host for each rank, from 0: the wished one if the host has it and no lower rank does.
+
+    nodes: of each rank, a number of its host. wished: -1 for no wish. The others get the places that are left, in rank
+    order.
+    """
+    places = [-1] * len(nodes)
+    for ranks in group_by_color(nodes):
+        free = list(range(len(ranks)))
+        for rank in ranks:
+            if wished[rank] in free:
+                places[rank] = wished[rank]
+                free.remove(wished[rank])
+        for rank in ranks:
+            if places[rank] < 0:
+                places[rank] = free.pop(0)
+    return places
+
+
 def divide_by_node(nodes: Sequence[int]) -> tuple[list[list[int]], list[list[int]]]:
     """The ranks of each host, and the ranks that have the same place on their hosts, all in rank order.
 

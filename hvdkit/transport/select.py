@@ -22,10 +22,13 @@ from hvdkit.errors import ConfigError, TransportError, WorldError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.backend import Abort, Backend, Membership
 from hvdkit.transport.between.base import BaseTransport
-from hvdkit.transport.division import divide_by_node
+from hvdkit.transport.division import keep_places
 from hvdkit.transport.part import Part, runs_mpi
 from hvdkit.transport.single import SingleTransport
+from hvdkit.transport.small_collectives import gather_ints
 from hvdkit.world import WITHOUT_MPI, World, complete_world, read_world
+
+_first_place = -1  # the local rank of this process in its first world
 
 
 @dataclass(frozen=True)
@@ -79,21 +82,24 @@ def open_transport(config: Config, connection: Connection) -> tuple[World, Trans
 
     Raises TransportError if that does not fit the ranks.
     """
+    global _first_place
     world, base = connection.world, connection.base
     if base is None:
         alone: dict[str, Any] = {"local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1}
         return complete_world(world, rank=0, size=1, **alone, homogeneous=True), SingleTransport()
     nodes = base.find_nodes()
-    hosts, crossings = divide_by_node(nodes)
-    local = next(ranks for ranks in hosts if base.rank in ranks)
-    cross = next(ranks for ranks in crossings if base.rank in ranks)
+    # A process of an elastic job has chosen its GPU by its first local rank, and keeps that where it can.
+    places = keep_places(nodes, gather_ints(base, _first_place) if config.elastic else [-1] * base.size)
+    if _first_place < 0:
+        _first_place = places[base.rank]
+    cross = [rank for rank, place in enumerate(places) if place == places[base.rank]]
     local_sizes = [nodes.count(node) for node in nodes]
     world = complete_world(
         world,
         rank=base.rank,
         size=base.size,
-        local_rank=local.index(base.rank),
-        local_size=len(local),
+        local_rank=places[base.rank],
+        local_size=local_sizes[base.rank],
         cross_rank=cross.index(base.rank),
         cross_size=len(cross),
         homogeneous=len(set(local_sizes)) == 1,
