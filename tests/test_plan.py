@@ -315,6 +315,25 @@ def test_links_can_be_those_that_bench_has_measured() -> None:
         with_links(gpu, constants, replace(report, kind="step"))
 
 
+def test_fused_attention_keeps_no_scores(capsys: pytest.CaptureFixture[str]) -> None:
+    def activations(*words: str) -> float:
+        assert ask("hidden=64,layers=1,heads=8,sequence=8192", "--gpus", "1", "--batch", "1", "--json", *words) == 0
+        (plan,) = json.loads(capsys.readouterr().out)["plans"]
+        return float(plan["memory_bytes"]["activations"])
+
+    assert activations() - activations("--fused-attention") == 5 * 8 * 8192**2
+
+
+@pytest.mark.slow
+def test_the_example_is_planned_with_a_layer_measured_here(capsys: pytest.CaptureFixture[str]) -> None:
+    example = Path(__file__).parents[1] / "examples" / "pytorch_language_model.py"
+    words = [f"{example}:LanguageModel", "--sequence", "64", "--gpus", "1", "--batch", "8", "--measure", "--json"]
+    assert ask(*words) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["model"]["hidden"], document["model"]["layers"], document["model"]["heads"]) == (64, 2, 4)
+    assert 1e-5 < document["plans"][0]["step_s"]["compute"] < 10
+
+
 def test_a_figure_is_drawn(tmp_path: Path) -> None:
     assert ask(SMALL, "--gpus", "8", "--batch", "64", "--plot", str(tmp_path / "plan.svg")) == 0
     assert "exposed dp" in (tmp_path / "plan.svg").read_text()

@@ -69,6 +69,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     for name in ("hidden", "layers", "heads", "sequence", "vocabulary"):
         add(f"--{name}", type=count, metavar="N", help=f"the model's {name}, if it does not say it, or another one")
+    add("--fused-attention", action="store_true", help="FlashAttention: no s x s matrix of scores in memory")
     add("--recompute", choices=("none", "selective", "full"), help="with --evaluate: where the table does not say it")
     add("--chunks", type=count, metavar="N", help="with --evaluate: virtual stages, where the table does not say it")
     add("--sequence-parallel", action="store_true", help="with --evaluate: where the table does not say it")

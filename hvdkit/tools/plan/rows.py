@@ -116,7 +116,7 @@ def read_row(cells: Mapping[str, str], columns: Columns, gpu: Gpu, defaults: Map
     model = Transformer(
         hidden,
         _integer("layers", texts.get("layers", "")),
-        take("heads", max(1, hidden // 128)),
+        take("heads", next(heads for heads in range(max(1, hidden // 128), 0, -1) if hidden % heads == 0)),
         take("sequence", 2048),
         take("vocabulary", GPT_VOCABULARY),
         _integer("feedforward", texts.get("feedforward", "0")),
@@ -189,9 +189,9 @@ def _chunks(text: str) -> int:
 
 def _recompute(text: str) -> str:
     word = text.lower()
-    if word in ("full", "all", "uniform", "block", *_YES):
+    if word.startswith("full") or word in ("all", "uniform", "block", *_YES):
         return "full"
-    if word.startswith("sel"):
+    if word.startswith(("sel", "attn", "attention", "seqsel")):
         return "selective"
     if word in ("", *_NO):
         return "none"

@@ -26,7 +26,7 @@ from hvdkit.tools.plan.show import check_plot, encode, list_columns, list_rows, 
 from hvdkit.tools.plan.sources import read_model
 
 #: What --evaluate takes from options where a table does not say it.
-_TABLE_DEFAULTS = ("vocabulary", "sequence", "node", "recompute", "chunks", "sequence_parallel")
+_TABLE_DEFAULTS = ("vocabulary", "sequence", "node", "recompute", "chunks", "sequence_parallel", "fused_attention")
 _SIZES = ("hidden", "layers", "heads", "sequence", "vocabulary")
 
 
@@ -41,7 +41,7 @@ def run_plan(options: argparse.Namespace) -> int:
     if options.plot:
         check_plot(options.plot)
     model = read_model(options.model, {name: getattr(options, name) for name in _SIZES if getattr(options, name)})
-    job = build_job(options, model)
+    job = build_job(options, replace(model, fused_attention=options.fused_attention))
     plans = search(job)
     if not plans.fitting:
         if options.json:
@@ -74,8 +74,9 @@ def build_job(options: argparse.Namespace, model: Transformer) -> Job:
         gpu = measured_cpu(options.gpus)
         constants = measured_layer(model, gpu, options.gpus)
     if options.bench:
-        gpu, constants = with_links(gpu, constants, read_report(options.bench))
-    return Job(model, Cluster(_change(gpu, options), options.gpus, options.node or 8), options.batch, constants)
+        gpu, constants = with_links(gpu, constants, read_report(options.bench), width=4 if options.measure else 2)
+    node = options.node or (options.gpus if options.measure else 8)
+    return Job(model, Cluster(_change(gpu, options), options.gpus, node), options.batch, constants)
 
 
 def best_of_each(plans: Plans) -> list[Candidate]:
