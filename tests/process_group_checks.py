@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +13,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch_world import joined
 
 import hvdkit.torch as hvd
+from hvdkit.errors import RankLostError, WorldError
 
 warnings.filterwarnings("ignore", category=FutureWarning)  # torch renames its functions
 Tensor = torch.Tensor
@@ -23,15 +27,16 @@ COUNTS = (0, 1, 7, 40_000, 700_001)
 
 
 @contextmanager
-def process_groups() -> Iterator[tuple[Any, Any]]:
-    """hvdkit's group of all ranks and Gloo's; ends both."""
+def process_groups(*, shut_down: bool = True) -> Iterator[tuple[Any, Any]]:
+    """hvdkit's group of all ranks and Gloo's; ends both. shut_down: hvdkit too."""
     torch.set_num_threads(1)
     dist.init_process_group("hvdkit")
     try:
         yield dist.group.WORLD, dist.new_group(backend="gloo")
     finally:
         dist.destroy_process_group()
-        hvd.shutdown()
+        if shut_down:
+            hvd.shutdown()
 
 
 def numbers(count: int, dtype: torch.dtype, rank: int) -> Tensor:
@@ -248,3 +253,77 @@ def check_refusals() -> None:
         one = torch.ones(1)
         dist.all_reduce(one)  # the group goes on
         assert one == size
+
+
+def check_beside_gloo() -> None:
+    """Groups beside a default backend of another kind: of all ranks first, then of some."""
+    hvd.init()
+    dist.init_process_group("gloo")
+    try:
+        size = dist.get_world_size()
+        if dist.get_rank() < 2:
+            with pytest.raises(WorldError, match="needs a group of all ranks before"):
+                dist.new_group([0, 1], backend="hvdkit", use_local_synchronization=True)
+        everyone = dist.new_group(backend="hvdkit")
+        some = dist.new_group(list(range(1, size)), backend="hvdkit")
+        one = torch.ones(1)
+        dist.all_reduce(one, group=everyone)
+        assert one == size
+        if dist.get_rank():
+            dist.all_reduce(one, group=some)
+            assert one == size * (size - 1)
+    finally:
+        dist.destroy_process_group()
+        hvd.shutdown()
+
+
+def check_on(transport: str) -> None:
+    """Operations on another transport. transport: see torch_world.joined()."""
+    with joined(transport), process_groups(shut_down=False) as (ours, gloo):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        for count in (1, 70_001):
+            mine = numbers(count, torch.float32, rank)
+            _compare(_copies(ours, mine, rank, size), _copies(gloo, mine, rank, size))
+            for dtype in (torch.float64, torch.bfloat16, torch.int32):
+                wanted, found = numbers(count, dtype, rank), numbers(count, dtype, rank)
+                whole, part = torch.cat([found] * size), torch.empty_like(found)
+                dist.all_reduce(wanted, group=gloo)
+                dist.all_reduce(found, group=ours)
+                dist.reduce_scatter_tensor(part, whole, group=ours)
+                same(found, wanted, tolerance_of(dtype))
+                same(part, wanted, tolerance_of(dtype))
+        some = dist.new_group([0, 2, 3])
+        if rank != 1:
+            row = torch.tensor([rank])
+            dist.all_reduce(row, group=some)
+            assert row == 5
+
+
+def lose_rank_1(how: str) -> str:
+    """Rank 1 is killed; what the others are told. how: what they do meanwhile."""
+    dist.init_process_group("hvdkit")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.new_group([0, 1])
+    tensor = torch.ones(100_000)
+    dist.all_reduce(tensor)
+    dist.all_reduce(tensor, group=group)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 2 and how in ("subgroup", "message"):
+        return ""  # a rank that does not wait for rank 1
+    calls: dict[str, Callable[[], object]] = {
+        "collective": lambda: dist.all_reduce(tensor),
+        "asynchronous": lambda: _wait(dist.all_reduce(tensor, async_op=True)),
+        "subgroup": lambda: dist.all_gather_into_tensor(torch.empty(200_000), tensor, group=group),
+        "barrier": lambda: dist.barrier(),
+        "message": lambda: dist.recv(tensor, 1),
+    }
+    try:
+        calls[how]()
+    except RankLostError as error:
+        return str(error)
+    raise AssertionError(f"nobody was missed among {size}")
+
+
+def _wait(work: Any) -> None:
+    work.wait()

@@ -46,7 +46,7 @@ FRONT_DOORS = {
     "tensorflow.__init__": {"keras.tensorflow_optimizer"},
     "tensorflow.keras.__init__": {"keras"},  # Horovod's name of hvdkit.keras; tensorflow.elastic enters here too
     # Python itself calls it, through sitecustomize: a variable names what is to be imported before the script begins.
-    "startup.__init__": {"alias_horovod", "wrap", "tools.compare.recorder.start"},
+    "startup.__init__": {"alias_horovod", "aliasing.torch_mpi", "wrap", "tools.compare.recorder.start"},
 }
 
 # What engine and elastic know of the transport: what all transports offer. No names of one of them.

@@ -1,4 +1,4 @@
-"""What ranks do before the script's first framework: `hvdrun --alias-horovod` and `--wrap`, with no line in the script.
+"""What ranks do before the script's first framework: `hvdrun --alias-horovod` and the like, with no line in the script.
 
 hvdrun puts the folder `site` in front of PYTHONPATH. Python imports `sitecustomize` from there when it starts, and that
 calls begin() at the first import of a framework or of Horovod. A process that imports neither is left as it is, but for
@@ -17,6 +17,7 @@ SITE = str(Path(__file__).with_name("site"))
 #: Variable -> the module whose import does what it asks for, in this order.
 MODULES = {
     "HVDKIT_ALIAS_HOROVOD": "hvdkit.alias_horovod",
+    "HVDKIT_MPI_BACKEND": "hvdkit.aliasing.torch_mpi",
     "HVDKIT_WRAP": "hvdkit.wrap",
     "HVDKIT_COMPARE": "hvdkit.tools.compare.recorder.start",  # last: what it sees is what the script sees
 }

@@ -218,6 +218,14 @@ def _add_launching(parser: OptionParser) -> None:
     )
     parser.add(
         group,
+        "--mpi-backend",
+        action="store_true",
+        brief=True,
+        help='torch.distributed: let hvdkit answer to the backend "mpi", which wheels of PyTorch lack, and to "hvdkit" '
+        "without an import",
+    )
+    parser.add(
+        group,
         "--dry-run",
         action="store_true",
         brief=True,

@@ -174,9 +174,12 @@ def _plan_startup(options: argparse.Namespace) -> dict[str, str]:
     unused = [name for name in options.settings if name.startswith("HVDKIT_WRAP_")]
     if unused and not options.wrap:
         raise LaunchError(f"{options.set_by[unused[0]]} has no effect without --wrap. Add --wrap, or leave it out.")
-    if options.wrap:
-        return {"HVDKIT_WRAP": "1"}
-    return {"HVDKIT_ALIAS_HOROVOD": "1"} if options.alias_horovod else {}
+    names = {
+        "HVDKIT_WRAP": options.wrap,
+        "HVDKIT_ALIAS_HOROVOD": options.alias_horovod,
+        "HVDKIT_MPI_BACKEND": options.mpi_backend,
+    }
+    return {name: "1" for name, is_asked in names.items() if is_asked}
 
 
 def _choose_binding(bind: str, binding_args: str | None) -> str:

@@ -24,10 +24,10 @@ class _Beginning:
         except ImportError as error:
             if error.name != "hvdkit":
                 raise
-            if name != "horovod" and not _asked("HVDKIT_WRAP"):
+            if name != "horovod" and not _asked("HVDKIT_WRAP") and not _asked("HVDKIT_MPI_BACKEND"):
                 return None
             raise ImportError(
-                "hvdrun --alias-horovod and hvdrun --wrap need hvdkit, which is not installed in this Python: "
+                "hvdrun --alias-horovod, --wrap and --mpi-backend need hvdkit, which is not installed in this Python: "
                 + sys.executable
                 + ". Install hvdkit there, or start the script with a Python that has it.",
                 name=name,
@@ -60,6 +60,6 @@ def _run_the_next_one() -> None:
     spec.loader.exec_module(module)
 
 
-if _asked("HVDKIT_ALIAS_HOROVOD") or _asked("HVDKIT_WRAP") or _asked("HVDKIT_COMPARE"):
+if any(map(_asked, ("HVDKIT_ALIAS_HOROVOD", "HVDKIT_MPI_BACKEND", "HVDKIT_WRAP", "HVDKIT_COMPARE"))):
     sys.meta_path.insert(0, _Beginning())  # type: ignore[arg-type]
 _run_the_next_one()

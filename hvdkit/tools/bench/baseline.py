@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvdkit.errors import BenchError
-from hvdkit.tools.bench.plan import IN_BUCKET, OURS
+from hvdkit.tools.bench.plan import AS_BACKEND, IN_BUCKET, OURS
 from hvdkit.tools.bench.report import Report
 from hvdkit.tools.bench.summary import Summary
 
@@ -54,7 +54,7 @@ def compare(before: Report, now: Report) -> list[Change]:
 
 def failed(changes: Sequence[Change], percent: float) -> list[Change]:
     """Select the changes of hvdkit's own times that are slower by more than `percent`, and by more than noise."""
-    own = (OURS, IN_BUCKET)
+    own = (OURS, IN_BUCKET, AS_BACKEND)
     return [change for change in changes if change.slower and change.percent > percent and change.peer in own]
 
 

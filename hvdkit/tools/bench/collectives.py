@@ -1,4 +1,4 @@
-"""A collective as each peer runs it: hvdkit, MPI through mpi4py, and Gloo or NCCL through torch.distributed."""
+"""A collective as each peer runs it: hvdkit, MPI through mpi4py, and hvdkit, Gloo or NCCL in torch.distributed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdkit.engine import runtime as engine
 from hvdkit.errors import HvdkitError
 from hvdkit.tools.bench.gpus import find_clock
 from hvdkit.tools.bench.interleave import Call, Turn, time_in_a_row
-from hvdkit.tools.bench.plan import CPU, IN_BUCKET, KINDS, LIBRARIES, OURS
+from hvdkit.tools.bench.plan import AS_BACKEND, CPU, IN_BUCKET, KINDS, LIBRARIES, OURS
 from hvdkit.torch.tensors import as_buffer
 from hvdkit.transport.buckets import Buckets, BucketSpec
 from hvdkit.world import WITHOUT_MPI, read_world
@@ -70,6 +70,7 @@ class Peers:
         self.notes: list[str] = []
         self._clock = find_clock(work.device)
         self._close: Callable[[], None] = lambda: None
+        self._group: dist.ProcessGroup | None = None
         self._add(OURS, make_named(hvd, work, hvd.size()))
         if work.kind == "allreduce" and work.device == CPU:
             tensor = work.zeros()
@@ -79,6 +80,8 @@ class Peers:
         if alone:
             return
         if work.device == CPU:
+            self._group = dist.new_group(backend="hvdkit")
+            self._add(AS_BACKEND, _make_distributed(work, self._group))
             if reason := _why_no_mpi(work):
                 self.notes.append(reason)
             else:
@@ -89,6 +92,8 @@ class Peers:
         """Release the peers' memory."""
         hvd.barrier()
         self._close()
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
 
     def _add(self, name: str, call: Call) -> None:
         self.turns[name] = functools.partial(time_in_a_row, call, hvd.barrier, clock=self._clock)
@@ -176,14 +181,14 @@ def _make_mpi(work: Work) -> tuple[str, Call]:
     return MPI.get_vendor()[0], calls[work.kind]
 
 
-def _make_distributed(work: Work) -> Call:
+def _make_distributed(work: Work, group: dist.ProcessGroup | None = None) -> Call:
     whole = work.zeros()
     other, part = whole.clone(), whole[: work.count // hvd.size()].clone()
     calls: dict[str, Call] = {
-        "allreduce": lambda: dist.all_reduce(whole),
-        "allgather": lambda: dist.all_gather_into_tensor(whole, part),
-        "broadcast": lambda: dist.broadcast(whole, 0),
-        "alltoall": lambda: dist.all_to_all_single(other, whole),
-        "reducescatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "allreduce": lambda: dist.all_reduce(whole, group=group),
+        "allgather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
+        "broadcast": lambda: dist.broadcast(whole, 0, group=group),
+        "alltoall": lambda: dist.all_to_all_single(other, whole, group=group),
+        "reducescatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
     }
     return calls[work.kind]

@@ -27,6 +27,8 @@ MODELS = {
 }
 
 OURS, IN_BUCKET, NO_COMMUNICATION = "hvdkit", "hvdkit, in bucket", "no communication"
+#: As a backend of torch.distributed.
+AS_BACKEND = "hvdkit, as backend"
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,9 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, store: Store, transport: Transport, name: str, timeout_s: float) -> None:
         super().__init__(transport.rank, transport.size)  # torch's other form makes no object to derive from
-        self._store = store
+        self._store, self.closed = store, False
         self.transport, self._rank, self._size = transport, transport.rank, transport.size
-        self._name, self._works = name, WorkQueue(name, timeout_s)
+        self._name, self._works = name, WorkQueue(name, timeout_s, transport.check)
 
     def getBackendName(self) -> str:
         """The name that it is registered by."""
@@ -311,6 +311,7 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 "init_process_group() or new_group()."
             )
         )
+        self.closed = True
         self.transport.close(idle=False)
 
     shutdown = abort = close

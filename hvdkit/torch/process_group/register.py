@@ -20,7 +20,7 @@ from hvdkit.world import has_master_address
 
 NAME = "hvdkit"
 
-#: All process groups that there are. Those of all ranks come first.
+#: All process groups that there are, and the first one of all ranks.
 _groups: weakref.WeakSet[HvdkitProcessGroup] = weakref.WeakSet()
 _world: HvdkitProcessGroup | None = None
 
@@ -38,24 +38,25 @@ def make_process_group(options: Any, _backend_options: Any = None) -> HvdkitProc
     """Make the group of all ranks, or of some of them; collective among its ranks. hvd.init() is called if it was not.
 
     options: torch's _DistributedBackendOptions.
-    Raises WorldError if rank and size are not those of this process, and what hvd.init() raises.
+    Raises WorldError if rank and size are not those of this process, or for some ranks where the group of all ranks is
+    another backend's; and what hvd.init() raises.
     """
     global _world
-    name, timeout_s = options.group_id, options.timeout.total_seconds()
-    if not options.global_ranks_in_group:
-        init()
-        runtime = engine.runtime('init_process_group("hvdkit")')
+    init()
+    runtime, ranks = engine.runtime('init_process_group("hvdkit")'), options.global_ranks_in_group
+    whole = None if _world is None or _world.closed else _world
+    if whole is not None and ranks:
+        transport = whole.transport.create_group(ranks)
+    elif len(ranks) in (0, runtime.world.size):
         _check_place(options.group_rank, options.group_size)
         transport = runtime.sets.open_transport("init_process_group")
-        group = _world = HvdkitProcessGroup(options.store, transport, name, timeout_s)
     else:
-        if _world is None:
-            raise WorldError(
-                'The hvdkit backend makes groups of ranks of its own world only: call init_process_group("hvdkit") '
-                'for all ranks, before new_group(backend="hvdkit").'
-            )
-        transport = _world.transport.create_group(options.global_ranks_in_group)
-        group = HvdkitProcessGroup(options.store, transport, name, timeout_s)
+        raise WorldError(
+            f'new_group({ranks}, backend="hvdkit") needs a group of all ranks before: call '
+            'init_process_group("hvdkit") or, beside another backend, new_group(backend="hvdkit").'
+        )
+    group = HvdkitProcessGroup(options.store, transport, options.group_id, options.timeout.total_seconds())
+    _world = whole or group
     _groups.add(group)
     return group
 
@@ -97,8 +98,6 @@ def _find_ranks(
 
 
 def _close_all() -> None:
-    global _world
-    _world = None
     for group in list(_groups):
         group.close()
     _groups.clear()

@@ -137,11 +137,12 @@ class Queued(_Pending):
 class WorkQueue:
     """The collectives of a process group, in their order.
 
-    name: of the group, for messages. timeout_s: of each of them; what waits longer fails with a TransportError.
+    name: of the group, for messages. timeout_s: of each of them; what waits longer fails with a TransportError. check:
+    called now and then while one waits; raises RankLostError if a rank of the group has ended.
     """
 
-    def __init__(self, name: str, timeout_s: float) -> None:
-        self._name, self._timeout_s = name, timeout_s
+    def __init__(self, name: str, timeout_s: float, check: Callable[[], None]) -> None:
+        self._name, self._timeout_s, self._check = name, timeout_s, check
         self._waiting: deque[Queued] = deque()
         self._running = threading.Lock()  # held while a collective runs
         self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -198,6 +199,7 @@ class WorkQueue:
         deadline = time.monotonic() + self._timeout_s
 
         def look() -> None:
+            self._check()
             if time.monotonic() > deadline:
                 raise TransportError(
                     f"A collective of process group {self._name} has waited {self._timeout_s:g} s for other ranks. All "
