@@ -29,7 +29,7 @@ FLAGS = {
     "-v", "-hostfile", "--launcher", "--jsrun", "-p", "--ssh-port", "-i", "--ssh-identity-file",
     "--mpi-args", "--binding-args", "--tcp", "--config-file",
     "--network-interfaces", "--network-interface", "--no-forward-env", "--start-timeout", "--save-timeout",
-    "--alias-horovod", "--wrap",
+    "--alias-horovod", "--wrap", "--mpi-backend",
     "--host-discovery-script", "--blacklist-cooldown-range", "--blacklist-cooldown",
     "--reset-limit", "--elastic-timeout",
 }  # fmt: skip
