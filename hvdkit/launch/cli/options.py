@@ -220,7 +220,6 @@ def _add_launching(parser: OptionParser) -> None:
         group,
         "--mpi-backend",
         action="store_true",
-        brief=True,
         help='torch.distributed: let hvdkit answer to the backend "mpi", which wheels of PyTorch lack, and to "hvdkit" '
         "without an import",
     )
