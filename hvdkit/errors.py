@@ -164,6 +164,10 @@ class Preempted(SystemExit):
         super().__init__(TRY_AGAIN)
 
 
+class ParallelError(HvdkitError, ValueError):
+    """A mesh, plan, pipeline or sharded checkpoint does not fit the world or the model; nothing was trained."""
+
+
 class CompareError(HvdkitError, ValueError):
     """Two runs of a script could not be compared."""
 

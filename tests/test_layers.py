@@ -22,6 +22,7 @@ FLOORS = {
     "transport": 1,
     "engine": 2,
     "checkpoint": 3,
+    "parallel": 3,
     "profiling": 3,
     "elastic": 4,
     "common": 5,
@@ -42,6 +43,7 @@ FLOORS = {
 # Front door -> the modules that it lends from.
 FRONT_DOORS = {
     "__init__": {"launch.run_api"},  # hvdkit.run, as horovod.run
+    "parallel.__init__": {"torch.parallel"},  # one name for users; what is pure stays on its floor
     # hvdkit.tensorflow.DistributedOptimizer is for Keras' optimizers, as Horovod's.
     "tensorflow.__init__": {"keras.tensorflow_optimizer"},
     "tensorflow.keras.__init__": {"keras"},  # Horovod's name of hvdkit.keras; tensorflow.elastic enters here too
@@ -67,6 +69,7 @@ FORBIDDEN = {
     "transport": FRAMEWORKS,
     "engine": FRAMEWORKS,
     "checkpoint": FRAMEWORKS,
+    "parallel": FRAMEWORKS,
     "elastic": FRAMEWORKS,
     "profiling": FRAMEWORKS,
     "common": FRAMEWORKS,

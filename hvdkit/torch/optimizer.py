@@ -22,6 +22,7 @@ from hvdkit.engine.strategy import Strategy, refuse_contradictions
 from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.groups import number_groups
 from hvdkit.torch.layout import Named
+from hvdkit.torch.own_part import check_not_sharded
 from hvdkit.torch.plain_copies import change_class, is_wrapped
 from hvdkit.torch.sharding.optimizer import ShardedWrapped, open_shards, sharded_strategy
 from hvdkit.torch.sparse import SparseGradients
@@ -161,6 +162,7 @@ def DistributedOptimizer(
         raise ValueError(
             f"DistributedOptimizer(): backward_passes_per_step is {backward_passes_per_step}; it must be 1 or more."
         )
+    check_not_sharded(named, process_set.ranks or ())
     group_numbers = number_groups(named, groups, num_groups)
     sync = None
     if process_set.included() and not alone:

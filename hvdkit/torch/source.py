@@ -12,6 +12,7 @@ from hvdkit.engine.planned.source import Filled
 from hvdkit.engine.strategy import Parameters
 from hvdkit.torch import staging
 from hvdkit.torch.layout import Named, describe_parameters, strides_of
+from hvdkit.torch.own_part import own_parts
 from hvdkit.torch.sharding.gradient import ShardedGradient
 from hvdkit.torch.tensors import TensorBuffer, as_buffer, as_tensor
 from hvdkit.transport.buckets import InPlaceSegment
@@ -72,6 +73,7 @@ class TorchSource:
     """
 
     def __init__(self, named: Named, groups: Mapping[int, int]) -> None:
+        named = own_parts(named)
         self.parameters = [parameter for _, parameter in named]
         self.tensors = describe_parameters(named, groups)
         #: Indices of the parameters whose gradient was written since the last reduction; kept by the owner.

@@ -1,0 +1,161 @@
+"""pipeline(): a model cut into stages of about equal time over the pp ranks of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    ScheduleDualPipeV,
+    ScheduleZBVZeroBubble,
+    get_schedule_class,
+)
+from torch.distributed.tensor import DTensor
+
+from hvdkit.errors import ParallelError
+from hvdkit.parallel.stages import balance, settle_stages, stages_of_rank
+from hvdkit.torch.parallel.chain import check_sharing, find_parts, measure
+from hvdkit.torch.parallel.mesh import Mesh, take_mesh
+from hvdkit.torch.parallel.modules import Stage, outline_of
+
+Loss = Callable[[Any, Any], torch.Tensor]
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+
+
+class Pipeline:
+    """The stages of this rank and their schedule; made by pipeline().
+
+    stages: this rank's modules, whose names are those of the whole model. numbers: their numbers, of `count`.
+    """
+
+    def __init__(self, stages: Sequence[Stage], numbers: Sequence[int], count: int, mesh: Mesh) -> None:
+        self.stages, self.numbers, self.count, self.mesh = list(stages), list(numbers), count, mesh
+        self._schedule: Any = None
+        self._build: Callable[[], Any] = lambda: None
+        self._microbatches = 1
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Run forward and backward of one batch; a collective call of the stages of a replica.
+
+        inputs, targets: (batch, ...), the whole batch of this replica, which all its stages get alike. Gradients are
+        those of the mean loss over the micro-batches, which is returned, on all stages, as a tensor of shape ().
+        """
+        return self._run("step", inputs, targets)
+
+    def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Compute the mean loss like step(), without gradients."""
+        return self._run("eval", inputs, targets)
+
+    def _run(self, method: str, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if len(inputs) % self._microbatches:
+            raise ParallelError(
+                f"Pipeline.{method}(): a batch of {len(inputs)} cannot be cut into {self._microbatches} equal "
+                "micro-batches. Change microbatches, or drop the last batch (DataLoader(drop_last=True))."
+            )
+        if self._schedule is None:
+            self._schedule = self._build()
+        last = self.count - 1 in self.numbers
+        losses: list[torch.Tensor] = []
+        arguments = {"target": targets, "losses": losses} if last else {}
+        getattr(self._schedule, method)(*([inputs] if 0 in self.numbers else []), **arguments)
+        mean = torch.stack([_whole(loss) for loss in losses]).mean() if last else torch.zeros((), device=inputs.device)
+        if self.mesh.pp > 1:
+            group = self.mesh.device_mesh["pp"].get_group()
+            ranks = self.mesh.ranks("pp")
+            dist.broadcast(mean, ranks[_rank_of_stage(self.count - 1, self)], group=group)
+        return mean
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of this rank's stages, under the names of the whole model."""
+        for stage in self.stages:
+            yield from stage.named_parameters()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of this rank's stages."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    def train(self, mode: bool = True) -> Pipeline:
+        """Set this rank's stages to training, or to evaluation; returns the pipeline."""
+        for stage in self.stages:
+            stage.train(mode)
+        return self
+
+    def eval(self) -> Pipeline:
+        """Set this rank's stages to evaluation; returns the pipeline."""
+        return self.train(False)
+
+
+def _whole(loss: torch.Tensor) -> torch.Tensor:
+    loss = loss.detach()
+    return loss.full_tensor() if isinstance(loss, DTensor) else loss
+
+
+def _rank_of_stage(number: int, pipe: Pipeline) -> int:
+    ranks = pipe.mesh.pp
+    v_shaped = pipe.numbers != stages_of_rank(pipe.mesh.coordinates["pp"], ranks, pipe.count, v_shaped=False)
+    return next(rank for rank in range(ranks) if number in stages_of_rank(rank, ranks, pipe.count, v_shaped=v_shaped))
+
+
+def pipeline(
+    model: nn.Module,
+    *,
+    loss: Loss,
+    example: torch.Tensor,
+    microbatches: int,
+    schedule: str = "1F1B",
+    stages: int | None = None,
+    parts: Sequence[str] | None = None,
+    costs: Sequence[float] | None = None,
+    mesh: Mesh | None = None,
+) -> Pipeline:
+    """Cut a model into stages of about equal time, and keep those of this rank; a collective call.
+
+    Call it before tensor_parallel(), recompute() and shard(), which take the pipeline in place of the model. The model
+    must be a chain: each part takes what the one before it returns, one tensor. On rank 0 it is run once to check that.
+
+    loss: takes (outputs, targets) of a micro-batch and returns their mean loss. example: inputs of one micro-batch,
+    (micro-batch, ...). microbatches: into which a batch is cut; more of them leave the ranks less idle.
+    schedule: of torch.distributed.pipelining: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble,
+    ZBVZeroBubble or DualPipeV. stages: in all; default: one a rank, or two where the schedule takes several.
+    parts: patterns of the module names, in the order of the chain; default: the model's children, and those of its
+    ModuleLists and Sequentials. costs: of each part, in any unit; default: the seconds of forward and backward of the
+    example, measured on rank 0.
+    Raises ParallelError for a model that is no chain, stages that do not fit and unknown schedules.
+    """
+    mesh = take_mesh(mesh, "pipeline()")
+    known = {name.lower(): name for name in SCHEDULES}
+    if schedule.lower() not in known:
+        raise ParallelError(f"pipeline(): there is no schedule {schedule!r}; use one of {', '.join(SCHEDULES)}.")
+    schedule = known[schedule.lower()]
+    schedule_class = get_schedule_class(schedule)
+    several = issubclass(schedule_class, PipelineScheduleMulti)
+    v_shaped = issubclass(schedule_class, (ScheduleZBVZeroBubble, ScheduleDualPipeV))
+    names = find_parts(model, parts)
+    count = settle_stages(schedule, mesh.pp, len(names), stages, microbatches, several=several, v_shaped=v_shaped)
+    outline = outline_of(model)
+    costs = measure(model, names, example, costs)
+    ranges = balance(costs, count)
+    check_sharing(model, [[names[at] for at in each] for each in ranges])
+    numbers = stages_of_rank(mesh.coordinates["pp"], mesh.pp, count, v_shaped=v_shaped)
+    own = [Stage({names[at]: model.get_submodule(names[at]) for at in ranges[number]}, outline) for number in numbers]
+    pipe = Pipeline([stage.train(model.training) for stage in own], numbers, count, mesh)
+    pipe._microbatches = microbatches
+
+    def build() -> Any:
+        group = mesh.device_mesh["pp"].get_group()
+        pairs = zip(pipe.stages, numbers, strict=True)
+        made = [PipelineStage(stage, number, count, mesh.device, group=group) for stage, number in pairs]
+        return schedule_class(made if several else made[0], microbatches, loss_fn=loss)
+
+    pipe._build = build
+    return pipe
+
+
+def modules_of(model: nn.Module | Pipeline) -> list[nn.Module]:
+    """The stages of a pipeline, or the model itself."""
+    return list(model.stages) if isinstance(model, Pipeline) else [model]
