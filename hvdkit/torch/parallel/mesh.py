@@ -14,6 +14,7 @@ from hvdkit.errors import ParallelError
 from hvdkit.log import logger
 from hvdkit.parallel.placement import AXES, describe_slow_tensor_parallelism, place, settle_sizes
 from hvdkit.torch import basics
+from hvdkit.torch.process_group.register import NAME, register
 
 _latest: list[Mesh] = []
 
@@ -21,32 +22,22 @@ _latest: list[Mesh] = []
 def init(backend: str | None = None) -> None:
     """Join hvdkit's world and torch.distributed's, where that has not been done; a collective call.
 
-    backend: of torch.distributed; default: Gloo, and NCCL for tensors on a GPU.
-    Raises ParallelError where the ranks of torch.distributed are others than hvdkit's, or cannot find each other.
+    backend: of torch.distributed; default: hvdkit, and NCCL for tensors on a GPU.
+    Raises ParallelError where the ranks of torch.distributed are others than hvdkit's.
     """
     basics.init()
     world = engine.runtime("parallel.init()").world
     if not dist.is_initialized():
-        _join(backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"), world.rank, world.size)
+        register()
+        backend = backend or (f"cpu:{NAME},cuda:nccl" if torch.cuda.is_available() else NAME)
+        store = dist.HashStore() if world.size == 1 else None  # type: ignore[attr-defined]
+        dist.init_process_group(backend, rank=world.rank, world_size=world.size, store=store)
         engine.on_shutdown(_leave)
     if (dist.get_rank(), dist.get_world_size()) != (world.rank, world.size):
         raise ParallelError(
             f"torch.distributed calls this process rank {dist.get_rank()} of {dist.get_world_size()}, hvdkit calls it "
             f"rank {world.rank} of {world.size}. Do not call init_process_group() yourself, or call it without ranks."
         )
-
-
-def _join(backend: str, rank: int, size: int) -> None:
-    if size == 1:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-        return
-    try:
-        dist.init_process_group(backend, rank=rank, world_size=size)
-    except ValueError as error:
-        raise ParallelError(
-            f"torch.distributed cannot bring the ranks together: {error}. Start the script with hvdrun or torchrun, "
-            "which tell all ranks where to meet, or set MASTER_ADDR and MASTER_PORT."
-        ) from None
 
 
 def _leave() -> None:
