@@ -218,7 +218,14 @@ def test_tensor_parallel_training_has_the_losses_of_one_process() -> None:
             2,
             [
                 {"sizes": {"pp": 2}, "schedule": schedule}
-                for schedule in ("GPipe", "Interleaved1F1B", "LoopedBFS", "ZBVZeroBubble", "DualPipeV")
+                for schedule in (
+                    "GPipe",
+                    "Interleaved1F1B",
+                    "LoopedBFS",
+                    "InterleavedZeroBubble",
+                    "ZBVZeroBubble",
+                    "DualPipeV",
+                )
             ],
             id="schedules",
         ),
@@ -254,3 +261,16 @@ def test_a_checkpoint_is_continued_on_other_meshes(tmp_path: Path) -> None:
         losses += [float(line.split()[-1]) for line in output.splitlines() if line.startswith("[0] loss ")]
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
     np.testing.assert_allclose(losses, train_alone(6, 16), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_example_has_the_same_losses_on_each_mesh() -> None:
+    """Replicas, layers cut over ranks and stages are ways to compute the same."""
+    losses = []
+    for options in ((), ("--tp", "2"), ("--pp", "2")):
+        command = [*HVDRUN, "-np", "2", sys.executable, str(HERE.parent / "examples/pytorch_parallel.py"), *options]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stdout + done.stderr
+        losses.append([float(line.split()[-1]) for line in done.stdout.splitlines() if " loss " in line])
+    assert len(losses[0]) == 4
+    np.testing.assert_allclose(losses[1:], [losses[0]] * 2, atol=1e-3)

@@ -44,7 +44,7 @@ def save(
     """Save model, optimizer and values into a directory, each rank its shards; a collective call.
 
     directory: of this checkpoint alone, on a disk that all ranks see. One that is there is replaced once the new one
-    is complete. values: what JSON holds, such as epoch=3.
+    is complete; a crash between the two renames leaves it as NAME.old, beside the new one as NAME.partial. values: what JSON holds, such as epoch=3.
     Raises CheckpointError, on all ranks, if one could not write.
     """
     target = Path(directory)
@@ -57,8 +57,12 @@ def save(
         state: dict[str, Any] = {**_state(model, optimizer), _VALUES: json.dumps(values)}
         save_shards(state, checkpoint_id=partial)
         if first:
-            shutil.rmtree(target, ignore_errors=True)
+            old = target.with_name(target.name + ".old")
+            shutil.rmtree(old, ignore_errors=True)
+            if target.exists():
+                target.rename(old)
             partial.rename(target)
+            shutil.rmtree(old, ignore_errors=True)
     except (OSError, CheckpointException) as error:
         problem = f"parallel.save({str(directory)!r}) failed: {error}. Check that all ranks can write there."
     _raise_together(problem)
