@@ -44,7 +44,8 @@ def save(
     """Save model, optimizer and values into a directory, each rank its shards; a collective call.
 
     directory: of this checkpoint alone, on a disk that all ranks see. One that is there is replaced once the new one
-    is complete; a crash between the two renames leaves it as NAME.old, beside the new one as NAME.partial. values: what JSON holds, such as epoch=3.
+    is complete; a crash between the two renames leaves it as NAME.old, beside the new one as NAME.partial. values: what
+    JSON holds, such as epoch=3.
     Raises CheckpointError, on all ranks, if one could not write.
     """
     target = Path(directory)
