@@ -32,7 +32,8 @@ class Embedding(nn.Module):
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
         """(batch, CONTEXT) to (batch, CONTEXT, WIDTH)."""
-        return self.letters(codes) + self.places
+        vectors: torch.Tensor = self.letters(codes)
+        return vectors + self.places
 
 
 class Layer(nn.Module):
@@ -47,10 +48,11 @@ class Layer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, CONTEXT, WIDTH), in and out."""
         seen = self.in_norm(x)
-        heads = [one(seen).unflatten(-1, (-1, HEAD)).transpose(1, 2) for one in (self.query, self.key, self.value)]
-        mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+        q, k, v = (one(seen).unflatten(-1, (-1, HEAD)).transpose(1, 2) for one in (self.query, self.key, self.value))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.out(mixed)
-        return x + self.down(nn.functional.gelu(self.up(self.up_norm(x))))
+        wide: torch.Tensor = self.down(nn.functional.gelu(self.up(self.up_norm(x))))
+        return x + wide
 
 
 def loss_of(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
