@@ -68,6 +68,8 @@ def test_every_example_has_a_plain_twin_unless_it_has_a_loop_of_tensorflow_or_sh
         "keras_distribution.py",
         "keras_elastic_digits.py",
         "pytorch_elastic_digits.py",
+        "pytorch_mesh.py",
+        "pytorch_parallel.py",
         "pytorch_resumable_digits.py",
         "pytorch_simulation.py",
         "pytorch_zero.py",
