@@ -14,6 +14,7 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.buckets import Buckets, BucketSpec, InPlaceSegment
 from hvdkit.transport.buffer import Buffer, make_buffer
 from hvdkit.transport.coding.api import Matrix
+from hvdkit.transport.coding.int8 import Int8
 from hvdkit.transport.coding.power_sgd import PowerSGD
 from hvdkit.transport.coding.sign import Sign
 from hvdkit.transport.coding.top_k import TopK
@@ -221,7 +222,7 @@ def all_ranks_get_the_same_bits(transport: Transport) -> None:
     buckets.close()
 
 
-CODINGS = (TopK(0.1), TopK(1.0), Sign(), PowerSGD(2))
+CODINGS = (TopK(0.1), TopK(1.0), Sign(), Int8(), PowerSGD(2))
 #: By the number of elements that they fill.
 MATRICES = {
     4_000: (Matrix(0, 40, 48), Matrix(1_920, 40, 52)),
@@ -324,7 +325,7 @@ def codings_send_less(transport: Transport) -> None:
 
     plain = sent("none")
     assert sent("float16") == plain // 2
-    for coding, part in ((TopK(0.01), 1 / 40), (Sign(), 1 / 30), (PowerSGD(2), 1 / 25)):
+    for coding, part in ((TopK(0.01), 1 / 40), (Sign(), 1 / 30), (Int8(), 1 / 3.8), (PowerSGD(2), 1 / 25)):
         assert sent(coding) <= plain * part + 8, f"{coding}: {sent(coding)} of {plain}"
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 from hvdkit.engine.reduce_op import Average, ReduceOp
 from hvdkit.transport.buffer import Narrow
 from hvdkit.transport.coding.api import Coding
+from hvdkit.transport.coding.int8 import Int8
 from hvdkit.transport.coding.power_sgd import PowerSGD
 from hvdkit.transport.coding.sign import Sign
 from hvdkit.transport.coding.top_k import TopK
@@ -22,7 +23,7 @@ Wire = Narrow | Coding
 #: What an optimizer takes as `compression` beside an adapter's compressors: a coding, or one for each pattern of names.
 Coded = Coding | Mapping[str, Any]
 
-CODINGS = (TopK, PowerSGD, Sign)
+CODINGS = (TopK, PowerSGD, Sign, Int8)
 
 Factors = tuple[float, float]
 _WIDE = ("float32", "float64")
@@ -106,9 +107,9 @@ class BF16Compressor(Compressor):
 
 
 class Compression:
-    """The compressors: `none`, `fp16` and, beyond Horovod, `bf16`, `TopK`, `PowerSGD` and `Sign`.
+    """The compressors: `none`, `fp16` and, beyond Horovod, `bf16`, `TopK`, `PowerSGD`, `Sign` and `Int8`.
 
-    Only data between hosts is compressed, because shared memory inside a host is faster than a cast. The last three are
+    Only data between hosts is compressed, because shared memory inside a host is faster than a cast. The last four are
     for the gradients of an optimizer. `compression=hvd.Compression.TopK(0.01)` applies to all gradients. A dict selects
     by the names of parameters, and the first matching pattern applies: `{"embedding.*": hvd.Compression.TopK(0.01),
     "*": hvd.Compression.fp16}`.
@@ -120,6 +121,7 @@ class Compression:
     TopK = TopK
     PowerSGD = PowerSGD
     Sign = Sign
+    Int8 = Int8
 
 
 def reduce_compressed(

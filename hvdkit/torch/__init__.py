@@ -6,6 +6,7 @@ from hvdkit.optional_import import optional_import
 
 optional_import("torch", "torch")
 
+from hvdkit.asynchronous.outer import OuterSGD
 from hvdkit.engine.basics import (
     add_process_set,
     cross_rank,
@@ -42,6 +43,7 @@ from hvdkit.torch import checkpoint, data, elastic, learning_rate, metrics, mpi_
 from hvdkit.torch.basics import cuda_built, describe, init, local_device, rocm_built
 from hvdkit.torch.compression import Compression
 from hvdkit.torch.handles import poll, synchronize
+from hvdkit.torch.local_sgd import DiLoCo, LocalSGD
 from hvdkit.torch.ops import (
     allgather,
     allgather_async,
@@ -80,10 +82,13 @@ __all__ = [
     "Adasum",
     "Average",
     "Compression",
+    "DiLoCo",
     "DistributedOptimizer",
     "HorovodInternalError",
+    "LocalSGD",
     "Max",
     "Min",
+    "OuterSGD",
     "ProcessSet",
     "Product",
     "Sum",

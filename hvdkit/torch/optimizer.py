@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hvdkit.asynchronous.periodic import PeriodicAverage
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.compression import Coded
@@ -23,6 +24,7 @@ from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.groups import number_groups
 from hvdkit.torch.layout import Named
 from hvdkit.torch.own_part import check_not_sharded
+from hvdkit.torch.periodic import PeriodicWrapped
 from hvdkit.torch.plain_copies import change_class, is_wrapped
 from hvdkit.torch.sharding.optimizer import ShardedWrapped, open_shards, sharded_strategy
 from hvdkit.torch.sparse import SparseGradients
@@ -182,6 +184,8 @@ def DistributedOptimizer(
     mixin: type[Wrapped] = Wrapped
     if sync is not None and shards is not None:
         mixin, state["_hvdkit_shards"] = ShardedWrapped, shards
+    elif isinstance(strategy, PeriodicAverage):
+        mixin = PeriodicWrapped
     _wrap(optimizer, mixin, {parameter: name for name, parameter in named}, state)
     return optimizer
 

@@ -60,7 +60,7 @@ class GradientSync:
     ) -> None:
         self.number = next(_numbers)  # the same on all ranks, as optimizers are wrapped in the same order
         self.strategy = strategy
-        self._process_set, self._passes, self._sparse = process_set, passes, sparse
+        self.process_set, self._passes, self._sparse = process_set, passes, sparse
         self._hooked = hooks and strategy.overlaps_backward
         self._with_frozen = not hooks
         self._groups = groups if groups is not None else {}
@@ -83,7 +83,7 @@ class GradientSync:
 
     def enter(self) -> None:
         """Join the ranks that the process set has now, after init()."""
-        self._group = group = self._process_set.group("DistributedOptimizer()")
+        self._group = group = self.process_set.group("DistributedOptimizer()")
         self.name = f"optimizer.{group.engine.count('optimizer')}"  # among these ranks, and the same on all of them
         every = engine.runtime("DistributedOptimizer()").config.check_replicas
         self._replicas = ReplicaCheck(group.engine, self.name, every if self.strategy.equal_replicas else 0)

@@ -1,0 +1,96 @@
+"""The average over all ranks of how some parameters have changed, begun now and waited for later."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from hvdkit.asynchronous.parameter_values import math_dtype
+from hvdkit.engine import runtime
+from hvdkit.engine.groups import Group
+from hvdkit.engine.planned.arrays import ArraySource
+from hvdkit.engine.planned.plan import Plan, TensorSpec
+from hvdkit.engine.planned.progress import has_spare_core
+from hvdkit.engine.planned.reducer import BucketReducer, Context, Statistics
+from hvdkit.engine.planned.settings import settings_of
+from hvdkit.engine.request import ReduceOptions
+from hvdkit.errors import HorovodInternalError
+from hvdkit.transport.buffer import Array
+
+_ALL = 2**31  # buckets in flight
+
+
+class DeltaAverage:
+    """Averages arrays of the same shapes over the ranks of a group, in place, again and again.
+
+    name: the same on all ranks. tensors: of the parameters; the arrays have their math_dtype(). options: what is sent
+    between hosts. background: is it to go on while this rank trains? Then a thread drives it, and there is memory for
+    all of it at once. Opened by all ranks together; a rank that has joined takes part with zeros.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tensors: Sequence[TensorSpec],
+        group: Group,
+        options: ReduceOptions,
+        statistics: Statistics,
+        *,
+        compute_threads: int,
+        background: bool,
+    ) -> None:
+        current = runtime.runtime("A strategy that averages parameters")
+        specs = [dataclasses.replace(tensor, dtype=math_dtype(tensor.dtype), place=0, group=None) for tensor in tensors]
+        settings = settings_of(current.config)
+        if background:
+            settings = dataclasses.replace(settings, buckets_in_flight=_ALL, progress="thread")
+        self._source = ArraySource(len(specs), complete=True)
+        self._reducer = BucketReducer(
+            Context(
+                group.transport,
+                name,
+                group.engine,
+                current.timeline,
+                has_spare_core(current.cores, compute_threads),
+            ),
+            specs,
+            self._source,
+            options=options,
+            settings=settings,
+            statistics=statistics,
+        )
+        self._indices = range(len(specs))
+        self._name, self._all_rounds = name, group.engine.joining.rounds
+        self._rounds = self._all_rounds[name]
+
+    def begin(self, arrays: Sequence[Array]) -> None:
+        """Begin to average these; collective. They are left alone until finish().
+
+        Raises HorovodInternalError on a rank that has joined and so missed the outcome of earlier ones.
+        """
+        missed = self._all_rounds[self._name] - self._rounds
+        if missed:
+            raise HorovodInternalError(
+                f"This rank had called hvd.join() while other ranks averaged parameters {missed} times, so it does not "
+                "have what they go on from. LocalSGD and DiLoCo need the same number of steps on all ranks: give every "
+                "rank as many batches (drop_last, or a sampler that pads), and leave out hvd.join()."
+            )
+        self._rounds += 1
+        self._source.begin(arrays)
+        for index, array in enumerate(arrays):
+            self._source.put(index, array)
+        for index in reversed(self._indices):
+            self._reducer.arrived(index)
+
+    def finish(self) -> None:
+        """Return when the arrays hold the averages; collective. Raises RankLostError if a rank has ended."""
+        self._reducer.finish()
+        self._source.finish()
+
+    def close(self, *, in_step: bool) -> None:
+        """Free the memory; collective. in_step: may ranks have joined that take part with zeros?"""
+        self._source.on_plan(Plan((), ()))
+        if in_step:
+            self._reducer.drain_and_close()
+        else:
+            self._reducer.close()

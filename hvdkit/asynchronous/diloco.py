@@ -1,0 +1,35 @@
+"""DiLoCo: local SGD with an outer optimizer that steps along the ranks' average change."""
+
+from __future__ import annotations
+
+from hvdkit.asynchronous.outer import OuterSGD
+from hvdkit.asynchronous.periodic import PeriodicAverage
+from hvdkit.engine.allreduce import AllReduce
+
+
+class DiLoCo(PeriodicAverage):
+    """Every rank steps by its own gradients; after `every` steps an outer optimizer moves what all of them begin with.
+
+    Source: A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
+
+    outer: OuterSGD() if None. The others: see LocalSGD.
+    """
+
+    def __init__(
+        self,
+        every: int = 100,
+        *,
+        outer: OuterSGD | None = None,
+        start_after: int = 0,
+        fragments: int = 1,
+        overlap: int = 0,
+        gradients: AllReduce | None = None,
+    ) -> None:
+        super().__init__(
+            every,
+            OuterSGD() if outer is None else outer,
+            start_after=start_after,
+            fragments=fragments,
+            overlap=overlap,
+            gradients=gradients,
+        )

@@ -1,0 +1,68 @@
+"""The values of parameters as numpy arrays to compute with: 16-bit ones in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hvdkit.engine.planned.plan import Bucket, Plan, Slot, TensorSpec
+from hvdkit.engine.planned.source import GradientSource
+from hvdkit.transport.arithmetic import NumpyArithmetic
+from hvdkit.transport.buffer import HALF, STORAGE, Array, Buffer, make_buffer
+
+_arithmetic = NumpyArithmetic()
+
+
+def math_dtype(dtype: str) -> str:
+    """The dtype in which values of this one are computed with."""
+    return "float32" if dtype in HALF else dtype
+
+
+class ParameterValues:
+    """Reads and writes each tensor of a source by itself. Gives the source a plan of its own."""
+
+    def __init__(self, tensors: Sequence[TensorSpec], source: GradientSource) -> None:
+        self._tensors, self._source = tensors, source
+        self._buffers = [make_buffer(tensor.count, tensor.dtype) for tensor in tensors]
+        buckets = [
+            Bucket(tensor.dtype, (Slot(index, 0, tensor.count),), tensor.count, frozenset({index}))
+            for index, tensor in enumerate(tensors)
+        ]
+        source.on_plan(Plan(tuple(tensors), tuple(buckets)))
+
+    def read(self, index: int) -> Array:
+        """The tensor's present values, (n,), in its math_dtype().
+
+        The memory is the caller's to change, until the next read() or write() of the tensor.
+        """
+        buffer = self._buffers[index]
+        self._source.fill(index, buffer, (0, 0))
+        return buffer.array if buffer.dtype not in HALF else _cast(buffer, "float32").array
+
+    def write(self, index: int, values: Array) -> None:
+        """Give the tensor these values, (n,), rounded to its dtype; after read()."""
+        buffer = self._buffers[index]
+        if buffer.dtype in HALF:
+            _arithmetic.cast(buffer, Buffer(values, "float32"))
+        elif values is not buffer.array:
+            np.copyto(buffer.array, values)
+        self._source.drain(index, buffer, ())
+
+    def rounded(self, index: int, values: Array) -> Array:
+        """What read() returns after write() of these values; they themselves where nothing is rounded."""
+        dtype = self._tensors[index].dtype
+        if dtype not in HALF:
+            return values
+        return _cast(_cast(Buffer(values, "float32"), dtype), "float32").array
+
+
+def zeros_for(tensor: TensorSpec) -> Array:
+    """Zeros, (n,), in the tensor's math_dtype()."""
+    return np.zeros(tensor.count, STORAGE[math_dtype(tensor.dtype)])
+
+
+def _cast(buffer: Buffer, dtype: str) -> Buffer:
+    out = make_buffer(buffer.count, dtype)
+    _arithmetic.cast(out, buffer)
+    return out

@@ -1,0 +1,330 @@
+"""Ranks that step by their own gradients, and whose parameters meet after every so many steps.
+
+All ranks hold the same shared values. A rank sends how its parameters have changed since they were those; the average
+of these changes moves the shared values, by an outer optimizer, and the parameters become the new ones:
+
+    change_r = parameters_r - shared          of rank r, sent
+    shared   = outer(shared, mean of changes)
+    parameters_r = shared                     + what rank r has changed since it sent, where it did not wait
+
+So what is sent is small numbers around zero, which lose little in a narrow dtype, and a rank that has joined sends
+zeros. Fragments of the parameters may meet at different steps, and a fragment's average may be under way for some steps
+while the ranks train on (S. Shen et al., "Faster Distributed Deep Net Training: Computation and Communication Decoupled
+Stochastic Gradient Descent", 2019; A. Douillard et al., "Streaming DiLoCo with overlapping communication", 2025).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hvdkit.asynchronous.delta_average import DeltaAverage
+from hvdkit.asynchronous.fragments import due_fragment, split_fragments
+from hvdkit.asynchronous.outer import OuterSGD
+from hvdkit.asynchronous.parameter_values import ParameterValues, zeros_for
+from hvdkit.engine.allreduce import AllReduce
+from hvdkit.engine.groups import Group
+from hvdkit.engine.named.collective_step import collective_step
+from hvdkit.engine.objects import allgather_object
+from hvdkit.engine.planned.agreement import check_agreement
+from hvdkit.engine.planned.plan import describe_plan
+from hvdkit.engine.planned.reducer import Statistics
+from hvdkit.engine.request import ReduceOptions
+from hvdkit.engine.strategy import Parameters, Strategy
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buffer import Array, as_buffer
+
+
+@dataclass
+class _Fragment:
+    """Tensors that meet at the same steps.
+
+    average: of their changes. began: the step after which the average under way began, None if none is; wanted: is its
+    outcome? changes: under way. sent: the parameters' values then, where the rank trains on.
+    """
+
+    indices: list[int]
+    average: DeltaAverage
+    began: int | None = None
+    wanted: bool = True
+    changes: list[Array] = field(default_factory=list)
+    sent: list[Array] = field(default_factory=list)
+
+
+class PeriodicAverage(Strategy):
+    """The common part of LocalSGD and DiLoCo, see there and above.
+
+    outer: the outer optimizer. gradients: reduces them in the first `start_after` steps; its options are those of what
+    is sent later, too.
+    """
+
+    equal_replicas = False
+
+    def __init__(
+        self,
+        every: int,
+        outer: OuterSGD,
+        *,
+        start_after: int = 0,
+        fragments: int = 1,
+        overlap: int = 0,
+        gradients: AllReduce | None = None,
+    ) -> None:
+        who = f"{type(self).__name__}()"
+        _check_integer(who, "every", every, 1)
+        _check_integer(who, "start_after", start_after, 0)
+        _check_integer(who, "fragments", fragments, 1)
+        _check_integer(who, "overlap", overlap, 0)
+        if fragments > every:
+            raise ValueError(
+                f"{who}: fragments is {fragments} and every is {every}; at most one fragment meets after a step, so "
+                f"use at most fragments={every}."
+            )
+        if overlap >= every:
+            raise ValueError(
+                f"{who}: overlap is {overlap} and every is {every}; an average has to end before the next one of the "
+                f"same parameters begins, so use at most overlap={every - 1}."
+            )
+        if not isinstance(outer, OuterSGD):
+            raise TypeError(f"{who}: outer is {outer!r}; pass hvd.OuterSGD(lr, momentum).")
+        self.every, self.outer, self.start_after = every, outer, start_after
+        self._fragment_count, self._overlap = fragments, overlap
+        self._gradients = gradients if gradients is not None else AllReduce(ReduceOptions())
+        if not self._gradients.options.average:
+            raise ValueError(f"{who}: gradients must be averaged in the first steps, not summed.")
+        # In local steps before_step() does nothing, so that hooks are of use in the first ones only.
+        self.overlaps_backward = start_after > 0
+        self._steps = 0
+        self._parameters: Parameters | None = None
+        self._values: ParameterValues | None = None
+        self._shared: dict[str, Array] = {}  # by the name of the parameter, as the next two
+        self._velocity: dict[str, Array] = {}
+        self._met: dict[str, int] = {}  # the step after which the values were that met last
+        self._fragments: list[_Fragment] = []
+        self._reading = False  # are shared values missing, that the next step begins with the parameters' own?
+
+    def __str__(self) -> str:
+        return (
+            f"{type(self).__name__} every {self.every} steps after {self.start_after}, {self.outer}, "
+            f"{self._fragment_count} fragments, overlap {self._overlap}, {self._gradients.options}"
+        )
+
+    @property
+    def statistics(self) -> Statistics:
+        """See Strategy.statistics."""
+        return self._gradients.statistics
+
+    @property
+    def steps(self) -> int:
+        """How many steps the optimizer has taken."""
+        return self._steps
+
+    def attach(self, parameters: Parameters, group: Group) -> None:
+        """See Strategy.attach. All ranks get rank 0's shared values, momentum and number of steps.
+
+        Averages under way are dropped: what they would have brought comes with the next ones.
+        """
+        self._close(in_step=True)
+        check_agreement(group.transport, describe_plan(parameters.tensors, 0, str(self)))
+        counts = [tensor.count for tensor in parameters.tensors]
+        parts = split_fragments(counts, self._fragment_count) if counts else []
+        self._parameters, self._group = parameters, group
+        self._values = ParameterValues(parameters.tensors, parameters.values)
+        self._read_missing()
+        self._take_from_root(group.transport)
+        warms_up = self._steps < self.start_after
+        self._gradients.attach(parameters if warms_up else dataclasses.replace(parameters, tensors=()), group)
+        for number, indices in enumerate(parts):
+            average = DeltaAverage(
+                f"{parameters.name}.fragment.{number}",
+                [parameters.tensors[index] for index in indices],
+                group,
+                self._gradients.options,
+                self.statistics,
+                compute_threads=parameters.compute_threads,
+                background=self._overlap > 0,
+            )
+            self._fragments.append(_Fragment(indices, average))
+
+    @property
+    def _names(self) -> list[str]:
+        assert self._parameters is not None
+        return [tensor.name for tensor in self._parameters.tensors]
+
+    def _read_missing(self) -> None:
+        """Let the parameters' present values be the shared ones of those that have none."""
+        assert self._parameters is not None and self._values is not None
+        shared, velocity, met = self._shared, self._velocity, self._met
+        self._shared, self._velocity, self._met = {}, {}, {}
+        for index, tensor in enumerate(self._parameters.tensors):
+            name, known = tensor.name, shared.get(tensor.name)
+            if known is not None and known.size != tensor.count:
+                known = None
+            self._shared[name] = self._values.read(index).copy() if known is None else known
+            self._met[name] = self._steps if known is None else met.get(name, 0)
+            if self.outer.momentum:
+                old = velocity.get(name)
+                self._velocity[name] = zeros_for(tensor) if old is None or known is None else old
+        self._reading = False
+
+    def _take_from_root(self, transport: Transport) -> None:
+        mine = self._steps, self._met, any(array.any() for array in self._velocity.values())
+        self._steps, self._met, moved = allgather_object(transport, mine)[0]
+        for array in (*self._shared.values(), *(self._velocity.values() if moved else ())):
+            if array.size:
+                transport.broadcast(as_buffer(array), 0)
+        if not moved:
+            for array in self._velocity.values():
+                array[:] = 0
+
+    def arrived(self, index: int) -> None:
+        """See Strategy.arrived."""
+        if self._steps < self.start_after:
+            self._gradients.arrived(index)
+
+    def cancel(self) -> None:
+        """See Strategy.cancel."""
+        if self._steps < self.start_after:
+            self._gradients.cancel()
+
+    def before_step(self) -> None:
+        """See Strategy.before_step."""
+        if self._reading:
+            self._read_missing()
+        if self._steps < self.start_after:
+            self._gradients.before_step()
+
+    def after_step(self) -> None:
+        """See Strategy.after_step. Raises RankLostError if a rank has ended."""
+        self._steps += 1
+        local = self._steps - self.start_after
+        if local == 0:
+            self._end_warm_up()
+        if local <= 0:
+            return
+        for fragment in self._fragments:
+            if fragment.began is not None and self._steps - fragment.began >= self._overlap:
+                self._end(fragment)
+        due = due_fragment(local, self.every, self._fragment_count)
+        if due is not None and self._fragments:
+            self._begin(self._fragments[due], keep=self._overlap > 0)
+            if not self._overlap:
+                self._end(self._fragments[due])
+
+    def _end_warm_up(self) -> None:
+        """Let the present values be the shared ones: of rank 0, whose rounding may differ; collective."""
+        assert self._parameters is not None
+        self._shared.clear()
+        self._read_missing()
+
+        def share(transport: Transport, joined: Sequence[int]) -> None:
+            if not joined:
+                self._take_from_root(transport)
+
+        collective_step(self._group.engine, "local_steps", share, name=self._parameters.name)
+
+    def synchronize(self) -> None:
+        """Have all parameters meet now, as far as they have not since the last step; collective.
+
+        Afterwards they are equal on all ranks, and no average is under way.
+        """
+        if self._steps <= self.start_after or self._parameters is None:
+            return
+        for fragment in self._fragments:
+            if fragment.began is not None:
+                self._end(fragment)
+        names = self._names
+        for fragment in self._fragments:
+            if any(self._met[names[index]] < self._steps for index in fragment.indices):
+                self._begin(fragment, keep=False)
+                self._end(fragment)
+
+    def drop(self) -> None:
+        """Leave out what averages bring that are under way; on all ranks. It comes with the next ones."""
+        for fragment in self._fragments:
+            fragment.wanted = False
+
+    def _begin(self, fragment: _Fragment, *, keep: bool) -> None:
+        assert self._values is not None
+        names = self._names
+        fragment.sent, fragment.changes = [], []
+        for index in fragment.indices:
+            own = self._values.read(index)
+            shared = self._values.rounded(index, self._shared[names[index]])
+            if keep:
+                fragment.sent.append(own.copy())
+                fragment.changes.append(own - shared)
+            else:
+                fragment.changes.append(np.subtract(own, shared, out=own))
+        fragment.began, fragment.wanted = self._steps, True
+        fragment.average.begin(fragment.changes)
+
+    def _end(self, fragment: _Fragment) -> None:
+        """Wait for the average, and go on from what the outer optimizer makes of it."""
+        assert self._values is not None and fragment.began is not None
+        fragment.average.finish()
+        names = self._names
+        for at, index in enumerate(fragment.indices if fragment.wanted else ()):
+            name = names[index]
+            shared = self._shared[name]
+            self.outer.step(shared, fragment.changes[at], self._velocity.get(name))
+            self._met[name] = fragment.began
+            if fragment.sent:
+                own = self._values.read(index)
+                own -= fragment.sent[at]
+                own += self._values.rounded(index, shared)
+                self._values.write(index, own)
+            else:
+                self._values.write(index, shared)
+        fragment.began, fragment.sent, fragment.changes = None, [], []
+
+    def detach(self) -> None:
+        """See Strategy.detach."""
+        self._close(in_step=False)
+        self._gradients.detach()
+        self._parameters = self._values = None
+
+    def _close(self, *, in_step: bool) -> None:
+        for fragment in self._fragments:
+            if in_step and fragment.began is not None:
+                fragment.average.finish()
+            fragment.average.close(in_step=in_step)
+        self._fragments = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """See Strategy.state_dict: the number of steps; of each parameter the shared values, the outer momentum, and
+        the step after which it has met last.
+
+        What an average that is under way would bring is not in it.
+        """
+        return {
+            "steps": self._steps,
+            "shared": {name: array.copy() for name, array in self._shared.items()},
+            "velocity": {name: array.copy() for name, array in self._velocity.items()},
+            "met": dict(self._met),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See Strategy.load_state_dict. An empty one: begin anew, from the parameters of the next step."""
+        if state and set(state) != {"steps", "shared", "velocity", "met"}:
+            raise ValueError(
+                f"{type(self).__name__}.load_state_dict() needs steps, shared, velocity and met; the state has "
+                f"{', '.join(sorted(map(str, state)))}. It was saved by another strategy."
+            )
+        self.drop()
+        self._steps = int(state.get("steps", 0))
+        self._shared = {name: np.array(array) for name, array in state.get("shared", {}).items()}
+        self._velocity = {name: np.array(array) for name, array in state.get("velocity", {}).items()}
+        self._met = {name: int(step) for name, step in state.get("met", {}).items()}
+        self._reading = self._parameters is not None
+
+
+def _check_integer(who: str, name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{who}: {name} is {value!r}; it must be an integer.")
+    if value < least:
+        raise ValueError(f"{who}: {name} is {value}; it must be {least} or more.")

@@ -1,0 +1,69 @@
+"""What an optimizer has, whose ranks meet now and then, beside what every wrapped one has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvdkit.asynchronous.periodic import PeriodicAverage
+from hvdkit.engine.reduce_op import Average
+from hvdkit.torch.ops import grouped_allreduce_
+from hvdkit.torch.state import map_nested
+from hvdkit.torch.wrapped import Wrapped
+
+_KEY = "periodic_average"
+
+
+class PeriodicWrapped(Wrapped):
+    """Mixed in before the optimizer's own class."""
+
+    #: Tensors besides the parameters that are averaged by synchronize_parameters().
+    _hvdkit_buffers: Sequence[torch.Tensor] = ()
+
+    @property
+    def strategy(self) -> PeriodicAverage | None:
+        """The strategy; None on a rank outside of the process set."""
+        sync = self._hvdkit
+        return None if sync is None else sync.strategy  # type: ignore[return-value]
+
+    def synchronize_parameters(self) -> None:
+        """Make the parameters equal on all ranks now, and the buffers of the `model`; collective.
+
+        Call it before parameters are evaluated, saved or exported. Of DiLoCo the outer optimizer takes its step. Does
+        nothing to parameters that have met since the last step. Raises HorovodInternalError if a rank has left.
+        """
+        sync, strategy = self._hvdkit, self.strategy
+        if sync is None or strategy is None:
+            return
+        sync.together("synchronize_parameters", lambda _, __: strategy.synchronize())
+        if self._hvdkit_buffers:
+            grouped_allreduce_(
+                list(self._hvdkit_buffers), op=Average, name=f"{sync.name}.buffers", process_set=sync.process_set
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's own, and the strategy's under the key "periodic_average"; a plain optimizer loads it too."""
+        state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
+        strategy = self.strategy
+        if strategy is not None:
+            state[_KEY] = map_nested(strategy.state_dict(), np.ndarray, torch.from_numpy)
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load the state of such an optimizer, or of a plain one; then shared values are those of the next step."""
+        own = {name: value for name, value in state_dict.items() if name != _KEY}
+        super().load_state_dict(own)  # type: ignore[misc]
+        strategy = self.strategy
+        if strategy is not None:
+            strategy.load_state_dict(
+                map_nested(state_dict.get(_KEY, {}), torch.Tensor, lambda tensor: tensor.cpu().numpy())
+            )
+
+    def _hvdkit_share_state(self) -> dict[str, Any]:
+        """What broadcast_optimizer_state() sends from the root: averages under way are not in it, so not used there."""
+        if self.strategy is not None:
+            self.strategy.drop()
+        return self.state_dict()
