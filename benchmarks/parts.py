@@ -47,6 +47,7 @@ PARTS = (
         needs=("tensorflow", "keras"),
     ),
     Part("sharded", "a training step with sharded optimizer state", ("benchmarks.sharded_step",)),
+    Part("uneven", "three ranks, of which one is slow", ("benchmarks.uneven",), ranks=3),
     Part("start", "from the command to the first step", ("benchmarks.start",), ranks=0),
     Part("nodes", "two and four hosts over slow links", ("benchmarks.nodes",), ranks=0, root=True, limit_s=240.0),
     Part("recovery", "a rank dies; commits", ("benchmarks.recovery",), ranks=0),

@@ -119,6 +119,7 @@ class DirectGradients:
         self._statistics.reduced_bytes += sum(parameter.nbytes for parameter in self._parameters)
         self._statistics.busy_s += ended - self._began_s
         self._statistics.exposed_s += ended - began
+        self._statistics.waited_s = (self._statistics.waited_s or 0.0) + ended - began
 
     def _put(self, index: int, result: torch.Tensor) -> None:
         """The result goes where the gradient is now; a hook may have put another tensor there."""

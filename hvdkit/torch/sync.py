@@ -6,13 +6,13 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from hvdkit.engine import runtime as engine
-from hvdkit.engine.groups import ProcessSet
+from hvdkit.engine.groups import Group, ProcessSet
 from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.engine.named.operation import Action
 from hvdkit.engine.replicate import ReplicaCheck
@@ -32,6 +32,16 @@ _numbers = itertools.count()
 #: By id of a strategy, whose parameters it is attached to: Keras may use one for several lists of them, in turn. A sync
 #: holds its strategy, so that an id is not used again while its entry is there.
 _attached: weakref.WeakValueDictionary[int, GradientSync] = weakref.WeakValueDictionary()
+
+
+class Follower(Protocol):
+    """What takes part in each step of an optimizer, beside its strategy."""
+
+    def gradient(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        """What is added to `parameter.grad` in place of a gradient that backward has computed; None for itself."""
+
+    def stepped(self, sync: GradientSync) -> None:
+        """The optimizer has stepped; may be collective."""
 
 
 class GradientSync:
@@ -60,6 +70,7 @@ class GradientSync:
     ) -> None:
         self.number = next(_numbers)  # the same on all ranks, as optimizers are wrapped in the same order
         self.strategy = strategy
+        self.follower: Follower | None = None
         self.process_set, self._passes, self._sparse = process_set, passes, sparse
         self._hooked = hooks and strategy.overlaps_backward
         self._with_frozen = not hooks
@@ -81,6 +92,17 @@ class GradientSync:
         self._notice = CompiledNotice()
         self.add(named)
 
+    @property
+    def group(self) -> Group:
+        """The ranks that train together."""
+        return self._group
+
+    def follow(self, follower: Follower) -> None:
+        """Have one object, and no other any more, take part in each gradient and step."""
+        if self.follower is None:
+            _hook_gradients(weakref.ref(self), [parameter for _, parameter in self._named])
+        self.follower = follower
+
     def enter(self) -> None:
         """Join the ranks that the process set has now, after init()."""
         self._group = group = self.process_set.group("DistributedOptimizer()")
@@ -98,6 +120,8 @@ class GradientSync:
         self._check(named)
         self._frozen.extend(range(len(self._named), len(self._named) + len(named)))
         self._named.extend(named)
+        if self.follower is not None:
+            _hook_gradients(weakref.ref(self), [parameter for _, parameter in named])
         self._changed = True
         self._hook()
 
@@ -294,10 +318,12 @@ class GradientSync:
         self.end_window()
         self.strategy.after_step()
         self._replicas.stepped(lambda: checksums(self._named))
+        if self.follower is not None:
+            self.follower.stepped(self)
 
-    def together(self, kind: str, action: Action) -> Any:
-        """Do something on all ranks of this optimizer; collective. kind: see collective_step()."""
-        return collective_step(self._group.engine, kind, action, name=self.name)
+    def together(self, kind: str, action: Action, options: Sequence[tuple[str, str]] = ()) -> Any:
+        """Do something on all ranks of this optimizer; collective. kind, options: see collective_step()."""
+        return collective_step(self._group.engine, kind, action, name=self.name, options=options)
 
     def _check_interrupted(self) -> None:
         if not self._tasks or autograd.current_task() != autograd.NO_TASK:
@@ -329,6 +355,20 @@ def _weakly(
         return None if sync is None else functools.partial(method, sync)
 
     return find
+
+
+def _hook_gradients(held: weakref.ref[GradientSync], parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Show each gradient to the follower before it is accumulated, also those of parameters that are frozen now."""
+
+    def show(gradient: torch.Tensor) -> torch.Tensor | None:
+        sync = held()
+        return None if sync is None or sync.follower is None else sync.follower.gradient(gradient)
+
+    for parameter in parameters:
+        trained = parameter.requires_grad
+        parameter.requires_grad_(True)  # a hook is refused otherwise, and kept afterwards
+        parameter.register_hook(show)
+        parameter.requires_grad_(trained)
 
 
 def _remove(hooks: list[RemovableHandle]) -> None:

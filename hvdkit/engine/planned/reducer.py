@@ -34,7 +34,8 @@ class Statistics:
 
     reduced_bytes: of buckets. sent_bytes: what this rank gave to the network; 0 where ranks share memory.
     busy_s: from the first bucket's start to the last one's end, summed over generations.
-    exposed_s: the part of it in which training stood still.
+    exposed_s: the part of it in which training stood still. waited_s: the time in which training waited for other ranks
+    or the network, also during backward; None if a GPU's stream waits, and not this process.
     """
 
     generations: int = 0
@@ -42,6 +43,7 @@ class Statistics:
     sent_bytes: int = 0
     busy_s: float = 0.0
     exposed_s: float = 0.0
+    waited_s: float | None = 0.0
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,7 @@ class BucketReducer:
 
         Raises RankLostError, with the tensors concerned, if a rank has ended.
         """
-        began = time.perf_counter()
+        began, statistics = time.perf_counter(), self.statistics
         with self._lock:
             self._observer.finishing()
             while self._next < len(self.plan.buckets):
@@ -250,9 +252,11 @@ class BucketReducer:
             while self._started:
                 self._drain_oldest()
             self._observer.round_ended(self._rounds[self.context.name], self._waited_s)
+            on_device = self.context.open_buckets is not None
+            statistics.waited_s = None if on_device else (statistics.waited_s or 0.0) + self._waited_s
             self._begin_round()
             self._count_round()
-        ended, statistics = time.perf_counter(), self.statistics
+        ended = time.perf_counter()
         statistics.generations += 1
         statistics.reduced_bytes += self._nbytes
         statistics.sent_bytes += self._buckets.sent_bytes

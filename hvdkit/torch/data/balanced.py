@@ -1,0 +1,298 @@
+"""Batches for ranks of unequal speed: a rank gets rows by its measured speed, and its gradients weigh by its rows."""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence, Sized
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Sampler, dataloader
+
+from hvdkit.engine.allreduce import AllReduce
+from hvdkit.engine.sharding.strategy import Sharded
+from hvdkit.torch.data.compute_clock import ComputeClock
+from hvdkit.torch.data.sharded import SamplerState
+from hvdkit.torch.plain_copies import is_wrapped
+from hvdkit.torch.sync import GradientSync
+from hvdkit.training.balance import Balance, Plans, Shares, part_of_batch
+from hvdkit.training.sharding import Indices, plan_order
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buffer import as_buffer
+
+
+class BalancedSampler(Sampler[list[int]]):
+    """Sample batches of a fixed size of all ranks together, of which a faster rank gets more rows.
+
+        sampler = hvd.data.BalancedSampler(dataset, 96, optimizer)
+        loader = DataLoader(dataset, batch_sampler=sampler)
+
+    The time that each rank computes for a row is measured, without its waits for other ranks. Every `every` steps the
+    ranks exchange it, and change how batches are divided if a step is then predicted to be at least 5 % shorter. During
+    backward() gradients are multiplied by the rank's part of the batch times the number of ranks. So if the loss is a
+    mean over the rank's rows, the average over ranks is the gradient of one process with the whole batch. The batches
+    depend neither on speeds nor on the number of ranks.
+
+    dataset: with a length. batch_size: rows of all ranks together, at least one a rank.
+    optimizer: the DistributedOptimizer that trains on these batches, with op=Average or Sum; on all its ranks alike. It
+    has one BalancedSampler, the newest. others: further ones that train on them.
+    shuffle, seed: of the order, as for ShardedSampler; the same on all ranks. Call `set_epoch`.
+    drop_last: leave out a last batch that is smaller. Otherwise ranks without a row of it get one, with weight 0.
+    speeds: of the ranks, relative to each other, where they are known before the first measurement.
+    Raises TypeError or ValueError for arguments that cannot be used. A step raises HorovodInternalError if the ranks
+    passed different ones.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        batch_size: int,
+        optimizer: torch.optim.Optimizer,
+        *,
+        others: Sequence[torch.optim.Optimizer] = (),
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        every: int = 10,
+        speeds: Sequence[float] | None = None,
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"BalancedSampler(): every is {every}; it must be 1 or more.")
+        self.dataset, self.batch_size, self.shuffle, self.seed = dataset, batch_size, shuffle, seed
+        self.drop_last, self.every, self.epoch = drop_last, every, 0
+        self._start = 0  # rows used when this epoch began or was resumed
+        self._used = 0  # rows used up to the last step
+        self._finished = False
+        #: A loader's thread may ask for a batch while the ranks agree on a plan.
+        self.lock = threading.Lock()
+        self._iterations = 0
+        self._batches: _Batches | None = None  # the newest that was asked for a batch
+        self._current = 0, 0  # rows of the batch in training: of this rank, of all ranks; none outside a loop
+        self._rows, self._end = 0, 0  # rows of this rank since the last step; rows of the epoch up to this batch
+        self._steps = 0
+        self._measured: list[tuple[int, Callable[[], float]]] = []  # rows and seconds of steps
+        # Weakly, so that an optimizer that the script deletes ends at the same point on all ranks.
+        syncs = [_sync_of(one) for one in (optimizer, *others)]
+        self._sync = None if syncs[0] is None else weakref.ref(syncs[0])
+        self._clock = None if self._sync is None else ComputeClock(self._first_sync().strategy)
+        self._enter(speeds)
+        for sync in syncs:
+            if sync is not None:
+                sync.follow(self)
+        _watch_loaders()
+
+    def _first_sync(self) -> GradientSync:
+        sync = None if self._sync is None else self._sync()
+        if sync is None:
+            raise ValueError(
+                "BalancedSampler: its optimizer does not exist any more. Create one for the new optimizer."
+            )
+        return sync
+
+    def _enter(self, speeds: Sequence[float] | None = None) -> None:
+        """Plan for the ranks that there are now."""
+        transport = None if self._sync is None else self._first_sync().group.transport
+        self.rank, self.size = (0, 1) if transport is None else (transport.rank, transport.size)
+        if self.batch_size < self.size:
+            raise ValueError(
+                f"BalancedSampler(): batch_size is {self.batch_size}, but there are {self.size} ranks. It is the "
+                f"number of rows of all ranks together; pass at least {self.size}."
+            )
+        self._balance = Balance(self.batch_size, self.size, speeds)
+        self._plans = Plans(self._balance.plan)
+        self._measured.clear()
+
+    @property
+    def plan(self) -> Shares:
+        """Rows of each rank in the batches that are planned next."""
+        return self._balance.plan
+
+    @property
+    def weight(self) -> float:
+        """What this rank's gradients are multiplied with in the batch that is being trained on."""
+        rows, whole = self._current
+        return rows * self.size / whole if whole else 1.0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self._sync is not None and self._first_sync().follower is not self:
+            raise ValueError(
+                "BalancedSampler: a newer BalancedSampler was created for the same optimizer, so the gradients of this "
+                "one's batches would not be weighted. Use one sampler for each optimizer."
+            )
+        return _Batches(self)
+
+    def __len__(self) -> int:
+        """Batches of the next iteration."""
+        rows = len(self.dataset) - (0 if self._finished else self._start)
+        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Shuffle for this epoch; call it on every rank before the epoch begins.
+
+        A resumed epoch continues at the batch where it was saved; any other begins at its first one.
+        """
+        if epoch != self.epoch or self._finished:
+            self._start = self._used = 0
+            self._finished = False
+        self.epoch = epoch
+
+    def state_dict(self) -> SamplerState:
+        """How far training is at its last step; the same on every rank. A whole epoch is one with no rows left."""
+        return {"epoch": self.epoch, "used": self._used, "seed": self.seed}
+
+    def load_state_dict(self, state: SamplerState) -> None:
+        """Resume where `state` was saved, also with another number of ranks, whose speeds are measured anew."""
+        self.epoch, self.seed = state["epoch"], state["seed"]
+        self._start = self._used = state["used"]
+        self._finished = False
+
+    def begin_iteration(self, batches: _Batches) -> tuple[int, int, Indices]:
+        """The first batch is asked for: the iteration's number, the rows used before it, and the order of the rest."""
+        if self._sync is not None and self._first_sync().group.transport.size != self.size:
+            self._enter()
+        if self._finished:
+            self._start = 0
+        self._finished, self._used = False, self._start
+        self._iterations += 1
+        self._batches = batches
+        order = plan_order(len(self.dataset), seed=self.seed if self.shuffle else None, epoch=self.epoch)[self._start :]
+        whole = len(self) * self.batch_size
+        return self._iterations, self._start, order[:whole]
+
+    def plan_at(self, iteration: int, batch: int, rows: int) -> Shares:
+        """The division of a batch of so many rows."""
+        return part_of_batch(self._plans.at((iteration, batch)), rows)
+
+    def begin_batch(self, number: int, rows: int, whole: int, end: int) -> None:
+        """Training begins with a batch. end: rows of the epoch up to this batch."""
+        self._current, self._end = (rows, whole), end
+        self._rows += rows
+        if number == 0:
+            self._rows = rows
+            if self._clock is not None:
+                self._clock.restart()
+
+    def end_iteration(self) -> None:
+        """No batch is in training any more."""
+        self._current, self._finished = (0, 0), True
+
+    def gradient(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        """What takes the place of a gradient that backward has computed; None for itself."""
+        if self._clock is not None:
+            self._clock.gradient(gradient)
+        weight = self.weight
+        return None if weight == 1.0 else gradient * weight
+
+    def stepped(self, sync: GradientSync) -> None:
+        """The optimizer has stepped; collective every `every` steps."""
+        if self._sync is None or self._clock is None or sync is not self._sync():
+            return
+        self._used = self._end
+        rows, self._rows = self._rows, 0
+        seconds = self._clock.step()
+        if rows and seconds is not None:
+            self._measured.append((rows, seconds))
+        self._steps += 1
+        if self._steps % self.every:
+            return
+        options = {"rows": len(self.dataset), "batch_size": self.batch_size, "seed": self.seed, "epoch": self.epoch}
+        said = [(name, str(value)) for name, value in options.items()]
+        with self.lock:
+            sync.together("balance", self._exchange, said)
+
+    def _exchange(self, transport: Transport, _: Sequence[int]) -> None:
+        """Exchange measured times and how far each rank's loader is, and change the plan; collective."""
+        row_s = [seconds() / rows for rows, seconds in self._measured]
+        self._measured.clear()
+        iteration, given = (0, 0) if self._batches is None else (self._batches.number, self._batches.given)
+        mine = np.array([statistics.median(row_s) if row_s else math.nan, iteration, given], np.float64)
+        said = transport.allgather(as_buffer(mine), [3] * transport.size).array.reshape(-1, 3)
+        if self._balance.hear(said[:, 0].tolist()):
+            position = max((int(iteration), int(given)) for _, iteration, given in said)
+            self._plans.change(position, self._balance.plan)
+
+
+class _Batches:
+    """One iteration over a BalancedSampler, which may be ahead of training."""
+
+    def __init__(self, sampler: BalancedSampler) -> None:
+        self._sampler = sampler
+        self.number, self.given = -1, 0
+        self._order: Indices = np.empty(0, np.int64)
+        self._used = 0
+        self._parts: list[tuple[int, int, int]] = []  # of each batch given: this rank's rows, all, the epoch's so far
+        self._begun: int | None = None  # batches that a DataLoader has handed out; None outside one
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> list[int]:
+        sampler = self._sampler
+        with sampler.lock:
+            if self.number < 0:
+                self.number, self._used, self._order = sampler.begin_iteration(self)
+            rows = self._order[self.given * sampler.batch_size :][: sampler.batch_size]
+            if not len(rows):
+                if self._begun is None:
+                    sampler.end_iteration()
+                raise StopIteration
+            plan = sampler.plan_at(self.number, self.given, len(rows))
+            first = sum(plan[: sampler.rank])
+            count = plan[sampler.rank]
+            end = self._used + self.given * sampler.batch_size + len(rows)
+            self._parts.append((count, len(rows), end))
+            self.given += 1
+            if self._begun is None:
+                sampler.begin_batch(self.given - 1, *self._parts[-1])
+            return [int(row) for row in (rows[first : first + count] if count else rows[:1])]
+
+    def begin(self) -> None:
+        """A DataLoader hands out its next batch."""
+        self._begun = 0 if self._begun is None else self._begun
+        self._sampler.begin_batch(self._begun, *self._parts[self._begun])
+        self._begun += 1
+
+    def end(self) -> None:
+        """A DataLoader has handed out all batches."""
+        self._sampler.end_iteration()
+
+
+@functools.cache
+def _watch_loaders() -> None:
+    """Have DataLoaders say which batch they hand out: with workers they ask the sampler for batches ahead."""
+    plain = dataloader._BaseDataLoaderIter.__next__
+
+    @functools.wraps(plain)
+    def __next__(self: Any) -> Any:
+        try:
+            batch = plain(self)
+        except StopIteration:
+            if isinstance(self._sampler_iter, _Batches):
+                self._sampler_iter.end()
+            raise
+        if isinstance(self._sampler_iter, _Batches):
+            self._sampler_iter.begin()
+        return batch
+
+    dataloader._BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
+
+
+def _sync_of(optimizer: Any) -> GradientSync | None:
+    """What reduces an optimizer's gradients; None for one that trains alone. Raises TypeError or ValueError."""
+    if not isinstance(optimizer, torch.optim.Optimizer) or not is_wrapped(optimizer):
+        raise TypeError(
+            f"BalancedSampler(): optimizer is a {type(optimizer).__name__} that is no hvd.DistributedOptimizer. Pass "
+            f"what DistributedOptimizer() returned, which weights the gradients of this sampler's batches."
+        )
+    sync: GradientSync | None = optimizer._hvdkit  # type: ignore[attr-defined]
+    if sync is not None and not isinstance(sync.strategy, (AllReduce, Sharded)):
+        raise ValueError(
+            f"BalancedSampler(): the optimizer has the strategy {type(sync.strategy).__name__}, which does not average "
+            f"the gradients of each step, so rows cannot be weighted. Use op=hvd.Average without a strategy."
+        )
+    return sync

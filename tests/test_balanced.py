@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from ranks import run_ranks
+from torch.utils.data import DataLoader, TensorDataset
+
+import hvdkit.torch as hvd
+from hvdkit.training.balance import Balance, Plans, part_of_batch, shares, step_s
+from hvdkit.training.sharding import plan_order
+
+SPEEDS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8)
+
+
+@given(SPEEDS, st.integers(0, 500), st.integers(0, 3))
+def test_shares_are_a_whole_batch_in_the_order_of_speeds(speeds: list[float], extra: int, least: int) -> None:
+    rows = least * len(speeds) + extra
+    plan = shares(speeds, rows, least=least)
+    assert sum(plan) == rows
+    assert min(plan) >= least
+    for (mine, my_speed), (other, other_speed) in product(zip(plan, speeds, strict=True), repeat=2):
+        assert mine >= other or my_speed <= other_speed
+    assert shares([3 * speed for speed in speeds], rows, least=least) == plan or step_s(
+        shares([3 * speed for speed in speeds], rows, least=least), speeds
+    ) == pytest.approx(step_s(plan, speeds)), "only their ratios count"
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=2, max_size=3), st.integers(0, 12), st.integers(0, 1))
+def test_no_other_division_ends_earlier(speeds: list[float], extra: int, least: int) -> None:
+    rows = least * len(speeds) + extra
+    others = [each for each in product(range(least, rows + 1), repeat=len(speeds)) if sum(each) == rows]
+    best = min(step_s(each, speeds) for each in others)
+    assert step_s(shares(speeds, rows, least=least), speeds) <= best * (1 + 1e-9)
+
+
+@given(SPEEDS.filter(lambda speeds: len(speeds) > 1), st.integers(0, 300), st.floats(1, 100))
+def test_a_rank_that_becomes_faster_does_not_get_less(speeds: list[float], extra: int, times: float) -> None:
+    rows = len(speeds) + extra
+    faster = [speeds[0] * times, *speeds[1:]]
+    assert shares(faster, rows)[0] >= shares(speeds, rows)[0]
+
+
+@pytest.mark.parametrize("speeds", [[], [1.0, 0.0], [1.0, math.nan], [1.0, math.inf], [1.0] * 9])
+def test_what_cannot_be_divided_is_refused(speeds: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"above 0|too few"):
+        shares(speeds, 8)
+
+
+def hear_often(balance: Balance, row_s: list[float], times: int = 6, fixed_s: float = 0.0) -> list[bool]:
+    """What a balance does when ranks compute so long for a row, and some time in addition."""
+    return [
+        balance.hear([each + fixed_s / rows for each, rows in zip(row_s, balance.plan, strict=True)])
+        for _ in range(times)
+    ]
+
+
+def test_a_rank_that_slows_down_gets_less_and_one_that_recovers_gets_more() -> None:
+    balance = Balance(70, 3)
+    assert balance.plan == (24, 23, 23)
+    hear_often(balance, [1.0, 1.0, 3.0])
+    assert balance.plan == (30, 30, 10)
+    hear_often(balance, [1.0, 1.0, 1.0], 10)
+    assert max(balance.plan) <= 1.08 * 70 / 3, "within what is worth a change"
+    hear_often(balance, [1.0, 1.0, 1000.0], 12)
+    assert balance.plan[2] == 1
+
+
+def test_noise_changes_nothing_and_times_without_rows_are_balanced_too() -> None:
+    balance = Balance(300, 3, [1, 1, 1])
+    assert not any(balance.hear([1.0, 1.0 + noise, 1.0 - noise]) for noise in (0.03, -0.03, 0.04, 0.0, 0.02))
+    hear_often(balance, [1.0, 1.0, 3.0], 20, fixed_s=40)
+    ends = [rows * each + 40 for rows, each in zip(balance.plan, [1.0, 1.0, 3.0], strict=True)]
+    assert max(ends) <= 1.06 * (sum(ends) / 3)
+
+
+def test_a_rank_that_has_measured_nothing_keeps_its_time() -> None:
+    balance = Balance(12, 2)
+    assert not balance.hear([1.0, math.nan])
+    assert balance.hear([1.0, 3.0])
+    assert balance.plan == (9, 3)
+    assert not balance.hear([math.nan, math.nan])
+
+
+def test_the_last_batch_is_divided_like_the_others() -> None:
+    assert part_of_batch((6, 4, 2), 12) == (6, 4, 2)
+    assert part_of_batch((6, 4, 2), 6) == (3, 2, 1)
+    assert part_of_batch((6, 4, 2), 1) == (1, 0, 0)
+
+
+@given(st.lists(st.tuples(st.tuples(st.integers(0, 3), st.integers(0, 9)), st.integers(1, 9)), max_size=6))
+def test_a_batch_has_the_newest_plan_at_its_position(changes: list[tuple[tuple[int, int], int]]) -> None:
+    changes.sort()
+    plans = Plans((0,))
+    for position, plan in changes:
+        plans.change(position, (plan,))
+    for position in product(range(4), range(10)):
+        expected = [0, *(plan for change, plan in changes if change <= position)][-1]
+        assert plans.at(position) == (expected,)
+
+
+ROWS, BATCH, EPOCHS = 50, 12, 3  # the last batch of an epoch has 2 rows, fewer than there are ranks
+
+
+def make_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    return model.double()
+
+
+def make_data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(ROWS, 4, generator=generator, dtype=torch.float64)
+    return TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[list[torch.Tensor]]) -> None:
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+
+
+def train_alone() -> list[float]:
+    """One process with the whole batch."""
+    model, data = make_model(), make_data()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for epoch in range(EPOCHS):
+        order = torch.from_numpy(plan_order(ROWS, seed=0, epoch=epoch))
+        train(model, optimizer, iter([list(data[rows]) for rows in order.split(BATCH)]))  # type: ignore[no-untyped-call]
+    return torch.cat([parameter.flatten() for parameter in model.parameters()]).tolist()
+
+
+class Paced:
+    """Stands for the clock of a rank that needs so long for a row."""
+
+    def __init__(self, sampler: hvd.data.BalancedSampler, row_s: Callable[[int], float]) -> None:
+        self._sampler, self._row_s, self._steps = sampler, row_s, 0
+        self._rows = 0
+
+    def restart(self) -> None:
+        pass
+
+    def gradient(self, _: torch.Tensor) -> None:
+        self._rows = self._sampler._current[0]
+
+    def step(self) -> Callable[[], float]:
+        seconds = self._rows * self._row_s(self._steps)
+        self._steps += 1
+        return lambda: seconds
+
+
+def train_balanced(workers_of_first: int, **options: object) -> tuple[list[float], list[tuple[int, ...]]]:
+    """Rank 2 is slow for the first two epochs, then all are alike; the plans, and the parameters in the end."""
+    hvd.init()
+    model, data = make_model(), make_data()
+    model[0].weight.requires_grad_(False)  # unfrozen below
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), 0.01), **options)
+    sampler = hvd.data.BalancedSampler(data, BATCH, optimizer, every=2)
+    model[0].weight.requires_grad_(True)
+    slow = hvd.rank() == 2
+    sampler._clock = Paced(sampler, lambda steps: 3.0 if slow and steps < 10 else 1.0)  # type: ignore[assignment]
+    loader = DataLoader(data, batch_sampler=sampler, num_workers=workers_of_first if hvd.rank() == 0 else 0)
+    plans = []
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        train(model, optimizer, iter(loader))
+        plans.append(sampler.plan)
+        assert sampler.state_dict() == {"epoch": epoch, "used": ROWS, "seed": 0}
+    assert sampler.weight == 1.0
+    hvd.shutdown()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist(), plans
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [(1, {}), pytest.param(0, {"shard": "gradients"}, marks=pytest.mark.slow)],
+    ids=["a loading process on one rank", "sharded"],
+)
+def test_unequal_rows_train_as_one_process_with_the_whole_batch(workers: int, options: dict[str, object]) -> None:
+    expected = train_alone()
+    for parameters, plans in run_ranks(3, train_balanced, workers, **options):
+        assert plans[0] == plans[1] == (6, 5, 1)
+        assert plans[2][2] > plans[1][2], "it has recovered"
+        assert parameters == pytest.approx(expected, abs=1e-9)
+
+
+def misuse() -> list[str]:
+    hvd.init()
+    data, said = make_data(), []
+
+    def refuse(error: type[Exception], make: Callable[[], object]) -> None:
+        with pytest.raises(error) as caught:
+            make()
+        said.append(str(caught.value))
+
+    model = make_model()
+    plain = torch.optim.SGD(model.parameters(), 0.1)
+    refuse(TypeError, lambda: hvd.data.BalancedSampler(data, BATCH, plain))
+    adasum = hvd.DistributedOptimizer(torch.optim.SGD(make_model().parameters(), 0.1), op=hvd.Adasum)
+    refuse(ValueError, lambda: hvd.data.BalancedSampler(data, BATCH, adasum))
+    optimizer = hvd.DistributedOptimizer(plain)
+    refuse(ValueError, lambda: hvd.data.BalancedSampler(data, 2, optimizer))
+    refuse(ValueError, lambda: hvd.data.BalancedSampler(data, BATCH, optimizer, speeds=[1, 2]))
+    old = hvd.data.BalancedSampler(data, BATCH, optimizer)
+    sampler = hvd.data.BalancedSampler(data, BATCH, optimizer, every=1, seed=hvd.rank())
+    refuse(ValueError, lambda: iter(old))
+    refuse(hvd.HorovodInternalError, lambda: train(model, optimizer, iter(DataLoader(data, batch_sampler=sampler))))
+    hvd.shutdown()
+    return said
+
+
+@pytest.mark.ranks
+def test_misuse_is_refused_with_its_cure() -> None:
+    words = ["DistributedOptimizer", "Adasum", "at least 3", "one for each rank", "newer", "seed"]
+    for said in run_ranks(3, misuse):
+        assert [word in message for word, message in zip(words, said, strict=True)] == [True] * len(words), said
+
+
+class Event:
+    """Stands for an event of torch.cuda, on a clock that the test moves."""
+
+    now_ms = 0.0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at_ms = Event.now_ms
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: Event) -> float:
+        return other.at_ms - self.at_ms
+
+
+def test_the_time_of_a_gpu_ends_with_its_last_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hvdkit.engine.planned.reducer import Statistics
+    from hvdkit.engine.strategy import Strategy
+    from hvdkit.torch.data.compute_clock import ComputeClock
+
+    class OnDevice(Strategy):
+        statistics = Statistics(waited_s=None)
+
+    class Gradient:
+        is_cuda = True
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    clock = ComputeClock(OnDevice())
+    clock.gradient(Gradient())  # type: ignore[arg-type]
+    assert clock.step() is None
+    for moved_ms in (3.0, 2.0):
+        Event.now_ms += moved_ms
+        clock.gradient(Gradient())  # type: ignore[arg-type]
+    Event.now_ms += 100.0  # other ranks come later
+    seconds = clock.step()
+    assert seconds is not None
+    assert seconds() == pytest.approx(0.005)
