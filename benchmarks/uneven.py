@@ -31,9 +31,9 @@ def main() -> None:
     """Measure, and print the table on rank 0."""
     parser = build_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=20, help="of a round")
+    parser.add_argument("--steps", type=int, default=10, help="of a round")
     parser.add_argument("--batch", type=int, default=84, help="rows of all ranks together")
-    parser.add_argument("--row-ms", type=float, default=1.0, help="of a fast rank")
+    parser.add_argument("--row-ms", type=float, default=4.0, help="of a fast rank")
     parser.add_argument("--times", type=float, default=3.0, help="by which the last rank is slower")
     options = parser.parse_args()
     hvd.init()
@@ -43,7 +43,7 @@ def main() -> None:
     trainings = {name: _Training(name, options.batch, row_s) for name in (_EQUAL, _BALANCED)}
     turns: dict[str, Turn] = {name: one.steps for name, one in trainings.items()}
     for turn in turns.values():
-        turn(40)  # until the shares have settled
+        turn(30)  # until the shares have settled
     times = interleave(turns, dict.fromkeys(turns, options.steps), options.rounds)
     speeds = [1.0] * (hvd.size() - 1) + [1 / options.times]
     equal = shares([1.0] * hvd.size(), options.batch)

@@ -35,8 +35,8 @@ class Checkpoints(TrainingCheckpoints):
     directory: used by this training only, on a disk that outlives the job; only rank 0 needs access.
     every_s: seconds between checkpoints. keep: number of checkpoints to keep, the newest ones.
     things: objects with state_dict() and load_state_dict(), under names of your choice: modules, optimizers,
-    schedulers, GradScaler, ShardedSampler, ElasticSampler (do not call its record_batch(): step() does). Also numbers
-    and strings, which are then in `values`: `checkpoints.values["best"] = 0.97`.
+    schedulers, GradScaler, ShardedSampler, BalancedSampler, ElasticSampler (do not call its record_batch(): step()
+    does). Also numbers and strings, which are then in `values`: `checkpoints.values["best"] = 0.97`.
     """
 
     def __init__(
