@@ -236,7 +236,7 @@ def _in_particular() -> None:
         with pytest.raises(ValueError, match="every is 0"):
             hvd.LocalSGD(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], 0.1), every=0)
         with pytest.raises(TypeError, match=r"compression='int4' is not supported; use .*Int8\(\)"):
-            hvd.DiLoCo(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], 0.1), compression="int4")
+            hvd.DiLoCo(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], 0.1), compression="int4")  # type: ignore[arg-type]
         too_many = hvd.LocalSGD(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], 0.1), every=2, fragments=2)
         with pytest.raises(ValueError, match="only 1 tensors"):
             too_many.step()

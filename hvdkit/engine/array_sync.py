@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from hvdkit.engine.groups import Group
 from hvdkit.engine.named.collective_step import collective_step
@@ -118,6 +118,21 @@ class ArraySync:
         finally:
             self._values.abandon()
 
+    def change_values(self, kind: str, change: Callable[[], None], values: Sequence[Array], targets: Targets) -> None:
+        """Have the strategy change the parameters outside of a step, by `change`; collective. The others: as above.
+
+        kind: see collective_step(). Does nothing to parameters that the strategy is not attached to.
+        """
+        if _attached.get(id(self._strategy)) is not self:
+            change = _nothing
+        self._values.begin(targets)
+        self._put_values(values)
+        try:
+            collective_step(self._group.engine, kind, lambda _, __: change(), name=self._parameters.name)
+            self._values.finish()
+        finally:
+            self._values.abandon()
+
     def _put_values(self, values: Sequence[Array]) -> None:
         for index, value in enumerate(values):
             self._values.put(index, value)
@@ -127,6 +142,10 @@ class ArraySync:
         if _attached.get(id(self._strategy)) is self:
             del _attached[id(self._strategy)]
             self._strategy.detach()
+
+
+def _nothing() -> None:
+    return None
 
 
 def uses_values(strategy: Strategy) -> bool:

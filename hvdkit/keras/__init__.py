@@ -10,6 +10,7 @@ from hvdkit.optional_import import optional_import
 
 optional_import("keras", "keras")
 
+from hvdkit.asynchronous.outer import OuterSGD
 from hvdkit.engine.basics import (
     add_process_set,
     cross_rank,
@@ -44,6 +45,7 @@ from hvdkit.keras.averages import average_metrics, evaluate
 from hvdkit.keras.basics import cuda_built, describe, init, rocm_built
 from hvdkit.keras.compression import Compression
 from hvdkit.keras.data import shard
+from hvdkit.keras.local_sgd import DiLoCo, LocalSGD
 from hvdkit.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdkit.keras.saved_models import load_model
 from hvdkit.keras.state import (
@@ -61,10 +63,13 @@ __all__ = [
     "Adasum",
     "Average",
     "Compression",
+    "DiLoCo",
     "DistributedOptimizer",
     "HorovodInternalError",
+    "LocalSGD",
     "Max",
     "Min",
+    "OuterSGD",
     "PartialDistributedOptimizer",
     "ProcessSet",
     "Product",

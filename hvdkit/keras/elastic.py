@@ -18,6 +18,7 @@ from hvdkit.elastic.state import Handler, ObjectState
 from hvdkit.engine import runtime as engine
 from hvdkit.errors import ConfigError
 from hvdkit.keras import checkpoint
+from hvdkit.keras.periodic import SavedPeriodicOptimizer, strategy_of
 from hvdkit.keras.replicas import find_sync
 from hvdkit.keras.state import broadcast_object, saved_variables
 
@@ -46,6 +47,8 @@ class KerasState(ObjectState):
 
     def handler_for(self, value: Any) -> Handler | None:
         """See ObjectState.handler_for."""
+        if strategy_of(value) is not None:
+            return SavedPeriodicOptimizer(value)
         return saved_variables(value) if isinstance(value, keras.Model | keras.optimizers.Optimizer) else None
 
     def reset(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from hvdkit.asynchronous.periodic import PeriodicAverage
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import ProcessSet, global_process_set
@@ -14,6 +15,7 @@ from hvdkit.engine.reduce_op import Average, ReduceOp
 from hvdkit.engine.strategy import Strategy
 from hvdkit.keras.compression import Compression, Compressor
 from hvdkit.keras.distributed import Distributed, DistributedLossScale, mix_in
+from hvdkit.keras.periodic import PeriodicOptimizer
 from hvdkit.keras.settings import Settings
 from hvdkit.keras.sync import GradientSync
 
@@ -135,7 +137,7 @@ def _wrap(
         scale_local=scale_local,
         passes_factor=1.0 if average_passes else float(passes),
     )
-    mix_in(inner, Distributed, sync)
+    mix_in(inner, PeriodicOptimizer if isinstance(settings.strategy, PeriodicAverage) else Distributed, sync)
     if outer is not None:
         mix_in(outer, DistributedLossScale, sync)
     if inner.built and not inner.gradient_accumulation_steps:

@@ -30,6 +30,8 @@ class GradientSync:
     ) -> None:
         self.number = next(_numbers)  # the same on all ranks, as optimizers are wrapped in the same order
         self.process_set = settings.process_set
+        #: Whose variables are trained, where the user has said so.
+        self.model: Any = None
         self._settings, self._size = settings, settings.size
         self._driver: StrategyDriver | None = None
         self._prepared: Sequence[Any] = ()
@@ -127,6 +129,11 @@ class GradientSync:
         """Those of the variables whose gradients are reduced."""
         local = self._local_ids()
         return [variable for variable in variables if id(variable) not in local]
+
+    def change_values(self, kind: str, change: Callable[[], None]) -> None:
+        """Have the strategy change the variables between two steps; see StrategyDriver.change_values."""
+        if self._driver is not None:
+            self._driver.change_values(kind, change)
 
     def agree(self, flag: Any) -> Any:
         """Is a scalar bool true on all ranks? Collective, unless the gradients it was made of are reduced already."""

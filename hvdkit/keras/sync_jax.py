@@ -63,6 +63,12 @@ class JaxDriver:
         if self._reduced is not None:
             self._reduced.after_step(due)
 
+    def change_values(self, kind: str, change: Callable[[], None]) -> None:
+        """See StrategyDriver.change_values."""
+        settle()
+        if self._reduced is not None:
+            self._reduced.change_values(kind, change)
+
     def agree(self, flag: Any) -> Any:
         """See StrategyDriver.agree."""
 
@@ -146,6 +152,16 @@ class _Variables:
     def _after_step(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
         assert self._sync is not None
         self._sync.after_step([_flat(array) for array in arrays], [_flat(array) for array in results])
+
+    def change_values(self, kind: str, change: Callable[[], None]) -> None:
+        """See StrategyDriver.change_values; eagerly."""
+        if self._sync is None or not self._uses_values:
+            return
+        values = [np.asarray(variable.value) for variable in self._variables]
+        results = [np.empty_like(value) for value in values]
+        self._sync.change_values(kind, change, [_flat(value) for value in values], [_flat(one) for one in results])
+        for variable, result in zip(self._variables, results, strict=True):
+            variable.assign(result)
 
     def _open(self, gradients: Sequence[Array], values: Sequence[Array]) -> ArraySync:
         tensors = [

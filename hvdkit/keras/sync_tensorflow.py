@@ -53,6 +53,11 @@ class TensorflowDriver:
         if self._reduced is not None:
             self._reduced.after_step(due)
 
+    def change_values(self, kind: str, change: Callable[[], None]) -> None:
+        """See StrategyDriver.change_values."""
+        if self._reduced is not None:
+            self._reduced.change_values(kind, change)
+
     def agree(self, flag: Any) -> Any:
         """See StrategyDriver.agree."""
 

@@ -89,6 +89,11 @@ class TorchDriver:
         if self._reduced is not None and due:
             self._reduced.end_step()
 
+    def change_values(self, kind: str, change: Callable[[], None]) -> None:
+        """See StrategyDriver.change_values."""
+        if self._reduced is not None:
+            self._reduced.together(kind, lambda _, __: change())
+
     def agree(self, flag: Any) -> Any:
         """See StrategyDriver.agree."""
         return torch.tensor(self._settings.agree(flag))

@@ -129,6 +129,16 @@ class GradientSync:
         for variable, result in zip(self._variables, results, strict=True):
             variable.assign(result)
 
+    def change_values(self, kind: str, change: Callable[[], None]) -> None:
+        """Have the strategy change the variables between two steps, by `change`; eagerly, collective.
+
+        kind: see collective_step(). Does nothing before the first step.
+        """
+        if self._variables and isinstance(self._gradients, ArrayGradients):
+            results = self._gradients.change_values(kind, change, self._read_values())
+            for variable, result in zip(self._variables, results, strict=True):
+                variable.assign(result)
+
     def _read_values(self) -> list[Any]:
         with tf.init_scope():
             return [tf.convert_to_tensor(variable) for variable in self._variables]

@@ -29,6 +29,7 @@ class PeriodicWrapped(Wrapped):
         sync = self._hvdkit
         return None if sync is None else sync.strategy  # type: ignore[return-value]
 
+    @torch.no_grad()
     def synchronize_parameters(self) -> None:
         """Make the parameters equal on all ranks now, and the buffers of the `model`; collective.
 
@@ -40,9 +41,10 @@ class PeriodicWrapped(Wrapped):
             return
         sync.together("synchronize_parameters", lambda _, __: strategy.synchronize())
         if self._hvdkit_buffers:
-            grouped_allreduce_(
-                list(self._hvdkit_buffers), op=Average, name=f"{sync.name}.buffers", process_set=sync.process_set
-            )
+            # In float64 the average of equal numbers of float32 is that number.
+            means = [buffer.double() for buffer in self._hvdkit_buffers]
+            grouped_allreduce_(means, op=Average, name=f"{sync.name}.buffers", process_set=sync.process_set)
+            torch._foreach_copy_(list(self._hvdkit_buffers), means)
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's own, and the strategy's under the key "periodic_average"; a plain optimizer loads it too."""
