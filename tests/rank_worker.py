@@ -16,16 +16,35 @@ from typing import Any
 import numpy as np
 from without_tensorflow import hide_tensorflow
 
+from hvdkit.transport.mpi import library
 from hvdkit.world import read_world
 
 _transports: dict[str, Any] = {}
+
+
+def show_crashes() -> None:
+    """Have a crash show the stacks of Python and, from the start of MPI on, Open MPI's stack of C functions.
+
+    Open MPI installs its handler only where there is none; faulthandler raises the signal again for the one before.
+    """
+    start_mpi = library._start
+
+    def start(mpi: Any) -> None:
+        faulthandler.disable()
+        try:
+            start_mpi(mpi)
+        finally:
+            faulthandler.enable()
+
+    library._start = start
+    faulthandler.enable()
 
 
 def serve(directory: str) -> None:
     """Work for the test that listens in `directory`, until it says None or is gone."""
     rank = read_world().rank
     hide_tensorflow()
-    faulthandler.enable()
+    show_crashes()
     with Path(directory, f"stack{rank}").open("w") as stack, Client(str(Path(directory, "socket"))) as connection:
         connection.send((rank, os.getpid()))
         while True:
