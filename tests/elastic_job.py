@@ -45,8 +45,13 @@ class Job(Listened):
 
         return super().wait_for(true_of_a_running_job, seconds, what)
 
+    @property
+    def last_committed(self) -> int:
+        """The step of the newest commit that rank 0 has told of; -1 before."""
+        return max(map(int, re.findall(r"committed (\d+)", self.output)), default=-1)
+
     def committed(self, step: int) -> bool:
-        return any(int(one) >= step for one in re.findall(r"committed (\d+)", self.output))
+        return self.last_committed >= step
 
     def kill(self, rank: int) -> None:
         """Kill a rank that has said its process, or whose process hvdrun --verbose has."""

@@ -46,7 +46,8 @@ def test_a_slow_rank_of_a_job_that_dies(tmp_path: Path) -> None:
     """It is told of while it trains, and judged from what had come; the exit code is the job's."""
     report, trace, kept = (tmp_path / name for name in ("report.html", "trace.json", "run.npz"))
     written = "-o", str(report), "--trace", str(trace), "--save", str(kept)
-    done = profile(*written, script=("900", "slow=1,80,0.015", "dies=1,240"))
+    # A warning takes three whole windows of 50 steps: from 100 on.
+    done = profile(*written, script=("900", "slow=1,80,0.02", "dies=1,260"))
     assert done.returncode == 3, done.stdout + done.stderr
     assert "The other ranks wait for rank 1 (host" in done.stderr
     assert "Rank 1 on" in done.stdout and "is slow since step" in done.stdout
