@@ -37,8 +37,7 @@ def _options_of(command: argparse.ArgumentParser) -> Iterator[str]:
 def unknown_options(text: str, known: dict[str, set[str]]) -> Iterator[tuple[str, str]]:
     """Find (command, option) of the command lines in a page whose option the command does not have.
 
-    What follows a program, a script or `--` belongs to the script; so do the options of `hvdkit` commands that this
-    installation lacks.
+    What follows a program, a script or `--` belongs to that. Commands of hvdkit may pass options on to another one.
     """
     anything = set().union(*known.values())
     for match in _COMMAND.finditer(text):
@@ -50,9 +49,8 @@ def unknown_options(text: str, known: dict[str, set[str]]) -> Iterator[tuple[str
             if word == "--" or re.search(r"(^python|\.py$|\.sh$|^-m$)", word):
                 break
             flag = re.match(r"--[a-z][a-z-]+", word.strip("`,;:().'\""))
-            if flag and flag[0] not in options and not (command != "hvdrun" and flag[0] in known["hvdrun"]):
-                if flag[0] not in anything or command == "hvdrun":
-                    yield command, flag[0]
+            if flag and flag[0] not in (options if command == "hvdrun" else anything):
+                yield command, flag[0]
 
 
 def check_source(app: Any, page: str, source: list[str]) -> None:

@@ -40,11 +40,11 @@ _DOCTOR = Path(next(iter(hvdkit.tools.doctor.__path__)))
 
 def settings_table() -> list[str]:
     """The rows of the table of settings, one a setting."""
-    return [
-        f"| `{item.variable}` | {f'`{item.flag}`' if item.flag else ''} | {f'`{item.default}`' if item.default != '' else ''} "
-        f"| {item.help} | {f'`{item.horovod}`' if item.horovod else ''} |"
-        for item in read_settings({})
-    ]
+    rows = []
+    for item in read_settings({}):
+        flag, default, horovod = (f"`{word}`" if str(word) else "" for word in (item.flag, item.default, item.horovod))
+        rows.append(f"| `{item.variable}` | {flag} | {default} | {item.help} | {horovod} |")
+    return rows
 
 
 def settings_page() -> str:
@@ -219,7 +219,9 @@ def _signature(function: Any) -> str:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return "(...)"
-    shown = [each.replace(annotation=inspect.Parameter.empty) for each in parameters if each.name not in ("self", "cls")]
+    shown = [
+        each.replace(annotation=inspect.Parameter.empty) for each in parameters if each.name not in ("self", "cls")
+    ]
     text = str(inspect.Signature(shown))
     return re.sub(r"<([\w.]+)[^>]*>", r"\1", text)
 
