@@ -62,13 +62,13 @@ def hear_often(balance: Balance, row_s: list[float], times: int = 6, fixed_s: fl
 
 def test_a_rank_that_slows_down_gets_less_and_one_that_recovers_gets_more() -> None:
     balance = Balance(70, 3)
-    assert balance.plan == (24, 23, 23)
+    assert list(balance.plan) == [24, 23, 23]
     hear_often(balance, [1.0, 1.0, 3.0])
-    assert balance.plan == (30, 30, 10)
+    assert list(balance.plan) == [30, 30, 10]
     hear_often(balance, [1.0, 1.0, 1.0], 10)
     assert max(balance.plan) <= 1.08 * 70 / 3, "within what is worth a change"
     hear_often(balance, [1.0, 1.0, 1000.0], 12)
-    assert balance.plan[2] == 1
+    assert min(balance.plan) == balance.plan[2] < 3
 
 
 def test_noise_changes_nothing_and_times_without_rows_are_balanced_too() -> None:
@@ -107,7 +107,7 @@ def test_a_batch_has_the_newest_plan_at_its_position(changes: list[tuple[tuple[i
 ROWS, BATCH, EPOCHS = 50, 12, 3  # the last batch of an epoch has 2 rows, fewer than there are ranks
 
 
-def make_model() -> torch.nn.Module:
+def make_model() -> torch.nn.Sequential:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     return model.double()
@@ -132,7 +132,7 @@ def train_alone() -> list[float]:
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     for epoch in range(EPOCHS):
         order = torch.from_numpy(plan_order(ROWS, seed=0, epoch=epoch))
-        train(model, optimizer, iter([list(data[rows]) for rows in order.split(BATCH)]))  # type: ignore[no-untyped-call]
+        train(model, optimizer, iter([list(data[rows]) for rows in order.split(BATCH)]))
     return torch.cat([parameter.flatten() for parameter in model.parameters()]).tolist()
 
 
@@ -155,12 +155,12 @@ class Paced:
         return lambda: seconds
 
 
-def train_balanced(workers_of_first: int, **options: object) -> tuple[list[float], list[tuple[int, ...]]]:
+def train_balanced(workers_of_first: int, shard: str | None) -> tuple[list[float], list[tuple[int, ...]]]:
     """Rank 2 is slow for the first two epochs, then all are alike; the plans, and the parameters in the end."""
     hvd.init()
     model, data = make_model(), make_data()
     model[0].weight.requires_grad_(False)  # unfrozen below
-    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), 0.01), **options)
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), 0.01), shard=shard)
     sampler = hvd.data.BalancedSampler(data, BATCH, optimizer, every=2)
     model[0].weight.requires_grad_(True)
     slow = hvd.rank() == 2
@@ -179,13 +179,13 @@ def train_balanced(workers_of_first: int, **options: object) -> tuple[list[float
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("workers", "options"),
-    [(1, {}), pytest.param(0, {"shard": "gradients"}, marks=pytest.mark.slow)],
+    ("workers", "shard"),
+    [(1, None), pytest.param(0, "gradients", marks=pytest.mark.slow)],
     ids=["a loading process on one rank", "sharded"],
 )
-def test_unequal_rows_train_as_one_process_with_the_whole_batch(workers: int, options: dict[str, object]) -> None:
+def test_unequal_rows_train_as_one_process_with_the_whole_batch(workers: int, shard: str | None) -> None:
     expected = train_alone()
-    for parameters, plans in run_ranks(3, train_balanced, workers, **options):
+    for parameters, plans in run_ranks(3, train_balanced, workers, shard):
         assert plans[0] == plans[1] == (6, 5, 1)
         assert plans[2][2] > plans[1][2], "it has recovered"
         assert parameters == pytest.approx(expected, abs=1e-9)

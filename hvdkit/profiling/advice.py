@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hvdkit.profiling.choice import balanced_s
 from hvdkit.profiling.scaling import Scaling
 from hvdkit.profiling.shares import Shares
 from hvdkit.profiling.slow import Slow
@@ -29,6 +30,7 @@ def advise(steps: Steps, shares: Shares, scaling: Scaling, slow: Slow | None) ->
     step_s = float(shares.step[:, usual].mean())
     candidates = [
         *_about_late(steps, shares, slow),
+        *_about_balance(steps, shares, slow),
         *_about_loading(steps, shares, slow),
         *_about_network(steps, scaling),
         *_about_exposed(steps, shares, scaling),
@@ -60,6 +62,22 @@ def _about_late(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[Adv
             f"whether the script does more work there: larger batches, logging, checkpoints or evaluation."
         )
     yield Advice("slow-rank", slow.part * slow.waited_s, f"The other ranks wait for {who}. {cure}")
+
+
+def _about_balance(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[Advice]:
+    if slow is not None and slow.loading_s > slow.waited_s / 2:
+        return  # the cure is faster storage
+    own = (shares.compute + shares.loading)[:, shares.usual].mean(axis=1).tolist()
+    if len(own) < len(steps.plan.ranks) or min(own) <= 0:
+        return
+    slowest_s, balanced = max(own), balanced_s(own)
+    yield Advice(
+        "balance-rows",
+        slowest_s - balanced,
+        f"With equal rows the slowest rank computes {1e3 * slowest_s:.3g} ms in a step and the fastest "
+        f"{1e3 * min(own):.3g} ms; with rows by speed all would compute {1e3 * balanced:.3g} ms. If it stays slow, "
+        f"train with hvd.data.BalancedSampler (PyTorch): the result does not change.",
+    )
 
 
 def _about_loading(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[Advice]:

@@ -51,15 +51,20 @@ def find_network(steps: Steps, hosts: int) -> Network:
     return Network(Link(_LATENCY_S, 8 / 10e9), "assumed")
 
 
-def _fit_byte_s(steps: Steps, hosts: int) -> float:
-    """Fit the seconds of a byte to the time of all buckets of a step.
+def reduction_s(steps: Steps) -> float:
+    """The measured time of all buckets of a step, one after another.
 
     A bucket's time begins when all ranks have filled it and the one before is reduced, and ends when the first rank has
     its sum.
     """
     ready, done = steps.ready.max(axis=0), steps.reduced.min(axis=0)
     before = np.concatenate([ready[:, :1], done[:, :-1]], axis=1)
-    measured_s = float(np.median((done - np.maximum(ready, before)).clip(0), axis=0).sum())
+    return float(np.median((done - np.maximum(ready, before)).clip(0), axis=0).sum())
+
+
+def _fit_byte_s(steps: Steps, hosts: int) -> float:
+    """Fit the seconds of a byte to the time of all buckets of a step."""
+    measured_s = reduction_s(steps)
     low, high = 1e-13, 1e-6
     for _ in range(60):
         middle = (low * high) ** 0.5

@@ -19,9 +19,8 @@ _WORTH = 0.03  # of a step
 
 def describe(verdict: Verdict) -> str:
     """The whole verdict, in lines."""
-    return "\n".join(
-        [*_list_shares(verdict), "", *_list_ranks(verdict), "", *_list_slow(verdict), *_list_advice(verdict)]
-    )
+    parts = _list_shares, _list_ranks, _list_slow, _list_advice, _list_strategies
+    return "\n\n".join("\n".join(part(verdict)) for part in parts)
 
 
 def describe_slow(verdict: Verdict) -> str:
@@ -103,3 +102,21 @@ def _list_advice(verdict: Verdict) -> Iterator[str]:
     yield "What to change first:"
     for number, advice in enumerate(verdict.advice, 1):
         yield f"  {number}. [{advice.name}, saves up to {show_s(advice.saves_s)} per step] {advice.text}"
+
+
+def _list_strategies(verdict: Verdict) -> Iterator[str]:
+    found = verdict.strategies
+    yield "Strategies, with the predicted time for the samples of one step of all ranks:"
+    for one in found.choices:
+        yield f"  {one.name:28}{show_s(one.step_s):>9}  x{one.speedup:4.2f}  {one.trade}"
+    best, fastest = found.named(found.best), found.named(found.fastest)
+    if fastest is found.choices[0]:
+        yield "Stay synchronous: no other strategy is predicted to be 5 % faster."
+        return
+    if best is not found.choices[0]:
+        yield f"Use {best.name} ({best.use}): predicted to be {best.speedup:.2f} times as fast, with the same result."
+    if fastest is not best:
+        yield (
+            f"The fastest is {fastest.name} ({fastest.use}), predicted {fastest.speedup:.2f} times as fast in samples; "
+            f"compare its loss with that of synchronous training first."
+        )

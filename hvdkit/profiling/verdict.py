@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvdkit.profiling.advice import Advice, advise
+from hvdkit.profiling.choice import Strategies, compare_strategies, measure
 from hvdkit.profiling.network import Network, find_network
 from hvdkit.profiling.recordings import RankRecording
 from hvdkit.profiling.scaling import TIMES, Scaling, model_scaling
@@ -77,6 +78,7 @@ class Verdict:
     predicted: tuple[Predicted, ...]
     scaling: ScalingReport
     advice: tuple[Advice, ...]
+    strategies: Strategies
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,7 @@ def _judge(steps: Steps, shares: Shares, scaling: Scaling, one_rank_s: float | N
         predicted=_predict(scaling),
         scaling=report_scaling(scaling, len(steps.plan.ranks), parts.compute_s + parts.loading_s, one_rank_s),
         advice=advise(steps, shares, scaling, slow),
+        strategies=compare_strategies(measure(steps, shares, scaling)),
     )
 
 
