@@ -301,6 +301,7 @@ def check_on(transport: str) -> None:
 
 def lose_rank_1(how: str) -> str:
     """Rank 1 is killed; what the others are told. how: what they do meanwhile."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     dist.init_process_group("hvdkit")
     rank, size = dist.get_rank(), dist.get_world_size()
     group = dist.new_group([0, 1])

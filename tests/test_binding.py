@@ -202,7 +202,7 @@ def test_each_rank_of_a_job_has_cores_of_its_own() -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     told = [line.partition("] ")[2].partition(" | ") for line in done.stdout.splitlines()]

@@ -75,7 +75,7 @@ def test_a_killed_rank_is_named() -> None:
     with started(3, SLEEP) as process:
         pids = read_pids(process, 3)
         os.kill(pids[2], signal.SIGKILL)
-        _, errors = process.communicate(timeout=50)
+        _, errors = process.communicate(timeout=100)
         assert process.returncode == 137
         assert re.search(r"rank 2 on \S+ was killed by SIGKILL, often because .* out of memory", errors.decode())
         assert not any(alive(pid) for pid in pids.values())
@@ -131,7 +131,7 @@ def test_the_last_lines_of_a_failed_rank_are_shown_once(stream: str, together: b
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if together else subprocess.PIPE,
-        timeout=50,
+        timeout=100,
     )
     shown = done.stdout if together else done.stderr
     assert shown.count(b"why it failed") == 1
@@ -191,7 +191,7 @@ def test_a_dead_agent_is_a_lost_rank() -> None:
         pids = read_pids(process, 2)
         agent = int(Path(f"/proc/{pids[1]}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(agent, signal.SIGKILL)
-        _, errors = process.communicate(timeout=50)
+        _, errors = process.communicate(timeout=100)
         assert process.returncode not in (0, None)
         assert "rank 1 on" in errors.decode()
         assert "was lost" in errors.decode()
@@ -205,7 +205,7 @@ def test_a_signal_to_hvdrun_leaves_no_process(number: signal.Signals, code: int)
         all_of_them = descendants(process.pid)
         assert len(all_of_them) >= 7  # mpirun, three agents, three ranks
         process.send_signal(number)
-        _, errors = process.communicate(timeout=50)
+        _, errors = process.communicate(timeout=100)
         assert process.returncode == code
         assert "Traceback" not in errors.decode()
         assert wait_until(lambda: not any(map(alive, all_of_them)))
@@ -296,7 +296,7 @@ def test_signals_for_the_ranks_are_passed_on() -> None:
     with started(2, script) as process:
         read_pids(process, 2)
         process.send_signal(signal.SIGUSR1)
-        out, _ = process.communicate(timeout=50)
+        out, _ = process.communicate(timeout=100)
         assert process.returncode == 0
         assert sorted(lines(out)) == ["[0] usr1", "[1] usr1"]
 
@@ -318,7 +318,7 @@ def test_ranks_that_save_at_sigterm_are_waited_for_and_are_no_failure() -> None:
     with started(2, SAVER) as process:
         pids = read_pids(process, 2)
         process.send_signal(signal.SIGTERM)
-        out, errors = process.communicate(timeout=50)
+        out, errors = process.communicate(timeout=100)
         assert sorted(lines(out)) == ["[0] child None", "[1] child None"]
         expected = "hvdrun: saved, not finished: ended with exit code 75. Run the same command again to continue."
         assert lines(errors) == [expected]
@@ -342,7 +342,7 @@ def test_a_reader_that_leaves_ends_the_job() -> None:
         process.stdout.read(100)
         process.stdout.close()
         process.stdout = None
-        assert process.wait(timeout=50) == 141
+        assert process.wait(timeout=100) == 141
 
 
 def test_an_hvdrun_inside_a_rank_is_a_job_of_its_own() -> None:

@@ -44,7 +44,7 @@ def test_ctrl_c_while_hvdrun_waits_for_hosts_prints_no_traceback(tmp_path: Path)
     try:
         assert wait_until((tmp_path / "asked").exists)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=50)
+        _, errors = process.communicate(timeout=100)
     finally:
         process.kill()
     assert process.returncode == 130 and b"Traceback" not in errors
@@ -67,7 +67,7 @@ def test_a_job_whose_output_nobody_reads_ends_when_it_is_asked_to(number: signal
         assert wait_until(lambda: waits_to_write(process.pid))
         processes = descendants(process.pid)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=50)
+        _, errors = process.communicate(timeout=100)
     finally:
         process.kill()
         os.close(source)
@@ -160,7 +160,7 @@ def test_a_job_of_run_ends_with_the_process_that_waits_for_it(tmp_path: Path, nu
     try:
         assert wait_until(lambda: len(list(tmp_path.glob("pid.*"))) == 2)
         process.send_signal(number)  # to this process alone
-        out, errors = process.communicate(timeout=50)  # until hvdrun has ended too, whose stderr it is
+        out, errors = process.communicate(timeout=100)  # until hvdrun has ended too, whose stderr it is
     finally:
         process.kill()
     if number == signal.SIGINT:

@@ -159,7 +159,7 @@ def run_with_late_rank(late: int, folder: Path, ranks: int, script: str, *option
     wait = WAIT_FOR_REPORT.replace("LATE", str(late)).replace("REPORTS", repr(str(reports)))
     with reports.open("wb") as stderr:
         argv = command(ranks, script.replace("WAIT\n", wait), *options)
-        done = subprocess.run(argv, env=environment(), stdin=subprocess.DEVNULL, stderr=stderr, timeout=50)
+        done = subprocess.run(argv, env=environment(), stdin=subprocess.DEVNULL, stderr=stderr, timeout=100)
     return done.returncode, reports.read_text()
 
 

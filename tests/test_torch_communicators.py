@@ -353,6 +353,6 @@ def test_a_failure_in_one_part_ends_the_job(tmp_path: Path) -> None:
     script.write_text(FAILS)
     for launcher in (find_mpirun(), (sys.executable, "-m", "hvdkit.launch")):
         argv = [*launcher, "-np", "3", sys.executable, str(script)]
-        done = subprocess.run(argv, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=50)
+        done = subprocess.run(argv, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=100)
         assert done.returncode
         assert b"hvdkit: rank 0 (job rank 2) on " in done.stderr and b"the second part is wrong" in done.stderr

@@ -18,6 +18,7 @@ import hvdkit.torch as hvd
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.replicate import compare_replicas
 from hvdkit.errors import HorovodInternalError
+from hvdkit.transport.mpi.library import load_mpi
 
 pytestmark = pytest.mark.native("Horovod reports what stalls itself, in its own words")
 
@@ -152,6 +153,8 @@ def _without_rank_one(body: Callable[..., str], *args: Any, over: str) -> list[s
 
 
 def _never_steps(folder: Path) -> str:
+    torch.optim.SGD([torch.ones(1)], 0.1)  # imports half of torch
+    load_mpi().COMM_WORLD.Barrier()  # what a busy machine takes for that is no stall
     hvd.init(stall_check_s=0.5, stall_shutdown_s=2.0)
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 0.1), [("weight", weight)])
