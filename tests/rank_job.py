@@ -23,7 +23,8 @@ _START_S = 60.0
 _END_S = 10.0
 _STACK_S = 0.5
 
-_DEFAULTS = {
+#: Variables of ranks that share this machine's few cores, where their launcher is not hvdrun.
+ON_ONE_MACHINE = {
     "OMPI_MCA_pml": "ob1",  # libfabric and UCX cost a second to look for
     "OMPI_MCA_btl": "^ofi,uct",
     "OMPI_MCA_mpi_yield_when_idle": "1",  # more ranks than cores
@@ -82,7 +83,7 @@ class Job:
             listener.listen(size)
             self._process = subprocess.Popen(
                 [*find_mpirun(), "-n", str(size), sys.executable, "-c", code],
-                env={**_DEFAULTS, **os.environ, **env},
+                env={**ON_ONE_MACHINE, **os.environ, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

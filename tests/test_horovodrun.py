@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from engines import require_horovod
 from gallery import ENOUGH
+from rank_job import ON_ONE_MACHINE
 
 pytestmark = [pytest.mark.ranks, pytest.mark.horovod_core]
 
@@ -24,7 +25,7 @@ def _run(command: list[str], cwd: Path, **env: str) -> subprocess.CompletedProce
     require_horovod()
     path = f"{Path(sys.prefix, 'bin')}{os.pathsep}{os.environ['PATH']}"
     small = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    variables = {**os.environ, **small, "PATH": path, "PYTHONPATH": str(ROOT), **env}
+    variables = {**ON_ONE_MACHINE, **os.environ, **small, "PATH": path, "PYTHONPATH": str(ROOT), **env}
     return subprocess.run(
         command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL
     )
