@@ -13,6 +13,7 @@ from benchmarks.allreduce import COPIES
 from benchmarks.allreduce import judge as judge_allreduce
 from benchmarks.parts import PARTS, Done, Part, build_command, run_part
 from benchmarks.rows import Row, read_rows, show_rows, write_rows
+from benchmarks.strategies import build_table
 
 ROWS = [
     Row("step", "hvdkit", 0.0497, 1.04, "no communication", "at most x1.05", True),
@@ -103,3 +104,12 @@ def test_an_allreduce_is_judged_by_what_the_peers_take() -> None:
     assert judge_allreduce("Gloo", 4.0) == ("at least x4", True)
     assert judge_allreduce(COPIES, 0.4) == ("at least x0.5", False)
     assert judge_allreduce("hvdkit, in bucket", 1.0) == ("", None)
+
+
+def test_strategies_are_compared_with_the_first_one() -> None:
+    slow = {"name": "a", "points": [(0.0, 2.0), (2.0, 0.29), (4.0, 0.1)], "accuracy": 0.95, "predicted": 1.0}
+    fast = {"name": "b", "points": [(0.0, 2.0), (2.0, 0.4)], "accuracy": 0.9, "predicted": None}
+    assert build_table([slow, fast]).splitlines()[2:] == [
+        "| a | 4.0 | x1.00 | x1.00 | 2.0 | 0.100 | 95.0 % |",
+        "| b | 2.0 | x2.00 |  | not reached | 0.400 | 90.0 % |",
+    ]

@@ -43,7 +43,8 @@ class Choice:
     """A strategy.
 
     step_s: predicted seconds for the samples of one synchronous step of all ranks. speedup: over that step. same: is
-    the result that of one process with the whole batch, but for rounding? use: how to ask for it. trade: in words.
+    the result that of one process with the whole batch, but for rounding? use: how to ask for it; "" where hvdkit has
+    no such strategy, which is then not recommended. trade: in words.
     """
 
     name: str
@@ -153,8 +154,8 @@ def compare_strategies(measured: Measured) -> Strategies:
             f"asynchronous, staleness {_STALENESS}",
             _asynchronous(measured, _STALENESS),
             False,
-            f"hvd.AsynchronousOptimizer(optimizer, staleness={_STALENESS})",
-            "gradients of old parameters: each step is worth less, results are not repeatable",
+            "",
+            "not in hvdkit yet; gradients of old parameters: a step is worth less, results are not repeatable",
         ),
     ]
     choices = tuple(Choice(name, step_s, now / step_s, same, use, trade) for name, step_s, same, use, trade in found)
@@ -162,7 +163,7 @@ def compare_strategies(measured: Measured) -> Strategies:
 
 
 def _fastest(choices: Sequence[Choice]) -> str:
-    found = max(choices, key=lambda one: one.speedup)
+    found = max((one for one in choices if one.use), key=lambda one: one.speedup)
     return found.name if found.speedup >= _WORTH else choices[0].name
 
 
