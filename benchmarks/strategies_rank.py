@@ -6,6 +6,7 @@ Arguments: file for the notes of rank 0, times by which the last rank is slower,
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import json
 import sys
@@ -41,12 +42,16 @@ class Way:
     predicted: str = ""
 
 
+def _fp16(optimizer: Optimizer, named: Named) -> Any:
+    return hvd.DistributedOptimizer(optimizer, named, compression=hvd.Compression.fp16)
+
+
 WAYS = (
     Way("synchronous", hvd.DistributedOptimizer, predicted="synchronous"),
-    Way("fp16", lambda *both: hvd.DistributedOptimizer(*both, hvd.Compression.fp16), predicted="fp16 compression"),
+    Way("fp16", _fp16, predicted="fp16 compression"),
     Way("balanced rows", hvd.DistributedOptimizer, balanced=True, predicted="balanced rows"),
-    Way("local SGD, every 8", lambda *both: hvd.LocalSGD(*both, every=8), predicted="local SGD, every 8"),
-    Way("DiLoCo, every 20", lambda *both: hvd.DiLoCo(*both, every=20)),
+    Way("local SGD, every 8", functools.partial(hvd.LocalSGD, every=8), predicted="local SGD, every 8"),
+    Way("DiLoCo, every 20", functools.partial(hvd.DiLoCo, every=20)),
 )
 
 
@@ -71,7 +76,8 @@ def train(way: Way, row_s: float, epochs: int) -> tuple[list[tuple[float, nn.Mod
         sampler = hvd.data.ShardedSampler(data)
         loader = DataLoader(data, _BATCH // hvd.size(), sampler=sampler, drop_last=True)
     steps = epochs * len(loader)
-    kept, number = [(0.0, copy.deepcopy(model))], itertools.count(1)
+    kept: list[tuple[float, nn.Module]] = [(0.0, copy.deepcopy(model))]
+    number = itertools.count(1)
     hvd.barrier()
     began, spent = time.perf_counter(), 0.0
     for epoch in range(epochs):
