@@ -191,7 +191,6 @@ def test_a_thread_drives_reductions_where_a_core_is_spare(cores: float, threads:
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(60)
 def test_each_rank_of_a_job_has_cores_of_its_own() -> None:
     cores = len({cpu.core for cpu in read_topology(allowed_cpus())})
     script = "import os; print(*os.sched_getaffinity(0), '|', os.environ['OMP_NUM_THREADS'])"

@@ -292,7 +292,6 @@ def test_a_checkout_that_is_not_installed_reaches_the_other_hosts() -> None:
     assert with_own_folder({}, "/env/lib/site-packages", "/env") == {}
 
 
-@pytest.mark.timeout(90)
 def test_an_agent_that_answers_and_those_that_do_not(tmp_path: Path) -> None:
     (tmp_path / "horovod-0.dist-info").mkdir()  # as if Horovod were not installed, which takes seconds to load
     environ = read_environment()

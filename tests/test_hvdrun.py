@@ -31,7 +31,7 @@ from hvdrun_job import (
 from hvdkit.launch.agent.rank import KILL_AFTER_S
 from hvdkit.launch.job.runtime_dir import find_jobs
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.ranks
 
 
 def wait_for_end_of(first: int, folder: Path, ending: str) -> str:

@@ -21,8 +21,6 @@ from hvdkit.launch.job.ranks import End, Ranks
 from hvdkit.launch.job.runner import JobOptions, Runner
 from hvdkit.launch.plan.job import AGENT, Launch
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("code", [0, 3])

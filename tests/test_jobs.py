@@ -49,7 +49,6 @@ signal.signal(signal.SIGTERM, save)
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(100)
 @pytest.mark.parametrize(
     ("options", "script", "code"), [((), SAVES, 75), ((), "", 143), (("--now",), "", 130)], ids=["75", "143", "130"]
 )

@@ -164,7 +164,6 @@ def run_with_late_rank(late: int, folder: Path, ranks: int, script: str, *option
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(120)
 def test_hvdrun_names_ranks_that_never_come_with_what_they_do_and_ends_the_job() -> None:
     done = hvdrun(3, NEVER_COME, *SHORT)
     said = done.stderr.decode()
@@ -175,7 +174,6 @@ def test_hvdrun_names_ranks_that_never_come_with_what_they_do_and_ends_the_job()
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(120)
 def test_hvdrun_tells_of_a_rank_that_is_late_and_the_job_goes_on(tmp_path: Path) -> None:
     code, said = run_with_late_rank(1, tmp_path, 2, IS_LATE, "--stall-check-s", "1")
     assert code == 0
@@ -183,7 +181,6 @@ def test_hvdrun_tells_of_a_rank_that_is_late_and_the_job_goes_on(tmp_path: Path)
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(120)
 def test_hvdrun_knows_who_is_missing_in_a_part_and_waits_for_nobody_else(tmp_path: Path) -> None:
     code, said = run_with_late_rank(2, tmp_path, 4, PART_IS_LATE, "--stall-check-s", "1")
     assert code == 0
@@ -191,7 +188,6 @@ def test_hvdrun_knows_who_is_missing_in_a_part_and_waits_for_nobody_else(tmp_pat
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(120)
 def test_without_hvdrun_each_waiting_rank_tells_and_ends_the_job(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(WITHOUT_HVDRUN)

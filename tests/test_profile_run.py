@@ -163,7 +163,6 @@ def test_it_listens_where_the_ranks_come_from(monkeypatch: pytest.MonkeyPatch) -
         assert addresses[0] == LOOPBACK and set(addresses) >= {one for one in list_addresses(LOOPBACK) if one}
 
 
-@pytest.mark.timeout(60)
 def test_strangers_who_say_nothing_keep_no_rank_out() -> None:
     collector = Collector([LOOPBACK])
     _, port, _ = collector.place.split("@")

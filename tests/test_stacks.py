@@ -103,7 +103,6 @@ wait()
 """
 
 
-@pytest.mark.timeout(120)
 def test_a_process_that_works_in_many_threads_is_asked_and_goes_on() -> None:
     with offering(WORKS) as process:
         for _ in range(40):
@@ -127,7 +126,6 @@ def caught(pid: int) -> int:
     return int(status.partition("SigCgt:")[2].split()[0], 16)
 
 
-@pytest.mark.timeout(120)
 def test_a_process_that_python_has_left_is_asked_and_goes_on() -> None:
     with offering(ENDS) as process:
         assert wait_until(lambda: not caught(process.pid) >> (signal.SIGRTMIN + 12 - 1) & 1)
@@ -234,7 +232,6 @@ def ask(job: str, hvdrun: subprocess.Popen[bytes], *options: str) -> str:
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(120)
 def test_a_hang_is_shown_and_goes_on() -> None:
     with started(3, HANGS) as hvdrun:
         job = str(hvdrun.pid)
@@ -259,7 +256,6 @@ def test_a_hang_is_shown_and_goes_on() -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(120)
 def test_what_a_killed_job_left_is_gone_at_the_next_start() -> None:
     with started(2, SLEEP) as hvdrun:
         read_pids(hvdrun, 2)

@@ -9,7 +9,7 @@ from torch_world import joined
 
 import hvdkit.torch as hvd
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.ranks
 
 RANKS = 3
 SMALLEST = 2.0**-24  # above 0, in float16

@@ -97,7 +97,7 @@ class Slurm:
             script: list[str | Path] = ["bash", "-c", _HOST_UP, "bash", self.folder, name, self.head, str(pmix or "")]
             done = self.lab.run(name, script)
             assert done.returncode == 0, done.stdout + done.stderr + self._logs()
-        if not wait_until(self._all_idle, 40):
+        if not wait_until(self._all_idle, 90):
             raise RuntimeError(f"Slurm's hosts did not become idle:\n{self._logs()}")
         self.lab.settle()
 
@@ -108,7 +108,7 @@ class Slurm:
         return self.lab.run(self.head, command, env=env or environment(), cwd=cwd, timeout=timeout)
 
     def batch(
-        self, folder: Path, body: str, *options: str, env: Mapping[str, str] | None = None, timeout: float = 60
+        self, folder: Path, body: str, *options: str, env: Mapping[str, str] | None = None, timeout: float = 150
     ) -> tuple[int, str]:
         """Submit a batch script and wait for it; returns its exit code and all that it printed.
 
@@ -129,7 +129,7 @@ class Slurm:
         fields = dict(word.split("=", 1) for word in words if "=" in word)
         return fields if fields.get("JobState") in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL") else {}
 
-    def wait_for(self, true: Callable[[], object], seconds: float = 20) -> None:
+    def wait_for(self, true: Callable[[], object], seconds: float = 60) -> None:
         """Wait until something is so; fails with Slurm's logs if it does not come to be."""
         if not wait_until(true, seconds):
             raise AssertionError(f"it did not happen within {seconds} s:\n{self.run('squeue').stdout}\n{self._logs()}")

@@ -7,7 +7,7 @@ from cluster.jobs import EVERYWHERE, HVDRUN, MEET
 from cluster.lab import Lab
 from cluster.network import wire_interface
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.cluster
 
 MIB = 1 << 20
 

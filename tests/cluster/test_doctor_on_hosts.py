@@ -30,7 +30,7 @@ from cluster.host_faults import (
 from cluster.lab import ROOT, Lab, environment
 from cluster.needs import libfaketime, missing_for_faults
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(60), pytest.mark.usefixtures("without_horovod")]
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("without_horovod")]
 
 #: Where other arguments are given, the small job is left out by this one.
 NO_JOB = "--no-allreduce"

@@ -22,7 +22,7 @@ from cluster.needs import libfaketime, missing_for_faults
 
 from hvdkit.tools.build_horovod.versions import read_frameworks
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.cluster
 
 PATH = environment()["PATH"]
 #: What nvidia-smi prints on a host with two GPUs.

@@ -13,7 +13,7 @@ from cluster.host_faults import plant_program
 from cluster.lab import environment
 from cluster.slurm import Slurm
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(90), pytest.mark.usefixtures("without_horovod")]
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("without_horovod")]
 
 LOOK = " ".join(DOCTOR)
 LOOK_HERE = f"{LOOK} --here"

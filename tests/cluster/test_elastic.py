@@ -15,7 +15,7 @@ from cluster.jobs import EVERYWHERE, Job, signal_rank
 from cluster.lab import Lab, environment
 from elastic_world_script import reference
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.cluster
 
 SCRIPT = Path(__file__).parents[1] / "elastic_world_script.py"
 

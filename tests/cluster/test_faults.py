@@ -12,7 +12,7 @@ import pytest
 from cluster.jobs import EVERYWHERE, HVDRUN, running, signal_rank
 from cluster.lab import Lab, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.cluster
 
 #: Until hvdrun knows of something that a process or the system says; and of a host that says nothing.
 SOON_S, SILENT_S = 8, 20

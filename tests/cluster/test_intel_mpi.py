@@ -10,7 +10,7 @@ from cluster.jobs import MEET
 from cluster.lab import Lab, environment
 from cluster.other_mpi import make_python
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.cluster
 
 WANTED = [f"rank {n} of 3 on node1, {n} of 3 there" for n in range(3)]
 

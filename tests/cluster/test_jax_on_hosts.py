@@ -13,7 +13,7 @@ from cluster.slurm import Slurm
 from cluster.test_slurm import OPEN_MPI
 from test_jax_distribution import JAX, SCRIPT, run
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(170)]
+pytestmark = pytest.mark.cluster
 
 TESTS = ROOT / "tests"
 COMMAND = [sys.executable, str(TESTS / "without_tensorflow.py"), SCRIPT]

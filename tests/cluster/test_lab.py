@@ -13,7 +13,7 @@ import pytest
 from cluster.lab import ROOT, Lab, wait_until
 from cluster.slurm import Slurm
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.cluster
 
 
 def test_every_host_reaches_every_other_by_ssh_without_a_question(lab: Lab) -> None:

@@ -11,7 +11,7 @@ from cluster.jobs import EVERYWHERE, MEET, running, signal_rank
 from cluster.lab import Lab, environment, wait_until
 from cluster.slurm import Slurm
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture

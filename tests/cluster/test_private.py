@@ -10,7 +10,7 @@ import pytest
 from cluster.jobs import EVERYWHERE, HVDRUN, running, signal_rank
 from cluster.lab import Lab, environment
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.cluster
 
 
 def test_what_all_ranks_do_is_told_on_the_host_of_hvdrun(lab: Lab) -> None:

@@ -10,7 +10,7 @@ import pytest
 from cluster.jobs import HVDRUN
 from cluster.lab import Lab
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(100)]
+pytestmark = pytest.mark.cluster
 
 SCRIPT = str(Path(__file__).parents[1] / "profiled_script.py")
 

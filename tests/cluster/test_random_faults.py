@@ -7,7 +7,7 @@ from cluster.lab import Lab
 from faults.plan import draw
 from faults.play import play
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(110)]
+pytestmark = pytest.mark.cluster
 
 
 def test_a_job_goes_on_or_ends_clearly_whatever_happens(lab: Lab) -> None:

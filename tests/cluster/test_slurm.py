@@ -12,7 +12,7 @@ from cluster.jobs import MEET
 from cluster.lab import ROOT, environment
 from cluster.slurm import Slurm
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.cluster
 
 HVDRUN = f"{sys.executable} -m hvdkit.launch"
 RANK = f"{sys.executable} {MEET}"
@@ -120,7 +120,7 @@ def test_the_script_that_submit_shows_trains(slurm: Slurm, tmp_path: Path) -> No
     pytest.importorskip("torch")
     digits = [str(ROOT / "examples" / "pytorch_digits.py"), "--epochs", "4", "--min-accuracy", "0.8"]
     body, where = write_script(slurm, tmp_path, [], digits)
-    code, output = slurm.batch(tmp_path, body, env=where, timeout=80)
+    code, output = slurm.batch(tmp_path, body, env=where)
     assert code == 0, output
     assert "2 ranks on 2 hosts (node1: 1, node2: 1)" in output
 
@@ -141,15 +141,15 @@ def test_a_job_that_is_warned_saves_is_requeued_and_goes_on_and_one_that_is_canc
     def show() -> str:
         return slurm.run("scontrol", "--oneliner", "show", "job", job).stdout
 
-    slurm.wait_for(lambda: "epoch 2 " in output.read_text(), 40)
+    slurm.wait_for(lambda: "epoch 2 " in output.read_text(), 90)
     slurm.run("scancel", "--signal=USR1", "--batch", job)  # as Slurm does before the time is up
-    slurm.wait_for(lambda: "Restarts=1" in show() and "JobState=PENDING" in show(), 30)
+    slurm.wait_for(lambda: "Restarts=1" in show() and "JobState=PENDING" in show())
     assert "saved, not finished: ended with exit code 75" in output.read_text()
     time.sleep(2)  # within a second it would fail with a revoked credential
     slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-    slurm.wait_for(lambda: re.search(r"continuing from (.|\n)*epoch", output.read_text()), 40)
+    slurm.wait_for(lambda: re.search(r"continuing from (.|\n)*epoch", output.read_text()), 90)
     slurm.run("scancel", job)
-    slurm.wait_for(lambda: "JobState=CANCELLED" in show() and not slurm.lab.strays(), 30)
+    slurm.wait_for(lambda: "JobState=CANCELLED" in show() and not slurm.lab.strays())
     assert "Restarts=1" in show()
 
 

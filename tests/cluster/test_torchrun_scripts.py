@@ -9,7 +9,7 @@ from cluster.jobs import EVERYWHERE, HVDRUN
 from cluster.lab import ROOT, Lab
 from test_torch_scripts import NEEDS, SCRIPTS, check_reports, read_reports
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.parametrize("name", ["ddp.py", "fsdp2.py", "accelerated.py", "lightning_fit.py"])

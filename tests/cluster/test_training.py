@@ -10,7 +10,7 @@ import pytest
 from cluster.jobs import EVERYWHERE, HVDRUN
 from cluster.lab import ROOT, Lab
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.cluster
 
 DIGITS = ROOT / "examples" / "pytorch_digits.py"
 
