@@ -38,6 +38,7 @@ _GROUPS = {
     },
     "installation and scripts": {
         "build-horovod": "hvdkit.tools.build_horovod.command",
+        "examples": "hvdkit.tools.examples.command",
     },
 }
 _MODULES = {name: module for group in _GROUPS.values() for name, module in group.items()}

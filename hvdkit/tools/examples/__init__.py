@@ -1,0 +1,1 @@
+"""hvdkit examples: the gallery of scripts."""

@@ -1,0 +1,36 @@
+"""hvdkit examples: lists the gallery and writes a script, without overwriting one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hvdkit import cli
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_every_script_of_the_gallery_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["examples", "--json"]) == 0
+    listed = {each["name"]: each["summary"] for each in json.loads(capsys.readouterr().out)}
+    assert set(listed) == {script.stem for script in EXAMPLES.glob("*.py")}
+    assert all(listed.values())
+
+
+def test_an_example_is_written_and_nothing_is_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["examples", "pytorch_digits.py"]) == 0
+    written = tmp_path / "pytorch_digits.py"
+    assert written.read_text() == (EXAMPLES / "pytorch_digits.py").read_text()
+    written.write_text("mine")
+    assert cli.main(["examples", "pytorch_digits"]) == 2
+    assert written.read_text() == "mine" and "not overwritten" in capsys.readouterr().err
+
+
+def test_a_name_that_is_no_example_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["examples", "pytorch_digit"]) == 2
+    assert "Did you mean pytorch_digits?" in capsys.readouterr().err
