@@ -88,6 +88,7 @@ class Config(ctypes.Structure):
         ("max_ctas", c_int),
         ("net_name", c_char_p),
         ("split_share", c_int),
+        ("traffic_class", c_int),  # since 2.25; the end of the struct's padding before
     )
 
 
@@ -95,7 +96,7 @@ def make_config(*, blocking: bool) -> Config:
     """A Config in which all else is left to NCCL and its variables."""
     undefined = (_UNDEFINED,) * 3
     version = OLDEST[0] * 10000 + OLDEST[1] * 100 + OLDEST[2]
-    return Config(ctypes.sizeof(Config), _MAGIC, version, int(blocking), *undefined, None, _UNDEFINED)
+    return Config(ctypes.sizeof(Config), _MAGIC, version, int(blocking), *undefined, None, _UNDEFINED, _UNDEFINED)
 
 
 _COMMUNICATOR = _STREAM = _MEMORY = c_void_p
