@@ -9,6 +9,7 @@ import time
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import test_torch_join
 import torch
@@ -16,10 +17,11 @@ from gpu_world import stand_in_gpu, train_on_gpus
 from nccl_checks import connect_group
 from pipe_ranks import run_piped
 from ranks import run_ranks
-from stand_in import find_compiler
-from torch_world import Case, assert_alike, joined, train_here
+from stand_in import find_compiler, synchronizations
+from torch_world import Case, assert_alike, joined, train_here, train_on_ranks
 
 import hvdkit.torch as hvd
+from hvdkit.engine.observe.recording import HEAD, RECORDER, STAMPS
 from hvdkit.errors import HorovodInternalError, TransportError
 from hvdkit.torch import gpu
 from hvdkit.torch.tensors import TensorBuffer
@@ -67,6 +69,27 @@ def _train_sharded(case: Case, **more: Any) -> tuple[Any, int, int]:
         mock.patch.object(NcclBuckets, "all_gather", autospec=True, side_effect=NcclBuckets.all_gather) as two,
     ):
         return train_on_gpus(case, **more), one.call_count, two.call_count
+
+
+def recorded(case: Case) -> tuple[int, list[int], bool]:
+    """Waits of the host, the numbers of the recorded rounds, and whether all stages of buckets are in order."""
+    with stand_in_gpu() as settings:
+        before = synchronizations()
+        RECORDER.start()
+        try:
+            train_on_ranks(case, "auto", {**settings, "fusion_bytes": 256})
+        finally:
+            RECORDER.stop()
+        (rounds,) = RECORDER.take()
+    rows = np.stack([np.frombuffer(row) for row in rounds.rows])
+    stamps = rows[:, len(HEAD) :].reshape(len(rows), -1, len(STAMPS))
+    in_order = bool((np.diff(stamps, axis=2) >= 0).all()) and stamps.shape[1] > 1
+    return synchronizations() - before, rows[:, 0].astype(int).tolist(), in_order
+
+
+def test_a_recording_has_the_gpus_times_and_the_host_waits_once() -> None:
+    case = Case()
+    assert run_ranks(2, recorded, case) == [(1, list(range(case.steps)), True)] * 2
 
 
 @pytest.mark.parametrize("compression, tolerance", [("fp16", 5e-3), ("bf16", 5e-2)])

@@ -54,7 +54,7 @@ FRONT_DOORS = {
 
 # What engine and elastic know of the transport: what all transports offer. No names of one of them.
 COMMON_TRANSPORT = (
-    "addresses api arithmetic backend buckets buffer division mailbox part polling select single small_collectives "
+    "addresses api arithmetic backend buckets buffer device division mailbox part polling select single small_collectives "
     "coding between.select"
 ).split()
 # Files that still import more. It gets shorter only.

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hvdkit.engine.observe.device_clock import DeviceClock
 from hvdkit.engine.observe.observer import DRAINED, FILL, FILLED, REDUCED, STARTED, WAIT, PlanObserver
 from hvdkit.engine.observe.recording import HEAD, RECORDER, STAMPS, PlanFacts
 from hvdkit.engine.observe.timeline import Timeline
+from hvdkit.transport.device import Event, HostDevice
 
 FACTS = PlanFacts("optimizer.1", (0, 1), (8, 8), (8, 8), ("w", "b"), threaded=False)
 NAMES = [["gradients.w"], ["gradients.b"]]
@@ -77,3 +79,70 @@ def test_a_recorded_round_has_all_times_in_order() -> None:
 def test_nothing_is_kept_of_rounds_that_nobody_asked_for() -> None:
     play(PlanObserver(FACTS, NAMES, Timeline()), 0)
     assert RECORDER.take() == []
+
+
+class SlowEvent(Event):
+    """See Event: of a device that takes a millisecond for everything that it is given, when the test lets it."""
+
+    def __init__(self, device: SlowDevice) -> None:
+        self._device, self._at = device, 0
+
+    def record(self, stream: int) -> None:
+        """See Event.record."""
+        self._device.given += 1
+        self._at = self._device.given
+
+    def done(self) -> bool:
+        """See Event.done."""
+        return self._at <= self._device.passed
+
+    def synchronize(self) -> None:
+        """See Event.synchronize."""
+        self._device.waits += 1
+        self._device.passed = max(self._device.passed, self._at)
+
+    def elapsed_ms(self, earlier: Event) -> float:
+        """See Event.elapsed_ms."""
+        assert isinstance(earlier, SlowEvent) and self.done() and earlier.done()
+        return float(self._at - earlier._at)
+
+
+class SlowDevice(HostDevice):
+    """given, passed: how much work it has got, and done. waits: how often the host has waited for it."""
+
+    def __init__(self) -> None:
+        self.given = self.passed = self.waits = 0
+
+    def make_event(self, *, timing: bool = False) -> Event:  # type: ignore[override]
+        """See Device.make_event."""
+        assert timing
+        return SlowEvent(self)
+
+
+@pytest.mark.usefixtures("recording")
+def test_stages_on_a_device_are_its_times_and_no_step_waits_for_it(tmp_path: Path) -> None:
+    timeline, path, device = Timeline(), tmp_path / "trace.json", SlowDevice()
+    observer = PlanObserver(FACTS, NAMES, timeline, device=DeviceClock(device, lambda: 0))
+    timeline.start(str(path))
+    for number in range(4):
+        RECORDER.loading(1.0, 1.5 + number)
+        play(observer, number)
+    assert device.waits == 1 and RECORDER.take() == [], "only to set the clock; nothing is done yet"
+    device.passed = device.given
+    play(observer, 4)
+    (rounds,) = RECORDER.take()
+    rows = np.stack([np.frombuffer(row) for row in rounds.rows])
+    assert rows[:, HEAD.index("round")].tolist() == [0, 1, 2, 3]
+    np.testing.assert_allclose(rows[:, HEAD.index("loading_s")], [0.5, 1.5, 2.5, 3.5])
+    stamps = rows[:, len(HEAD) :].reshape(4, 2, len(STAMPS))
+    began, places = stamps[:, 0, FILL], [[0, 1, 2, 7, 7, 8], [3, 4, 5, 9, 10, 11]]
+    found_ms = 1000 * (stamps - began[:, None, None])
+    np.testing.assert_allclose(found_ms, np.broadcast_to(places, (4, 2, len(STAMPS))), atol=1e-3)
+    np.testing.assert_allclose(rows[:, HEAD.index("finishing")] - began, 0.006, atol=1e-6)
+    np.testing.assert_allclose(np.diff(rows[:, HEAD.index("ended")]), 0.013, atol=1e-6)
+    device.passed = device.given
+    timeline.stop()
+    assert len(RECORDER.take()[0].rows) == 1, "stopping a timeline or a recording reads what is left"
+    times = [one["ts"] for one in json.loads(path.read_text()) if one.get("name") == "MEMCPY_IN_FUSION_BUFFER"]
+    np.testing.assert_allclose(np.diff(times), [3000, 10_000] * 4 + [3000], atol=2)
+    assert device.waits == 1

@@ -10,6 +10,7 @@ from hvdkit.config import Config
 from hvdkit.engine import runtime
 from hvdkit.engine.allreduce import GradientReducer
 from hvdkit.engine.groups import Group
+from hvdkit.engine.observe.device_clock import DeviceClock
 from hvdkit.engine.planned.reducer import BucketReducer, Context, Statistics
 from hvdkit.engine.planned.settings import PlanSettings, settings_of
 from hvdkit.engine.request import ReduceOptions
@@ -91,7 +92,7 @@ def find_device_place(current: Runtime, parameters: Parameters, group: Group) ->
     if devices is None:
         return None
     assert index is not None
-    return Place(_open_buckets(devices, index), _settings(current.config))
+    return Place(_open_buckets(devices, index), _settings(current.config), _clock(devices, index))
 
 
 def _open_buckets(devices: DeviceGroup, index: int) -> Callable[[Sequence[BucketSpec], int | None], NcclBuckets]:
@@ -108,7 +109,12 @@ def _context(current: Runtime, name: str, group: Group, devices: DeviceGroup, in
         current.timeline,
         open_buckets=_open_buckets(devices, index),
         open_masks=functools.partial(DeviceMasks, static=static),
+        device_clock=_clock(devices, index),
     )
+
+
+def _clock(devices: DeviceGroup, index: int) -> DeviceClock:
+    return DeviceClock(devices.device, functools.partial(gpu.current_stream, index))
 
 
 def _settings(config: Config) -> PlanSettings:

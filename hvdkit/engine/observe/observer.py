@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hvdkit.engine.observe.device_clock import DeviceClock
+from hvdkit.engine.observe.readings import READINGS
 from hvdkit.engine.observe.recording import RECORDER, STAMPS, PlanFacts, clock
 from hvdkit.engine.observe.stragglers import Window, median
 from hvdkit.engine.observe.timeline import Timeline
+from hvdkit.transport.device import Event
 
 #: Kinds of events, in their order for one bucket. WAIT comes only if the bucket is not reduced when it is needed.
 FILL, FILLED, STARTED, WAIT, REDUCED, DRAINED = range(len(STAMPS))
@@ -18,6 +21,7 @@ _ACTIVITIES = {
     REDUCED: "MEMCPY_OUT_FUSION_BUFFER",
     DRAINED: "",
 }
+_FINISHING, _ENDED = len(STAMPS), len(STAMPS) + 1  # of a round
 _ROUNDS = 50  # of a window
 _RANKS = 64  # windows of larger groups are longer, so that rank 0 receives no more of them in a second
 
@@ -25,7 +29,9 @@ _RANKS = 64  # windows of larger groups are longer, so that rank 0 receives no m
 class PlanObserver:
     """Observes one plan on one rank; an event costs two comparisons while neither timeline nor profile is on.
 
-    names: of each bucket's slots, for the timeline. report: sends a window of rounds to rank 0.
+    names: of each bucket's slots, for the timeline. report: sends a window of rounds to rank 0. device: of buckets in a
+    device's memory: then stages are times of the device's work, which are read in later rounds, once it is done. The
+    window's seconds are the host's in any case.
     The caller holds the reducer's lock.
     """
 
@@ -35,6 +41,7 @@ class PlanObserver:
         names: Sequence[Sequence[str]] = (),
         timeline: Timeline | None = None,
         report: Callable[[Window], None] | None = None,
+        device: DeviceClock | None = None,
     ) -> None:
         self._facts, self._names, self._timeline = facts, names, timeline or Timeline()
         self._report = report if len(facts.ranks) > 1 else None
@@ -43,33 +50,53 @@ class PlanObserver:
         self._rounds_s: list[float] = []
         self._finishing_s = self._ended_s = 0.0
         self._stamps: list[float] | None = None
+        self._device = device
+        #: Of a device, while timeline or recording is on: kind and bucket of each.
+        self._marks: list[tuple[int, int, Event]] | None = None
         self._begin_round()
 
     def _begin_round(self) -> None:
-        self._stamps = [0.0] * (len(STAMPS) * len(self._facts.nbytes)) if RECORDER.on else None
+        if self._device is None:
+            self._stamps = [0.0] * (len(STAMPS) * len(self._facts.nbytes)) if RECORDER.on else None
+            return
+        before, on = self._marks, RECORDER.on or self._timeline.on
+        if on and before is None:
+            self._device.set()
+        self._marks = [] if on else None
 
     def event(self, kind: int, bucket: int) -> None:
         """Record that the bucket has reached a stage: FILL, FILLED, ..."""
+        if self._device is not None:
+            if self._marks is not None:
+                self._marks.append((kind, bucket, self._device.mark()))
+            return
         if self._stamps is not None:
             at = len(STAMPS) * bucket
             self._stamps[at + kind] = now = clock()
             if kind == REDUCED and not self._stamps[at + WAIT]:
                 self._stamps[at + WAIT] = now
-        if self._timeline.on and kind in _ACTIVITIES:
-            for name in self._names[bucket]:
-                self._timeline.end(name)
-                if _ACTIVITIES[kind]:
-                    self._timeline.begin(name, _ACTIVITIES[kind])
+        if self._timeline.on:
+            self._draw(kind, bucket, None)
+
+    def _draw(self, kind: int, bucket: int, at_s: float | None) -> None:
+        for name in self._names[bucket] if kind in _ACTIVITIES else ():
+            self._timeline.end(name, at_s)
+            if _ACTIVITIES[kind]:
+                self._timeline.begin(name, _ACTIVITIES[kind], at_s)
 
     def finishing(self) -> None:
         """Record that all gradients have arrived and training waits for results."""
         self._finishing_s = clock()
+        if self._device is not None and self._marks is not None:
+            self._marks.append((_FINISHING, 0, self._device.mark()))
 
     def round_ended(self, number: int, waited_s: float) -> None:
         """Record the end of a round. number: the same on all ranks. waited_s: seconds that this rank waited in it."""
         now = clock()
         if self._stamps is not None:
             RECORDER.add(self._facts, number, self._finishing_s, now, self._stamps)
+        if self._device is not None and self._marks:
+            self._read_later(self._device, number, self._marks)
         self._begin_round()
         if self._report is None:
             return
@@ -81,3 +108,29 @@ class PlanObserver:
             first = number + 1 - len(self._waits_s)
             self._report(Window(self._facts.name, first, number, median(self._waits_s), median(self._rounds_s)))
             self._waits_s, self._rounds_s = [], []
+
+    def _read_later(self, device: DeviceClock, number: int, marks: list[tuple[int, int, Event]]) -> None:
+        marks.append((_ENDED, 0, device.mark()))
+        loading = RECORDER.end_loading() if RECORDER.on else None
+
+        def read() -> None:
+            times = device.read([event for _, _, event in marks])
+            stages = [(kind, bucket, at) for (kind, bucket, _), at in zip(marks, times, strict=True)]
+            if loading is not None:
+                self._record(number, stages, loading)
+            for kind, bucket, at in stages:
+                self._draw(kind, bucket, at)
+
+        READINGS.flush()
+        READINGS.add(marks[-1][2], read)
+
+    def _record(self, number: int, stages: Sequence[tuple[int, int, float]], loading: tuple[float, float, int]) -> None:
+        stamps, ends = [0.0] * (len(STAMPS) * len(self._facts.nbytes)), {}
+        for kind, bucket, at in stages:
+            if kind >= len(STAMPS):
+                ends[kind] = at
+            else:
+                stamps[len(STAMPS) * bucket + kind] = at
+        for first in range(0, len(stamps), len(STAMPS)):
+            stamps[first + WAIT] = stamps[first + WAIT] or stamps[first + REDUCED]
+        RECORDER.add(self._facts, number, ends[_FINISHING], ends[_ENDED], stamps, loading)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 
+from hvdkit.engine.observe.readings import READINGS
 from hvdkit.engine.observe.recording import PlanFacts, RankFacts, Recorder
 from hvdkit.handshake import Session, open_connection
 from hvdkit.log import logger
@@ -71,6 +72,8 @@ class RecordSender:
             pass  # `hvdkit profile` has ended
 
     def _send(self, connection: socket.socket, session: Session, *, ended: bool = False) -> None:
+        if ended:
+            READINGS.settle()
         plans = self._recorder.take()
         if (plans or ended) and not self._sent_facts:
             self._sent_facts = True

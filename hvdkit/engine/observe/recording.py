@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hvdkit.engine.observe.readings import READINGS
+
 #: The first numbers of a round's row: its number; the time at which backward had ended; the time at which all results
 #: were in place; the seconds of waiting for data since the round before; the time at which the last of these waits
 #: ended; the number of loading processes (-1: not known).
@@ -113,7 +115,8 @@ class Recorder:
             self._starting.pop()()
 
     def stop(self) -> None:
-        """Stop; recorded rounds stay until take()."""
+        """Stop; recorded rounds stay until take(). Waits for rounds that a device has under way."""
+        READINGS.settle()
         self.on = False
 
     def loading(self, began: float, ended: float, loaders: int = -1) -> None:
@@ -124,11 +127,25 @@ class Recorder:
         self._loading_s += ended - began
         self._loaded, self._loaders = ended, loaders
 
-    def add(self, facts: PlanFacts, number: int, finishing: float, ended: float, stamps: Sequence[float]) -> None:
-        """Record a round that has ended. stamps: STAMPS of each bucket."""
+    def end_loading(self) -> tuple[float, float, int]:
+        """The last three numbers of HEAD for a round that has ended now; the next round's waits begin."""
         with self._lock:
-            head = (number, finishing, ended, self._loading_s, self._loaded, self._loaders)
+            loading = self._loading_s, self._loaded, self._loaders
             self._loading_s = 0.0
+            return loading
+
+    def add(
+        self,
+        facts: PlanFacts,
+        number: int,
+        finishing: float,
+        ended: float,
+        stamps: Sequence[float],
+        loading: tuple[float, float, int] | None = None,
+    ) -> None:
+        """Record a round. stamps: STAMPS of each bucket. loading: of end_loading(); None if the round ends now."""
+        head = (number, finishing, ended, *(self.end_loading() if loading is None else loading))
+        with self._lock:
             rounds = next((each for each in self._plans if each.facts is facts), None)
             if rounds is None:
                 rounds = Rounds(facts)

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import IO, Protocol
 
+from hvdkit.engine.observe.readings import READINGS
+
 _NOTHING = nullcontext()
 
 
@@ -53,7 +55,9 @@ class Timeline:
             self.on = True
 
     def stop(self) -> None:
-        """End the file; a timeline that is not on stays off."""
+        """End the file; a timeline that is not on stays off. Waits for what a device has under way."""
+        if self.on:
+            READINGS.settle()
         with self._lock:
             self.on = False
             if self._file is not None:
@@ -61,20 +65,20 @@ class Timeline:
                 self._file.close()
                 self._file = None
 
-    def begin(self, name: str, activity: str) -> None:
-        """Begin an activity of the operation `name`."""
+    def begin(self, name: str, activity: str, at_s: float | None = None) -> None:
+        """Begin an activity of the operation `name`. at_s: when, in seconds of perf_counter(); now if None."""
         if self.on:
             with self._lock:
                 self._open.add(name)
-                self._event(name, "B", activity)
+                self._event(name, "B", activity, at_s)
 
-    def end(self, name: str) -> None:
-        """End the activity of the operation `name`, if it has one."""
+    def end(self, name: str, at_s: float | None = None) -> None:
+        """End the activity of the operation `name`, if it has one. at_s: see begin()."""
         if self.on:
             with self._lock:
                 if name in self._open:
                     self._open.discard(name)
-                    self._event(name, "E")
+                    self._event(name, "E", at_s=at_s)
 
     def span(self, activity: str, operations: Sequence[Named]) -> AbstractContextManager[None]:
         """A context manager: an activity that these operations share."""
@@ -91,13 +95,14 @@ class Timeline:
             for name in names:
                 self.end(name)
 
-    def _event(self, name: str, phase: str, activity: str = "") -> None:
+    def _event(self, name: str, phase: str, activity: str = "", at_s: float | None = None) -> None:
         number = self._numbers.get(name)
         if number is None:
             number = self._numbers[name] = len(self._numbers) + 1
             self._write("process_name", "M", number, args={"name": name})
             self._write("process_sort_index", "M", number, args={"sort_index": number})
-        self._write(activity, phase, number, ts=round(1e6 * (time.perf_counter() - self._began_s)))
+        now_s = time.perf_counter() if at_s is None else at_s
+        self._write(activity, phase, number, ts=round(1e6 * (now_s - self._began_s)))
 
     def _write(self, name: str, phase: str, number: int, **fields: object) -> None:
         """Write an event of a "process"; the caller holds the lock. Does nothing after stop()."""

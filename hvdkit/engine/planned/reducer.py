@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hvdkit.engine.api import Engine
+from hvdkit.engine.observe.device_clock import DeviceClock
 from hvdkit.engine.observe.observer import DRAINED, FILL, FILLED, REDUCED, STARTED, WAIT, PlanObserver
 from hvdkit.engine.observe.recording import PlanFacts
 from hvdkit.engine.observe.timeline import Timeline
@@ -53,7 +54,7 @@ class Context:
     transport: of the ranks that train together. name: of the plan, the same on all ranks. engine: of the same ranks,
     for ranks that join, the stall report and stragglers; None for none of these. timeline: of this process.
     spare_core: has this rank a core for a progress thread? open_buckets, open_masks: of buckets that are not in the
-    transport's memory but on a device; None for the transport's.
+    transport's memory but on a device; None for the transport's. device_clock: of that device.
     """
 
     transport: Transport
@@ -63,6 +64,7 @@ class Context:
     spare_core: bool = False
     open_buckets: Callable[[Sequence[BucketSpec], int | None], Buckets] | None = None
     open_masks: Callable[[Sequence[Bucket], Sequence[Buffer]], Masks] | None = None
+    device_clock: DeviceClock | None = None
 
 
 class BucketReducer:
@@ -154,7 +156,9 @@ class BucketReducer:
         )
         stalls = None if engine is None else engine.stall_report
         report = None if stalls is None else stalls.report_window
-        return PlanObserver(facts, [plan.names_of_slots(index) for index in indices], context.timeline, report)
+        return PlanObserver(
+            facts, [plan.names_of_slots(index) for index in indices], context.timeline, report, context.device_clock
+        )
 
     def _begin_round(self) -> None:
         self._missing = self._needs.copy()  # tensors that have not arrived

@@ -1,0 +1,45 @@
+"""Times of a device's work on the host's clock: events in a stream, which are read when the device has passed them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hvdkit.engine.observe.recording import clock
+from hvdkit.transport.device import Device, Event
+
+
+class DeviceClock:
+    """Marks points in the work of the stream that a framework gives work to, and tells when the device was there.
+
+    The host waits for the device in set() alone. The clocks of host and device are taken to run alike from there on.
+    Used by one thread at a time, but for read(), which may be called by another one.
+    """
+
+    def __init__(self, device: Device, current_stream: Callable[[], int]) -> None:
+        self._device, self._current_stream = device, current_stream
+        self._known: tuple[Event, float] | None = None
+        self._free: list[Event] = []
+
+    def set(self) -> None:
+        """Find out what a point of the device is on the host's clock. The host waits for the stream."""
+        event = self.mark()
+        event.synchronize()
+        self._known = event, clock()
+
+    def mark(self) -> Event:
+        """An event after what the stream has been given."""
+        event = self._free.pop() if self._free else self._device.make_event(timing=True)
+        event.record(self._current_stream())
+        return event
+
+    def read(self, marks: Sequence[Event]) -> list[float]:
+        """When the device was there, in seconds of recording.clock; takes the marks back.
+
+        marks: in the order of mark(), all done, after a set(). Raises TransportError if the device has failed.
+        """
+        assert self._known is not None
+        known, known_s = self._known
+        times = [known_s + event.elapsed_ms(known) / 1000.0 for event in marks]
+        self._free += [known, *marks[:-1]]
+        self._known = marks[-1], times[-1]  # near the next ones: milliseconds come as float32
+        return times
