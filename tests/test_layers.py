@@ -54,8 +54,8 @@ FRONT_DOORS = {
 
 # What engine and elastic know of the transport: what all transports offer. No names of one of them.
 COMMON_TRANSPORT = (
-    "addresses api arithmetic backend buckets buffer device division mailbox part polling select single small_collectives "
-    "coding between.select"
+    "addresses api arithmetic backend buckets buffer device division mailbox part polling select single "
+    "small_collectives coding between.select"
 ).split()
 # Files that still import more. It gets shorter only.
 ONE_TRANSPORT: dict[str, set[str]] = {
