@@ -143,9 +143,9 @@ class MixedBuckets:
         self._at = [(self.parts[0 if fit else 1], fits[:index].count(fit)) for index, fit in enumerate(fits)]
         self.depth = depth or len(specs)
         self.sent_bytes = sum(part.sent_bytes for part in self.parts)
-        self.memory = [part.memory[at] for part, at in self._at]
-        self.owned = [part.owned[at] for part, at in self._at]
-        self.shard = [part.shard[at] for part, at in self._at]
+        self.memory: Sequence[Buffer] = [part.memory[at] for part, at in self._at]
+        self.owned: Sequence[tuple[int, int]] = [part.owned[at] for part, at in self._at]
+        self.shard: Sequence[tuple[int, int]] = [part.shard[at] for part, at in self._at]
 
     def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """See Buckets.start."""
