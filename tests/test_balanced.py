@@ -191,6 +191,33 @@ def test_unequal_rows_train_as_one_process_with_the_whole_batch(workers: int, sh
         assert parameters == pytest.approx(expected, abs=1e-9)
 
 
+def train_through_a_new_world() -> list[tuple[int, ...]]:
+    hvd.init()
+    model, data = make_model(), make_data()
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), 0.01))
+    sampler = hvd.data.BalancedSampler(data, BATCH, optimizer, every=3)
+    loader = DataLoader(data, batch_sampler=sampler)
+    plans = []
+    for slow in (2, 0):
+        me = hvd.rank()
+        sampler._clock = Paced(sampler, lambda _, mine=3.0 if me == slow else 1.0: mine)  # type: ignore[assignment]
+        iterator = iter(loader)
+        train(model, optimizer, iter([next(iterator)]))
+        plans.append(sampler.plan)
+        train(model, optimizer, iterator)
+        plans.append(sampler.plan)
+        hvd.shutdown()
+        hvd.init()
+    hvd.shutdown()
+    return plans
+
+
+@pytest.mark.ranks
+def test_speeds_are_measured_anew_in_a_new_world() -> None:
+    expected = [(4, 4, 4), (6, 5, 1), (4, 4, 4), (2, 5, 5)]
+    assert run_ranks(3, train_through_a_new_world) == [expected] * 3
+
+
 def misuse() -> list[str]:
     hvd.init()
     data, said = make_data(), []

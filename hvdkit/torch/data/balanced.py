@@ -106,6 +106,10 @@ class BalancedSampler(Sampler[list[int]]):
         self._balance = Balance(self.batch_size, self.size, speeds)
         self._plans = Plans(self._balance.plan)
         self._measured.clear()
+        # A rank that is new has counted nothing, and all must exchange times after the same step.
+        self._iterations = self._steps = 0
+        self._batches = None
+        self._entered = None if transport is None else weakref.ref(transport)
 
     @property
     def plan(self) -> Shares:
@@ -153,8 +157,8 @@ class BalancedSampler(Sampler[list[int]]):
 
     def begin_iteration(self, batches: _Batches) -> tuple[int, int, Indices]:
         """The first batch is asked for: the iteration's number, the rows used before it, and the order of the rest."""
-        if self._sync is not None and self._first_sync().group.transport.size != self.size:
-            self._enter()
+        if self._entered is not None and self._first_sync().group.transport is not self._entered():
+            self._enter()  # ranks may be others, even if there are as many
         if self._finished:
             self._start = 0
         self._finished, self._used = False, self._start
