@@ -199,8 +199,8 @@ def train_through_a_new_world() -> list[tuple[int, ...]]:
     loader = DataLoader(data, batch_sampler=sampler)
     plans = []
     for slow in (2, 0):
-        me = hvd.rank()
-        sampler._clock = Paced(sampler, lambda _, mine=3.0 if me == slow else 1.0: mine)  # type: ignore[assignment]
+        row_s = 3.0 if hvd.rank() == slow else 1.0
+        sampler._clock = Paced(sampler, lambda _, row_s=row_s: row_s)  # type: ignore[assignment,misc]
         iterator = iter(loader)
         train(model, optimizer, iter([next(iterator)]))
         plans.append(sampler.plan)
