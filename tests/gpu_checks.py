@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from gpu_training import Training, make_step, start
 from torch import nn
 
 import hvdkit.torch as hvd
+from hvdkit.engine.observe.recording import HEAD, RECORDER, STAMPS, clock
 from hvdkit.errors import HvdkitError
 from hvdkit.transport.cuda import Driver
 
@@ -39,6 +41,32 @@ def count_waits(device: str, **options: Any) -> dict[str, int]:
     _settle(place)
     hvd.shutdown()
     return dict(waits)
+
+
+def record_steps(device: str) -> list[Any]:
+    """Record three steps; returns hvdkit's waits in them, and stages of buckets that are not in order or in time."""
+    place = start(device)
+    _, step = make_step(Training(), place)
+    for _ in range(_WARM_UP):
+        step()
+    RECORDER.start()
+    step()  # after it the clock of the GPU is set
+    _settle(place)
+    began = clock()
+    with _counted_waits() as waits, _no_waits_of_torch(place):
+        for _ in range(3):
+            step()
+    _settle(place)
+    ended = clock()
+    RECORDER.stop()
+    (rounds,) = RECORDER.take()
+    hvd.shutdown()
+    rows = np.stack([np.frombuffer(row) for row in rounds.rows])[-3:]
+    stamps = rows[:, len(HEAD) :].reshape(3, -1, len(STAMPS))
+    slack_s = 0.001  # of the two clocks
+    wrong = (np.diff(stamps, axis=2) < 0).any(axis=2) | (stamps[..., 0] < began - slack_s)
+    wrong |= stamps[..., -1] > ended + slack_s
+    return [dict(waits), stamps[wrong].tolist()]
 
 
 def count_copies(device: str) -> dict[str, int]:

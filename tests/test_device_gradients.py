@@ -22,8 +22,10 @@ from torch_world import Case, assert_alike, joined, train_here, train_on_ranks
 
 import hvdkit.torch as hvd
 from hvdkit.engine.observe.recording import HEAD, RECORDER, STAMPS
+from hvdkit.engine.planned.plan import TensorSpec, plan_buckets
 from hvdkit.errors import HorovodInternalError, TransportError
 from hvdkit.torch import gpu
+from hvdkit.torch.device_masks import DeviceMasks
 from hvdkit.torch.tensors import TensorBuffer
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buckets import BucketSpec
@@ -168,6 +170,20 @@ def test_parameters_that_not_all_ranks_use(static: bool) -> None:
     for every, first, nobody, error in run_ranks(2, unused, static, fresh=static):
         assert every == [2.0] * 3 and first == [1.0] * 3 and nobody
         assert ("static_graph=True" in error) == static
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_static_graph_reads_the_masks_in_the_first_round_only(static: bool) -> None:
+    tensors = [TensorSpec(name, 3, "float64") for name in "ab"]
+    buckets = plan_buckets(tensors, 1 << 20, ["none"] * 2)
+    memory = [TensorBuffer(torch.zeros(bucket.count, dtype=torch.float64), "float64") for bucket in buckets]
+    masks = DeviceMasks(buckets, memory, static=static)
+    found = []
+    for others in (0.0, 1.0):  # whether another rank uses what this one does not, in the first round and the second
+        masks.mark(0, frozenset({1}))
+        memory[0].array[buckets[0].data_count :] += others
+        found.append(set(masks.globally_unused(0)))
+    assert found == [{1}, {1} if static else set()]
 
 
 def a_rank_dies(transport: Transport) -> tuple[float, str, str]:

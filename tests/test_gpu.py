@@ -44,6 +44,11 @@ def test_the_host_waits_for_nothing_in_a_step(device: str, options: dict[str, An
 
 
 @on_each_device
+def test_a_recording_has_the_times_of_the_device_and_costs_no_wait(device: str, tmp_path: Path) -> None:
+    assert run(tmp_path, "gpu_checks:record_steps", device) == [[{}, []]] * RANKS
+
+
+@on_each_device
 def test_named_collectives_stay_on_the_device(device: str, tmp_path: Path) -> None:
     assert run(tmp_path, "gpu_checks:reduce_by_name", device) == [[]] * RANKS
 

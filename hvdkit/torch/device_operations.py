@@ -30,7 +30,7 @@ from hvdkit.transport.nccl import collectives
 from hvdkit.transport.nccl.collectives import Reduction, can_reduce
 from hvdkit.transport.nccl.communicator import Communicator
 from hvdkit.transport.nccl.group import DeviceGroup
-from hvdkit.transport.nccl.groups import close_groups, open_group, settle_groups
+from hvdkit.transport.nccl.groups import close_groups, open_group, opened_gpu, settle_groups
 from hvdkit.transport.nccl.library import NcclError
 
 #: This process's GPU for named operations, once it is known, under the key "index".
@@ -115,7 +115,12 @@ class TorchDevices:
     def open(self, operations: Sequence[Operation]) -> bool:
         """See Devices.open. Raises what open_group() raises."""
         if not self._opened:
-            index = _own["index"] if "index" in _own else _own.setdefault("index", gpu.current_gpu())
+            if (
+                "index" not in _own
+            ):  # a rank that has joined; torch's current GPU is that of a thread, maybe not of training
+                opened = opened_gpu()
+                _own["index"] = gpu.current_gpu() if opened is None else opened
+            index = _own["index"]
             self._group = open_group(self._transport, index, self._host, self._settings)
             self._opened = True
         return self._group is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 from collections.abc import Iterator
 from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 
@@ -192,7 +193,7 @@ class CudaEvent(Event):
     """See Event."""
 
     def __init__(self, device: CudaDevice, *, timing: bool) -> None:
-        self._device, self.handle = device, c_void_p()
+        self._device, self.handle, self._process = device, c_void_p(), os.getpid()
         with device.current():
             device.driver.call("cuEventCreate", self.handle, 0 if timing else _DISABLE_TIMING, where=device.where)
 
@@ -219,7 +220,7 @@ class CudaEvent(Event):
         return milliseconds.value
 
     def __del__(self) -> None:
-        if self.handle.value:
+        if self.handle.value and self._process == os.getpid():  # a fork has no part in the parent's GPU
             with contextlib.suppress(CudaError), self._device.current():  # the GPU may have failed before
                 self._device.driver.call("cuEventDestroy_v2", self.handle, where=self._device.where)
 

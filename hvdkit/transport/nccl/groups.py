@@ -75,6 +75,12 @@ def _look(index: int | None, host: str, settings: DeviceSettings) -> tuple[CudaD
     return device, library, describe(device, library, host, shares=settings.shares)
 
 
+def opened_gpu() -> int | None:
+    """The GPU of the device groups that this process has opened; None if there is none, or several."""
+    indices = {group.device.index for group in tuple(_groups.values())}
+    return indices.pop() if len(indices) == 1 else None
+
+
 def settle_groups(timeout_s: float = math.inf) -> None:
     """Wait for what device groups have under way, and raise what they have failed with; not collective."""
     for group in tuple(_groups.values()):  # an engine may open one meanwhile
