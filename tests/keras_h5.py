@@ -139,7 +139,7 @@ def from_keras_2() -> None:
             model = hvd.load_model(archive.extract(f"{name}.h5", folder))
             assert int(model.optimizer.iterations) == 6, name
             batch = keras_2_models.BATCH
-            model.run_eagerly = keras.backend.backend() == "tensorflow"  # tracing costs more than these few steps
+            model.run_eagerly = keras.backend.backend() != "torch"  # tracing costs more than these few steps
             history = model.fit(*keras_2_models.data(), batch_size=batch, epochs=2, shuffle=False, verbose=0).history
             assert set(history) == {"loss", "accuracy"}
             expected = np.load(archive.extract(f"{name}.npz", folder))
