@@ -168,6 +168,10 @@ class ParallelError(HvdkitError, ValueError):
     """A mesh, plan, pipeline or sharded checkpoint does not fit the world or the model; nothing was trained."""
 
 
+class FederatedError(HvdkitError, ValueError):
+    """A round of federated training cannot be done: options, a client's update, or too few clients."""
+
+
 class CompareError(HvdkitError, ValueError):
     """Two runs of a script could not be compared."""
 

@@ -1,0 +1,66 @@
+"""What a round sends between ranks: short messages that all receive, and sums of vectors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdkit.engine.groups import ProcessSet
+from hvdkit.engine.named.collective_step import collective_step
+from hvdkit.engine.named.submit import do, group_of, reduce_options
+from hvdkit.engine.reduce_op import Sum
+from hvdkit.transport.buffer import as_buffer
+from hvdkit.transport.small_collectives import broadcast_bytes, gather_bytes
+
+
+class Exchange(Protocol):
+    """Collectives of a round, called by all ranks in one order."""
+
+    rank: int
+    size: int
+
+    def gather(self, kind: str, message: Any) -> list[Any]:
+        """Every rank's message, in rank order. message: what JSON has. kind: the same on all ranks."""
+
+    def sum(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The sum of every rank's array (n,); integers wrap."""
+
+    def broadcast(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Rank 0's array (n,)."""
+
+
+class RankExchange:
+    """Among the ranks of a process set, on hvdkit's engine."""
+
+    def __init__(self, process_set: ProcessSet) -> None:
+        self._group = group_of(process_set, "Federation.round()")
+        self.rank, self.size = self._group.transport.rank, self._group.transport.size
+
+    def gather(self, kind: str, message: Any) -> list[Any]:
+        """See Exchange."""
+        data = json.dumps(message).encode()
+        gathered = collective_step(
+            self._group.engine, "federated", lambda transport, _: gather_bytes(transport, data), name=kind
+        )
+        return [json.loads(each) for each in gathered]
+
+    def sum(self, array: NDArray[Any]) -> NDArray[Any]:
+        """See Exchange."""
+        total = np.array(array)
+        name = total.dtype.name
+        options = reduce_options([name], Sum, 1.0, 1.0, "Federation.round()")
+        do(self._group, "allreduce", "federated", [(name, total.shape)], [as_buffer(total)], options)
+        return total
+
+    def broadcast(self, array: NDArray[Any]) -> NDArray[Any]:
+        """See Exchange."""
+        sent = collective_step(
+            self._group.engine,
+            "federated",
+            lambda transport, _: broadcast_bytes(transport, array.tobytes(), 0),
+            name="broadcast",
+        )
+        return np.frombuffer(sent, array.dtype).copy()
