@@ -65,6 +65,7 @@ def test_a_plain_script_writes_one_checkpoint(tmp_path: Path, name: str) -> None
 
 def test_every_example_has_a_plain_twin_unless_it_has_a_loop_of_tensorflow_or_shows_nothing_new_without_ranks() -> None:
     without = {
+        "federated_digits.py",
         "keras_distribution.py",
         "keras_elastic_digits.py",
         "pytorch_elastic_digits.py",
