@@ -1,6 +1,7 @@
 """Federated averaging of handwritten digits: each client has few of the ten digits, and keeps its images."""
 
 import argparse
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ import hvdkit.torch as hvd  # hvd
 from hvdkit import federated  # hvd
 
 Data = tuple[torch.Tensor, torch.Tensor]
-SERVERS = {  # hvd: what makes the next weights from the mean update
+SERVERS: dict[str, Callable[[], federated.ServerOptimizer]] = {  # hvd: what makes the next weights from the mean update
     "fedavg": federated.FedAvg,
     "fedavgm": lambda: federated.FedAvgM(0.5, momentum=0.7),
     "fedadam": lambda: federated.FedAdam(0.03),

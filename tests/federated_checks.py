@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 import hvdkit.torch as hvd
 from hvdkit import federated
+from hvdkit.errors import FederatedError, HorovodInternalError
 from hvdkit.federated.rounds import Federation, Round
 
 SHAPES = ((3, 2), (5,))
@@ -59,6 +61,23 @@ def round_of(federation: Federation, exchange: Any = None, function: Any = train
     return federation._round(exchange or OneProcess(), make_weights(), function)
 
 
+def die_in_a_round() -> tuple[str, int]:
+    """Rank 1 ends while its client trains; what the others are told, and the rounds they count."""
+    hvd.init()
+    federation = Federation([hvd.rank()], secure=federated.SecureAggregation())
+
+    def die(client: int, weights: list[NDArray[Any]]) -> tuple[list[NDArray[Any]], int]:
+        if client == 1:
+            os._exit(3)
+        return train(client, weights)
+
+    try:
+        federation.round(make_weights(), die)
+    except HorovodInternalError as error:
+        return type(error).__name__, federation.rounds
+    return "", federation.rounds
+
+
 def check_rounds_on_ranks() -> dict[str, Any]:
     """Rounds on three ranks with two clients each: plain, secure, with a lost client, and errors."""
     hvd.init()
@@ -75,10 +94,8 @@ def check_rounds_on_ranks() -> dict[str, Any]:
     def words(secure: federated.SecureAggregation | None, function: Any) -> Any:
         try:
             return Federation(own, secure=secure).round(make_weights(), function)
-        except federated_error as error:
+        except FederatedError as error:
             return str(error)
-
-    from hvdkit.errors import FederatedError as federated_error
 
     secure = federated.SecureAggregation()
     return {

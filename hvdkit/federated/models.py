@@ -17,10 +17,10 @@ from hvdkit.federated.vector import Arrays
 
 
 def _is_torch(model: Any, call: str) -> bool:
+    if hasattr(model, "get_weights") and hasattr(model, "trainable_variables"):
+        return False  # Keras, whose models are torch modules too on that backend
     if hasattr(model, "state_dict") and hasattr(model, "named_parameters"):
         return True
-    if hasattr(model, "get_weights") and hasattr(model, "trainable_variables"):
-        return False
     raise FederatedError(
         f"{call}: the model is a {type(model).__name__}, but must be a torch module or a Keras model. For other "
         "models pass their weights as a list of numpy arrays."
