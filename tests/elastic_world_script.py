@@ -1,7 +1,8 @@
 """A training whose end does not depend on how many ranks there are: they share each batch of 12.
 
 Prints its process number, and at its end what it has come to. Arguments: steps, seconds a step, steps between
-commits, a file with which training ends as soon as it is there ("" for none), and what is divided among the ranks.
+commits, a file with which training ends as soon as it is there ("" for none), and what is divided among the ranks; or
+"diloco": each rank takes the whole batch then.
 
 SIGUSR1 keeps a rank from working for a while, SIGUSR2 makes it raise.
 """
@@ -64,6 +65,24 @@ def reference(steps: int) -> list[float]:
     return summary(model)
 
 
+def diloco_reference(steps: int, every: int = 8) -> list[float]:
+    """The same of DiLoCo, whose ranks all do the same."""
+    model = make_model()
+    optimizer = make_optimizer(model)
+    shared = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
+    outer = torch.optim.SGD(shared, 0.7, momentum=0.9, nesterov=True)
+    for step in range(1, steps + 1):
+        learn(model, optimizer, batch_of(step - 1))
+        if step % every == 0:
+            with torch.no_grad():
+                for value, parameter in zip(shared, model.parameters(), strict=True):
+                    value.grad = value - parameter
+                outer.step()
+                for value, parameter in zip(shared, model.parameters(), strict=True):
+                    parameter.copy_(value)
+    return summary(model)
+
+
 def _sleep(*_: object) -> None:
     time.sleep(2)
 
@@ -78,7 +97,10 @@ def main(steps: int, pause_s: float, commit_every: int, finish: str = "", shard:
     torch.set_num_threads(1)
     hvd.init()
     model = make_model()
-    optimizer = hvd.DistributedOptimizer(make_optimizer(model), model.named_parameters(), shard=shard or None)
+    if shard == "diloco":
+        optimizer = hvd.DiLoCo(make_optimizer(model), model=model, every=8)
+    else:
+        optimizer = hvd.DistributedOptimizer(make_optimizer(model), model.named_parameters(), shard=shard or None)
     state = hvd.elastic.TorchState(model, optimizer, step=0, sizes=[])
     print(f"pid {os.getpid()}", flush=True)
 
@@ -89,7 +111,8 @@ def main(steps: int, pause_s: float, commit_every: int, finish: str = "", shard:
     def train(state: Any) -> None:
         state.sizes.append(hvd.size())
         while state.step < steps:
-            learn(model, optimizer, batch_of(state.step)[hvd.rank() :: hvd.size()])
+            batch = batch_of(state.step)
+            learn(model, optimizer, batch if shard == "diloco" else batch[hvd.rank() :: hvd.size()])
             state.step += 1
             time.sleep(pause_s)
             if state.step % commit_every == 0:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from elastic_job import started, train_and_kill
-from elastic_world_script import reference
+from elastic_world_script import diloco_reference, reference
 from hvdrun_job import ROOT
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
@@ -47,6 +47,15 @@ def test_no_part_of_an_optimizer_is_lost_with_a_rank(victim: int, shard: str) ->
     result = job.result()
     assert result["sizes"] == [3, 2, 3] and result["alike"]
     assert result["summary"] == pytest.approx(reference(400), abs=1e-10)
+
+
+@pytest.mark.slow
+def test_diloco_goes_on_from_the_last_commit_within_a_period() -> None:
+    job = train_and_kill(3, [0], "--min-np", "2", command=(*training(400), "", "diloco"))
+    assert job.process.returncode == 0, job.output
+    result = job.result()
+    assert result["sizes"][:2] == [3, 2] and result["alike"]
+    assert result["summary"] == pytest.approx(diloco_reference(400), abs=1e-9)
 
 
 @pytest.mark.slow
