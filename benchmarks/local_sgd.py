@@ -5,7 +5,7 @@
 Every way of training has the same steps, data, learning rates and seeds, and is tested after synchronize_parameters().
 Digits: the network of examples/pytorch_digits.py, SGD with momentum, `--epochs` of 22 steps, the mean of `--seeds`.
 Language model: that of examples/pytorch_language_model.py, AdamW with a cosine schedule, `--text` letters of the
-manual, four passes in windows of 65, 16 a rank and step. No times: this says what is learned, whatever else the machine
+manual, `--passes` in windows of 65, 16 a rank and step. No times: this says what is learned, whatever else the machine
 does. Run it with HVDKIT_TRANSPORT=mpi to have ranks of one host send as between hosts, so that compression counts.
 """
 
@@ -30,25 +30,30 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 Wrap = Callable[[torch.optim.Optimizer, nn.Module], Any]
 
-SYNCHRONOUS = "synchronous"
+SYNCHRONOUS, ALONE = "synchronous", "rank 0 alone, without communication"
 
 
-def find_ways(every: int) -> dict[str, Wrap]:
+def find_ways(every: int, start_after: int) -> dict[str, Wrap]:
     """Ways of training by name."""
     outer = hvd.OuterSGD()
     return {
         SYNCHRONOUS: lambda optimizer, model: hvd.DistributedOptimizer(optimizer, model.named_parameters()),
-        "LocalSGD, every 8": lambda optimizer, model: hvd.LocalSGD(optimizer, model=model, every=8),
-        f"LocalSGD, every {every}": lambda optimizer, model: hvd.LocalSGD(optimizer, model=model, every=every),
+        ALONE: lambda optimizer, model: optimizer,
+        "LocalSGD, every 8": lambda optimizer, model: hvd.LocalSGD(
+            optimizer, model=model, every=8, start_after=start_after
+        ),
+        f"LocalSGD, every {every}": lambda optimizer, model: hvd.LocalSGD(
+            optimizer, model=model, every=every, start_after=start_after
+        ),
         f"DiLoCo, every {every}": lambda optimizer, model: hvd.DiLoCo(
-            optimizer, model=model, every=every, outer=outer, start_after=every
+            optimizer, model=model, every=every, outer=outer, start_after=start_after
         ),
         f"DiLoCo, every {every}, 2 fragments, overlap 5, fp16": lambda optimizer, model: hvd.DiLoCo(
             optimizer,
             model=model,
             every=every,
             outer=outer,
-            start_after=every,
+            start_after=start_after,
             fragments=2,
             overlap=5,
             compression=hvd.Compression.fp16,
@@ -58,7 +63,7 @@ def find_ways(every: int) -> dict[str, Wrap]:
             model=model,
             every=every,
             outer=outer,
-            start_after=every,
+            start_after=start_after,
             compression=hvd.Compression.Int8(),
         ),
     }
@@ -70,7 +75,10 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=50)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--start-after", type=int, default=50)
     parser.add_argument("--text", type=int, default=400_000)
+    parser.add_argument("--lr", type=float, default=0.004, help="of the language model")
+    parser.add_argument("--passes", type=int, default=4, help="over its text")
     parser.add_argument("--only", choices=["digits", "language"])
     parser.add_argument("--ways", nargs="*", default=(), help="those whose name contains one of these, and synchronous")
     options = parser.parse_args()
@@ -78,7 +86,7 @@ def main() -> None:
     torch.set_num_threads(1)
     ways = {
         name: wrap
-        for name, wrap in find_ways(options.every).items()
+        for name, wrap in find_ways(options.every, options.start_after).items()
         if name == SYNCHRONOUS or not options.ways or any(part in name for part in options.ways)
     }
     if options.only != "language":
@@ -93,7 +101,7 @@ def main() -> None:
             below = best - statistics.mean(found)
             _show(f"| {name} | {statistics.mean(found):.2f} % | {each} | {below:.2f}{_missed(below > 0.5)} |")
     if options.only != "digits":
-        losses = {name: train_language(wrap, options.text) for name, wrap in ways.items()}
+        losses = {name: train_language(wrap, options.text, options.lr, options.passes) for name, wrap in ways.items()}
         _show("| language model | test loss, nats a letter | above synchronous, at most 2 % |")
         for name, loss in losses.items():
             above = 100 * (loss / losses[SYNCHRONOUS] - 1)
@@ -132,7 +140,7 @@ def train_digits(wrap: Wrap, seed: int, epochs: int) -> float:
     return right / len(test)
 
 
-def train_language(wrap: Wrap, letters: int) -> float:
+def train_language(wrap: Wrap, letters: int, rate: float, passes: int) -> float:
     """The loss on the test windows, in nats a letter."""
     example = load_example("pytorch_language_model")
     text = " ".join(" ".join(topics[name] for name in sorted(topics)).split())[:letters]
@@ -144,10 +152,9 @@ def train_language(wrap: Wrap, letters: int) -> float:
     model = example.LanguageModel()
     sampler = hvd.data.ShardedSampler(train, seed=0)
     batches: Iterable[Any] = DataLoader(train, 16, sampler=sampler, drop_last=True)
-    epochs = 4
-    optimizer = wrap(torch.optim.AdamW(model.parameters(), lr=0.004), model)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(batches))  # type: ignore[arg-type]
-    for epoch in range(epochs):
+    optimizer = wrap(torch.optim.AdamW(model.parameters(), lr=rate), model)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, passes * len(batches))  # type: ignore[arg-type]
+    for epoch in range(passes):
         sampler.set_epoch(epoch)
         for (batch,) in batches:
             _step(optimizer, schedule, model(batch), model)

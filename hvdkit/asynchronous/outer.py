@@ -9,6 +9,8 @@ import numpy as np
 
 from hvdkit.transport.buffer import Array
 
+_BLOCK = 32 * 1024  # elements that stay in a core's cache
+
 
 @dataclass(frozen=True)
 class OuterSGD:
@@ -30,6 +32,11 @@ class OuterSGD:
 
     def step(self, values: Array, change: Array, velocity: Array | None) -> None:
         """Step `values` (n,) in place. change: (n,), overwritten. velocity: (n,), updated; None without momentum."""
+        for start in range(0, values.size, _BLOCK):
+            part = slice(start, start + _BLOCK)
+            self._step(values[part], change[part], None if velocity is None else velocity[part])
+
+    def _step(self, values: Array, change: Array, velocity: Array | None) -> None:
         if velocity is not None:
             np.multiply(velocity, self.momentum, out=velocity)
             np.add(velocity, change, out=velocity)
