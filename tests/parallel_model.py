@@ -7,7 +7,7 @@ from pydoc_data.topics import topics
 import torch
 from torch import nn
 
-CONTEXT, WIDTH, HEAD, LAYERS, LETTERS = 16, 64, 16, 4, 128
+CONTEXT, WIDTH, HEAD, LAYERS, LETTERS = 16, 32, 8, 2, 128
 PLAN = {
     "embedding.letters": "vocabulary",
     "layers.*.query": "column",

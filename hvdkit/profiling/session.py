@@ -16,6 +16,7 @@ from hvdkit.engine.observe.recording import RECORDER
 from hvdkit.errors import ProfileError
 
 if TYPE_CHECKING:  # imported when it is needed: every script imports this file
+    from hvdkit.profiling.mesh_steps import MeshSteps
     from hvdkit.profiling.network import Network
     from hvdkit.profiling.recordings import RankRecording
     from hvdkit.profiling.scaling_report import ScalingReport
@@ -28,10 +29,12 @@ _GATHERED_BYTES = 64 << 20  # of the last rounds of all ranks
 class Profile:
     """The result of profile(): filled on rank 0 when the block has ended.
 
-    verdict: in numbers; None where nothing was reduced. text: the same for people.
+    verdict: in numbers; None where nothing was reduced. mesh: of a training on a Mesh, else None. text: the same for
+    people.
     """
 
     verdict: Verdict | None = None
+    mesh: MeshSteps | None = None
     text: str = ""
 
 
@@ -63,7 +66,13 @@ def profile(save: str | os.PathLike[str] | None = None, *, network: str = "") ->
         result.verdict = verdict
         return describe(verdict)
 
-    with _recording("profile()", save, network, None, tell) as told:
+    def tell_mesh(steps: MeshSteps) -> str:
+        from hvdkit.profiling.mesh_steps import describe_mesh_steps
+
+        result.mesh = steps
+        return describe_mesh_steps(steps)
+
+    with _recording("profile()", save, network, None, tell, tell_mesh) as told:
         yield result
     result.text = "".join(told)
 
@@ -103,8 +112,9 @@ def _recording(
     network: str,
     one_rank_s: float | None,
     tell: Callable[[Verdict], str],
+    tell_mesh: Callable[[MeshSteps], str] | None = None,
 ) -> Iterator[list[str]]:
-    """Record a block; on rank 0 analyse it and print what `tell` makes of the verdict, which the list then holds."""
+    """Record a block; on rank 0 analyse it and print what `tell` and `tell_mesh` say, which the list then holds."""
     from hvdkit.profiling.network import parse_network
     from hvdkit.profiling.recordings import as_recording
 
@@ -126,7 +136,7 @@ def _recording(
             rounds.rows.popleft()
     recordings = allgather_object(as_recording(runtime.facts(), plans), "profile")
     if runtime.world.rank == 0:
-        told.append(_report(recordings, wanted, one_rank_s, save, tell))
+        told.append(_report(recordings, wanted, one_rank_s, save, tell, tell_mesh))
         sys.stderr.write(f"\n{told[0]}\n")
 
 
@@ -136,13 +146,18 @@ def _report(
     one_rank_s: float | None,
     save: str | os.PathLike[str] | None,
     tell: Callable[[Verdict], str],
+    tell_mesh: Callable[[MeshSteps], str] | None,
 ) -> str:
+    from hvdkit.profiling.mesh_steps import find_mesh_steps
     from hvdkit.profiling.recordings import write_recordings
     from hvdkit.profiling.verdict import analyse
 
     if save is not None:
         write_recordings(recordings, Path(save))
+    mesh = find_mesh_steps(recordings) if tell_mesh is not None else None
+    texts = [] if mesh is None or tell_mesh is None else [tell_mesh(mesh)]
     try:
-        return tell(analyse(recordings, network, one_rank_s).verdict)
+        texts.insert(0, tell(analyse(recordings, network, one_rank_s).verdict))
     except ProfileError as error:
-        return f"There is no profile of these steps. {error}"
+        texts = texts or [f"There is no profile of these steps. {error}"]
+    return "\n\n".join(texts)

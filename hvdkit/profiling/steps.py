@@ -63,6 +63,7 @@ def find_steps(recordings: Sequence[RankRecording]) -> Steps:
             "No rank sent a recording. Check that the script calls hvd.init(), and that the hosts of the ranks can "
             "connect to this host over TCP."
         )
+    recordings = [_of_gradients(recording) for recording in recordings]
     plans: dict[_Key, int] = {}
     for recording in recordings:
         for facts, rows in recording.plans:
@@ -98,6 +99,11 @@ def find_steps(recordings: Sequence[RankRecording]) -> Steps:
         loaders=int(heads[:, :, _LOADERS].max()),
         **each,
     )
+
+
+def _of_gradients(recording: RankRecording) -> RankRecording:
+    """Without steps on a mesh: see mesh_steps.py."""
+    return RankRecording(recording.facts, [(facts, rows) for facts, rows in recording.plans if not facts.parts])
 
 
 def _key(facts: PlanFacts) -> _Key:

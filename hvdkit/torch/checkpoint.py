@@ -16,8 +16,9 @@ import torch
 from hvdkit.checkpoint.checkpoints import TrainingCheckpoints
 from hvdkit.checkpoint.randomness import decode, encode
 from hvdkit.checkpoint.store import Store
-from hvdkit.errors import Preempted
+from hvdkit.errors import CheckpointError, Preempted
 from hvdkit.torch.data import ShardedSampler
+from hvdkit.torch.own_part import find_part
 from hvdkit.torch.state import map_nested, share_state
 
 __all__ = ["Checkpoints", "Preempted", "load", "save"]
@@ -37,6 +38,7 @@ class Checkpoints(TrainingCheckpoints):
     things: objects with state_dict() and load_state_dict(), under names of your choice: modules, optimizers,
     schedulers, GradScaler, ShardedSampler, BalancedSampler, ElasticSampler (do not call its record_batch(): step()
     does). Also numbers and strings, which are then in `values`: `checkpoints.values["best"] = 0.97`.
+    Raises CheckpointError for a model or an optimizer of which each rank has a part only: use hvdkit.parallel.save().
     """
 
     def __init__(
@@ -73,6 +75,13 @@ def open_store(directory: str | os.PathLike[str], things: Mapping[str, Any], *, 
 
 
 def _sort(things: Mapping[str, Any]) -> tuple[TorchKept, dict[str, Any]]:
+    for name, one in things.items():
+        if find_part(one):
+            raise CheckpointError(
+                f"hvd.checkpoint keeps what is alike on all ranks, but of {name!r} each rank has a part only (shard(), "
+                "tensor_parallel(), pipeline() or torch's own). Save it with hvdkit.parallel.save(directory, model, "
+                "optimizer), and load it with hvdkit.parallel.load()."
+            )
     with_state = {name: one for name, one in things.items() if _has_state(one)}
     return TorchKept(with_state), {name: one for name, one in things.items() if name not in with_state}
 

@@ -1,9 +1,9 @@
-"""The part of a DTensor parameter that this rank has, seen as a parameter; for replicas of tensor-parallel models."""
+"""Parameters of which this rank has a part only: which they are, and that part seen as a parameter."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -62,6 +62,24 @@ class OwnPart:
 def _is_cut(parameter: torch.Tensor) -> bool:
     module = sys.modules.get(_MODULE)
     return module is not None and isinstance(parameter, module.DTensor)
+
+
+def mark_parts(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Take note that other ranks have other parameters than these."""
+    for parameter in parameters:
+        parameter._hvdkit_part = True  # type: ignore[attr-defined]
+
+
+def find_part(thing: Any) -> bool:
+    """Has a module, a pipeline or an optimizer parameters of which other ranks have other parts?"""
+    groups = getattr(thing, "param_groups", None)
+    if groups is not None:
+        parameters = [parameter for group in groups for parameter in group["params"]]
+    elif callable(getattr(thing, "parameters", None)):
+        parameters = list(thing.parameters())
+    else:
+        return False
+    return any(_is_cut(each) or hasattr(each, "_hvdkit_part") for each in parameters)
 
 
 def own_parts(named: Named) -> Named:

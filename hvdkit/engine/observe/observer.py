@@ -94,6 +94,7 @@ class PlanObserver:
         """Record the end of a round. number: the same on all ranks. waited_s: seconds that this rank waited in it."""
         now = clock()
         if self._stamps is not None:
+            RECORDER.waited_s += waited_s
             RECORDER.add(self._facts, number, self._finishing_s, now, self._stamps)
         if self._device is not None and self._marks:
             self._read_later(self._device, number, self._marks)

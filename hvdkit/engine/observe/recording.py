@@ -62,6 +62,8 @@ class PlanFacts:
 
     ranks: of its group, by their numbers in the world. nbytes, wire_bytes: of each bucket, in memory and between hosts.
     names: of the first tensors of each bucket. threaded: does a progress thread drive it?
+    parts: of steps on a mesh, which have no buckets: what the seconds of a row are, see torch/parallel/meter.py.
+    pipeline: of these: its ranks, stages of each, and micro-batches; () without one.
     """
 
     name: str
@@ -70,10 +72,14 @@ class PlanFacts:
     wire_bytes: tuple[int, ...]
     names: tuple[str, ...]
     threaded: bool
+    parts: tuple[str, ...] = ()
+    pipeline: tuple[int, ...] = ()
 
     @property
     def row(self) -> int:
         """Length of a round's row."""
+        if self.parts:
+            return len(HEAD) + len(self.parts)
         return len(HEAD) + len(STAMPS) * len(self.nbytes)
 
 
@@ -89,10 +95,14 @@ class Rounds:
 
 
 class Recorder:
-    """The recorder of this process; records between start() and stop()."""
+    """The recorder of this process; records between start() and stop().
+
+    waited_s, loaded_s: seconds, since the process began, of waiting for the sums of gradients and for data.
+    """
 
     def __init__(self) -> None:
         self.on = False
+        self.waited_s = self.loaded_s = 0.0
         self._lock = threading.Lock()
         self._plans: list[Rounds] = []
         self._loading_s = self._loaded = 0.0
@@ -125,6 +135,7 @@ class Recorder:
         loaders: number of loading processes; 0 if the training process loads, -1 if that is not known.
         """
         self._loading_s += ended - began
+        self.loaded_s += ended - began
         self._loaded, self._loaders = ended, loaders
 
     def end_loading(self) -> tuple[float, float, int]:
@@ -146,11 +157,21 @@ class Recorder:
         """Record a round. stamps: STAMPS of each bucket. loading: of end_loading(); None if the round ends now."""
         head = (number, finishing, ended, *(self.end_loading() if loading is None else loading))
         with self._lock:
-            rounds = next((each for each in self._plans if each.facts is facts), None)
-            if rounds is None:
-                rounds = Rounds(facts)
-                self._plans.append(rounds)
-            rounds.rows.append(array("d", (*head, *stamps)).tobytes())
+            self._append(facts, (*head, *stamps))
+
+    def add_parts(
+        self, facts: PlanFacts, number: int, ended: float, loading_s: float, seconds: Sequence[float]
+    ) -> None:
+        """Record a step on a mesh. seconds: of each of facts.parts."""
+        with self._lock:
+            self._append(facts, (number, ended, ended, loading_s, 0.0, self._loaders, *seconds))
+
+    def _append(self, facts: PlanFacts, row: Sequence[float]) -> None:
+        rounds = next((each for each in self._plans if each.facts is facts), None)
+        if rounds is None:
+            rounds = Rounds(facts)
+            self._plans.append(rounds)
+        rounds.rows.append(array("d", row).tobytes())
 
     def take(self) -> list[Rounds]:
         """Return the rounds recorded since the last take(), and forget them."""

@@ -13,9 +13,10 @@ communication. It predicts the step time on more hosts, gives speedup and effici
 batch on each rank, and with the same batch in all), and says what to change first.
 
 Give the number of ranks and a Python script, which hvdrun then starts (2 ranks by default), or the command of any
-launcher. The script is not changed. It must use hvdkit's DistributedOptimizer (PyTorch or Keras) or
-DistributedGradientTape. Each rank keeps its last 8 MiB of measurements, which is thousands of steps. If the job fails,
-or Ctrl-C ends it, the report covers the steps until then.
+launcher. The script is not changed. It must use hvdkit's DistributedOptimizer (PyTorch or Keras),
+DistributedGradientTape, or a Mesh of hvdkit.parallel: then the report has the time of each pipeline stage, the bubble,
+and the exposed communication of each axis of the mesh. Each rank keeps its last 8 MiB of measurements, which is
+thousands of steps. If the job fails, or Ctrl-C ends it, the report covers the steps until then.
 """
 
 _EXAMPLES = """\

@@ -7,6 +7,7 @@ from html import escape
 
 import numpy as np
 
+from hvdkit.profiling.mesh_steps import PARTS, MeshSteps, describe_mesh_steps
 from hvdkit.profiling.scaling_report import ScalingReport
 from hvdkit.profiling.text import describe, show_s
 from hvdkit.profiling.verdict import Analysis, Parts
@@ -25,10 +26,26 @@ def check_report() -> None:
     new_figure(_OPTION, 1, 1)
 
 
-def build_report(analysis: Analysis) -> str:
+def build_report(analysis: Analysis | None, mesh: MeshSteps | None = None) -> str:
     """Build the whole page."""
+    parts = [] if analysis is None else _list_parts(analysis)
+    if mesh is not None:
+        bars = {
+            f"rank {rank}": {PARTS[part]: seconds for part, seconds in each.items()}
+            for rank, each in mesh.ranks.items()
+        }
+        stages = {
+            f"stage {each.stage}": {"forward": each.forward_s, "backward": each.backward_s} for each in mesh.stages
+        }
+        parts += ["<h2>Steps on the mesh</h2>", f"<pre>{escape(describe_mesh_steps(mesh))}</pre>"]
+        parts += [_draw_bars(bars, "time of each part")]
+        parts += [_draw_bars(stages, "time of each stage")] if stages else []
+    return build_page("Where the time of a step goes", parts)
+
+
+def _list_parts(analysis: Analysis) -> list[str]:
     ranks = _chosen(analysis)
-    parts = [
+    return [
         f"<pre>{escape(describe(analysis.verdict))}</pre>",
         "<h2>Average step of each rank</h2>",
         _draw_bars(_by_rank(analysis, ranks), "time of each part"),
@@ -46,7 +63,6 @@ def build_report(analysis: Analysis) -> str:
         "<h2>Against one rank</h2>",
         _draw_report(analysis.verdict.scaling),
     ]
-    return build_page("Where the time of a step goes", parts)
 
 
 def _draw_bars(bars: Mapping[str, Mapping[str, float]], title: str) -> str:

@@ -16,6 +16,7 @@ from hvdkit.config import read_environment
 from hvdkit.errors import ProfileError
 from hvdkit.launch.agent.session_reaper import die_with_parent
 from hvdkit.launch.plan.mpi import parse_version
+from hvdkit.profiling.mesh_steps import MeshSteps, describe_mesh_steps, find_mesh_steps
 from hvdkit.profiling.network import parse_network
 from hvdkit.profiling.recordings import RankRecording, read_recordings, write_recordings
 from hvdkit.profiling.text import describe
@@ -54,21 +55,32 @@ def profile(options: argparse.Namespace) -> int:
         code, recordings = _run(plan_command(command, options.hvdrun), read_environment(), output)
     if options.save and recordings:
         write_recordings(recordings, Path(options.save))
+    mesh, analysis = find_mesh_steps(recordings), None
     try:
         analysis = analyse(recordings, network, options.one_rank_s)
     except ProfileError as error:
-        if not code:
+        if mesh is None and code:
+            raise ProfileError(f"The job ended with exit code {code}, and there is no profile. {error}") from None
+        if mesh is None:
             raise
-        raise ProfileError(f"The job ended with exit code {code}, and there is no profile. {error}") from None
-    _show(analysis, options)
+        if options.trace:
+            raise ProfileError(f"--trace {options.trace}: there is nothing to draw. {error}") from None
+    _show(analysis, mesh, options)
     return code
 
 
-def _show(analysis: Analysis, options: argparse.Namespace) -> None:
-    print(json.dumps(asdict(analysis.verdict), indent=2) if options.json else "\n" + describe(analysis.verdict))
+def _show(analysis: Analysis | None, mesh: MeshSteps | None, options: argparse.Namespace) -> None:
+    """Print and write the report: on gradients that were reduced, and on steps on a mesh."""
+    if options.json:
+        parts = {} if mesh is None else {"mesh": asdict(mesh)}
+        print(json.dumps({**(asdict(analysis.verdict) if analysis else {}), **parts}, indent=2))
+    else:
+        texts = [describe(analysis.verdict)] if analysis else []
+        texts += [describe_mesh_steps(mesh)] if mesh else []
+        print("\n" + "\n\n".join(texts))
     if options.output:
-        Path(options.output).write_text(build_report(analysis), encoding="utf-8")
-    if options.trace:
+        Path(options.output).write_text(build_report(analysis, mesh), encoding="utf-8")
+    if options.trace and analysis:
         Path(options.trace).write_text(json.dumps(build_trace(analysis)), encoding="utf-8")
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.basics import split_world
@@ -14,6 +18,7 @@ from hvdkit.errors import ParallelError
 from hvdkit.log import logger
 from hvdkit.parallel.placement import AXES, describe_slow_tensor_parallelism, place, settle_sizes
 from hvdkit.torch import basics
+from hvdkit.torch.parallel.meter import StepMeter
 from hvdkit.torch.process_group.register import NAME, register
 
 _latest: list[Mesh] = []
@@ -46,6 +51,17 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
+@functools.cache
+def _watch_optimizers() -> None:
+    """Tell the meter of the mesh that was made last of each step of an optimizer."""
+
+    def stepped(optimizer: torch.optim.Optimizer, _arguments: Any, _options: Any) -> None:
+        for mesh in _latest:
+            mesh.meter.stepped(optimizer)
+
+    register_optimizer_step_post_hook(stepped)
+
+
 class Mesh:
     """dp replicas of a model, whose layers are cut over tp ranks and whose stages over pp; a collective call.
 
@@ -54,7 +70,7 @@ class Mesh:
     backend: see init(), which this calls.
 
     placement: which rank is where. coordinates: of this rank, by axis, from 0. device_mesh: torch's, with the axes
-    "pp", "dp" and "tp".
+    "pp", "dp" and "tp". meter: what `hvdkit profile` learns its steps from.
     Raises ParallelError where dp * tp * pp is not the number of ranks.
     """
 
@@ -74,7 +90,16 @@ class Mesh:
         self.device = basics.local_device()
         self.device_mesh = DeviceMesh(self.device.type, torch.from_numpy(self.placement.ranks), mesh_dim_names=AXES)
         self._groups: dict[str, ProcessSet] = {}
+        self.meter = StepMeter(repr(self), tuple(range(world.size)), self._find_waits())
+        _watch_optimizers()
         _latest[:] = [self]
+
+    def _find_waits(self) -> dict[str, Any]:
+        """The waits of the process groups of the axes, as far as they are hvdkit's."""
+        groups: dict[str, Any] = {axis: self.device_mesh[axis].get_group() for axis in AXES if getattr(self, axis) > 1}
+        if dist.group.WORLD not in groups.values():
+            groups["world"] = dist.group.WORLD
+        return {axis: group.waits for axis, group in groups.items() if hasattr(group, "waits")}
 
     def ranks(self, axis: str) -> list[int]:
         """The ranks along an axis that share this rank's other coordinates, in the order of the axis."""

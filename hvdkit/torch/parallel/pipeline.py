@@ -19,25 +19,39 @@ from torch.distributed.tensor import DTensor
 
 from hvdkit.errors import ParallelError
 from hvdkit.parallel.stages import balance, settle_stages, stages_of_rank
+from hvdkit.torch.own_part import mark_parts
 from hvdkit.torch.parallel.chain import check_sharing, find_parts, measure
 from hvdkit.torch.parallel.mesh import Mesh, take_mesh
 from hvdkit.torch.parallel.modules import Stage, outline_of
 
 Loss = Callable[[Any, Any], torch.Tensor]
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+#: Schedules that compute gradients of inputs and of weights apart. torch then adds the latter up without autograd, so
+#: that no hook sees them. In the first two FSDP2 loses them too.
+SPLIT_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+ZERO_BUBBLE = SPLIT_BACKWARD[:2]
 
 
 class Pipeline:
     """The stages of this rank and their schedule; made by pipeline().
 
     stages: this rank's modules, whose names are those of the whole model. numbers: their numbers, of `count`.
+    schedule: its name. microbatches: into which step() cuts a batch.
     """
 
-    def __init__(self, stages: Sequence[Stage], numbers: Sequence[int], count: int, mesh: Mesh) -> None:
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        numbers: Sequence[int],
+        count: int,
+        mesh: Mesh,
+        schedule: str,
+        microbatches: int,
+    ) -> None:
         self.stages, self.numbers, self.count, self.mesh = list(stages), list(numbers), count, mesh
+        self.schedule, self.microbatches = schedule, microbatches
         self._schedule: Any = None
         self._build: Callable[[], Any] = lambda: None
-        self._microbatches = 1
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Run forward and backward of one batch; a collective call of the stages of a replica.
@@ -45,6 +59,12 @@ class Pipeline:
         inputs, targets: (batch, ...), the whole batch of this replica, which all its stages get alike. Gradients are
         those of the mean loss over the micro-batches, which is returned, on all stages, as a tensor of shape ().
         """
+        if self.schedule in SPLIT_BACKWARD and any(each._post_accumulate_grad_hooks for each in self.parameters()):
+            raise ParallelError(
+                f"Pipeline.step(): the schedule {self.schedule} adds gradients of weights up without calling their "
+                "hooks, by which DistributedOptimizer learns of them. Use schedule='1F1B' or 'Interleaved1F1B', or "
+                "shard(model) and a plain optimizer with 'DualPipeV'."
+            )
         return self._run("step", inputs, targets)
 
     def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -52,9 +72,9 @@ class Pipeline:
         return self._run("eval", inputs, targets)
 
     def _run(self, method: str, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if len(inputs) % self._microbatches:
+        if len(inputs) % self.microbatches:
             raise ParallelError(
-                f"Pipeline.{method}(): a batch of {len(inputs)} cannot be cut into {self._microbatches} equal "
+                f"Pipeline.{method}(): a batch of {len(inputs)} cannot be cut into {self.microbatches} equal "
                 "micro-batches. Change microbatches, or drop the last batch (DataLoader(drop_last=True))."
             )
         if self._schedule is None:
@@ -121,7 +141,9 @@ def pipeline(
     loss: takes (outputs, targets) of a micro-batch and returns their mean loss. example: inputs of one micro-batch,
     (micro-batch, ...). microbatches: into which a batch is cut; more of them leave the ranks less idle.
     schedule: of torch.distributed.pipelining: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble,
-    ZBVZeroBubble or DualPipeV. stages: in all; default: one a rank, or two where the schedule takes several.
+    ZBVZeroBubble or DualPipeV; of these the zero-bubble ones not with shard(), and the last three not with
+    DistributedOptimizer, which would miss gradients.
+    stages: in all; default: one a rank, or two where the schedule takes several.
     parts: patterns of the module names, in the order of the chain; default: the model's children, and those of its
     ModuleLists and Sequentials. costs: of each part, in any unit; default: the seconds of forward and backward of the
     example, measured on rank 0.
@@ -143,13 +165,17 @@ def pipeline(
     check_sharing(model, [[names[at] for at in each] for each in ranges])
     numbers = stages_of_rank(mesh.coordinates["pp"], mesh.pp, count, v_shaped=v_shaped)
     own = [Stage({names[at]: model.get_submodule(names[at]) for at in ranges[number]}, outline) for number in numbers]
-    pipe = Pipeline([stage.train(model.training) for stage in own], numbers, count, mesh)
-    pipe._microbatches = microbatches
+    pipe = Pipeline([stage.train(model.training) for stage in own], numbers, count, mesh, schedule, microbatches)
+    if mesh.pp > 1:
+        mark_parts(pipe.parameters())
 
     def build() -> Any:
         group = mesh.device_mesh["pp"].get_group()
         pairs = zip(pipe.stages, numbers, strict=True)
         made = [PipelineStage(stage, number, count, mesh.device, group=group) for stage, number in pairs]
+        for stage, number in zip(made, numbers, strict=True):
+            mesh.meter.watch(stage, number)
+        mesh.meter.describe(schedule, mesh.pp, len(numbers), microbatches)
         return schedule_class(made if several else made[0], microbatches, loss_fn=loss)
 
     pipe._build = build

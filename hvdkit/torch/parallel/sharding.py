@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from hvdkit.errors import ParallelError
 from hvdkit.torch.parallel.mesh import Mesh, take_mesh
 from hvdkit.torch.parallel.modules import put, select_blocks
-from hvdkit.torch.parallel.pipeline import Pipeline, modules_of
+from hvdkit.torch.parallel.pipeline import ZERO_BUBBLE, Pipeline, modules_of
 
 Model = TypeVar("Model", nn.Module, Pipeline)
 
@@ -26,10 +26,16 @@ def shard(
     gradients over the replicas, so the optimizer is a plain one. The ranks must hold the same weights.
     blocks: patterns of the modules that are gathered one at a time, such as "layers.*"; default: those that repeat.
     options: of torch's fully_shard: mp_policy, offload_policy, reshard_after_forward, ...
-    Raises ParallelError for a pattern without a module, and for a model that is sharded already.
+    Raises ParallelError for a pattern without a module, a model that is sharded already, and a pipeline with a
+    zero-bubble schedule over several replicas.
     """
     mesh = take_mesh(mesh, "shard()")
     replicas = mesh.device_mesh["dp"]
+    if isinstance(model, Pipeline) and model.schedule in ZERO_BUBBLE and mesh.dp > 1:
+        raise ParallelError(
+            f"shard(): with the schedule {model.schedule} FSDP2 would lose gradients of weights, which torch computes "
+            "apart. Use pipeline(schedule='DualPipeV'), '1F1B' or 'Interleaved1F1B'."
+        )
     for module in modules_of(model):
         if any(isinstance(each, FSDPModule) for each in module.modules()):
             raise ParallelError("shard(): the model, or a part of it, is sharded already. Call shard() once.")

@@ -24,7 +24,7 @@ from hvdkit.torch.process_group.arguments import (
     divide_rows,
     finish_all,
 )
-from hvdkit.torch.process_group.works import Message, WorkQueue
+from hvdkit.torch.process_group.works import Message, Waits, WorkQueue
 from hvdkit.torch.tensors import as_tensor
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer, make_buffer
@@ -39,14 +39,15 @@ _ProcessGroup: Any = dist.ProcessGroup
 class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group of torch.distributed over a transport, which close() closes.
 
-    store: of the group, for torch. timeout_s: of a collective.
+    store: of the group, for torch. timeout_s: of a collective. waits: see Waits.
     """
 
     def __init__(self, store: Store, transport: Transport, name: str, timeout_s: float) -> None:
         super().__init__(transport.rank, transport.size)  # torch's other form makes no object to derive from
         self._store, self.closed = store, False
         self.transport, self._rank, self._size = transport, transport.rank, transport.size
-        self._name, self._works = name, WorkQueue(name, timeout_s, transport.check)
+        self.waits = Waits()
+        self._name, self._works = name, WorkQueue(name, timeout_s, transport.check, self.waits)
 
     def getBackendName(self) -> str:
         """The name that it is registered by."""
@@ -284,13 +285,13 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """Begin to send the tensor to a rank of the group. tag: from 0 to 32767."""
         (tensor,) = tensors
         memory = Memory(tensor, "send")
-        return Message(self.transport.isend(memory.buffer, peer, tag), tensors, None)
+        return Message(self.transport.isend(memory.buffer, peer, tag), tensors, None, self.waits)
 
     def recv(self, tensors: Sequence[Tensor], peer: int, tag: int) -> dist.Work:
         """Begin to receive the next message from a rank with this tag into the tensor."""
         (tensor,) = tensors
         memory = Memory(tensor, "recv", filled=True)
-        return Message(self.transport.ireceive(memory.buffer, peer, tag), tensors, memory.finish)
+        return Message(self.transport.ireceive(memory.buffer, peer, tag), tensors, memory.finish, self.waits)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
         """Refused: hvdkit's transports receive from a rank that is named."""

@@ -11,7 +11,8 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,22 @@ from hvdkit.transport.polling import drive_all, drives, watch_waits
 from hvdkit.transport.request import Request
 
 _TURN_S = 0.001  # between two looks at this thread's messages, while another thread does a collective
+
+
+class Waits:
+    """seconds: for which the works of a process group have held up the threads that called or waited for them."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the seconds of a `with` block."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds += time.monotonic() - began
 
 
 class Done(dist.Work):
@@ -128,7 +145,8 @@ class Queued(_Pending):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return when it is done. Raises what it has failed with, RankLostError where a rank has died."""
         if not self.done:
-            self._works.finish(self)
+            with self._works.waits.counting():
+                self._works.finish(self)
         if self.error is not None:
             raise self.error
         return True
@@ -138,10 +156,11 @@ class WorkQueue:
     """The collectives of a process group, in their order.
 
     name: of the group, for messages. timeout_s: of each of them; what waits longer fails with a TransportError. check:
-    called now and then while one waits; raises RankLostError if a rank of the group has ended.
+    called now and then while one waits; raises RankLostError if a rank of the group has ended. waits: see Waits.
     """
 
-    def __init__(self, name: str, timeout_s: float, check: Callable[[], None]) -> None:
+    def __init__(self, name: str, timeout_s: float, check: Callable[[], None], waits: Waits) -> None:
+        self.waits = waits
         self._name, self._timeout_s, self._check = name, timeout_s, check
         self._waiting: deque[Queued] = deque()
         self._running = threading.Lock()  # held while a collective runs
@@ -154,7 +173,8 @@ class WorkQueue:
         if not asynchronous and not self._waiting and self._running.acquire(blocking=False):
             try:
                 if not self._waiting:
-                    self._run(run)
+                    with self.waits.counting():
+                        self._run(run)
                     return Done(outputs)
             finally:
                 self._running.release()
@@ -229,16 +249,23 @@ class WorkQueue:
 class Message(_Pending):
     """A message under way. request: the transport's. after: called when it is done, before the outputs are used."""
 
-    def __init__(self, request: Request, outputs: Sequence[torch.Tensor], after: Callable[[], object] | None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        outputs: Sequence[torch.Tensor],
+        after: Callable[[], object] | None,
+        waits: Waits,
+    ) -> None:
         super().__init__(outputs)
-        self._request, self._after = request, after
+        self._request, self._after, self._waits = request, after, waits
         self._lock = threading.Lock()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return when it is done. Raises what it has failed with, RankLostError where the other rank has died."""
         with self._lock:
             if not self.done:
-                self._try(self._request.wait)
+                with self._waits.counting():
+                    self._try(self._request.wait)
         if self.error is not None:
             raise self.error
         return True

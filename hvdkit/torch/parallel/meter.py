@@ -1,0 +1,83 @@
+"""What a training step on a mesh is made of, for `hvdkit profile`: stages, waits of each axis, and the rest.
+
+A step ends when the optimizer has stepped; of several optimizers the one counts that has stepped first.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from hvdkit.engine.observe.recording import RECORDER, PlanFacts, clock
+
+
+class Counter(Protocol):
+    """seconds: that rise."""
+
+    seconds: float
+
+
+class StepMeter:
+    """Seconds of the steps of this rank; costs two comparisons a step while nothing is recorded.
+
+    name: of the mesh. ranks: of the world. waits: of the process group of each axis, and of "world".
+    """
+
+    def __init__(self, name: str, ranks: tuple[int, ...], waits: Mapping[str, Counter]) -> None:
+        self._name, self._ranks, self._waits = name, ranks, waits
+        self._stages: dict[str, float] = {}
+        self._pipeline: tuple[int, ...] = ()
+        self._facts = PlanFacts("", (), (), (), (), threaded=False)
+        self._optimizer: weakref.ref[object] | None = None
+        self._before: tuple[float, ...] | None = None
+        self._number = 0
+
+    def describe(self, schedule: str, ranks: int, stages: int, microbatches: int) -> None:
+        """A pipeline of `stages` a rank belongs to the mesh."""
+        self._name = f"{self._name}, {schedule}, {microbatches} micro-batches"
+        self._pipeline = (ranks, stages, microbatches)
+
+    def watch(self, stage: Any, number: int) -> None:
+        """Count the seconds in which a PipelineStage of torch computes, without its waits."""
+        for method, part in (
+            ("forward_one_chunk", "forward"),
+            ("backward_one_chunk", "backward"),
+            ("backward_weight_one_chunk", "backward"),
+        ):
+            setattr(stage, method, self._timed(getattr(stage, method), f"{part} {number}"))
+
+    def _timed(self, call: Callable[..., Any], part: str) -> Callable[..., Any]:
+        def timed(*args: Any, **options: Any) -> Any:
+            if not RECORDER.on:
+                return call(*args, **options)
+            began = clock() - self._waited_s()
+            result = call(*args, **options)
+            self._stages[part] = self._stages.get(part, 0.0) + clock() - self._waited_s() - began
+            return result
+
+        return timed
+
+    def _waited_s(self) -> float:
+        return sum(each.seconds for each in self._waits.values()) + RECORDER.waited_s
+
+    def stepped(self, optimizer: object) -> None:
+        """An optimizer has stepped."""
+        if not RECORDER.on:
+            self._before = None
+            return
+        if self._optimizer is None or self._optimizer() is None:
+            self._optimizer = weakref.ref(optimizer)
+        if self._optimizer() is not optimizer:
+            return
+        names = (*self._stages, *self._waits)
+        waits = {axis: each.seconds for axis, each in self._waits.items()}
+        waits["dp"] = waits.get("dp", 0.0) + RECORDER.waited_s
+        now = (*self._stages.values(), *(waits[axis] for axis in self._waits), RECORDER.loaded_s)
+        self._number += 1
+        if self._before is not None and names == self._facts.parts:
+            *seconds, loading_s = (new - old for new, old in zip(now, self._before, strict=True))
+            RECORDER.add_parts(self._facts, self._number, clock(), loading_s, seconds)
+        elif names != self._facts.parts:
+            self._facts = PlanFacts(self._name, self._ranks, (), (), (), False, names, self._pipeline)
+        self._before = now
