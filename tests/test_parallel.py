@@ -299,10 +299,10 @@ def test_the_example_has_the_same_losses_on_each_mesh() -> None:
     losses = [
         [
             float(line.split()[-1])
-            for line in _under_hvdrun(2, example, axis, "2", "--steps", "20").splitlines()
+            for line in _under_hvdrun(2, example, axis, "2", "--steps", "10", "--batch-size", "8").splitlines()
             if " loss " in line
         ]
         for axis in ("--tp", "--pp")
     ]
-    assert len(losses[0]) == 2
+    assert len(losses[0]) == 1
     np.testing.assert_allclose(losses[0], losses[1], atol=1e-3)

@@ -152,10 +152,10 @@ def _list_lines(steps: MeshSteps) -> Iterator[str]:
     if not steps.stages:
         yield "  (Without a pipeline computing is part of everything else.)"
         return
-    yield "  stage  ranks             forward  backward"
+    yield "  stage  ranks               forward    backward"
     for stage in steps.stages:
         ranks = ", ".join(map(str, stage.ranks[:4])) + ", ..." * (len(stage.ranks) > 4)
-        yield f"  {stage.stage:5}  {ranks:14}{show_s(stage.forward_s):>10}{show_s(stage.backward_s):>10}"
+        yield f"  {stage.stage:5}  {ranks:14}{show_s(stage.forward_s):>12}{show_s(stage.backward_s):>12}"
     work = {rank: parts["stages"] for rank, parts in steps.ranks.items()}
     mean, slowest = sum(work.values()) / len(work), max(work, key=work.__getitem__)
     if work[slowest] > 1.1 * mean:
