@@ -51,7 +51,7 @@ def test_what_holds_of_every_job(job: Measured) -> None:
     assert each["synchronous"] == job.step_s
     assert each[BALANCED] <= job.step_s * 1.001 and each[FP16] <= job.step_s * 1.001
     assert each[DILOCO] <= each[LOCAL] <= job.step_s + job.meeting_s
-    assert most + job.server_s <= each[ASYNCHRONOUS] * 1.001
+    assert each[ASYNCHRONOUS] <= max(most + job.server_s, job.remote * job.server_s / 2) * 1.001
     best, fastest = found.named(found.best), found.named(found.fastest)
     assert best.same and best.speedup <= fastest.speedup
     assert found.choices[0] in (best, fastest) or min(best.speedup, fastest.speedup) >= 1.05
@@ -73,7 +73,7 @@ def test_equal_ranks_without_communication_stay_synchronous() -> None:
 def test_a_rank_at_a_third_of_the_speed_asks_for_balanced_rows() -> None:
     found = compare_strategies(Measured([0.1, 0.1, 0.3], 0.3))
     assert found.best == found.fastest == BALANCED
-    assert found.named(BALANCED).speedup == pytest.approx(7 / 3)
+    assert found.named(BALANCED).speedup == found.named(ASYNCHRONOUS).speedup == pytest.approx(7 / 3)
 
 
 def test_what_hvdkit_does_not_have_is_not_recommended() -> None:
@@ -81,10 +81,9 @@ def test_what_hvdkit_does_not_have_is_not_recommended() -> None:
     assert all(found.named(name).use for name in (found.best, found.fastest))
 
 
-def test_asynchronous_steps_hide_noise_but_no_rank_that_is_always_slow() -> None:
-    noisy = compare_strategies(Measured([0.1] * 3, 0.2, noise_s=0.1))
-    assert noisy.named(ASYNCHRONOUS).step_s == pytest.approx(0.1 + 0.1 / 5**0.5)
-    assert compare_strategies(Measured([0.1, 0.1, 0.3], 0.3)).named(ASYNCHRONOUS).speedup == pytest.approx(1.0)
+def test_nobody_is_further_ahead_than_the_bound_on_staleness() -> None:
+    found = compare_strategies(Measured([0.1, 0.1, 10.0], 10.0))
+    assert found.named(ASYNCHRONOUS).speedup == pytest.approx((5 + 5 + 1) / 3)
 
 
 @pytest.mark.parametrize("own", [[], [0.1, 0.0]])

@@ -109,8 +109,7 @@ def compare_strategies(measured: Measured) -> Strategies:
     """Predict a step with each strategy. Raises ValueError for a time of a rank that is not above 0.
 
     Local SGD: ranks meet every H steps, so they wait for the rank that is slowest over H steps, whose noise grows with
-    the root of H only. Asynchronous: no rank may be more than `staleness` steps ahead of the slowest, so the same holds
-    of staleness + 1 steps; a rank sends its changes and gets the parameters in each.
+    the root of H only. Asynchronous: nobody waits, until the slowest rank's gradient would be older than the bound.
     """
     own, now = measured.own_s, measured.step_s
     if not own or min(own) <= 0 or now <= 0:
@@ -156,7 +155,7 @@ def compare_strategies(measured: Measured) -> Strategies:
             _asynchronous(measured, _STALENESS),
             False,
             "",
-            "not in hvdkit yet; gradients of old parameters, not repeatable; waits for a rank that is always slow",
+            "not in hvdkit yet; gradients of old parameters: a step is worth less, results are not repeatable",
         ),
     ]
     choices = tuple(Choice(name, step_s, now / step_s, same, use, trade) for name, step_s, same, use, trade in found)
@@ -173,6 +172,8 @@ def _meeting_every(measured: Measured, every: int) -> float:
 
 
 def _asynchronous(measured: Measured, staleness: int) -> float:
-    """Ranks that are late in turn need not be waited for; one that is always slow holds all up after some steps."""
-    slowest_s = max(measured.own_s) + measured.noise_s / math.sqrt(staleness + 1) + measured.server_s
-    return max(slowest_s, measured.remote * measured.server_s / 2)
+    """Rates of ranks add up, but no rank takes more than staleness + 1 steps in one of the slowest rank's."""
+    own = [seconds + measured.server_s for seconds in measured.own_s]
+    limit = (staleness + 1) / max(own)
+    rate = math.fsum(min(1 / seconds, limit) for seconds in own)
+    return max(len(own) / rate, measured.remote * measured.server_s / 2)
