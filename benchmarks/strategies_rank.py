@@ -52,6 +52,8 @@ WAYS = (
     Way("balanced rows", hvd.DistributedOptimizer, balanced=True, predicted="balanced rows"),
     Way("local SGD, every 8", functools.partial(hvd.LocalSGD, every=8), predicted="local SGD, every 8"),
     Way("DiLoCo, every 20", functools.partial(hvd.DiLoCo, every=20)),
+    Way("asynchronous, staleness 0", functools.partial(hvd.AsynchronousOptimizer, staleness=0)),
+    Way("asynchronous, staleness 4", functools.partial(hvd.AsynchronousOptimizer, staleness=4)),
 )
 
 
@@ -93,6 +95,8 @@ def train(way: Way, row_s: float, epochs: int) -> tuple[list[tuple[float, nn.Mod
                 spent += time.perf_counter() - now
     if hasattr(optimizer, "synchronize_parameters"):
         optimizer.synchronize_parameters()
+    if hasattr(optimizer, "finish"):
+        optimizer.finish()
     hvd.barrier()  # the run is over when the last rank has ended it
     kept.append((time.perf_counter() - began - spent, model))
     return kept, model

@@ -15,7 +15,7 @@ from torch_world import Case, Weights, assert_alike, joined, train_here, weights
 
 import hvdkit.torch as hvd
 from hvdkit.log import logger
-from hvdkit.torch.local_sgd import _warn_of_statistics
+from hvdkit.torch.local_sgd import warn_of_statistics
 
 pytestmark = pytest.mark.ranks
 
@@ -247,7 +247,7 @@ def _in_particular() -> None:
         logger.addHandler(lines := _Lines())
         optimizer = hvd.LocalSGD(plain, model=model, every=4)
         assert not lines.lines
-        _warn_of_statistics(optimizer, "LocalSGD")
+        warn_of_statistics(optimizer, "LocalSGD")
         logger.removeHandler(lines)
         assert len(lines.lines) == 1 and "BatchNorm" in lines.lines[0] and "model=model" in lines.lines[0]
         buffer = model.get_buffer("1.running_mean")

@@ -40,6 +40,7 @@ from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
 from hvdkit.profiling.session import profile, scaling_report
 from hvdkit.torch import checkpoint, data, elastic, learning_rate, metrics, mpi_ops
+from hvdkit.torch.asynchronous import AsynchronousOptimizer
 from hvdkit.torch.basics import cuda_built, describe, init, local_device, rocm_built
 from hvdkit.torch.compression import Compression
 from hvdkit.torch.handles import poll, synchronize
@@ -80,6 +81,7 @@ register()
 
 __all__ = [
     "Adasum",
+    "AsynchronousOptimizer",
     "Average",
     "Compression",
     "DiLoCo",

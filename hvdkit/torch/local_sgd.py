@@ -115,11 +115,11 @@ def _wrap(
     if model is not None:
         wrapped._hvdkit_buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     else:
-        _warn_of_statistics(wrapped, type(strategy).__name__)
+        warn_of_statistics(wrapped, type(strategy).__name__)
     return wrapped
 
 
-def _warn_of_statistics(optimizer: torch.optim.Optimizer, call: str) -> None:
+def warn_of_statistics(optimizer: torch.optim.Optimizer, call: str) -> None:
     """Warn where the optimizer trains a BatchNorm, whose running statistics are then each rank's own."""
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     # An optimizer does not know its modules.

@@ -1,0 +1,229 @@
+"""A parameter server: a thread of a rank that keeps a slice of the parameters and adds the changes that ranks send.
+
+Messages are those of a transport, so they work alike over MPI, over Gloo and inside a host. Each server has a transport
+of its own: of a process only one thread uses it, on the server's rank the server's, elsewhere the one that trains. MPI's
+one-sided operations are not used: a server must decide which rank waits, and ULFM does not repair windows.
+
+A request is HEAD and a change (n,), an answer is HEAD and the values (n,), both of one size, so that each is one message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import numpy as np
+
+from hvdkit.asynchronous.staleness import Clocks
+from hvdkit.errors import RankLostError, TransportError
+from hvdkit.log import logger
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buffer import Array, make_buffer
+from hvdkit.transport.request import Request
+
+#: Elements before the change or the values, of their dtype: the kind of the message, so that these stay aligned.
+HEAD = 2
+PUSH, FINISH, STOP, LOST = 1.0, 2.0, 3.0, 4.0
+_REQUEST_TAG, _ANSWER_TAG = 1, 2
+_IDLE_S = 0.001
+_BUSY_S = 0.0002
+_CHECK_S = 0.1
+_END_S = 5.0
+
+
+class ServerLink:
+    """One server as one rank sees it; on the server's own rank it holds the server.
+
+    transport: of this server alone; closed with it. root: the server's rank. start: the slice's first values (n,),
+    the same on all ranks. Made by all ranks together.
+    """
+
+    def __init__(self, transport: Transport, root: int, start: Array, clocks: Clocks) -> None:
+        self._transport, self._root = transport, root
+        self._message = make_buffer(HEAD + start.size, start.dtype.name)
+        self._message.array[:HEAD] = 0
+        self._answer = make_buffer(HEAD + start.size, start.dtype.name)
+        self._server = _Server(transport, start, clocks) if transport.rank == root else None
+        self._asked: Request | None = None
+        self._failed = False
+
+    def ask(self, kind: float, change: Array | None = None) -> None:
+        """Send a request; answer() follows, except after STOP. change: (n,)."""
+        self._message.array[0] = kind
+        if change is None:
+            self._message.array[HEAD:] = 0
+        else:
+            np.copyto(self._message.array[HEAD:], change)
+        if self._server is not None:
+            self._server.ask(kind, self._message.array[HEAD:])
+            return
+        if kind != STOP:
+            self._asked = self._transport.ireceive(self._answer, self._root, _ANSWER_TAG)
+        self._transport.send(self._message, self._root, _REQUEST_TAG)
+
+    def answer(self) -> Array:
+        """Wait for the values (n,), which stay until the next ask(). Raises RankLostError if a rank has ended."""
+        try:
+            if self._server is not None:
+                return self._server.answer()
+            assert self._asked is not None
+            values = self._asked.wait().array
+        except TransportError:
+            self._failed = True
+            raise
+        if values[0] == LOST:
+            self._failed = True
+            raise RankLostError(
+                f"The parameter server on rank {self._root} has ended, because a rank has died or has ended its script "
+                "without optimizer.finish(). See the output of the other ranks for the cause."
+            )
+        return values[HEAD:]
+
+    def close(self) -> None:
+        """End the server; collective."""
+        with contextlib.suppress(TransportError):
+            if not self._failed:
+                self.ask(STOP)
+        idle = not self._failed
+        if self._server is not None:
+            idle = self._server.end(at_once=self._failed) and idle
+        self._transport.close(idle=idle)
+
+
+class _Server:
+    """The thread, and what the rank that it runs on exchanges with it in memory."""
+
+    def __init__(self, transport: Transport, start: Array, clocks: Clocks) -> None:
+        self._transport, self._clocks = transport, clocks
+        self._values, self._own = start.copy(), start.copy()
+        self._wake = threading.Condition()
+        self._own_request: tuple[float, Array] | None = None
+        self._own_answered = False
+        self._failure: TransportError | None = None
+        self._leaving = False
+        self._stopped: set[int] = set()
+        self._waiting: set[int] = set()  # ranks whose answer is held back
+        self._sending: list[Request] = []
+        self._thread = threading.Thread(target=self._run, name="hvdkit-parameter-server", daemon=True)
+        self._thread.start()
+
+    def ask(self, kind: float, change: Array) -> None:
+        """As a message of this rank's."""
+        with self._wake:
+            self._own_request, self._own_answered = (kind, change), False
+            self._wake.notify_all()
+
+    def answer(self) -> Array:
+        """See ServerLink.answer."""
+        with self._wake:
+            while not self._own_answered:
+                if self._failure is not None:
+                    raise self._failure
+                self._wake.wait(_CHECK_S)
+        return self._own
+
+    def end(self, *, at_once: bool) -> bool:
+        """Wait for the thread; did all ranks stop it?"""
+        self._leaving = at_once
+        self._thread.join(_END_S)
+        return not self._thread.is_alive() and self._failure is None and not at_once
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except TransportError as error:
+            self._failure = error
+            self._tell_lost()
+        except Exception as error:  # of this file; whoever waits must hear of it
+            logger.exception("The parameter server of rank %s has failed", self._transport.rank)
+            self._failure = TransportError(f"The parameter server of this rank has failed: {error}")
+            self._tell_lost()
+        with self._wake:
+            self._wake.notify_all()
+
+    def _serve(self) -> None:
+        transport = self._transport
+        peers = [rank for rank in range(transport.size) if rank != transport.rank]
+        buffers = {peer: make_buffer(HEAD + self._values.size, self._values.dtype.name) for peer in peers}
+        requests = {peer: transport.ireceive(buffers[peer], peer, _REQUEST_TAG) for peer in peers}
+        looked, pause = 0.0, _BUSY_S
+        while len(self._stopped) < transport.size and not self._leaving:
+            came = False
+            with self._wake:
+                own, self._own_request = self._own_request, None
+            if own is not None:
+                self._take(transport.rank, *own)
+                came = True
+            for peer, request in list(requests.items()):
+                if not request.done():
+                    continue
+                came = True
+                array = buffers[peer].array
+                self._take(peer, float(array[0]), array[HEAD:])
+                if peer in self._stopped:
+                    del requests[peer]
+                else:
+                    requests[peer] = transport.ireceive(buffers[peer], peer, _REQUEST_TAG)
+            self._release()
+            if self._stopped and self._waiting:
+                raise RankLostError(
+                    f"Ranks {sorted(self._stopped)} have shut hvdkit down (or reached the end of their script) while "
+                    f"ranks {sorted(self._waiting)} still train. Call optimizer.finish() on every rank after its last "
+                    "step."
+                )
+            self._sending = [sent for sent in self._sending if not sent.done()]
+            now = time.monotonic()
+            if now - looked > _CHECK_S and not self._stopped:
+                transport.check()
+                looked = now
+            pause = _BUSY_S if came else min(_IDLE_S, pause * 1.2)
+            if not came:
+                with self._wake:
+                    if self._own_request is None:
+                        self._wake.wait(pause)
+        for sent in self._sending:
+            sent.wait()
+
+    def _take(self, rank: int, kind: float, change: Array) -> None:
+        if kind == STOP:
+            self._stopped.add(rank)
+            return
+        if kind == FINISH:
+            self._clocks.finish(rank)
+        else:
+            factor = self._clocks.push(rank)
+            if factor == 1.0:
+                self._values += change
+            else:
+                self._values += factor * change
+        self._waiting.add(rank)
+
+    def _release(self) -> None:
+        """Answer the ranks that may go on."""
+        for rank in self._clocks.take_released(self._waiting):
+            self._waiting.discard(rank)
+            if rank == self._transport.rank:
+                with self._wake:
+                    np.copyto(self._own, self._values)
+                    self._own_answered = True
+                    self._wake.notify_all()
+            else:
+                self._send(rank, PUSH)
+
+    def _send(self, rank: int, kind: float) -> None:
+        answer = make_buffer(HEAD + self._values.size, self._values.dtype.name)
+        answer.array[:HEAD] = kind
+        np.copyto(answer.array[HEAD:], self._values)
+        self._sending.append(self._transport.isend(answer, rank, _ANSWER_TAG))
+
+    def _tell_lost(self) -> None:
+        """Have those that wait here end as well: they may not be able to see what this rank has seen."""
+        for rank in self._waiting - {self._transport.rank}:
+            with contextlib.suppress(TransportError):
+                self._send(rank, LOST)
+
+
+def slices(count: int, servers: int) -> list[tuple[int, int]]:
+    """The (start, stop) of each server's elements."""
+    return [(at * count // servers, (at + 1) * count // servers) for at in range(servers)]

@@ -1,0 +1,87 @@
+"""AsynchronousOptimizer: ranks step at their own pace, and servers keep the parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hvdkit.asynchronous.asynchronous import Asynchronous, check_numbers, check_servers
+from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.engine.named.submit import check_process_set
+from hvdkit.engine.strategy import Strategy
+from hvdkit.log import logger
+from hvdkit.torch.local_sgd import warn_of_statistics
+from hvdkit.torch.ops import barrier
+from hvdkit.torch.optimizer import DistributedOptimizer, NamedParameters
+from hvdkit.torch.plain_copies import change_class
+from hvdkit.torch.wrapped import Wrapped
+
+
+class AsynchronousWrapped(Wrapped):
+    """Mixed in before the optimizer's own class."""
+
+    _hvdkit_set: ProcessSet = global_process_set
+
+    def finish(self) -> None:
+        """Wait until all ranks call it; afterwards their parameters are equal; collective. Steps may follow.
+
+        Ranks may have taken different numbers of steps, except with staleness=0. Call it before the parameters are
+        evaluated or saved, and before hvd.join() and the end of the script. Raises RankLostError if a rank has ended.
+        """
+        sync = self._hvdkit
+        if sync is None:
+            return
+        if isinstance(sync.strategy, Asynchronous):
+            sync.strategy.finish()
+        else:
+            barrier(process_set=self._hvdkit_set)
+
+
+def AsynchronousOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: NamedParameters | None = None,
+    staleness: int = 4,
+    servers: int = 1,
+    *,
+    scale_by_staleness: bool = False,
+    backward_passes_per_step: int = 1,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Make an optimizer step at this rank's pace, at most `staleness` steps ahead of the slowest rank.
+
+    Returns the same object, as DistributedOptimizer() does. The optimizer steps on this rank's own gradients; the
+    change of the parameters, divided by the number of ranks, goes to the servers, which add it as it comes, and the
+    rank goes on from the values that are there then. The optimizer's state is each rank's own. Call its finish() on all
+    ranks after their last step, before evaluating, saving or joining; ranks may take different numbers of steps.
+
+    named_parameters: as for DistributedOptimizer().
+    staleness: 0 averages the gradients of all ranks in every step, as DistributedOptimizer() does.
+    servers: threads of the first so many ranks keep a slice of the parameters each.
+    scale_by_staleness: multiply a change by 1 / (1 + s), where s is the number of changes of other ranks since this
+    rank had its values, in rounds of as many as there are ranks, rounded down.
+    backward_passes_per_step: as for DistributedOptimizer().
+
+    Raises what DistributedOptimizer() raises; ValueError or TypeError for numbers that cannot be used.
+    """
+    check_process_set(process_set, "AsynchronousOptimizer()")
+    check_numbers(staleness, servers)
+    strategy: Strategy | None = None
+    if process_set.included():
+        size = process_set.size()
+        check_servers(servers, size)
+        if size == 1:
+            logger.warning("hvd.AsynchronousOptimizer: there is one rank, which trains as without hvdkit.")
+        elif staleness:
+            strategy = Asynchronous(staleness, servers=servers, scale_by_staleness=scale_by_staleness)
+    wrapped = DistributedOptimizer(
+        optimizer,
+        named_parameters,
+        backward_passes_per_step=backward_passes_per_step,
+        process_set=process_set,
+        strategy=strategy,
+    )
+    if strategy is not None:
+        warn_of_statistics(wrapped, "AsynchronousOptimizer")
+    change_class(wrapped, AsynchronousWrapped, wrapped._parameter_names, {"_hvdkit_set": process_set})
+    return wrapped

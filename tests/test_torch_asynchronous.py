@@ -1,0 +1,146 @@
+"""hvd.AsynchronousOptimizer: staleness 0 is synchronous, all end alike, and no rank is too far ahead."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ranks import run_ranks
+from torch_world import Case, Weights, assert_alike, joined, weights
+
+import hvdkit.torch as hvd
+from hvdkit.asynchronous.parameter_server import slices
+from hvdkit.asynchronous.staleness import Clocks
+
+SGD = Case("SGD", {"lr": 0.05})
+
+
+def test_a_rank_waits_for_the_slowest_that_has_not_finished() -> None:
+    clocks = Clocks(3, 2, scaled=False)
+    for _ in range(2):
+        clocks.push(0)
+        assert clocks.take_released({0}) == [0]
+    clocks.push(0)
+    assert clocks.take_released({0}) == []
+    clocks.push(1)
+    assert clocks.take_released({0, 1}) == [1]
+    clocks.finish(2)
+    assert clocks.take_released({0, 2}) == [0]
+    clocks.finish(1)
+    assert clocks.take_released({1, 2}) == []
+    clocks.finish(0)
+    assert clocks.take_released({0, 1, 2}) == [0, 1, 2]
+    clocks.push(1)  # they begin anew
+    assert clocks.take_released({1}) == [1]
+
+
+def test_changes_are_scaled_by_whole_rounds_that_they_missed() -> None:
+    clocks = Clocks(3, 10, scaled=True)
+    clocks.take_released({0, 1, 2})
+    factors = []
+    for rank in (0, 1, 0, 1, 0, 1, 2):
+        factors.append(clocks.push(rank))
+        clocks.take_released({rank})
+    assert factors == [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1 / 3]
+
+
+def test_servers_divide_all_elements() -> None:
+    assert slices(10, 3) == [(0, 3), (3, 6), (6, 10)]
+
+
+def _train(staleness: int, servers: int, steps: list[int], network: str) -> tuple[Weights, Weights, float]:
+    with joined(network):
+        model, plain = SGD.make()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(hvd.rank() if staleness else 0)  # all go on from rank 0's
+        optimizer = hvd.AsynchronousOptimizer(plain, model.named_parameters(), staleness, servers)
+        for step in range(steps[hvd.rank()]):
+            inputs, targets = SGD.batch(step, 0, hvd.size())
+            mine = slice(hvd.rank() * SGD.rows, (hvd.rank() + 1) * SGD.rows)
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(inputs[mine]), targets[mine])
+            loss.backward()
+            optimizer.step()
+        optimizer.finish()
+        before = weights(model)
+        optimizer.finish()
+        return before, weights(model), float(loss.detach())
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("network", ["auto", pytest.param("mpi", marks=pytest.mark.slow)])
+def test_ranks_with_uneven_steps_end_with_equal_parameters(network: str) -> None:
+    results = run_ranks(3, _train, 4, 2, [20, 13, 25], network)
+    assert_alike([end for before, after, _ in results for end in (before, after)], results[0][1], "float64")
+    assert all(np.isfinite(loss) for _, _, loss in results)
+
+
+@pytest.mark.ranks
+def test_staleness_0_is_synchronous() -> None:
+    case, size = SGD, 3
+    model, optimizer = case.make()
+    for step in range(20):
+        inputs, targets = case.batch(step, 0, size)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    results = run_ranks(size, _train, 0, 1, [20] * 3, "auto")
+    assert_alike([after for _, after, _ in results], weights(model), "float64")
+
+
+def _refusals() -> list[str]:
+    messages = []
+    with joined():
+        arguments: list[dict[str, Any]] = [
+            {"staleness": -1},
+            {"servers": 0},
+            {"servers": hvd.size() + 1},
+            {"staleness": 1.5},
+        ]
+        for each in arguments:
+            _, plain = SGD.make()
+            with pytest.raises((ValueError, TypeError)) as caught:
+                hvd.AsynchronousOptimizer(plain, **each)
+            messages.append(str(caught.value))
+    return messages
+
+
+@pytest.mark.ranks
+def test_bad_numbers_are_refused() -> None:
+    for messages in run_ranks(2, _refusals):
+        assert "staleness is -1" in messages[0] and "servers is 0" in messages[1]
+        assert "at most servers=2" in messages[2] and "integer" in messages[3]
+
+
+_VICTIM = """
+import os, sys, time, torch
+import hvdkit.torch as hvd
+hvd.init()
+model = torch.nn.Linear(4, 4)
+optimizer = hvd.AsynchronousOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), staleness=4)
+for step in range(100000):
+    optimizer.zero_grad()
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    if step == 20 and hvd.rank() == int(sys.argv[1]):
+        if sys.argv[2] == "kill":
+            os.kill(os.getpid(), 9)
+        sys.exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "how"), [(0, "kill"), (2, "kill"), (2, "end")])
+def test_a_lost_rank_ends_the_job(tmp_path: Path, rank: int, how: str) -> None:
+    script = tmp_path / "victim.py"
+    script.write_text(_VICTIM)
+    command = [sys.executable, "-m", "hvdkit.launch", "-np", "3", sys.executable, str(script), str(rank), how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode
+    assert f"rank {rank}" in (done.stdout + done.stderr).lower() or "finish()" in done.stdout + done.stderr
