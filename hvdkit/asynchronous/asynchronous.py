@@ -1,8 +1,8 @@
-"""Asynchronous steps with bounded staleness: ranks send how their parameters change to servers, and take what is there.
+"""Asynchronous steps with bounded staleness: ranks send how their parameters change, and take what is there.
 
-One step of a rank: the inner optimizer steps on the rank's own gradients; the change that it made, divided by the number
-of ranks, goes to the servers, which add it to the values that all share; the rank goes on from these. So the optimizer's
-state (momentum, Adam's moments) is each rank's own, as in Downpour SGD (J. Dean et al., "Large Scale Distributed Deep
+One step of a rank: the inner optimizer steps on the rank's own gradients; the change that it made, divided by the
+number of ranks, goes to the servers, which add it to the values that all share; the rank goes on from these. So the
+optimizer's state (momentum, Adam's moments) is each rank's own, as in Downpour SGD (J. Dean et al., "Large Scale Distributed Deep
 Networks", 2012), and any optimizer of any framework will do.
 """
 
@@ -50,8 +50,8 @@ class Asynchronous(Strategy):
         self.detach()
         if on_horovod():
             raise ValueError(
-                "AsynchronousOptimizer() needs the native engine: Horovod's core has no messages from rank to rank. Set "
-                "HVDKIT_ENGINE=native."
+                "AsynchronousOptimizer() needs the native engine: Horovod's core has no messages from rank to rank. "
+                "Set HVDKIT_ENGINE=native."
             )
         transport = group.transport
         check_servers(self._servers, transport.size)

@@ -1,10 +1,10 @@
 """A parameter server: a thread of a rank that keeps a slice of the parameters and adds the changes that ranks send.
 
-Messages are those of a transport, so they work alike over MPI, over Gloo and inside a host. Each server has a transport
-of its own: of a process only one thread uses it, on the server's rank the server's, elsewhere the one that trains. MPI's
-one-sided operations are not used: a server must decide which rank waits, and ULFM does not repair windows.
+Messages are those of a transport, so they work alike over MPI, over Gloo and inside a host. Each server has a
+transport of its own: of a process only one thread uses it, on the server's rank the server's, elsewhere the one that
+trains. MPI's one-sided operations are not used: a server must decide which rank waits, and ULFM repairs no windows.
 
-A request is HEAD and a change (n,), an answer is HEAD and the values (n,), both of one size, so that each is one message.
+A request is HEAD and a change (n,), an answer is HEAD and the values (n,), each one message of the same size.
 """
 
 from __future__ import annotations

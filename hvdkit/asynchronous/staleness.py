@@ -12,8 +12,8 @@ class Clocks:
     """The steps of `size` ranks as one server has seen them.
 
     staleness: how many steps a rank may be ahead of the slowest one that has not finished. scaled: are changes
-    multiplied by 1 / (1 + their staleness)? That is the number of changes of other ranks since this rank had its values,
-    in rounds of `size`, rounded down: 0 for ranks of equal speed.
+    multiplied by 1 / (1 + their staleness)? That is the number of changes of other ranks since this rank had its
+    values, in rounds of `size`, rounded down: 0 for ranks of equal speed.
     """
 
     def __init__(self, size: int, staleness: int, *, scaled: bool) -> None:
