@@ -34,11 +34,12 @@ Named = Iterable[tuple[str, nn.Parameter]]
 
 @dataclass(frozen=True)
 class Way:
-    """A strategy. wrap: the optimizer. balanced: rows by speed. predicted: its name in hvdkit's prediction, if any."""
+    """A strategy. wrap: the optimizer. balanced: rows by speed. own_pace: steps by speed. predicted: its name in hvdkit's prediction, if any."""
 
     name: str
     wrap: Callable[[Optimizer, Named], Any]
     balanced: bool = False
+    own_pace: bool = False
     predicted: str = ""
 
 
@@ -53,7 +54,12 @@ WAYS = (
     Way("local SGD, every 8", functools.partial(hvd.LocalSGD, every=8), predicted="local SGD, every 8"),
     Way("DiLoCo, every 20", functools.partial(hvd.DiLoCo, every=20)),
     Way("asynchronous, staleness 0", functools.partial(hvd.AsynchronousOptimizer, staleness=0)),
-    Way("asynchronous, staleness 4", functools.partial(hvd.AsynchronousOptimizer, staleness=4)),
+    Way(
+        "asynchronous, staleness 4",
+        functools.partial(hvd.AsynchronousOptimizer, staleness=4),
+        own_pace=True,
+        predicted="asynchronous, staleness 4",
+    ),
 )
 
 
@@ -65,8 +71,11 @@ def read_digits() -> tuple[TensorDataset, tuple[torch.Tensor, torch.Tensor]]:
     return TensorDataset(inputs[:_TRAINED], targets[:_TRAINED]), (inputs[_TRAINED:], targets[_TRAINED:])
 
 
-def train(way: Way, row_s: float, epochs: int) -> tuple[list[tuple[float, nn.Module]], nn.Module]:
-    """Train; returns copies of the model with the seconds at which they were made, and the model in the end."""
+def train(way: Way, row_s: float, epochs: int, share: float) -> tuple[list[tuple[float, nn.Module]], nn.Module]:
+    """Train; returns copies of the model with the seconds at which they were made, and the model in the end.
+
+    share: of this rank in the speed of all, times their number.
+    """
     data, _ = read_digits()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -77,14 +86,14 @@ def train(way: Way, row_s: float, epochs: int) -> tuple[list[tuple[float, nn.Mod
     else:
         sampler = hvd.data.ShardedSampler(data)
         loader = DataLoader(data, _BATCH // hvd.size(), sampler=sampler, drop_last=True)
-    steps = epochs * len(loader)
+    steps = round(epochs * len(loader) * (share if way.own_pace else 1.0))
     kept: list[tuple[float, nn.Module]] = [(0.0, copy.deepcopy(model))]
     number = itertools.count(1)
     hvd.barrier()
     began, spent = time.perf_counter(), 0.0
-    for epoch in range(epochs):
+    for epoch in range(-(-steps // len(loader))):
         sampler.set_epoch(epoch)
-        for inputs, targets in loader:
+        for inputs, targets in itertools.islice(loader, steps - epoch * len(loader)):
             time.sleep(row_s * len(targets))
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(inputs), targets).backward()
@@ -108,12 +117,13 @@ def main(path: str, times: float, row_ms: float, epochs: int, only: str) -> None
     torch.set_num_threads(1)
     row_s = [row_ms / 1e3] * (hvd.size() - 1) + [row_ms / 1e3 * times]
     own_s = [each * _BATCH / hvd.size() for each in row_s]
+    share = hvd.size() / own_s[hvd.rank()] / sum(1 / each for each in own_s)
     predicted = {one.name: one.speedup for one in compare_strategies(Measured(own_s, max(own_s))).choices}
     _, (inputs, targets) = read_digits()
     wanted = [way for way in WAYS if any(part in way.name for part in only.split(","))]
     runs = []
     for way in wanted:
-        kept, model = train(way, row_s[hvd.rank()], epochs)
+        kept, model = train(way, row_s[hvd.rank()], epochs, share)
         with torch.no_grad():
             losses = [float(nn.functional.cross_entropy(each(inputs), targets)) for _, each in kept]
             accuracy = float((model(inputs).argmax(1) == targets).double().mean())

@@ -1,4 +1,4 @@
-"""hvd.AsynchronousOptimizer: staleness 0 is synchronous, all end alike, and no rank is too far ahead."""
+"""hvd.AsynchronousOptimizer: staleness 0 is synchronous, all end alike, and no values get too old."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hvdkit.asynchronous.staleness import Clocks
 SGD = Case("SGD", {"lr": 0.05})
 
 
-def test_a_rank_waits_for_the_slowest_that_has_not_finished() -> None:
+def test_a_rank_waits_for_those_whose_values_get_too_old() -> None:
     clocks = Clocks(3, 2, scaled=False)
     for _ in range(2):
         clocks.push(0)
@@ -28,15 +28,32 @@ def test_a_rank_waits_for_the_slowest_that_has_not_finished() -> None:
     clocks.push(0)
     assert clocks.take_released({0}) == []
     clocks.push(1)
-    assert clocks.take_released({0, 1}) == [1]
+    assert clocks.take_released({0, 1}) == [1]  # rank 2 is still in its first step
     clocks.finish(2)
     assert clocks.take_released({0, 2}) == [0]
     clocks.finish(1)
     assert clocks.take_released({1, 2}) == []
     clocks.finish(0)
     assert clocks.take_released({0, 1, 2}) == [0, 1, 2]
-    clocks.push(1)  # they begin anew
+    clocks.push(1)
     assert clocks.take_released({1}) == [1]
+
+
+def test_a_rank_of_a_third_of_the_speed_holds_nobody_back() -> None:
+    clocks = Clocks(3, 3, scaled=False)
+    for turn in range(1, 60):
+        ranks = [0, 1] if turn % 3 else [0, 1, 2]
+        for rank in ranks:
+            clocks.push(rank)
+            assert clocks.take_released({rank}) == [rank]
+
+
+def test_ranks_that_all_wait_go_on() -> None:
+    clocks = Clocks(2, 0, scaled=False)
+    clocks.push(0)
+    assert clocks.take_released({0}) == []
+    clocks.push(1)
+    assert clocks.take_released({0, 1}) == [0, 1]
 
 
 def test_changes_are_scaled_by_whole_rounds_that_they_missed() -> None:

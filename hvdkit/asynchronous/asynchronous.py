@@ -2,8 +2,8 @@
 
 One step of a rank: the inner optimizer steps on the rank's own gradients; the change that it made, divided by the
 number of ranks, goes to the servers, which add it to the values that all share; the rank goes on from these. So the
-optimizer's state (momentum, Adam's moments) is each rank's own, as in Downpour SGD (J. Dean et al., "Large Scale Distributed Deep
-Networks", 2012), and any optimizer of any framework will do.
+optimizer's state (momentum, Adam's moments) is each rank's own, as in Downpour SGD (J. Dean et al., "Large Scale
+Distributed Deep Networks", 2012), and any optimizer of any framework will do.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from hvdkit.transport.buffer import COMPLEX, Array, as_buffer
 
 
 class Asynchronous(Strategy):
-    """Ranks step at their own pace, at most `staleness` steps ahead of the slowest.
+    """Ranks step at their own pace, at most staleness + 1 times while another rank is in one step.
 
-    staleness: 1 or more. servers: on ranks 0 to servers - 1 a thread keeps a slice of the parameters each, in float32
+    staleness: 1 or more, see Clocks. servers: on ranks 0 to servers - 1 a thread keeps a slice of the parameters each, in float32
     (float64 where a parameter is). scale_by_staleness: see Clocks.
     Raises ValueError for numbers that cannot be used.
     """
@@ -95,7 +95,7 @@ class Asynchronous(Strategy):
             self._read(self._before)
 
     def after_step(self) -> None:
-        """See Strategy.after_step; not collective. Waits if this rank is too far ahead.
+        """See Strategy.after_step; not collective. Waits if the values of a rank would get too old.
 
         Raises RankLostError if a rank has ended.
         """

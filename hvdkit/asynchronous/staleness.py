@@ -1,6 +1,6 @@
-"""Stale synchronous parallel: which ranks may go on, from the numbers of their steps.
+"""Bounded delay: which ranks may go on, so that no change is computed on values that are too old.
 
-Source: Q. Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", 2013.
+Source: M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", 2014.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Collection
 class Clocks:
     """The steps of `size` ranks as one server has seen them.
 
-    staleness: how many steps a rank may be ahead of the slowest one that has not finished. scaled: are changes
+    staleness: a rank waits when it has sent more changes than this since another rank began the step that it is in. So
+    a rank that is always slower holds nobody back who is at most staleness + 1 times as fast. scaled: are changes
     multiplied by 1 / (1 + their staleness)? That is the number of changes of other ranks since this rank had its
     values, in rounds of `size`, rounded down: 0 for ranks of equal speed.
     """
@@ -22,6 +23,7 @@ class Clocks:
         self._finished: set[int] = set()
         self._pushes = 0
         self._read = [0] * size  # pushes when the rank got its values
+        self._seen = [[0] * size for _ in range(size)]  # the steps of all ranks then
 
     def push(self, rank: int) -> float:
         """A change of this rank's has come; returns what it is multiplied with."""
@@ -37,15 +39,20 @@ class Clocks:
     def take_released(self, waiting: Collection[int]) -> list[int]:
         """Those of the waiting ranks that get the values now.
 
-        Ranks that have finished get them together, when all have; then all clocks begin anew.
+        Ranks that have finished get them together, when all have.
         """
-        active = [self._steps[rank] for rank in range(self._size) if rank not in self._finished]
-        if not active:
-            self._steps, self._finished = [0] * self._size, set()
+        if len(self._finished) == self._size:
+            self._finished = set()
             released = sorted(waiting)
         else:
-            limit = min(active) + self._staleness
-            released = [rank for rank in sorted(waiting) if rank not in self._finished and self._steps[rank] <= limit]
+            training = [rank for rank in range(self._size) if rank not in self._finished and rank not in waiting]
+            released = [
+                rank
+                for rank in sorted(waiting)
+                if rank not in self._finished
+                and all(self._steps[rank] - self._seen[other][rank] <= self._staleness for other in training)
+            ]
         for rank in released:
             self._read[rank] = self._pushes
+            self._seen[rank] = list(self._steps)
         return released

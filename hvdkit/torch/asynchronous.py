@@ -48,7 +48,7 @@ def AsynchronousOptimizer(
     backward_passes_per_step: int = 1,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Make an optimizer step at this rank's pace, at most `staleness` steps ahead of the slowest rank.
+    """Make an optimizer step at this rank's pace; it waits only for ranks whose values would get too old.
 
     Returns the same object, as DistributedOptimizer() does. The optimizer steps on this rank's own gradients; the
     change of the parameters, divided by the number of ranks, goes to the servers, which add it as it comes, and the
@@ -56,7 +56,8 @@ def AsynchronousOptimizer(
     ranks after their last step, before evaluating, saving or joining; ranks may take different numbers of steps.
 
     named_parameters: as for DistributedOptimizer().
-    staleness: 0 averages the gradients of all ranks in every step, as DistributedOptimizer() does.
+    staleness: a rank waits when it has sent more changes than this since another rank began the step that it is in; so
+    it may be staleness + 1 times as fast as the slowest. 0 averages the gradients of all ranks in every step, as DistributedOptimizer() does.
     servers: threads of the first so many ranks keep a slice of the parameters each.
     scale_by_staleness: multiply a change by 1 / (1 + s), where s is the number of changes of other ranks since this
     rank had its values, in rounds of as many as there are ranks, rounded down.
