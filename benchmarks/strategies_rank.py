@@ -34,7 +34,10 @@ Named = Iterable[tuple[str, nn.Parameter]]
 
 @dataclass(frozen=True)
 class Way:
-    """A strategy. wrap: the optimizer. balanced: rows by speed. own_pace: steps by speed. predicted: its name in hvdkit's prediction, if any."""
+    """A strategy. wrap: the optimizer. balanced: rows by speed. own_pace: steps by speed.
+
+    predicted: its name in hvdkit's prediction, if any.
+    """
 
     name: str
     wrap: Callable[[Optimizer, Named], Any]

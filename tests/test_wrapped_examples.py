@@ -74,6 +74,7 @@ def test_every_example_has_a_plain_twin_unless_it_has_a_loop_of_tensorflow_or_sh
         "pytorch_resumable_digits.py",
         "pytorch_simulation.py",
         "pytorch_diloco.py",
+        "pytorch_asynchronous.py",
         "pytorch_uneven.py",
         "pytorch_zero.py",
         "tensorflow2_digits.py",

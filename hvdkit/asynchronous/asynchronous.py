@@ -23,8 +23,8 @@ from hvdkit.transport.buffer import COMPLEX, Array, as_buffer
 class Asynchronous(Strategy):
     """Ranks step at their own pace, at most staleness + 1 times while another rank is in one step.
 
-    staleness: 1 or more, see Clocks. servers: on ranks 0 to servers - 1 a thread keeps a slice of the parameters each, in float32
-    (float64 where a parameter is). scale_by_staleness: see Clocks.
+    staleness: 1 or more; scale_by_staleness: see Clocks. servers: on so many first ranks a thread keeps a slice of the
+    parameters, in float32 (float64 where a parameter is).
     Raises ValueError for numbers that cannot be used.
     """
 

@@ -57,7 +57,8 @@ def AsynchronousOptimizer(
 
     named_parameters: as for DistributedOptimizer().
     staleness: a rank waits when it has sent more changes than this since another rank began the step that it is in; so
-    it may be staleness + 1 times as fast as the slowest. 0 averages the gradients of all ranks in every step, as DistributedOptimizer() does.
+    it may be staleness + 1 times as fast as the slowest. 0 averages the gradients of all ranks in every step, as
+    DistributedOptimizer() does.
     servers: threads of the first so many ranks keep a slice of the parameters each.
     scale_by_staleness: multiply a change by 1 / (1 + s), where s is the number of changes of other ranks since this
     rank had its values, in rounds of as many as there are ranks, rounded down.
