@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import hvdkit.torch as hvd
+import hvdkit.torch as hvd  # hvd
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=10)
@@ -21,19 +21,19 @@ parser.add_argument("--staleness", type=int, default=4)
 parser.add_argument("--slow-ms", type=float, default=0.0)
 options = parser.parse_args()
 
-hvd.init()
+hvd.init()  # hvd
 torch.set_num_threads(1)
 torch.manual_seed(0)
 images, labels = load_digits(return_X_y=True)
 order = torch.randperm(len(labels))
 inputs, targets = torch.tensor(images / 16).float()[order], torch.tensor(labels)[order]
 data = TensorDataset(inputs[:1437], targets[:1437])
-sampler = hvd.data.ShardedSampler(data)
+sampler = hvd.data.ShardedSampler(data)  # hvd
 loader = DataLoader(data, 32, sampler=sampler)
 
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-optimizer = hvd.AsynchronousOptimizer(optimizer, model.named_parameters(), staleness=options.staleness)
+optimizer = hvd.AsynchronousOptimizer(optimizer, model.named_parameters(), staleness=options.staleness)  # hvd
 
 for epoch in range(options.epochs):
     sampler.set_epoch(epoch)
@@ -44,8 +44,8 @@ for epoch in range(options.epochs):
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
-optimizer.finish()  # all ranks have the same parameters now
-if hvd.rank() == 0:
+optimizer.finish()  # hvd: all ranks have the same parameters now
+if hvd.rank() == 0:  # hvd
     with torch.no_grad():
         right = model(inputs[1437:]).argmax(1) == targets[1437:]
-    print(f"accuracy {100 * right.double().mean():.1f} %")
+    print(f"test accuracy {100 * right.double().mean():.1f} %")
