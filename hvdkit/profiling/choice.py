@@ -154,8 +154,8 @@ def compare_strategies(measured: Measured) -> Strategies:
             f"asynchronous, staleness {_STALENESS}",
             _asynchronous(measured, _STALENESS),
             False,
-            "",
-            "not in hvdkit yet; gradients of old parameters: a step is worth less, results are not repeatable",
+            f"hvd.AsynchronousOptimizer(optimizer, staleness={_STALENESS})",
+            "gradients of old parameters: a step is worth less, and results are not repeatable. PyTorch only",
         ),
     ]
     choices = tuple(Choice(name, step_s, now / step_s, same, use, trade) for name, step_s, same, use, trade in found)
