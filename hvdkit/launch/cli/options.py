@@ -29,6 +29,7 @@ _DETAILS = """
 The command follows the options. A .py file runs with this Python. Each line of output begins with its rank: [0], or
 [0 node1] on several hosts. When a rank fails hvdrun ends all ranks. Its exit code is that of the failed rank, 128+n for
 signal n, 130 for Ctrl-C, 2 if the job was not started, 75 if the training was saved and is not finished.
+Documentation: docs/clusters/hvdrun.md of hvdkit's source.
 """
 
 # The settings of the short help, with their text there.

@@ -38,6 +38,13 @@ def print_verdict(findings: Sequence[Finding], console: Console, *, quiet: bool 
             soft_wrap=True,
         )
         console.print(f"    {escape(finding.cure)}", highlight=False, soft_wrap=True)
+    if findings and not quiet:
+        first = escape(findings[0].name)
+        console.print(
+            f"Every finding is described in docs/reference/findings.md of hvdkit's source, at #finding-{first} and so on.",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def print_host_tables(facts: HostFacts, console: Console) -> None:
