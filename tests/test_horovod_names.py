@@ -1,4 +1,4 @@
-"""The README lists every public name of Horovod that hvdkit leaves out, and no other."""
+"""The documentation lists every public name of Horovod that hvdkit leaves out, and no other."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 from engines import require_horovod
 
-README = Path(__file__).parents[1] / "README.md"
-SECTION = "### Names of Horovod that are left out"
+PAGE = Path(__file__).parents[1] / "docs" / "comparisons" / "horovod.md"
+SECTION = "## Names of Horovod that are left out"
 
 
 def left_out() -> list[str]:
-    """The patterns in the first column of the README's table."""
-    text = README.read_text().partition(SECTION)[2].partition("\n#")[0]
+    """The patterns in the first column of the page's table."""
+    text = PAGE.read_text().partition(SECTION)[2].partition("\n#")[0]
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     return [pattern for row in rows for pattern in re.findall(r"`([^`]+)`", row.split("|")[1])]
 
 
 @pytest.mark.horovod_core
-def test_the_readme_lists_the_names_that_are_left_out() -> None:
+def test_the_documentation_lists_the_names_that_are_left_out() -> None:
     require_horovod()
     script = Path(__file__).with_name("horovod_names.py")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100)

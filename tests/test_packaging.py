@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import hvdkit
-from hvdkit.config import read_settings
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,18 +55,3 @@ def test_every_import_is_a_dependency() -> None:
 def test_every_folder_with_code_is_a_package() -> None:
     folders = {path.parent for path in (ROOT / "hvdkit").rglob("*.py")}
     assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
-
-
-def test_the_settings_table_of_the_readme_is_that_of_the_code() -> None:
-    readme = (ROOT / "README.md").read_text()
-    missing = [row for row in settings_table() if row not in readme]
-    assert not missing, "put these into README.md:\n" + "\n".join(missing)
-
-
-def settings_table() -> list[str]:
-    """The rows of the README's table, one a setting."""
-    return [
-        f"| `{item.variable}` | {f'`{item.flag}`' if item.flag else ''} | `{item.default}` | {item.help} "
-        f"| {f'`{item.horovod}`' if item.horovod else ''} |"
-        for item in read_settings({})
-    ]

@@ -61,5 +61,5 @@ def refusal(name: str) -> str:
             return f"{name} is not in hvdkit, which replaces Horovod in this process. {way}."
     return (
         f"{name} is not in hvdkit, which replaces Horovod in this process. hvdkit has horovod.torch, "
-        f"horovod.tensorflow, horovod.keras and horovod.tensorflow.keras; see the README's section 'A Horovod script'."
+        f"horovod.tensorflow, horovod.keras and horovod.tensorflow.keras; see docs/guides/horovod_scripts.md."
     )

@@ -58,7 +58,7 @@ def _rename(draft: Draft, node: cst.CSTNode, name: cst.CSTNode, module: str, nam
         gone = next((one for one in _GONE if matches(path + ".", [one + "."])), None)
         target = "hvdkit" + path[len("horovod") :]
         if gone or (path != "horovod" and target not in _MODULES):
-            write = _GONE.get(gone or "", "the README lists what hvdkit has")
+            write = _GONE.get(gone or "", "hvdkit's docs/comparisons/horovod.md lists what there is")
             draft.breaks(node, f"hvdkit has no {path}.", write)
             return []
     target = "hvdkit" + module[len("horovod") :]
@@ -78,7 +78,7 @@ def _instead(draft: Draft, name: str) -> str:
         )
     if name == "run":
         return "hvdrun, and call the function on each rank"
-    return "the README lists what hvdkit has"
+    return "hvdkit's docs/comparisons/horovod.md lists what there is"
 
 
 def _rename_uses(draft: Draft) -> None:

@@ -1,0 +1,21 @@
+"""The first page stays short, and what it links to is there; the pages of docs/ are checked when the site is built."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_readme_is_one_page() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "examples/README.md", "hostfiles/README.md"])
+def test_links_of_a_page_lead_to_files(name: str) -> None:
+    page = ROOT / name
+    targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
