@@ -33,6 +33,7 @@ MODULES = (
     "hvdkit.keras.callbacks",
     "hvdkit.keras.elastic",
     "hvdkit.parallel",
+    "hvdkit.federated",
 )
 
 _DOCTOR = Path(next(iter(hvdkit.tools.doctor.__path__)))
