@@ -18,10 +18,11 @@ FLOORS = (
     (("keras", "Keras 3"), ("torch", "PyTorch"), ("tensorflow", "TensorFlow")),
     (
         ("elastic", "ranks that die"),
-        ("checkpoint", "atomic, any number of ranks"),
+        ("checkpoint", "atomic files"),
         ("profiling", "where time goes"),
-        ("parallel", "meshes and stages"),
-        ("asynchronous", "ranks that need not wait"),
+        ("parallel", "meshes, stages"),
+        ("asynchronous", "local SGD, servers"),
+        ("federated", "rounds of clients"),
     ),
     (("engine", "plan of buckets, named operations, strategies, sharding"),),
     (
