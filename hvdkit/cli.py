@@ -84,7 +84,9 @@ class TopParser(Parser):
         for title, names in groups:
             rows = [f"  {name:{width}}  {summaries[name]}\n" for name in names if name in summaries]
             lines += [f"\n{title}:\n", *rows] if rows else []
-        closing = "hvdkit COMMAND --help shows the options of a command. Documentation: docs/index.md of hvdkit's source."
+        closing = (
+            "hvdkit COMMAND --help shows the options of a command. Documentation: docs/index.md of hvdkit's source."
+        )
         return "".join([*lines, f"\n{closing}\n"])
 
 

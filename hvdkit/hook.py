@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Callable
 from types import TracebackType
 
+from hvdkit.errors import page_of
+
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 _installed: _Hook | None = None
@@ -59,7 +61,9 @@ def _show(
     # torch.distributed's hook has what ours says written to memory, to show it later; but this process ends here.
     stream = sys.__stderr__ if isinstance(sys.stderr, io.StringIO) else sys.stderr
     # One write, so that the lines of several failing ranks do not mix.
-    head = f"hvdkit: rank {rank} on {host} failed with {kind.__name__}; ending the job.\n"
+    page = page_of(kind)
+    more = f" See {page} of hvdkit's source." if page else ""
+    head = f"hvdkit: rank {rank} on {host} failed with {kind.__name__}; ending the job.{more}\n"
     try:
         with contextlib.redirect_stderr(stream or sys.stderr):
             if _previous is None or _previous is sys.__excepthook__:

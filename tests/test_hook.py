@@ -101,3 +101,10 @@ def test_other_threads_are_left_alone() -> None:
         "thread = threading.Thread(target=lambda: 1 / 0)\nthread.start()\nthread.join()\nprint('still here')"
     )
     assert done.returncode == 0 and done.stdout == "still here\n" and "ZeroDivisionError" in done.stderr
+
+
+def test_an_error_of_hvdkit_names_the_page_that_describes_it() -> None:
+    done = run(
+        "from hvdkit.errors import RankLostError\ninstall_exception_hook(0, 'here', None)\nraise RankLostError('x')"
+    )
+    assert "See docs/reference/errors.md#error-rank-lost of hvdkit's source." in done.stderr.splitlines()[0]

@@ -132,7 +132,13 @@ def errors_page() -> str:
     for name, kind in vars(hvdkit.errors).items():
         if isinstance(kind, type) and issubclass(kind, BaseException) and kind.__module__ == hvdkit.errors.__name__:
             bases = ", ".join(base.__name__ for base in kind.__bases__)
-            lines += [f"({_anchor('error', name)})=", f"## {name}\n", f"A kind of {bases}.\n", _docstring(kind), ""]
+            lines += [
+                f"({hvdkit.errors.anchor_of(name)})=",
+                f"## {name}\n",
+                f"A kind of {bases}.\n",
+                _docstring(kind),
+                "",
+            ]
     return "\n".join(lines)
 
 
@@ -168,7 +174,7 @@ def findings_page() -> str:
     """Describe the findings of hvdkit doctor, each under an anchor of its own."""
     lines: list[str] = []
     for name, cases in findings().items():
-        lines += [f"({_anchor('finding', name)})=", f"## {name}\n"]
+        lines += [f"(finding-{name})=", f"## {name}\n"]
         for severity, seen, cure in cases:
             kind = f"**{severity}:** " if severity else ""
             lines.append(f"- {kind}{_escape(seen) or 'The message says what was seen.'} {_escape(cure)}".rstrip())
@@ -242,10 +248,6 @@ def _docstring(thing: Any) -> str:
 def _escape(text: str) -> str:
     """Keep Markdown from reading names with stars and underscores, and angle brackets, as markup."""
     return re.sub(r"([*_<>\[\]{}#$])", r"\\\1", text)
-
-
-def _anchor(kind: str, name: str) -> str:
-    return f"{kind}-{re.sub(r'(?<=[a-z])(?=[A-Z])', '-', name).lower()}"
 
 
 def _import(names: Iterable[str]) -> Iterator[ModuleType]:
