@@ -41,7 +41,7 @@ def print_verdict(findings: Sequence[Finding], console: Console, *, quiet: bool 
     if findings and not quiet:
         first = escape(findings[0].name)
         console.print(
-            f"Every finding is described in docs/reference/findings.md of hvdkit's source, at #finding-{first} and so on.",
+            f"Each finding is described in docs/reference/findings.md of hvdkit's source (#finding-{first}).",
             highlight=False,
             soft_wrap=True,
         )
