@@ -162,5 +162,9 @@ def test_a_lost_rank_ends_the_job(tmp_path: Path, rank: int, how: str) -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env, check=False)
     assert done.returncode
-    reason = f"Rank {rank} on host" if how == "kill" else "without optimizer.finish()"
-    assert reason in done.stdout + done.stderr
+    # hvdrun may end the other ranks before they say that one is lost.
+    if how == "kill":
+        assert f"rank {rank} on " in done.stderr and "was killed by SIGKILL" in done.stderr
+    else:  # whether the server hears first that it left or that it stopped is left to chance
+        said = done.stdout + done.stderr
+        assert "shut hvdkit down" in said or "without optimizer.finish()" in said
