@@ -160,6 +160,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: round_of(Federation([0, 1]), function=lambda _, weights: ([one * np.inf for one in weights], 1)),
         "Client 0 on rank 0: train.*NaN or infinity",
     ),
+    "raised by hvdkit": (
+        lambda: round_of(Federation([0, 1]), function=lambda _, weights: get_weights(weights)),
+        "Client 0 on rank 0: get_weights.*must be a torch module",
+    ),
     "no tuple": (lambda: round_of(Federation([0, 1]), function=lambda _, weights: weights), "returned a list"),
     "whole numbers": (lambda: Federation([0, 1])._round(OneProcess(), [np.arange(3)], train), "dtype int64"),
     "learning rate": (lambda: FedAvg(0), "learning_rate"),

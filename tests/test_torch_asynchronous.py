@@ -15,8 +15,11 @@ from ranks import run_ranks
 from torch_world import Case, Weights, assert_alike, joined, weights
 
 import hvdkit.torch as hvd
-from hvdkit.asynchronous.parameter_server import slices
+from hvdkit.asynchronous.parameter_server import LOST, PUSH, STOP, ServerLink, slices
 from hvdkit.asynchronous.staleness import Clocks
+from hvdkit.errors import RankLostError
+from hvdkit.transport.buffer import Buffer
+from hvdkit.transport.request import DoneRequest, Request
 
 SGD = Case("SGD", {"lr": 0.05})
 
@@ -69,6 +72,60 @@ def test_changes_are_scaled_by_whole_rounds_that_they_missed() -> None:
 
 def test_servers_divide_all_elements() -> None:
     assert slices(10, 3) == [(0, 3), (3, 6), (6, 10)]
+
+
+class _Never(Request):
+    def done(self) -> bool:
+        return False
+
+
+class _Messages:
+    """A transport whose ranks have sent one request each, or none; keeps what they are sent."""
+
+    def __init__(self, rank: int, requests: dict[int, float]) -> None:
+        self.rank, self.size, self._requests = rank, 4, requests
+        self.told: dict[int, float] = {}
+        self.idle: bool | None = None
+
+    def ireceive(self, buffer: Buffer, peer: int, tag: int) -> Request:
+        if peer not in self._requests:
+            return _Never()
+        buffer.array[0] = self._requests.pop(peer)
+        return DoneRequest(buffer)
+
+    def isend(self, buffer: Buffer, peer: int, tag: int) -> Request:
+        self.told[peer] = float(buffer.array[0])
+        return DoneRequest(buffer)
+
+    def send(self, buffer: Buffer, peer: int, tag: int) -> None:
+        raise RankLostError("The server has ended.")
+
+    def check(self) -> None:
+        pass
+
+    def close(self, *, idle: bool = True) -> None:
+        self.idle = idle
+
+
+def test_a_server_that_ends_tells_also_ranks_that_compute() -> None:
+    transport: Any = _Messages(0, {1: STOP, 2: PUSH})
+    link = ServerLink(transport, 0, np.zeros(2, np.float32), Clocks(4, 0, scaled=False))
+    link.ask(PUSH)
+    with pytest.raises(RankLostError, match="have shut hvdkit down"):
+        link.answer()
+        link.ask(PUSH)
+        link.answer()
+    link.close()
+    assert transport.told.get(3) == LOST and 1 not in transport.told and transport.idle is False
+
+
+def test_a_rank_whose_request_fails_does_not_wait_for_others_when_it_closes() -> None:
+    transport: Any = _Messages(1, {})
+    link = ServerLink(transport, 0, np.zeros(2, np.float32), Clocks(4, 0, scaled=False))
+    with pytest.raises(RankLostError):
+        link.ask(PUSH)
+    link.close()
+    assert transport.idle is False
 
 
 def _train(staleness: int, servers: int, steps: list[int], network: str) -> tuple[Weights, Weights, float]:

@@ -20,7 +20,7 @@ from hvdkit.errors import RankLostError, TransportError
 from hvdkit.log import logger
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Array, make_buffer
-from hvdkit.transport.request import Request
+from hvdkit.transport.request import Request, leave_behind
 
 #: Elements before the change or the values, of their dtype: the kind of the message, so that these stay aligned.
 HEAD = 2
@@ -60,7 +60,11 @@ class ServerLink:
             return
         if kind != STOP:
             self._asked = self._transport.ireceive(self._answer, self._root, _ANSWER_TAG)
-        self._transport.send(self._message, self._root, _REQUEST_TAG)
+        try:
+            self._transport.send(self._message, self._root, _REQUEST_TAG)
+        except TransportError:
+            self._failed = True  # so that close() does not wait for the others
+            raise
 
     def answer(self) -> Array:
         """Wait for the values (n,), which stay until the next ask(). Raises RankLostError if a rank has ended."""
@@ -105,6 +109,7 @@ class _Server:
         self._stopped: set[int] = set()
         self._waiting: set[int] = set()  # ranks whose answer is held back
         self._sending: list[Request] = []
+        self._receiving: dict[int, Request] = {}
         self._thread = threading.Thread(target=self._run, name="hvdkit-parameter-server", daemon=True)
         self._thread.start()
 
@@ -125,8 +130,11 @@ class _Server:
 
     def end(self, *, at_once: bool) -> bool:
         """Wait for the thread; did all ranks stop it?"""
-        self._leaving = at_once
+        self._leaving = at_once or self._failure is not None
         self._thread.join(_END_S)
+        if self._thread.is_alive():  # the transport must not be closed under it
+            self._leaving = True
+            self._thread.join(_END_S)
         return not self._thread.is_alive() and self._failure is None and not at_once
 
     def _run(self) -> None:
@@ -139,6 +147,9 @@ class _Server:
             logger.exception("The parameter server of rank %s has failed", self._transport.rank)
             self._failure = TransportError(f"The parameter server of this rank has failed: {error}")
             self._tell_lost()
+        finally:
+            for request in (*self._sending, *self._receiving.values()):
+                leave_behind(request)  # the transport may still read and write their memory
         with self._wake:
             self._wake.notify_all()
 
@@ -146,7 +157,9 @@ class _Server:
         transport = self._transport
         peers = [rank for rank in range(transport.size) if rank != transport.rank]
         buffers = {peer: make_buffer(HEAD + self._values.size, self._values.dtype.name) for peer in peers}
-        requests = {peer: transport.ireceive(buffers[peer], peer, _REQUEST_TAG) for peer in peers}
+        requests = self._receiving
+        for peer in peers:
+            requests[peer] = transport.ireceive(buffers[peer], peer, _REQUEST_TAG)
         looked, pause = 0.0, _BUSY_S
         while len(self._stopped) < transport.size and not self._leaving:
             came = False
@@ -182,8 +195,11 @@ class _Server:
                 with self._wake:
                     if self._own_request is None:
                         self._wake.wait(pause)
+        if len(self._stopped) < transport.size:
+            raise RankLostError("The rank of this parameter server shuts hvdkit down while other ranks still train.")
         for sent in self._sending:
             sent.wait()
+        self._sending = []
 
     def _take(self, rank: int, kind: float, change: Array) -> None:
         if kind == STOP:
@@ -218,10 +234,24 @@ class _Server:
         self._sending.append(self._transport.isend(answer, rank, _ANSWER_TAG))
 
     def _tell_lost(self) -> None:
-        """Have those that wait here end as well: they may not be able to see what this rank has seen."""
-        for rank in self._waiting - {self._transport.rank}:
+        """Have the others end as well: they may not be able to see what this rank has seen.
+
+        Those that compute now find it instead of the answer to their next request.
+        """
+        for rank in set(range(self._transport.size)) - self._stopped - {self._transport.rank}:
             with contextlib.suppress(TransportError):
                 self._send(rank, LOST)
+        while self._sending and not self._leaving:  # large messages go on only in calls of this rank
+            self._sending = [sent for sent in self._sending if not _done(sent)]
+            time.sleep(_IDLE_S * 10)
+
+
+def _done(sent: Request) -> bool:
+    """Is it done, or has it failed?"""
+    try:
+        return sent.done()
+    except TransportError:
+        return True
 
 
 def slices(count: int, servers: int) -> list[tuple[int, int]]:

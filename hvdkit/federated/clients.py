@@ -66,13 +66,16 @@ class Outcome:
 
 
 def train_client(train: Train, client: int, weights: Arrays, timeout_s: float | None) -> Outcome:
-    """Let a client train, and look at what it returns. An exception of the script's is a client that is lost.
+    """Let a client train, and look at what it returns. An exception of the script's is a client that is lost, a
+    FederatedError, as of set_weights(), is something wrong.
 
-    Raises what hvdkit itself raises, such as the loss of a rank.
+    Raises what else hvdkit itself raises, such as the loss of a rank.
     """
     start = time.monotonic()
     try:
         returned = train(client, [array.copy() for array in weights])
+    except FederatedError as error:  # raised on this rank only; the others must hear of it
+        return Outcome(client, wrong=str(error).rstrip("."))
     except HvdkitError:
         raise
     except Exception as error:
