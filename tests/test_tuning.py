@@ -195,8 +195,8 @@ def test_a_training_that_is_tuned_ends_where_it_would_have(on_ranks: Callable[..
     rows = rows_of(log)
     assert 3 <= len(rows) <= 10 and len({tuple(row[name] for name in VALUES) for row in rows}) >= 3
     assert all(float(row["median_ms"]) > 0 and row["steps"] == "8" for row in rows)
-    # On a busy machine rank 0 says of stragglers, too.
-    said = [text for text in seen[0].said if not text.startswith("The other ranks wait for rank")]
+    # On a busy machine rank 0 warns of other things, too.
+    said = [text for text in seen[0].said if text.startswith(("autotune ", "Tuned settings"))]
     assert [text.startswith("autotune of optimizer.1: after ") for text in said] == [True, False]
     assert said[1] == f"Tuned settings were saved in {saved}. Use them with hvdrun --tuned {saved}."
     assert not seen[1].said
