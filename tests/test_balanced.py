@@ -290,3 +290,17 @@ def test_the_time_of_a_gpu_ends_with_its_last_gradient(monkeypatch: pytest.Monke
     seconds = clock.step()
     assert seconds is not None
     assert seconds() == pytest.approx(0.005)
+    assert clock.step() is None, "without a gradient there is no end"
+    Event.now_ms += 4.0
+    clock.gradient(Gradient())  # type: ignore[arg-type]
+    seconds = clock.step()
+    assert seconds is not None
+    assert seconds() == pytest.approx(0.004)
+
+
+def test_a_row_of_weight_0_adds_nothing_whatever_its_gradient_is() -> None:
+    sampler = object.__new__(hvd.data.BalancedSampler)
+    sampler._clock, sampler.size, sampler._current = None, 3, (0, 2)
+    weighted = sampler.gradient(torch.tensor([math.inf, math.nan, 1.0]))
+    assert weighted is not None
+    assert weighted.tolist() == [0.0, 0.0, 0.0]

@@ -7,7 +7,7 @@ import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import federated_checks as checks
 import numpy as np
@@ -17,7 +17,7 @@ from federated_checks import OneProcess, make_weights, mean_of, round_of, train
 from numpy.typing import NDArray
 from ranks import RanksFailedError, run_ranks
 
-from hvdkit.errors import FederatedError
+from hvdkit.errors import CheckpointError, FederatedError, RankLostError
 from hvdkit.federated import (
     FedAdam,
     FedAvg,
@@ -131,6 +131,15 @@ def test_a_failed_round_changes_nothing_and_state_continues() -> None:
     assert_near(round_of(federation).weights, round_of(other).weights, 0)
 
 
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+def test_the_loss_of_a_rank_in_training_stays_that() -> None:
+    with pytest.raises(RankLostError):
+        round_of(Federation([0, 1]), function=lambda _, weights: _raise(RankLostError("rank 1 has ended")))
+
+
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "one client": (lambda: round_of(Federation([0])), "1 clients on 1 ranks"),
     "twice": (lambda: Federation([1, 1]), "different whole numbers"),
@@ -149,6 +158,13 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: round_of(Federation([0, 1, 2], secure=SecureAggregation(most_samples=11))),
         "Client 2 on rank 0: its sample count is above",
     ),
+    "no samples in secret": (
+        lambda: round_of(
+            Federation([0, 1, 2], secure=SecureAggregation()),
+            function=lambda client, weights: (weights, 5 if client == 0 else 0),
+        ),
+        "Client 1 on rank 0: its sample count is 0.*raise an exception",
+    ),
     "overflow": (lambda: make_quantiser(1.0, 2**40, 2**20, 100), "could overflow"),
     "count": (lambda: round_of(Federation([0, 1]), function=lambda _, weights: (weights, -3)), "sample count is -3"),
     "no samples": (lambda: round_of(Federation([0, 1]), function=lambda _, weights: (weights, 0)), "all clients"),
@@ -163,6 +179,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "raised by hvdkit": (
         lambda: round_of(Federation([0, 1]), function=lambda _, weights: get_weights(weights)),
         "Client 0 on rank 0: get_weights.*must be a torch module",
+    ),
+    "raised by another part of hvdkit": (
+        lambda: round_of(Federation([0, 1]), function=lambda _, weights: _raise(CheckpointError("no shards."))),
+        r"Client 0 on rank 0: CheckpointError: no shards\.$",
     ),
     "no tuple": (lambda: round_of(Federation([0, 1]), function=lambda _, weights: weights), "returned a list"),
     "whole numbers": (lambda: Federation([0, 1])._round(OneProcess(), [np.arange(3)], train), "dtype int64"),

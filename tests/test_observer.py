@@ -146,3 +146,19 @@ def test_stages_on_a_device_are_its_times_and_no_step_waits_for_it(tmp_path: Pat
     times = [one["ts"] for one in json.loads(path.read_text()) if one.get("name") == "MEMCPY_IN_FUSION_BUFFER"]
     np.testing.assert_allclose(np.diff(times), [3000, 10_000] * 4 + [3000], atol=2)
     assert device.waits == 1
+
+
+def test_a_new_timeline_has_nothing_of_before(tmp_path: Path) -> None:
+    timeline, path, device = Timeline(), tmp_path / "trace.json", SlowDevice()
+    observer = PlanObserver(FACTS, NAMES, timeline, device=DeviceClock(device, lambda: 0))
+    timeline.start(str(tmp_path / "first.json"))
+    play(observer, 0)  # sets the clock
+    timeline.stop()
+    play(observer, 1)  # began while the timeline was on, and is read later
+    timeline.start(str(path))
+    for number in range(2, 5):
+        play(observer, number)
+    device.passed = device.given
+    timeline.stop()
+    times = [one["ts"] for one in json.loads(path.read_text()) if "ts" in one]
+    assert len(times) > 2 and min(times) >= 0

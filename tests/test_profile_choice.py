@@ -76,11 +76,6 @@ def test_a_rank_at_a_third_of_the_speed_asks_for_balanced_rows() -> None:
     assert found.named(BALANCED).speedup == found.named(ASYNCHRONOUS).speedup == pytest.approx(7 / 3)
 
 
-def test_what_hvdkit_does_not_have_is_not_recommended() -> None:
-    found = compare_strategies(Measured([0.1, 0.1, 0.3], 0.3, meeting_s=10.0))
-    assert all(found.named(name).use for name in (found.best, found.fastest))
-
-
 def test_nobody_is_further_ahead_than_the_bound_on_staleness() -> None:
     found = compare_strategies(Measured([0.1, 0.1, 10.0], 10.0))
     assert found.named(ASYNCHRONOUS).speedup == pytest.approx((5 + 5 + 1) / 3)

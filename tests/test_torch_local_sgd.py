@@ -279,6 +279,14 @@ def _in_particular() -> None:
         for state in states[1:]:
             np.testing.assert_equal(state, states[0])
 
+        # Ranks that have taken different numbers of steps are told both.
+        optimizer = hvd.LocalSGD(torch.optim.SGD([parameter], 1.0), every=4)
+        for _ in range(1 + rank):
+            parameter.grad = torch.ones(2)
+            optimizer.step()
+        with pytest.raises(hvd.HorovodInternalError, match=r"steps.*\b1\b.*\b2\b|steps.*\b2\b.*\b1\b"):
+            optimizer.synchronize_parameters()
+
 
 @pytest.mark.native("nothing here depends on the engine")
 def test_in_particular() -> None:

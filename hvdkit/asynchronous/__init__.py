@@ -1,1 +1,1 @@
-"""Strategies whose ranks need not meet in every step: local SGD, DiLoCo; without a framework."""
+"""Strategies without a framework whose ranks need not meet in every step: local SGD, DiLoCo, asynchronous."""

@@ -18,6 +18,10 @@ from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.buffer import Array
 
 _ALL = 2**31  # buckets in flight
+EVEN_STEPS = (
+    "LocalSGD and DiLoCo need the same number of steps on all ranks: give every rank as many batches (drop_last, or a "
+    "sampler that pads), and leave out hvd.join()."
+)
 
 
 class DeltaAverage:
@@ -72,8 +76,7 @@ class DeltaAverage:
         if missed:
             raise HorovodInternalError(
                 f"This rank had called hvd.join() while other ranks averaged parameters {missed} times, so it does not "
-                "have what they go on from. LocalSGD and DiLoCo need the same number of steps on all ranks: give every "
-                "rank as many batches (drop_last, or a sampler that pads), and leave out hvd.join()."
+                f"have what they go on from. {EVEN_STEPS}"
             )
         self._rounds += 1
         self._source.begin(arrays)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.asynchronous.delta_average import DeltaAverage
+from hvdkit.asynchronous.delta_average import EVEN_STEPS, DeltaAverage
 from hvdkit.asynchronous.fragments import due_fragment, split_fragments
 from hvdkit.asynchronous.outer import OuterSGD
 from hvdkit.asynchronous.parameter_values import ParameterValues, zeros_for
@@ -35,6 +35,7 @@ from hvdkit.engine.planned.plan import describe_plan
 from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.strategy import Parameters, Strategy
+from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Array, as_buffer
 
@@ -216,16 +217,25 @@ class PeriodicAverage(Strategy):
                 self._end(self._fragments[due])
 
     def _end_warm_up(self) -> None:
-        """Let the present values be the shared ones: of rank 0, whose rounding may differ; collective."""
+        """Let the present values be the shared ones: of rank 0, whose rounding may differ; collective.
+
+        Raises HorovodInternalError if a rank has joined, which would go on without them.
+        """
         assert self._parameters is not None
         self._shared.clear()
         self._read_missing()
 
-        def share(transport: Transport, joined: Sequence[int]) -> None:
+        def share(transport: Transport, joined: Sequence[int]) -> Sequence[int]:
             if not joined:
                 self._take_from_root(transport)
+            return joined
 
-        collective_step(self._group.engine, "local_steps", share, name=self._parameters.name)
+        joined = collective_step(self._group.engine, "local_steps", share, name=self._parameters.name)
+        if joined:
+            raise HorovodInternalError(
+                f"Ranks {', '.join(map(str, joined))} had called hvd.join() when local steps began, after step "
+                f"{self._steps}, so they do not have the values that the others go on from. {EVEN_STEPS}"
+            )
 
     def synchronize(self) -> None:
         """Have all parameters meet now, as far as they have not since the last step; collective.

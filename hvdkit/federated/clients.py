@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.errors import FederatedError, HvdkitError
+from hvdkit.errors import FederatedError, HorovodInternalError, HvdkitError
 from hvdkit.federated.vector import Arrays, Vector, check_weights, flatten
 from hvdkit.log import logger
 
@@ -66,18 +66,19 @@ class Outcome:
 
 
 def train_client(train: Train, client: int, weights: Arrays, timeout_s: float | None) -> Outcome:
-    """Let a client train, and look at what it returns. An exception of the script's is a client that is lost, a
-    FederatedError, as of set_weights(), is something wrong.
+    """Let a client train, and look at what it returns. An exception of the script's is a client that is lost, one of
+    hvdkit's, as of set_weights(), is something wrong.
 
-    Raises what else hvdkit itself raises, such as the loss of a rank.
+    Raises HorovodInternalError, such as the loss of a rank.
     """
     start = time.monotonic()
     try:
         returned = train(client, [array.copy() for array in weights])
-    except FederatedError as error:  # raised on this rank only; the others must hear of it
-        return Outcome(client, wrong=str(error).rstrip("."))
-    except HvdkitError:
+    except HorovodInternalError:
         raise
+    except HvdkitError as error:  # raised on this rank only; the others must hear of it
+        name = "" if isinstance(error, FederatedError) else f"{type(error).__name__}: "
+        return Outcome(client, wrong=f"{name}{error}".rstrip("."))
     except Exception as error:
         logger.warning("federated: client %d is left out of this round", client, exc_info=True)
         return Outcome(client, lost=type(error).__name__)

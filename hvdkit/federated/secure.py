@@ -43,8 +43,9 @@ class SecureAggregation:
     """Sum the clients' updates such that nobody sees one of them. Needs hvdkit[federated].
 
     clip: the largest number that may be in an update. levels: how many values between -clip and clip.
-    most_samples: the largest sample count of a client. threshold: how many clients must be left at the end of a round,
-    and how many must collude to read an update; None for more than half of the round's clients.
+    most_samples: the largest sample count of a client. threshold: how many clients must be left at the end of a round;
+    None for more than half of the round's clients. An update is hidden from threshold - 1 clients that collude, and
+    from two fewer than are left, whichever is less: threshold - 2 where no more than threshold are left.
     """
 
     clip: float = 8.0

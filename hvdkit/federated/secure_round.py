@@ -47,6 +47,11 @@ class SecureRound:
 
     def check(self, update: Update) -> str:
         """What is wrong with an update that cannot be summed, else ""."""
+        if update[1] == 0:  # if all others' were 0 too, the sum would be one client's update
+            return (
+                "its sample count is 0, which SecureAggregation refuses. Let train() raise an exception instead: that "
+                "leaves the client out of the round"
+            )
         if update[1] > self._options.most_samples:
             return f"its sample count is above most_samples={self._options.most_samples} of SecureAggregation"
         try:

@@ -43,8 +43,8 @@ class Choice:
     """A strategy.
 
     step_s: predicted seconds for the samples of one synchronous step of all ranks. speedup: over that step. same: is
-    the result that of one process with the whole batch, but for rounding? use: how to ask for it; "" where hvdkit has
-    no such strategy, which is then not recommended. trade: in words.
+    the result that of one process with the whole batch, but for rounding? use: how to ask for it. trade: in
+    words.
     """
 
     name: str
@@ -163,7 +163,7 @@ def compare_strategies(measured: Measured) -> Strategies:
 
 
 def _fastest(choices: Sequence[Choice]) -> str:
-    found = max((one for one in choices if one.use), key=lambda one: one.speedup)
+    found = max(choices, key=lambda one: one.speedup)
     return found.name if found.speedup >= _WORTH else choices[0].name
 
 

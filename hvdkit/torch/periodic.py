@@ -34,12 +34,14 @@ class PeriodicWrapped(Wrapped):
         """Make the parameters equal on all ranks now, and the buffers of the `model`; collective.
 
         Call it before parameters are evaluated, saved or exported. Of DiLoCo the outer optimizer takes its step. Does
-        nothing to parameters that have met since the last step. Raises HorovodInternalError if a rank has left.
+        nothing to parameters that have met since the last step. Raises HorovodInternalError if a rank has left,
+        or has taken another number of steps.
         """
         sync, strategy = self._hvdkit, self.strategy
         if sync is None or strategy is None:
             return
-        sync.together("synchronize_parameters", lambda _, __: strategy.synchronize())
+        steps = [("steps", str(strategy.steps))]
+        sync.together("synchronize_parameters", lambda _, __: strategy.synchronize(), steps)
         if self._hvdkit_buffers:
             # In float64 the average of equal numbers of float32 is that number.
             means = [buffer.double() for buffer in self._hvdkit_buffers]

@@ -18,6 +18,8 @@ class DeviceClock:
     def __init__(self, device: Device, current_stream: Callable[[], int]) -> None:
         self._device, self._current_stream = device, current_stream
         self._known: tuple[Event, float] | None = None
+        #: How often the clock has been set. Marks from before the last time are not to be read.
+        self.times_set = 0
         self._free: list[Event] = []
 
     def set(self) -> None:
@@ -25,6 +27,7 @@ class DeviceClock:
         event = self.mark()
         event.synchronize()
         self._known = event, clock()
+        self.times_set += 1
 
     def mark(self) -> Event:
         """An event after what the stream has been given."""
@@ -35,7 +38,7 @@ class DeviceClock:
     def read(self, marks: Sequence[Event]) -> list[float]:
         """When the device was there, in seconds of recording.clock; takes the marks back.
 
-        marks: in the order of mark(), all done, after a set(). Raises TransportError if the device has failed.
+        marks: in the order of mark(), all done, after the last set(). Raises TransportError if the device has failed.
         """
         assert self._known is not None
         known, known_s = self._known

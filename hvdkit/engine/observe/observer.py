@@ -112,9 +112,11 @@ class PlanObserver:
 
     def _read_later(self, device: DeviceClock, number: int, marks: list[tuple[int, int, Event]]) -> None:
         marks.append((_ENDED, 0, device.mark()))
-        loading = RECORDER.end_loading() if RECORDER.on else None
+        loading, times_set = RECORDER.end_loading() if RECORDER.on else None, device.times_set
 
         def read() -> None:
+            if device.times_set != times_set:  # of a timeline or recording that has ended
+                return
             times = device.read([event for _, _, event in marks])
             stages = [(kind, bucket, at) for (kind, bucket, _), at in zip(marks, times, strict=True)]
             if loading is not None:

@@ -190,6 +190,8 @@ class BalancedSampler(Sampler[list[int]]):
         if self._clock is not None:
             self._clock.gradient(gradient)
         weight = self.weight
+        if weight == 0.0:  # also of a gradient that is infinite
+            return torch.zeros_like(gradient)
         return None if weight == 1.0 else gradient * weight
 
     def stepped(self, sync: GradientSync) -> None:

@@ -32,21 +32,23 @@ class ComputeClock:
     def _begin(self) -> None:
         self._began_s, self._waited_s = time.perf_counter(), self._strategy.statistics.waited_s
         self._began = None if self._gradient is None else _record()
+        self._recorded = False  # is there a gradient since?
 
     def gradient(self, gradient: torch.Tensor) -> None:
         """Backward has computed a gradient."""
         if gradient.is_cuda:
             self._gradient = self._gradient or _event()
             self._gradient.record()
+            self._recorded = True
 
     def step(self) -> Callable[[], float] | None:
         """The optimizer has stepped. Returns what reads the seconds since it did before, and may wait for the GPU.
 
-        None where they are not known: in the first step on a GPU.
+        None where they are not known: in the first step on a GPU, and in one without a gradient there.
         """
         seconds = time.perf_counter() - self._began_s
         waits, before = self._strategy.statistics.waited_s, self._waited_s
-        began, last = self._began, self._gradient
+        began, last = self._began if self._recorded else None, self._gradient
         self._gradient = None if last is None else _event()
         self._begin()
         if waits is not None:
