@@ -148,6 +148,7 @@ def _train(staleness: int, servers: int, steps: list[int], network: str) -> tupl
         return before, weights(model), float(loss.detach())
 
 
+@pytest.mark.native("Horovod's core has no messages")
 @pytest.mark.ranks
 @pytest.mark.parametrize("network", ["auto", pytest.param("mpi", marks=pytest.mark.slow)])
 def test_ranks_with_uneven_steps_end_with_equal_parameters(network: str) -> None:
@@ -156,6 +157,7 @@ def test_ranks_with_uneven_steps_end_with_equal_parameters(network: str) -> None
     assert all(np.isfinite(loss) for _, _, loss in results)
 
 
+@pytest.mark.native("Horovod's core has no messages")
 @pytest.mark.ranks
 def test_staleness_0_is_synchronous() -> None:
     case, size = SGD, 3
@@ -186,6 +188,7 @@ def _refusals() -> list[str]:
     return messages
 
 
+@pytest.mark.native("Horovod's core has no messages")
 @pytest.mark.ranks
 def test_bad_numbers_are_refused() -> None:
     for messages in run_ranks(2, _refusals):
@@ -210,6 +213,7 @@ for step in range(100000):
 """
 
 
+@pytest.mark.native("Horovod's core has no messages")
 @pytest.mark.slow
 @pytest.mark.parametrize(("rank", "how"), [(0, "kill"), (2, "kill"), (2, "end")])
 def test_a_lost_rank_ends_the_job(tmp_path: Path, rank: int, how: str) -> None:
