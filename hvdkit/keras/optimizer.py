@@ -17,6 +17,8 @@ from hvdkit.keras.compression import Compression, Compressor
 from hvdkit.keras.distributed import Distributed, DistributedLossScale, mix_in
 from hvdkit.keras.periodic import PeriodicOptimizer
 from hvdkit.keras.settings import Settings
+from hvdkit.keras.sharding.optimizer import ShardedOptimizer, check_sharding
+from hvdkit.keras.sharding.sync import ShardSync
 from hvdkit.keras.sync import GradientSync
 
 
@@ -36,6 +38,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     strategy: Strategy | None = None,
+    shard: str | None = None,
 ) -> Any:
     """Make a Keras optimizer step on the gradients of all ranks, averaged by default.
 
@@ -56,6 +59,11 @@ def DistributedOptimizer(
     optimizer, and not together with op, compression or gradient_predivide_factor. Clipping is part of the optimizer's
     step, so it comes after before_step(). The strategy gets IndexedSlices as dense gradients. On TensorFlow and JAX it
     sees tensors through GradientSources only, and the values of parameters only if it overrides after_step().
+    shard: "optimizer" or "gradients" to divide the optimizer's state among the ranks (ZeRO-1 and -2, which are the same
+    here): gradients are reduce-scattered, each rank steps on its pieces of the variables, and all get the result. For
+    Keras's own optimizers that treat every element by itself. build() is then collective, and the state is saved with
+    hvd.checkpoint, or after optimizer.gather_state() on all ranks. Not with LossScaleOptimizer, use_ema, strategy,
+    op=Adasum, codings or elastic jobs (ValueError).
     name, device_dense, device_sparse, num_groups, groups, scale_local_gradients: accepted as in Horovod, and ignored.
 
     Raises NotInitializedError before init(), ValueError or TypeError for invalid arguments, ConfigError on a backend
@@ -67,6 +75,7 @@ def DistributedOptimizer(
         Settings(compression, op, gradient_predivide_factor, sparse_as_dense, process_set, strategy),
         passes=backward_passes_per_step,
         average_passes=average_aggregated_gradients,
+        shard=shard,
     )
 
 
@@ -120,6 +129,7 @@ def _wrap(
     average_passes: bool,
     local_layers: Sequence[Any] = (),
     scale_local: bool = True,
+    shard: str | None = None,
 ) -> Any:
     engine.runtime("DistributedOptimizer()")
     _refuse_other_keras(optimizer)
@@ -130,7 +140,12 @@ def _wrap(
         raise ValueError(
             "DistributedOptimizer(): this optimizer is already a DistributedOptimizer. Wrap each optimizer only once."
         )
+    if shard is not None:
+        check_sharding(optimizer, settings, shard)
     _set_passes(inner, passes)
+    if shard is not None and settings.size > 1:
+        mix_in(inner, ShardedOptimizer, ShardSync(settings, passes_factor=1.0 if average_passes else float(passes)))
+        return optimizer
     sync = GradientSync(
         settings,
         local_layers=local_layers,

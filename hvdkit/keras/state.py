@@ -13,6 +13,8 @@ from hvdkit.engine import job_objects
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.replicate import broadcast_state
 from hvdkit.keras.backends import settle, view_of
+from hvdkit.keras.sharding.optimizer import ShardedOptimizer
+from hvdkit.keras.sharding.state import IS_PIECE
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer
 
@@ -33,6 +35,11 @@ def _broadcast(variables: Iterable[Any], root_rank: int, owner: str) -> None:
     """See broadcast_variables. owner: what has these variables on this rank, for the error."""
     settle()
     listed = list(variables)
+    if pieces := [variable.path for variable in listed if getattr(variable, IS_PIECE, False)]:
+        raise ValueError(
+            f"broadcast_variables(): each rank has another part of {pieces[0]}, as the optimizer has shard=.... Use "
+            f"hvd.broadcast_model(model), which gives each rank its part."
+        )
 
     def broadcast(transport: Transport) -> None:
         for variable in listed:
@@ -72,7 +79,10 @@ def broadcast_model(model: keras.Model, root_rank: int = 0, local_variables: Seq
     sync_state(model)
     local = {id(variable) for variable in local_variables}
     shared = [weight for weight in model.weights if id(weight) not in local and id(weight.value) not in local]
-    _broadcast([*shared, *optimizer_variables(model)], root_rank, _describe_optimizer(model))
+    _broadcast([*shared, *equal_variables(model)], root_rank, _describe_optimizer(model))
+    optimizer = getattr(model, "optimizer", None)
+    if isinstance(optimizer, ShardedOptimizer) and optimizer.built:
+        optimizer._hvdkit_take_over(root_rank, broadcast_object)
 
 
 def _describe_optimizer(model: keras.Model) -> str:
@@ -91,10 +101,12 @@ def broadcast_global_variables(root_rank: int) -> None:
     )
 
 
-def optimizer_variables(model: keras.Model) -> list[Any]:
-    """What the model's optimizer remembers; nothing if it has none or has not been built."""
+def equal_variables(model: keras.Model) -> list[Any]:
+    """What the model's optimizer remembers, and all ranks alike; nothing if it has none or has not been built."""
     optimizer = getattr(model, "optimizer", None)
-    return list(optimizer.variables) if optimizer is not None and optimizer.built else []
+    if optimizer is None or not optimizer.built:
+        return []
+    return [variable for variable in optimizer.variables if not getattr(variable, IS_PIECE, False)]
 
 
 def sync_state(model: keras.Model) -> None:
@@ -105,6 +117,11 @@ def sync_state(model: keras.Model) -> None:
 
 def saved_variables(owner: Any) -> SavedVariables:
     """Keep the variables of a model or of an optimizer."""
+    if isinstance(owner, ShardedOptimizer):
+        raise ValueError(
+            "KerasState(): the optimizer's state is divided among the ranks (shard=...), and what a lost rank had "
+            "would be lost. Leave out shard, or save with hvd.checkpoint."
+        )
     if not isinstance(owner, keras.Model):
         return SavedVariables(f"The optimizer {owner.name}", lambda: owner.variables, view_of, broadcast_variables)
 

@@ -29,6 +29,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     strategy: Strategy | None = None,
+    shard: str | None = None,
 ) -> Any:
     """Make a Keras optimizer step on the gradients of all ranks; see hvdkit.keras.DistributedOptimizer.
 
@@ -55,4 +56,5 @@ def DistributedOptimizer(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
         strategy=strategy,
+        shard=shard,
     )

@@ -1,0 +1,171 @@
+"""Driving a sharded strategy for adapters that see tensors as arrays in host memory: Keras on each of its backends."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from hvdkit.engine.groups import Group
+from hvdkit.engine.named.collective_step import collective_step
+from hvdkit.engine.planned.arrays import ArraySource, Targets
+from hvdkit.engine.planned.plan import Plan, TensorSpec
+from hvdkit.engine.planned.source import Filled
+from hvdkit.engine.request import ReduceOptions
+from hvdkit.engine.sharding.pieces import Piece
+from hvdkit.engine.sharding.scatter import ScatterGradients
+from hvdkit.engine.sharding.strategy import Sharded
+from hvdkit.engine.strategy import Parameters
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buffer import Array, Buffer
+
+
+class ShardedArrays:
+    """Reduce-scatters the gradients of one list of tensors, and all-gathers their values.
+
+    A step: begin(), arrived() for each tensor, in any order and from any thread, finish(). Then gather().
+
+    pieces: this rank's, in the order in which pieces are given and returned. Arrays are (n,) in the dtype's storage.
+    compute_threads: that this rank computes with, 0 for as many as it has cores. Opened by all ranks together; raises
+    PlanMismatchError where their tensors differ.
+    """
+
+    def __init__(
+        self, group: Group, tensors: Sequence[TensorSpec], options: ReduceOptions, *, compute_threads: int
+    ) -> None:
+        self._gradients, self._values = ArraySource(len(tensors)), _Values()
+        self._shard = _Shard(self._gradients)
+        self._strategy = Sharded(ScatterGradients(options, self._shard), self._shard)
+        self._begun = False
+        name = f"arrays.{group.engine.count('arrays')}"
+        parameters = Parameters(name, tensors, self._gradients, self._values, compute_threads)
+
+        def attach(_: Transport, __: Sequence[int]) -> None:
+            self._strategy.attach(parameters, group)
+
+        collective_step(group.engine, "plan", attach, name=name)
+        self.pieces = self._values.pieces = self._shard.pieces
+
+    def begin(self, results: Targets) -> None:
+        """Begin a step. results: of each piece, overwritten with its gradient until finish() returns.
+
+        Raises BackwardInterruptedError if the step before ended after part of its gradients had been sent.
+        """
+        if self._begun:
+            self._strategy.cancel()
+        self._begun = True
+        self._shard.results = results
+
+    def arrived(self, tensor: int, gradient: Array | None) -> None:
+        """This rank has the gradient, or None for one that it does not have in this step.
+
+        It is read now or in a later call of the step; the caller leaves it alone until then.
+        """
+        self._gradients.put(tensor, gradient)
+        self._strategy.arrived(tensor)
+
+    def finish(self) -> Collection[int]:
+        """Have all results in place; collective.
+
+        Returns the tensors that no rank has a gradient of; the results of their pieces are of no use. Raises
+        RankLostError, with the tensors concerned, if a rank has ended.
+        """
+        try:
+            self._strategy.before_step()
+            self._begun = False
+        finally:
+            self._gradients.abandon()
+            self._shard.results = ()
+        return self._shard.unused
+
+    def scatter(self, gradients: Sequence[Array | None], results: Targets) -> Collection[int]:
+        """Reduce gradients that are all there; see begin(), arrived() and finish()."""
+        self.begin(results)
+        for tensor in reversed(range(len(gradients))):
+            self.arrived(tensor, gradients[tensor])
+        return self.finish()
+
+    def gather(self, pieces: Sequence[Array], targets: Targets | None) -> None:
+        """Fill the tensors with the pieces of all ranks; collective. targets: of each tensor; None to do without."""
+        self._values.begin(pieces, targets)
+        try:
+            self._strategy.after_step()
+            if targets is not None:
+                for piece, array in zip(self.pieces, pieces, strict=True):
+                    targets[piece.tensor][piece.offset : piece.offset + piece.count] = array
+        finally:
+            self._values.begin((), None)
+
+    def close(self) -> None:
+        """Free the buckets; collective."""
+        self._strategy.detach()
+
+
+class _Shard:
+    """See Receiver and Shards: takes note of which pieces are this rank's, and copies their gradients."""
+
+    def __init__(self, gradients: ArraySource) -> None:
+        self._gradients = gradients
+        self._in_bucket: dict[int, list[int]] = {}
+        self.pieces: Sequence[Piece] = ()
+        self.results: Targets = ()
+        self.unused: frozenset[int] = frozenset()
+
+    def collect(self, transport: Transport) -> None:
+        """See Shards.collect: there is one division only."""
+
+    def divide(self, parameters: Parameters, pieces: Sequence[Piece], ranks: Sequence[int]) -> None:
+        """See Shards.divide."""
+        self.pieces = list(pieces)
+        for index, piece in enumerate(pieces):
+            self._in_bucket.setdefault(piece.bucket, []).append(index)
+
+    def gathered(self) -> None:
+        """See Shards.gathered."""
+
+    def release(self, tensor: int) -> None:
+        """See Receiver.release."""
+        self._gradients.put(tensor, None)
+
+    def receive(self, bucket: int, memory: Buffer) -> None:
+        """See Receiver.receive."""
+        for index in self._in_bucket.get(bucket, ()):
+            piece = self.pieces[index]
+            np.copyto(self.results[index], memory.array[piece.start : piece.start + piece.count], casting="no")
+
+    def received(self, unused: Collection[int]) -> None:
+        """See Receiver.received."""
+        self.unused = frozenset(unused)
+
+
+class _Values:
+    """The source of the tensors' values: filled with this rank's pieces, drained of the others. See split_plan()."""
+
+    def __init__(self) -> None:
+        self._plan = Plan((), ())
+        self.pieces: Sequence[Piece] = ()
+        self._arrays: Sequence[Array] = ()
+        self._targets: Targets | None = None
+
+    def begin(self, arrays: Sequence[Array], targets: Targets | None) -> None:
+        """Take these from now on. arrays: of the pieces; targets: of the tensors."""
+        self._arrays, self._targets = arrays, targets
+
+    def on_plan(self, plan: Plan) -> None:
+        """See GradientSource.on_plan."""
+        self._plan = plan
+
+    def fill(self, bucket: int, memory: Buffer, _: tuple[int, int], /) -> Filled:
+        """See GradientSource.fill; bucket: an even one, in which this rank's pieces are."""
+        for piece, array in zip(self.pieces, self._arrays, strict=True):
+            if piece.bucket == bucket // 2:
+                np.copyto(memory.array[piece.start : piece.start + piece.count], array, casting="no")
+        return Filled(frozenset())
+
+    def drain(self, bucket: int, memory: Buffer, _: Collection[int], /) -> None:
+        """See GradientSource.drain; bucket: an odd one, in which the others' pieces are."""
+        if self._targets is None:
+            return
+        for slot in self._plan.buckets[bucket].slots:
+            part = self._targets[slot.tensor][slot.offset : slot.offset + slot.stop - slot.start]
+            np.copyto(part, memory.array[slot.start : slot.stop], casting="no")

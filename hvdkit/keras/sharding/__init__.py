@@ -1,0 +1,1 @@
+"""Optimizers of Keras whose state is divided among the ranks."""

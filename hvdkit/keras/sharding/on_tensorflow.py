@@ -1,0 +1,154 @@
+"""Pieces of variables on the TensorFlow backend: reduced and gathered by operations of the step's graph."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hvdkit.engine.groups import Group
+from hvdkit.engine.planned.plan import TensorSpec
+from hvdkit.engine.request import ReduceOptions
+from hvdkit.engine.sharding.arrays import ShardedArrays
+from hvdkit.engine.sharding.pieces import Piece
+from hvdkit.errors import HorovodInternalError
+from hvdkit.keras.sharding.drivers import Sum
+from hvdkit.tensorflow.result_memory import ResultMemory
+from hvdkit.tensorflow.tensors import array_of, as_tensor, flat_storage
+from hvdkit.tensorflow.tracing import call_in_graph, check_not_compiled, check_nothing_dropped, in_python
+from hvdkit.transport.buffer import Array
+
+
+class TensorflowShards:
+    """See ShardDriver."""
+
+    def __init__(
+        self, group: Group, tensors: Sequence[TensorSpec], variables: Sequence[Any], options: ReduceOptions, add: Sum
+    ) -> None:
+        self._tensors, self._variables, self._add = tensors, list(variables), add
+        threads = tf.config.threading.get_intra_op_parallelism_threads()
+        self.arrays = ShardedArrays(group, tensors, options, compute_threads=threads)
+        self._dtypes = [tensors[piece.tensor].dtype for piece in self.arrays.pieces]
+        self._results = ResultMemory([(piece.count,) for piece in self.arrays.pieces], self._dtypes)
+        self._wholes = ResultMemory([tuple(one.shape) for one in tensors], [one.dtype for one in tensors])
+
+    def make_piece(self, piece: Piece, name: str) -> Any:
+        """See ShardDriver.make_piece."""
+        with tf.init_scope():
+            dtype = self._tensors[piece.tensor].dtype
+            return keras.Variable(np.zeros(piece.count), dtype=dtype, trainable=False, name=name)
+
+    @in_python
+    def refresh(self, pieces: Sequence[Any]) -> None:
+        """See ShardDriver.refresh."""
+        for piece, variable in zip(self.arrays.pieces, pieces, strict=True):
+            flat = tf.reshape(self._variables[piece.tensor], [-1])
+            variable.assign(flat[piece.offset : piece.offset + piece.count])
+
+    @in_python
+    def scatter(self, gradients: Sequence[Any]) -> list[Any]:
+        """See ShardDriver.scatter. In a graph a gradient that only other ranks have is an error of the step."""
+        check_not_compiled("DistributedOptimizer(shard=...)")
+        present = [index for index, gradient in enumerate(gradients) if gradient is not None]
+        inputs = [tf.cast(gradients[index], self._tensors[index].dtype) for index in present]
+        pieces = self.arrays.pieces
+        if tf.executing_eagerly():
+            unused = self._scatter(present, [array_of(each) for each in inputs])
+            return [
+                None if piece.tensor in unused else as_tensor(self._results.take(index), self._dtypes[index])
+                for index, piece in enumerate(pieces)
+            ]
+        known, find = {*present}, _finder(self)
+        wanted = [index for index, piece in enumerate(pieces) if piece.tensor in known]
+        dtypes = [tf.as_dtype(self._dtypes[index]) for index in wanted]
+
+        def run(*arrays: Array) -> list[Array]:
+            driver = find()
+            unused = driver._scatter(present, arrays)
+            check_nothing_dropped([tensor.name for tensor in driver._tensors], present, unused)
+            return [driver._results.take(index) for index in wanted]
+
+        results = call_in_graph(run, inputs, dtypes, "hvdkit_scatter")
+        scattered: list[Any] = [None] * len(pieces)
+        for index, result in zip(wanted, results if wanted else (), strict=True):
+            result.set_shape((pieces[index].count,))
+            scattered[index] = result
+        return scattered
+
+    def _scatter(self, present: Sequence[int], arrays: Sequence[Array]) -> frozenset[int]:
+        self._results.begin()
+        flat: list[Array | None] = [None] * len(self._tensors)
+        for index, array in zip(present, arrays, strict=True):
+            flat[index] = flat_storage(array, self._tensors[index].dtype)
+        unused = frozenset(self.arrays.scatter(flat, self._results))
+        for index, piece in enumerate(self.arrays.pieces):
+            if piece.tensor in unused:
+                self._results.take(index)[...] = 0
+        return unused
+
+    @in_python
+    def gather(self, pieces: Sequence[Any], due: Any) -> None:
+        """See ShardDriver.gather."""
+        values = [tf.convert_to_tensor(variable) for variable in pieces]
+        if tf.executing_eagerly():
+            if not due:
+                return
+            arrays = self._gather([array_of(value) for value in values])
+            wholes = [as_tensor(array, tensor.dtype) for array, tensor in zip(arrays, self._tensors, strict=True)]
+        else:
+            find, dtypes = _finder(self), [tf.as_dtype(tensor.dtype) for tensor in self._tensors]
+
+            def run() -> list[Any]:
+                results: list[Any] = call_in_graph(
+                    lambda *arrays: find()._gather(arrays), values, dtypes, "hvdkit_gather"
+                )
+                for result, tensor in zip(results, self._tensors, strict=True):
+                    result.set_shape(tensor.shape)
+                return results
+
+            now = [tf.convert_to_tensor(variable) for variable in self._variables]
+            wholes = run() if due is True else tf.cond(due, run, lambda: now)
+        for variable, whole in zip(self._variables, wholes, strict=True):
+            variable.assign(whole)
+
+    def _gather(self, arrays: Sequence[Array]) -> list[Array]:
+        self._wholes.begin()
+        flat = [flat_storage(array, dtype) for array, dtype in zip(arrays, self._dtypes, strict=True)]
+        self.arrays.gather(flat, self._wholes)
+        return [self._wholes.take(index) for index in range(len(self._tensors))]
+
+    @in_python
+    def sum(self, numbers: Any) -> Any:
+        """See ShardDriver.sum."""
+        find = _finder(self)
+
+        def run(array: Array) -> list[Array]:
+            total = np.array(array)
+            find()._add(total)
+            return [total]
+
+        if tf.executing_eagerly():
+            return tf.constant(run(numbers.numpy())[0])
+        (total,) = call_in_graph(run, [numbers], [tf.float32], "hvdkit_norms")
+        total.set_shape(numbers.shape)
+        return total
+
+
+def _finder(driver: TensorflowShards) -> Callable[[], TensorflowShards]:
+    """Finds the driver when a graph runs; TensorFlow keeps the function for ever, but not the driver."""
+    held = weakref.ref(driver)
+
+    def find() -> TensorflowShards:
+        found = held()
+        if found is None:
+            raise HorovodInternalError(
+                "The DistributedOptimizer that this tf.function was traced with no longer exists. Keep a reference to "
+                "the optimizer, or create a new tf.function."
+            )
+        return found
+
+    return find

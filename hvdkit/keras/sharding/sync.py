@@ -1,0 +1,78 @@
+"""The ranks of one optimizer whose state is divided: who has which pieces, and their collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from hvdkit.engine.named.submit import do, reduce_options
+from hvdkit.engine.planned.plan import TensorSpec
+from hvdkit.engine.reduce_op import Sum
+from hvdkit.errors import HorovodInternalError
+from hvdkit.keras.backends import settle
+from hvdkit.keras.settings import Settings, name_variables
+from hvdkit.keras.sharding.drivers import ShardDriver, driver_kind
+from hvdkit.keras.sync import GradientSync
+from hvdkit.transport.buffer import Array, Buffer
+
+
+class ShardSync(GradientSync):
+    """In place of a strategy's GradientSync. passes_factor: what accumulated gradients are multiplied with."""
+
+    def __init__(self, settings: Settings, *, passes_factor: float) -> None:
+        self.passes_factor = passes_factor
+        self._shards: ShardDriver | None = None
+        self._closed = False
+        super().__init__(settings, local_layers=(), scale_local=True, passes_factor=1.0)
+
+    def enter(self) -> None:
+        """See GradientSync.enter: the state stays divided as it was, so that another world cannot use it."""
+
+    def open(self, variables: Sequence[Any]) -> ShardDriver:
+        """Agree on the variables, and divide them; collective, after which `driver` is there.
+
+        Raises TypeError for a variable that cannot be trained, PlanMismatchError where the ranks' variables differ.
+        """
+        names = name_variables(variables)
+        for variable in variables:
+            if getattr(variable, "overwrite_with_gradient", False):
+                raise ValueError(
+                    f"DistributedOptimizer(): shard= cannot train {variable.path}, which is overwritten with its "
+                    f"gradient, as in training with float8. Leave out shard."
+                )
+        tensors = [
+            TensorSpec(name, int(np.prod(variable.shape)), _dtype(variable), shape=tuple(variable.shape))
+            for name, variable in zip(names, variables, strict=True)
+        ]
+        settings = self._settings
+        self._shards = driver_kind()(settings.group, tensors, variables, settings.options, self._add)
+        return self._shards
+
+    @property
+    def driver(self) -> ShardDriver:
+        """Raises HorovodInternalError where there is none any more."""
+        if self._shards is None or self._closed:
+            raise HorovodInternalError(
+                "The state of this optimizer is divided among the ranks of before shutdown(). After another init() "
+                "make a new model and optimizer, and load a checkpoint."
+            )
+        return self._shards
+
+    def _add(self, numbers: Array) -> None:
+        options = reduce_options(["float32"], Sum, 1.0, 1.0, "DistributedOptimizer()")
+        name, buffer = f"norms of optimizer {self._settings.number}", Buffer(numbers.reshape(-1), "float32")
+        do(self._settings.group, "allreduce", name, [("float32", numbers.shape)], [buffer], options)
+
+    def close(self) -> None:
+        """Free the buckets; collective."""
+        if self._shards is not None and not self._closed:
+            self._closed = True
+            settle()
+            self._shards.arrays.close()
+
+
+def _dtype(variable: Any) -> str:
+    return str(keras.backend.standardize_dtype(variable.dtype))
