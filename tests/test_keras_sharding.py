@@ -1,13 +1,55 @@
-"""DistributedOptimizer(shard=...) of Keras: the variables of one process, with a part of the state on each rank."""
+"""DistributedOptimizer(shard=...) of Keras: the variables of the same ranks without, with a part of the state each."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from keras_ranks import each_backend, run_check
 
 pytestmark = [pytest.mark.ranks, pytest.mark.native("Horovod's core has no all-gather of buckets")]
 
+_SOME = ["AdamW", "SGD", "accumulation"]
+_OTHERS = ["Adam", "Adagrad", "RMSprop", "Lion", "Nadam", "Adamax", "Adadelta", "Ftrl"]
+_CASES = [
+    ("tensorflow", 3, ["Adam"]),
+    pytest.param("tensorflow", 2, _SOME + _OTHERS[1:], marks=pytest.mark.slow),
+    pytest.param("torch", 2, _SOME + _OTHERS, marks=pytest.mark.slow),
+    pytest.param("jax", 2, [*_SOME, "Adam", "Nadam"], marks=pytest.mark.slow),
+]
 
+
+@pytest.mark.parametrize(("backend", "size", "specs"), _CASES)
+def test_ranks_train_as_without_shard(backend: str, size: int, specs: list[str]) -> None:
+    run_check(size, backend, "keras_sharding:train", specs)
+
+
+@pytest.mark.slow
 @each_backend
-def test_ranks_train_as_one_process(backend: str) -> None:
-    run_check(2, backend, "keras_sharding:train", list(range(11)))
+@pytest.mark.parametrize("check", ["loops", "refused"])
+def test_in_particular(backend: str, check: str) -> None:
+    run_check(2, backend, f"keras_sharding:{check}")
+
+
+@pytest.mark.slow
+@pytest.mark.keras("tensorflow")
+def test_a_function_of_ones_own() -> None:
+    run_check(2, "tensorflow", "keras_sharding:traced")
+
+
+@pytest.mark.slow
+@pytest.mark.keras("tensorflow")
+def test_each_rank_keeps_its_part_of_the_state() -> None:
+    counts = run_check(3, "tensorflow", "keras_sharding:memory")
+    for held, whole in counts:
+        assert held <= 1.05 * whole / 3
+    assert sum(held for held, _ in counts) >= counts[0][1]
+
+
+@pytest.mark.slow
+@each_backend
+def test_a_state_is_loaded_by_other_ranks(backend: str, tmp_path: Path) -> None:
+    name = "Nadam" if backend == "tensorflow" else "Adam"
+    run_check(2, backend, "keras_sharding:save", str(tmp_path), name)
+    run_check(3, backend, "keras_sharding:load", str(tmp_path), name, "gradients")
+    run_check(2, backend, "keras_sharding:load", str(tmp_path), name, None)

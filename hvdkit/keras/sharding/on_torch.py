@@ -38,7 +38,7 @@ class TorchShards:
         ]
 
     def _view(self, piece: Piece) -> torch.Tensor:
-        flat = self._parameters[piece.tensor].detach().view(-1)
+        flat: torch.Tensor = self._parameters[piece.tensor].detach().view(-1)
         return flat[piece.offset : piece.offset + piece.count]
 
     def make_piece(self, piece: Piece, name: str) -> Any:

@@ -27,9 +27,11 @@ class ShardedOptimizer(Distributed):
     gathering: the sum of passes is in pieces, too.
     """
 
+    built: bool
+
     def build(self, variables: Any) -> None:
         """The optimizer's own, on pieces; collective."""
-        if self.built:  # type: ignore[has-type]
+        if self.built:
             return
         variables = list(variables)
         sync = sync_of(self)
@@ -127,7 +129,7 @@ class ShardedOptimizer(Distributed):
         self._hvdkit_gather(keep=True)
 
     def _hvdkit_gather(self, *, keep: bool) -> None:
-        if self.built:  # type: ignore[has-type]
+        if self.built:
             self._hvdkit_parts_of().gather(self.variables, self._hvdkit_steps(), keep=keep)  # type: ignore[attr-defined]
 
     def _hvdkit_take_over(self, root: int, broadcast: Any) -> None:
@@ -142,14 +144,14 @@ class ShardedOptimizer(Distributed):
 
     def save_own_variables(self, store: Any) -> None:
         """The plain optimizer's, after gather_state(). Raises RuntimeError without."""
-        if not self.built:  # type: ignore[has-type]
+        if not self.built:
             super().save_own_variables(store)  # type: ignore[misc]
         else:
             self._hvdkit_parts_of().save(self.variables, self._hvdkit_steps(), store)  # type: ignore[attr-defined]
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:
         """The plain optimizer's, whatever the number of ranks was. All ranks load, or broadcast_model() follows."""
-        if not self.built:  # type: ignore[has-type]
+        if not self.built:
             super().load_own_variables(store)  # type: ignore[misc]
             return
         parts = self._hvdkit_parts_of()
