@@ -59,17 +59,18 @@ def make_peers() -> dict[str, Turn]:
     """The turns of every peer, warmed up; collective."""
     turns: dict[str, Turn] = {}
     for name, wrap in _list_peers().items():
-        turns[name] = functools.partial(time_each, _make_step(wrap), hvd.barrier)
+        turns[name] = functools.partial(time_each, make_step(wrap(keras.optimizers.SGD(1e-4))), hvd.barrier)
         turns[name](3)
     return turns
 
 
-def _make_step(wrap: Wrap) -> Step:
+def make_step(optimizer: Any) -> Step:
+    """A step of the MLP with this optimizer, for time_each(); collective."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((WIDTH,))])
     for _ in range(LAYERS):
         model.add(keras.layers.Dense(WIDTH, activation="relu"))
-    model.compile(wrap(keras.optimizers.SGD(1e-4)), "mse", jit_compile=keras.backend.backend() == "jax")
+    model.compile(optimizer, "mse", jit_compile=keras.backend.backend() == "jax")
     inputs = np.random.RandomState(hvd.rank()).randn(ROWS, WIDTH).astype("float32")
     model.fit(inputs, inputs, batch_size=ROWS, epochs=1, verbose=0)
     return _STEPS[keras.backend.backend()](model, inputs)

@@ -37,30 +37,36 @@ def works() -> bool:
 class OrderedCall:
     """A function of numpy arrays that a program calls each time it runs, in the order of all such calls.
 
-    work: gets the arrays it reads and, in a second list, those of the same shapes and dtypes that it is to fill; they
-    share their memory where XLA can arrange that. It is the owner's to keep this object for as long as programs run.
+    work: gets the arrays it reads and, in a second list, those that it is to fill. Without `kinds` they are of the same
+    shapes and dtypes, and share their memory where XLA can arrange that. It is the owner's to keep this object for as
+    long as programs run.
     """
 
     def __init__(self, work: Callable[[list[Array], list[Array]], None]) -> None:
         self._work, self._in_place = work, InPlace(work)
 
-    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
-        """What `work` makes of arrays, as values of the program that is being traced."""
+    def __call__(self, arrays: Sequence[Any], kinds: Sequence[jax.ShapeDtypeStruct] | None = None) -> list[Any]:
+        """What `work` makes of arrays, as values of the program that is being traced. kinds: of the results."""
         if not works():
-            shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
-            copied: list[Any] = io_callback(self._with_copies, shapes, *arrays, ordered=True)
+            shapes = list(map(_kind, arrays)) if kinds is None else list(kinds)
+            work = functools.partial(self._with_copies, shapes)
+            copied: list[Any] = io_callback(work, shapes, *arrays, ordered=True)
             return copied
         # The call itself is in no order with others, so it goes between two that are.
         begun = io_callback(_begin, jax.ShapeDtypeStruct((), np.int32), ordered=True)
-        results, done = self._in_place(arrays, begun)
+        results, done = self._in_place(arrays, begun, kinds)
         io_callback(_end, None, done, ordered=True)
         return results
 
-    def _with_copies(self, *arrays: Any) -> list[Array]:
+    def _with_copies(self, kinds: Sequence[jax.ShapeDtypeStruct], *arrays: Any) -> list[Array]:
         sources = [np.asarray(array) for array in arrays]
-        results = [np.empty_like(source, order="C") for source in sources]
+        results = [np.empty(kind.shape, kind.dtype) for kind in kinds]
         self._work(sources, results)
         return results
+
+
+def _kind(value: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(value.shape, value.dtype)
 
 
 def _begin() -> Array:
@@ -74,9 +80,9 @@ def _end(_: Any) -> None:
 class BufferCall:
     """A function of XLA's own memory that a program calls each time it runs, in no order with others.
 
-    work: gets XLA's context of the call, the buffers it reads and, in a second list, those of the same shapes and
-    dtypes that it is to fill; they share their memory where XLA can arrange that. It is the owner's to keep this object
-    for as long as programs run.
+    work: gets XLA's context of the call, the buffers it reads and, in a second list, those that it is to fill. Without
+    `kinds` they are of the same shapes and dtypes, and share their memory where XLA can arrange that. It is the owner's
+    to keep this object for as long as programs run.
     """
 
     def __init__(self, work: Callable[[Any, Sequence[Any], Sequence[Any]], None]) -> None:
@@ -84,15 +90,17 @@ class BufferCall:
         # One object for all calls: JAX finds by it what it has compiled outside of jit. It must not keep this one.
         self._callback = functools.partial(_run, weakref.ref(self))
 
-    def __call__(self, arrays: Sequence[Any], after: Any) -> tuple[list[Any], Any]:
+    def __call__(
+        self, arrays: Sequence[Any], after: Any, kinds: Sequence[jax.ShapeDtypeStruct] | None = None
+    ) -> tuple[list[Any], Any]:
         """What `work` makes of arrays, and a scalar that is there when it has done so.
 
-        after: a scalar that must be there before.
+        after: a scalar that must be there before. kinds: of the results.
         """
         inputs = [*arrays, after]
-        kinds = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in inputs]
-        aliases = {index: index for index in range(len(inputs))}
-        call = buffer_callback(self._callback, kinds, has_side_effect=True, input_output_aliases=aliases)
+        results_of = [*(map(_kind, arrays) if kinds is None else kinds), _kind(after)]
+        aliases = {index: index for index in range(len(inputs))} if kinds is None else {len(arrays): len(kinds)}
+        call = buffer_callback(self._callback, results_of, has_side_effect=True, input_output_aliases=aliases)
         *results, done = call(*inputs)
         return results, done
 

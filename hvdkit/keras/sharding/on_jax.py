@@ -56,8 +56,8 @@ class JaxShards:
         wanted = [index for index, piece in enumerate(pieces) if piece.tensor in known]
         dtypes = [self._tensors[piece.tensor].dtype for piece in pieces]
         inputs = [gradients[index].astype(self._tensors[index].dtype) for index in present]
-        places = [jnp.zeros(pieces[index].count, dtypes[index]) for index in wanted]
-        results = self._scatters[present]([*inputs, *places])[len(present) :]
+        kinds = [jax.ShapeDtypeStruct((pieces[index].count,), dtypes[index]) for index in wanted]
+        results = self._scatters[present](inputs, kinds)
         scattered: list[Any] = [None] * len(pieces)
         for index, result in zip(wanted, results, strict=True):
             scattered[index] = result
@@ -65,9 +65,9 @@ class JaxShards:
 
     def _scatter_now(self, present: Sequence[int], arrays: Sequence[Array], results: Sequence[Array]) -> None:
         gradients: list[Array | None] = [None] * len(self._tensors)
-        for index, array in zip(present, arrays[: len(present)], strict=True):
+        for index, array in zip(present, arrays, strict=True):
             gradients[index] = _flat(array)
-        known, places = {*present}, iter(results[len(present) :])
+        known, places = {*present}, iter(results)
         targets = [
             _flat(next(places))
             if piece.tensor in known
@@ -84,18 +84,18 @@ class JaxShards:
 
     def gather(self, pieces: Sequence[Any], due: Any) -> None:
         """See ShardDriver.gather."""
-        wholes, own = [one.value for one in self._variables], [one.value for one in pieces]
-
-        def run(wholes: list[Any]) -> list[Any]:
-            return self._gather([*wholes, *own])[: len(wholes)]
-
-        wholes = run(wholes) if due is True else jax.lax.cond(due, run, lambda own: own, wholes)
+        kinds = [jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in self._tensors]
+        own = [one.value for one in pieces]
+        if due is True:
+            wholes = self._gather(own, kinds)
+        else:
+            now = [one.value for one in self._variables]
+            wholes = jax.lax.cond(due, lambda: self._gather(own, kinds), lambda: now)
         for variable, whole in zip(self._variables, wholes, strict=True):
             variable.assign(whole)
 
     def _gather_now(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
-        count = len(self._tensors)
-        self.arrays.gather([_flat(array) for array in arrays[count:]], [_flat(result) for result in results[:count]])
+        self.arrays.gather([_flat(array) for array in arrays], [_flat(result) for result in results])
 
     def sum(self, numbers: Any) -> Any:
         """See ShardDriver.sum."""

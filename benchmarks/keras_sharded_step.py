@@ -1,0 +1,62 @@
+"""A training step of Keras with the optimizer's state divided among the ranks, beside one with all of it on each.
+
+    KERAS_BACKEND=jax hvdrun -np 2 python -m benchmarks.keras_sharded_step
+
+Every rank trains the MLP of benchmarks.keras_step_time with AdamW, a few steps at a time, in turns and round after
+round. Medians over all rounds; ratios to the step without shard, within a round. Below them the bytes of the
+optimizer's variables on the rank that has most.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import keras
+
+import hvdkit.keras as hvd
+from benchmarks.keras_step_time import join, make_step
+from benchmarks.rows import Row, build_parser, finish
+from hvdkit.tools.bench.interleave import Turn, interleave, time_each
+from hvdkit.tools.bench.plan import STEPS
+from hvdkit.tools.bench.summary import summarise
+
+_WHOLE, _PARTS = "without shard", 'shard="optimizer"'
+_AIM, _STATE_AIM = 1.1, 1.05
+
+
+def main() -> None:
+    """Measure, and print the table on rank 0."""
+    parser = build_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1, help="threads that each rank computes with; not on JAX")
+    options = parser.parse_args()
+    work = join(options.threads)
+    optimizers = {_WHOLE: keras.optimizers.AdamW(1e-4), _PARTS: keras.optimizers.AdamW(1e-4)}
+    turns: dict[str, Turn] = {}
+    for peer, optimizer in optimizers.items():
+        wrapped = hvd.DistributedOptimizer(optimizer, shard=None if peer == _WHOLE else "optimizer")
+        turns[peer] = functools.partial(time_each, make_step(wrapped), hvd.barrier)
+        turns[peer](3)
+    times = interleave(turns, dict.fromkeys(turns, STEPS), options.rounds)
+    rows = []
+    for peer, figures in summarise(times, _WHOLE).items():
+        aim = "" if peer == _WHOLE else f"at most x{_AIM:.2f}"
+        met = figures.ratio <= _AIM if aim else None
+        rows.append(Row(work, peer, figures.median_s, figures.ratio, _WHOLE, aim, met))
+    held = {peer: max(hvd.allgather_object(_state_bytes(one))) for peer, one in optimizers.items()}
+    for peer, nbytes in held.items():
+        part = nbytes / held[_WHOLE] * hvd.size()
+        aim = "" if peer == _WHOLE else f"at most x{_STATE_AIM:.2f} of 1/{hvd.size()}"
+        met = part <= _STATE_AIM if aim else None
+        rows.append(Row(f"{work}, state", peer, None, None, "", aim, met, nbytes / 1e6))
+    finish(rows, hvd.describe(), options.json, first=hvd.rank() == 0)
+
+
+def _state_bytes(optimizer: keras.optimizers.Optimizer) -> int:
+    """Of the optimizer's variables, on this rank; all are of 4 bytes here."""
+    return 4 * sum(math.prod(variable.shape) for variable in optimizer.variables)
+
+
+if __name__ == "__main__":
+    main()
