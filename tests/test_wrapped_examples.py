@@ -68,6 +68,7 @@ def test_every_example_has_a_plain_twin_unless_it_has_a_loop_of_tensorflow_or_sh
         "federated_digits.py",
         "keras_distribution.py",
         "keras_elastic_digits.py",
+        "keras_zero.py",
         "pytorch_elastic_digits.py",
         "pytorch_mesh.py",
         "pytorch_parallel.py",
