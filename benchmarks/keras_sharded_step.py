@@ -55,7 +55,7 @@ def main() -> None:
 
 def _state_bytes(optimizer: keras.optimizers.Optimizer) -> int:
     """Of the optimizer's variables, on this rank; all are of 4 bytes here."""
-    return 4 * sum(math.prod(variable.shape) for variable in optimizer.variables)
+    return int(4 * sum(math.prod(variable.shape) for variable in optimizer.variables))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def read_digits() -> Any:
 
 def megabytes(optimizer: keras.optimizers.Optimizer) -> float:
     """The size of the optimizer's state on this rank, in float32."""
-    return 4 * sum(math.prod(variable.shape) for variable in optimizer.variables) / 1e6
+    return float(4 * sum(math.prod(variable.shape) for variable in optimizer.variables) / 1e6)
 
 
 def main(args: argparse.Namespace) -> None:
