@@ -33,11 +33,14 @@ FLOORS = {
     "keras": 7,
     "wrap": 8,
     "launch": 8,
-    "aliasing": 9,
-    "alias_horovod": 10,
-    "tools": 10,
-    "cli": 11,
-    "__main__": 12,
+    "integrations": 9,
+    "ray": 10,
+    "spark": 10,
+    "aliasing": 11,
+    "alias_horovod": 12,
+    "tools": 12,
+    "cli": 13,
+    "__main__": 14,
 }
 
 # Front doors: modules that scripts import by their public names, and that lend names from higher floors when a script
@@ -78,6 +81,8 @@ FORBIDDEN = {
     "profiling": FRAMEWORKS,
     "common": FRAMEWORKS,
     "launch": FRAMEWORKS | {"mpi4py", "numpy"},
+    "integrations": FRAMEWORKS | {"mpi4py", "ray", "pyspark"},
+    "ray": FRAMEWORKS | {"mpi4py", "pyspark"},
     "torch": FRAMEWORKS - {"torch"},
     "tensorflow": FRAMEWORKS - {"tensorflow"},
 }
@@ -99,10 +104,12 @@ MAY_READ_ENVIRONMENT = (
     "wrap/environment.py",
     "common/util.py",
     "engine/horovod/start.py",
+    "integrations/ranks.py",
 )
 #: The first has a function of Horovod's that does just that, the second tells Horovod's core, which reads nothing else.
-#: The third acts before the script's framework reads CUDA_VISIBLE_DEVICES.
-MAY_WRITE_ENVIRONMENT = ("common/util.py", "engine/horovod/start.py", "wrap/environment.py")
+#: The third acts before the script's framework reads CUDA_VISIBLE_DEVICES. The last makes a rank of a process that runs
+#: already.
+MAY_WRITE_ENVIRONMENT = ("common/util.py", "engine/horovod/start.py", "wrap/environment.py", "integrations/ranks.py")
 MAY_PRINT = ("launch/", "tools/", "cli.py")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from hvdkit.config import read_environment
-from hvdkit.errors import MissingDependencyError
+from hvdkit.errors import MissingDependencyError, WorldError
 from hvdkit.transport.addresses import address_towards, read_interface
 from hvdkit.transport.backend import Abort, Membership
 from hvdkit.transport.gloo.library import can_load_gloo, load_gloo
@@ -20,6 +22,9 @@ from hvdkit.transport.part import Part, runs_mpi
 from hvdkit.world import World
 
 can_load = can_load_gloo
+
+#: Variable with the job's secret, 64 hex digits, where a launcher without MPI has sent one to the ranks by a private way.
+JOB_SECRET = "HVDKIT_JOB_SECRET"
 
 
 def connect(world: World, part: Part | None) -> tuple[GlooTransport, Abort | None]:
@@ -50,7 +55,15 @@ def connect(world: World, part: Part | None) -> tuple[GlooTransport, Abort | Non
         mpi_transport.close()
         return transport, abort
     store, towards = open_rendezvous_store(place, world.rank)
-    return open_gloo(store, world.rank, world.size, towards=towards, **options), None
+    options["store_name"] = f"{place.address}:{place.port}"
+    return open_gloo(store, world.rank, world.size, towards=towards, secret=_read_secret(variables), **options), None
+
+
+def _read_secret(variables: Mapping[str, str]) -> str:
+    secret = variables.get(JOB_SECRET, "")
+    if secret and not re.fullmatch("[0-9a-f]{64}", secret):
+        raise WorldError(f"{JOB_SECRET} has {len(secret)} characters; it must be 64 hex digits, the same on all ranks.")
+    return secret
 
 
 def takes_calls_from_threads() -> bool:

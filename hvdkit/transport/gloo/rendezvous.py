@@ -126,27 +126,29 @@ def find_peers(
     host: str,
     interface: str,
     towards: str,
+    secret: str = "",
     deadline: float,
 ) -> Rendezvous:
     """Find the other ranks; collective.
 
     name: the key of this rendezvous. host: this host's name, for messages. interface: to be used; "" for any.
-    towards: the address of this host that others most likely reach. deadline: on the clock of time.monotonic().
+    towards: the address of this host that others most likely reach. secret: of the job, in hex, if all ranks have it
+    already; it is in no store then. deadline: on the clock of time.monotonic().
     Raises TransportError naming the ranks that have not come.
     """
     own = address_of(interface) if interface else ""
     if rank == 0:
         store, reached = stores.host(), ""
-        mark, secret = secrets.token_hex(16), secrets.token_hex(32)
+        mark, own_secret = secrets.token_hex(16), secrets.token_hex(32)
         store.set("mark", mark)
-        if not rendezvous_store.private:
-            store.set("secret", secret)
+        if not rendezvous_store.private and not secret:
+            store.set("secret", own_secret)
         addresses = (own,) if own else tuple(list_addresses(towards))
-        info = RendezvousInfo(addresses, store.port, mark, secret if rendezvous_store.private else "")
+        info = RendezvousInfo(addresses, store.port, mark, own_secret if rendezvous_store.private else "")
         rendezvous_store.put(name, json.dumps(asdict(info)).encode())
         address = own
     else:
-        store, reached, address, secret = _find_store(rendezvous_store, stores, name, rank, deadline)
+        store, reached, address, own_secret = _find_store(rendezvous_store, stores, name, rank, deadline)
         address = own or address
     store.set(f"rank/{rank}", json.dumps(asdict(RankInfo(host, _machine(), address, reached))))
     everyone = [parse_rank_info(one) for one in collect(store, "rank", size, deadline)]
@@ -157,7 +159,7 @@ def find_peers(
         tuple(one.host for one in everyone),
         nodes,
         own or choose_address(everyone, nodes, rank),
-        bytes.fromhex(secret or store.get("secret").decode()),
+        bytes.fromhex(secret or own_secret or store.get("secret").decode()),
     )
 
 

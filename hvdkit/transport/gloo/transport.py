@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from hvdkit.errors import RankLostError, TransportError
@@ -35,7 +35,8 @@ from hvdkit.transport.request import MessageRequest, Request, closed_before
 _START_S = 120.0
 _LOSS_REPORT_S = 2.0  # until the rank whose end made a collective fail is known
 
-_rendezvous_numbers = itertools.count()
+#: By store: processes that were ranks of other jobs before count from 0, as the new ones do.
+_rendezvous_numbers: dict[str, itertools.count[int]] = defaultdict(itertools.count)
 
 
 def open_rendezvous_store(place: StoreLocation, rank: int) -> tuple[RendezvousStore, str]:
@@ -58,11 +59,14 @@ def open_gloo(
     interface: str = "",
     towards: str = "",
     arithmetic: Arithmetic | None = None,
+    secret: str = "",
+    store_name: str = "",
 ) -> GlooTransport:
     """A transport of all ranks that have the same rendezvous store; collective.
 
     host: name of this host, for messages. interface: that Gloo uses between hosts; "" for what leads to rank 0.
-    towards: the address of this host that others most likely reach. arithmetic: numpy's if None.
+    towards: the address of this host that others most likely reach. arithmetic: numpy's if None. secret: of the job, in
+    hex, the same on all ranks; "" if there is none yet. store_name: tells the store from others of this process.
     Raises MissingDependencyError without torch, TransportError if the ranks do not find each other.
     """
     load_gloo()
@@ -72,10 +76,11 @@ def open_gloo(
         TcpStores(),
         rank,
         size,
-        name=f"rendezvous-{next(_rendezvous_numbers)}",
+        name=f"rendezvous-{next(_rendezvous_numbers[store_name])}",
         host=host,
         interface=interface,
         towards=towards or address_towards(host),
+        secret=secret,
         deadline=deadline,
     )
     with listen(rendezvous.address, size) as listener:

@@ -1,0 +1,201 @@
+"""Ranks for processes that another system has started, such as Ray's actors and Spark's tasks.
+
+In each worker, `offer_store()`. All offers go to one place, the driver, which calls `assign_ranks()` and
+`plan_variables()`. Each worker then calls `enter_rank()` with its variables, and `call_function()`.
+
+The ranks communicate over Gloo, and over shared memory inside a host. MPI is not used.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import secrets
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdkit.engine import runtime as engine
+from hvdkit.errors import HorovodInternalError, LaunchError
+from hvdkit.launch.plan.environment import find_launcher_variables
+from hvdkit.launch.plan.rank_variables import plan_rank_variables
+from hvdkit.transport.gloo.backend import JOB_SECRET
+from hvdkit.transport.gloo.library import TcpStores
+
+# Of horovodrun, whose variables count before torchrun's, and of hvdrun's agent.
+_REMOVED = re.compile(
+    r"HOROVOD_((LOCAL_|CROSS_)?(RANK|SIZE)|HOSTNAME|GLOO_RENDEZVOUS_(ADDR|PORT)|CONTROLLER|CPU_OPERATIONS)"
+    r"|HVDKIT_(LAUNCHER_CHANNEL|ELASTIC_COMMAND|HOST_SLOTS)"
+)
+_LEFT_OUT = re.compile("(KERAS_DISTRIBUTION|JAX)_.*")  # they need a port that nobody holds
+_LARGEST_PORT = 65535
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A worker, as it describes itself.
+
+    index: the driver's number for it. node: equal for workers of one host. address, port: of the store that it offers,
+    as workers on other hosts reach it. gpus: values of CUDA_VISIBLE_DEVICES for the GPUs that are its own.
+    """
+
+    index: int
+    node: str
+    address: str
+    port: int
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A worker's place among the ranks. index: of the worker. gpus: of all workers of its node, its own first one at
+    position local_rank.
+    """
+
+    index: int
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: str
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a function did on one rank. error: what it raised. traceback: of `error`, with the rank's own lines."""
+
+    value: Any = None
+    error: BaseException | None = None
+    traceback: str = ""
+
+    def get(self, where: str) -> Any:
+        """Return the value, or raise the error with its traceback as cause. where: names the rank in the cause."""
+        if self.error is not None:
+            raise self.error from HorovodInternalError(f"The function failed on {where}:\n{self.traceback}")
+        return self.value
+
+
+class Store:
+    """A store that this worker offers to the ranks; a TCPStore of torch's at a free port of all addresses."""
+
+    def __init__(self) -> None:
+        self._store: Any = TcpStores().host()
+        self.port: int = self._store.port
+
+    def close(self) -> None:
+        """Stop to serve it; harmless if done before."""
+        self._store = None
+
+
+def offer_store() -> Store:
+    """Open the store that this worker offers. Raises MissingDependencyError without torch."""
+    return Store()
+
+
+def assign_ranks(offers: Sequence[Offer]) -> list[Assignment]:
+    """Number the workers, node after node, so that the ranks of a node follow each other; by rank.
+
+    Nodes come in the order of their first worker, and workers of a node in the order of `offers`: the first worker is
+    rank 0.
+    """
+    if len({offer.index for offer in offers}) < len(offers) or not offers:
+        raise LaunchError(f"The workers {[offer.index for offer in offers]} cannot be ranks: give each its own number.")
+    nodes: dict[str, list[Offer]] = {}
+    for offer in offers:
+        nodes.setdefault(offer.node, []).append(offer)
+    assignments: list[Assignment] = []
+    for node, local in nodes.items():
+        gpus = _order_gpus([offer.gpus for offer in local])
+        for local_rank, offer in enumerate(local):
+            rank = len(assignments)
+            assignments.append(Assignment(offer.index, rank, len(offers), local_rank, len(local), node, gpus))
+    return assignments
+
+
+def _order_gpus(owned: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """All GPUs of a node, the first one of each worker in front, so that local rank r uses the r-th."""
+    most = max(map(len, owned))
+    ordered = [gpus[at] for at in range(most) for gpus in owned if at < len(gpus)]
+    return tuple(dict.fromkeys(ordered))
+
+
+def new_secret() -> str:
+    """A secret for one job, by which its ranks know each other; hex."""
+    return secrets.token_hex(32)
+
+
+def plan_variables(
+    assignments: Sequence[Assignment], address: str, port: int, secret: str, job: str
+) -> list[dict[str, str]]:
+    """The variables of each rank, by rank, for enter_rank().
+
+    address, port: of rank 0's offer. secret: see new_secret(); to be sent to the ranks only. job: a name without
+    spaces, which torch.distributed calls the run's id.
+    """
+    if not 0 < port <= _LARGEST_PORT or not address:
+        raise LaunchError(f"Rank 0 offers its store at {address!r}, port {port}: that is no address of a store.")
+    hosts = {each.rank: each.node for each in assignments}
+    planned = plan_rank_variables(hosts, address, (), job, {})
+    shared = {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": job,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there: rank 0 does not open one
+        JOB_SECRET: secret,
+    }
+    variables = []
+    for each in assignments:
+        own = {name: value for name, value in planned[each.rank].items() if not _LEFT_OUT.fullmatch(name)}
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(each.gpus)} if each.gpus else {}
+        variables.append({**own, **shared, **gpus})
+    return variables
+
+
+def enter_rank(variables: Mapping[str, str]) -> None:
+    """Make this process the rank that the variables say; hvd.init() then connects it.
+
+    Variables of other launchers, which this process has inherited, are removed. If hvdkit is initialized, for ranks
+    that were there before, it is shut down; not collective.
+    """
+    engine.shutdown(idle=False)
+    for name in {*find_launcher_variables(os.environ), *filter(_REMOVED.fullmatch, os.environ)}:
+        del os.environ[name]
+    os.environ.update(variables)
+
+
+def call_function(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    last: bool,
+    dumps: Callable[[BaseException], bytes] = pickle.dumps,
+) -> Outcome:
+    """Call a function on this rank. If it raises, the ranks that wait for this one raise RankLostError.
+
+    last: leave the world also if it returns, because the ranks call nothing after it. dumps: of the pickle module by
+    which the outcome travels; an exception that does not survive it is replaced by its text.
+    """
+    try:
+        value = fn(*args, **(kwargs or {}))
+    except BaseException as error:
+        text = traceback.format_exc()
+        engine.shutdown(idle=False)
+        return Outcome(error=_make_portable(error, dumps), traceback=text)
+    if last:
+        engine.shutdown(idle=False)
+    return Outcome(value)
+
+
+def _make_portable(error: BaseException, dumps: Callable[[BaseException], bytes]) -> BaseException:
+    if isinstance(error, Exception):
+        try:
+            dumps(error)
+            type(error)(*error.args)  # as pickle.loads() does
+            return error
+        except Exception:  # whatever its class does
+            pass
+    return HorovodInternalError(f"{type(error).__name__}: {error}")

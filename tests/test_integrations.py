@@ -1,0 +1,122 @@
+"""How workers of another system become ranks: their numbers, their variables, and what a function did on one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+from hvdkit.errors import HorovodInternalError, LaunchError, TooFewRanksError, WorldError
+from hvdkit.integrations.ranks import (
+    Offer,
+    assign_ranks,
+    call_function,
+    enter_rank,
+    new_secret,
+    offer_store,
+    plan_variables,
+)
+from hvdkit.transport.gloo.backend import connect
+from hvdkit.transport.gloo.rendezvous_store import find_rendezvous_store
+from hvdkit.world import read_world
+
+OFFERS = [
+    Offer(4, "b", "10.0.0.2", 2004, ("1",)),
+    Offer(0, "a", "10.0.0.1", 2000),
+    Offer(2, "b", "10.0.0.2", 2002, ("0",)),
+    Offer(1, "c", "10.0.0.3", 2001),
+    Offer(3, "a", "10.0.0.1", 2003),
+]
+
+
+@pytest.fixture
+def variables() -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def test_ranks_follow_each_other_on_a_node_and_the_first_worker_is_rank_0() -> None:
+    ranks = assign_ranks(OFFERS)
+    assert [(each.index, each.node, each.local_rank, each.local_size) for each in ranks] == [
+        (4, "b", 0, 2),
+        (2, "b", 1, 2),
+        (0, "a", 0, 2),
+        (3, "a", 1, 2),
+        (1, "c", 0, 1),
+    ]
+    assert [each.rank for each in ranks] == list(range(5)) and {each.size for each in ranks} == {5}
+
+
+def test_the_gpu_of_a_rank_is_the_one_with_the_number_of_its_local_rank() -> None:
+    pairs = [Offer(0, "a", "h", 1, ("6", "2")), Offer(1, "a", "h", 2, ("0", "4")), Offer(2, "b", "h", 3, ("0", "1"))]
+    assert [each.gpus for each in assign_ranks(pairs)] == [("6", "0", "2", "4")] * 2 + [("0", "1")]
+    shared = [Offer(0, "a", "h", 1, ("3",)), Offer(1, "a", "h", 2, ("3",))]
+    assert [each.gpus for each in assign_ranks(shared)] == [("3",)] * 2
+
+
+def test_the_variables_are_read_as_what_was_assigned(variables: None) -> None:
+    secret, ranks = new_secret(), assign_ranks(OFFERS)
+    os.environ.update({"HOROVOD_RANK": "7", "HOROVOD_SIZE": "9", "PMI_RANK": "3", "TORCHELASTIC_RESTART_COUNT": "2"})
+    os.environ["TORCHELASTIC_RUN_ID"] = "another"
+    for rank, own in zip(ranks, plan_variables(ranks, "10.0.0.2", 2004, secret, "job"), strict=True):
+        enter_rank(own)
+        world = read_world()
+        assert (world.rank, world.size, world.local_rank, world.local_size, world.launcher) == (
+            *(rank.rank, 5, rank.local_rank, rank.local_size),
+            "torchrun",
+        )
+        place = find_rendezvous_store(os.environ, world.launcher)
+        assert (place.kind, place.address, place.port, place.hosted) == ("store", "10.0.0.2", 2004, False)
+        assert own.get("CUDA_VISIBLE_DEVICES") == ("1,0" if rank.node == "b" else None)
+        assert not {"HOROVOD_RANK", "PMI_RANK", "TORCHELASTIC_RESTART_COUNT", "JAX_PROCESS_ID"} & set(os.environ)
+
+
+@pytest.mark.parametrize("offers", [[], [OFFERS[0], OFFERS[0]]])
+def test_workers_without_numbers_of_their_own_are_refused(offers: list[Offer]) -> None:
+    with pytest.raises(LaunchError, match="cannot be ranks"):
+        assign_ranks(offers)
+
+
+@pytest.mark.parametrize(("address", "port"), [("", 5), ("h", 0), ("h", 70000)])
+def test_a_store_without_a_place_is_refused(address: str, port: int) -> None:
+    with pytest.raises(LaunchError, match="no address of a store"):
+        plan_variables(assign_ranks(OFFERS), address, port, new_secret(), "job")
+
+
+def test_a_secret_that_is_none_is_refused_before_anybody_is_reached(variables: None) -> None:
+    store = offer_store()
+    ranks = assign_ranks([Offer(0, "a", "127.0.0.1", store.port), Offer(1, "a", "127.0.0.1", 1)])
+    enter_rank(plan_variables(ranks, "127.0.0.1", store.port, "guess", "job")[0])
+    with pytest.raises(WorldError, match="HVDKIT_JOB_SECRET has 5 characters"):
+        connect(read_world(), None)
+    store.close()
+
+
+def test_what_a_function_returns_or_raises_comes_back_with_its_traceback() -> None:
+    assert call_function(lambda a, b: a + b, [1], {"b": 2}, last=True).get("rank 0") == 3
+
+    def fail() -> None:
+        raise ValueError("of the function")
+
+    with pytest.raises(ValueError, match="of the function") as caught:
+        call_function(fail, last=False).get("rank 1 on node a")
+    assert "rank 1 on node a" in str(caught.value.__cause__) and "in fail" in str(caught.value.__cause__)
+
+
+class TakesTwoError(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+@pytest.mark.parametrize("error", [TakesTwoError(1, 2), TooFewRanksError(1, 2), SystemExit(3), KeyboardInterrupt()])
+def test_an_exception_that_cannot_be_sent_is_sent_as_text(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    outcome = pickle.loads(pickle.dumps(call_function(fail, last=True)))
+    with pytest.raises(HorovodInternalError, match=type(error).__name__):
+        outcome.get("rank 0")
