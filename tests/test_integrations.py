@@ -15,7 +15,6 @@ from hvdkit.integrations.ranks import (
     call_function,
     enter_rank,
     new_secret,
-    offer_store,
     plan_variables,
 )
 from hvdkit.transport.gloo.backend import connect
@@ -88,12 +87,9 @@ def test_a_store_without_a_place_is_refused(address: str, port: int) -> None:
 
 
 def test_a_secret_that_is_none_is_refused_before_anybody_is_reached(variables: None) -> None:
-    store = offer_store()
-    ranks = assign_ranks([Offer(0, "a", "127.0.0.1", store.port), Offer(1, "a", "127.0.0.1", 1)])
-    enter_rank(plan_variables(ranks, "127.0.0.1", store.port, "guess", "job")[0])
+    enter_rank(plan_variables(assign_ranks(OFFERS), "127.0.0.1", 1, "guess", "job")[1])
     with pytest.raises(WorldError, match="HVDKIT_JOB_SECRET has 5 characters"):
         connect(read_world(), None)
-    store.close()
 
 
 def test_what_a_function_returns_or_raises_comes_back_with_its_traceback() -> None:

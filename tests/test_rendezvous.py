@@ -96,7 +96,9 @@ def test_ranks_of_one_host_use_the_loopback_and_others_what_rank_0_was_reached_b
         choose_address([here[0], attendance("a", "127.0.0.1", "127.0.0.1"), apart[2]], [0, 0, 1], 1)
 
 
-def gather(launcher_store: RendezvousStore, ranks: list[int], size: int, seconds: float = 20.0) -> list[Any]:
+def gather(
+    launcher_store: RendezvousStore, ranks: list[int], size: int, seconds: float = 20.0, secret: str = ""
+) -> list[Any]:
     """What find_peers() returns or raises on these ranks, which are threads here."""
     answers: list[Any] = [None] * len(ranks)
 
@@ -113,6 +115,7 @@ def gather(launcher_store: RendezvousStore, ranks: list[int], size: int, seconds
                 host=f"host of {rank}",
                 interface="",
                 towards="127.0.0.1",
+                secret=secret,
                 deadline=time.monotonic() + seconds,
             )
         except TransportError as error:
@@ -141,6 +144,14 @@ def test_ranks_meet_on_any_board() -> None:
     with serve_values() as port:
         expect_rendezvous(gather(HttpRendezvousStore("127.0.0.1", port), [0, 1, 2], 3))
     expect_rendezvous(gather(TcpRendezvousStore(TcpStores().host), [0, 1, 2], 3))
+
+
+def test_a_secret_that_the_ranks_have_already_is_in_no_store() -> None:
+    outer = TcpStores().host()
+    there = gather(TcpRendezvousStore(lambda: outer), [0, 1, 2], 3, secret="5e" * 32)
+    expect_rendezvous(there)
+    assert there[0].secret == bytes([0x5E] * 32) and not there[0].store.check(["secret"])
+    assert b"5e5e" not in outer.get("hvdkit/test")
 
 
 @pytest.mark.parametrize("answering", [False, True])

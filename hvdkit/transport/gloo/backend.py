@@ -54,9 +54,9 @@ def connect(world: World, part: Part | None) -> tuple[GlooTransport, Abort | Non
         )
         mpi_transport.close()
         return transport, abort
+    options |= {"secret": _read_secret(variables), "store_name": f"{place.address}:{place.port}"}
     store, towards = open_rendezvous_store(place, world.rank)
-    options["store_name"] = f"{place.address}:{place.port}"
-    return open_gloo(store, world.rank, world.size, towards=towards, secret=_read_secret(variables), **options), None
+    return open_gloo(store, world.rank, world.size, towards=towards, **options), None
 
 
 def _read_secret(variables: Mapping[str, str]) -> str:
