@@ -23,7 +23,7 @@ from hvdkit.world import World
 
 can_load = can_load_gloo
 
-#: Variable with the job's secret, 64 hex digits, where a launcher without MPI has sent one to the ranks by a private way.
+#: Variable with the secret of the job, 64 hex digits, where what starts the ranks has sent it to each of them.
 JOB_SECRET = "HVDKIT_JOB_SECRET"
 
 
