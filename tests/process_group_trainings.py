@@ -172,6 +172,17 @@ def check_fsdp_and_tensor_parallel() -> None:
         check_weights(model, wanted)
 
 
+def check_the_same_mesh_in_two_worlds() -> None:
+    """An equal mesh of a later world has process groups of other names."""
+    for others in (3, 0):
+        with process_groups():
+            for _ in range(others):
+                dist.new_group([0, 1])
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+            model = parallelize_module(make()[0], mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+            model(batch(0)[0]).sum().backward()
+
+
 ONE_STAGE = ("ScheduleGPipe", "Schedule1F1B")
 MORE_STAGES = ("ScheduleInterleaved1F1B", "ScheduleLoopedBFS", "ScheduleInterleavedZeroBubble")
 V_STAGES = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")

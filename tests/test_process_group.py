@@ -133,6 +133,11 @@ def test_two_kinds_of_parallelism_on_a_mesh() -> None:
 
 
 @pytest.mark.slow
+def test_the_same_mesh_in_two_worlds() -> None:
+    run_ranks(4, trainings.check_the_same_mesh_in_two_worlds)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", trainings.ONE_STAGE + trainings.MORE_STAGES + trainings.V_STAGES)
 def test_schedules_of_pipelines(name: str) -> None:
     run_ranks(2, trainings.check_pipeline, name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.rendezvous import _rendezvous_handlers
@@ -101,3 +103,19 @@ def _close_all() -> None:
     for group in list(_groups):
         group.close()
     _groups.clear()
+    _clear_sharded_results()
+
+
+def _clear_sharded_results() -> None:
+    """Clear torch's caches of the placements of DTensors: they hold the meshes of the world that has ended.
+
+    An equal mesh of the next world would otherwise meet in process groups that are gone ("Could not resolve the process
+    group"), with torch's own backends too.
+    """
+    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    if dtensor is None:
+        return
+    propagate = dtensor._op_dispatcher.sharding_propagator.propagate_op_sharding
+    getattr(propagate, "cache", propagate).cache_clear()
+    if hasattr(torch._C, "_clear_DTensor_sharding_propagator_cache"):  # torch 2.10 and later
+        torch._C._clear_DTensor_sharding_propagator_cache()
