@@ -14,9 +14,9 @@ from nccl_checks import connect_group
 from hvdkit.errors import TransportError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.arguments import check_alltoall, check_counts, check_root
-from hvdkit.transport.arithmetic import NumpyArithmetic
+from hvdkit.transport.arithmetic import NumpyArithmetic, check_reduction
 from hvdkit.transport.buckets import Buckets, BucketSpec, InPlaceSegment
-from hvdkit.transport.buffer import Buffer, Op, check_reduction, make_buffer
+from hvdkit.transport.buffer import Buffer, Op, make_buffer
 from hvdkit.transport.division import Groups
 from hvdkit.transport.nccl import collectives
 from hvdkit.transport.nccl.buckets import NcclBuckets

@@ -17,7 +17,7 @@ from torch_world import joined
 
 import hvdkit.torch as hvd
 from hvdkit.transport.api import Transport
-from hvdkit.transport.shared.slots import slot_bytes
+from hvdkit.transport.shared.collectives import slot_bytes
 
 pytestmark = pytest.mark.ranks
 

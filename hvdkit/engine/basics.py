@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdkit.engine import runtime as engine
-from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.engine.groups import ProcessSet, check_process_set, global_process_set
 from hvdkit.engine.job_objects import allgather_object
-from hvdkit.engine.named.submit import check_process_set
 from hvdkit.errors import ConfigError
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.part import is_communicator, read_part

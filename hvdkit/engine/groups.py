@@ -183,3 +183,20 @@ class ProcessSet:
 
 #: All ranks.
 global_process_set = ProcessSet(None)
+
+
+def group_of(process_set: Any, call: str) -> Group:
+    """As process_set.group(call). Raises TypeError for anything but a ProcessSet, such as a list of ranks."""
+    if not isinstance(process_set, ProcessSet):
+        check_process_set(process_set, call)
+    group: Group = process_set.group(call)
+    return group
+
+
+def check_process_set(process_set: Any, call: str) -> None:
+    """Raise TypeError for anything but a ProcessSet. call: the public function."""
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(
+            f"{call}: process_set is {process_set!r}, but it must be an hvd.ProcessSet. Pass what "
+            "hvd.add_process_set([...ranks]) returns on all ranks, or leave it out for all ranks."
+        )

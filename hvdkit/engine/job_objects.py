@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TypeVar
 
 from hvdkit.engine import objects
-from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.engine.groups import ProcessSet, global_process_set, group_of
 from hvdkit.engine.named.collective_step import collective_step
-from hvdkit.engine.named.submit import group_of, root_options
+from hvdkit.engine.named.submit import root_options
 from hvdkit.transport.small_collectives import broadcast_bytes, gather_bytes
 
 T = TypeVar("T")

@@ -11,8 +11,8 @@ import keras
 
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.compression import Coded
-from hvdkit.engine.groups import Group, ProcessSet
-from hvdkit.engine.named.submit import all_true, check_process_set
+from hvdkit.engine.groups import Group, ProcessSet, check_process_set
+from hvdkit.engine.named.submit import all_true
 from hvdkit.engine.reduce_op import Average, ReduceOp
 from hvdkit.engine.request import ReduceOptions, check_gradient, gradient_options
 from hvdkit.engine.strategy import Strategy, refuse_contradictions

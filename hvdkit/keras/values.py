@@ -16,9 +16,9 @@ import keras
 import numpy as np
 
 from hvdkit.engine.compression import Compression, Compressor, Factors, reduce_compressed
-from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.engine.groups import ProcessSet, global_process_set, group_of
 from hvdkit.engine.named.operation import Operation
-from hvdkit.engine.named.submit import Options, do, group_of, reduce_options, root_options, scatter_options
+from hvdkit.engine.named.submit import Options, do, reduce_options, root_options, scatter_options
 from hvdkit.engine.reduce_op import Average, ReduceOp, choose_op
 from hvdkit.keras.backends import settle
 from hvdkit.transport.buffer import FLOAT8, STORAGE, Array, Buffer

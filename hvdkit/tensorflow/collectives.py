@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvdkit.engine.groups import ProcessSet
+from hvdkit.engine.groups import ProcessSet, group_of
 from hvdkit.engine.named.execution import split_rows
-from hvdkit.engine.named.submit import check_splits, group_of, reduce_options, root_options, scatter_options
+from hvdkit.engine.named.submit import check_splits, reduce_options, root_options, scatter_options
 from hvdkit.engine.reduce_op import ReduceOp
 from hvdkit.tensorflow.naming import operation_name
 from hvdkit.tensorflow.run import do, run

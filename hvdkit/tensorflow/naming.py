@@ -14,8 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdkit.engine.groups import ProcessSet
-from hvdkit.engine.named.submit import check_process_set
+from hvdkit.engine.groups import ProcessSet, check_process_set
 from hvdkit.tensorflow.tracing import in_session
 
 #: How often each thing has been named in a graph, and the bodies of control flow in it by TensorFlow's name for them.

@@ -27,8 +27,7 @@ import tensorflow as tf
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.basics import join_ranks
 from hvdkit.engine.compression import Factors, reduce_compressed
-from hvdkit.engine.groups import ProcessSet, global_process_set
-from hvdkit.engine.named.submit import group_of
+from hvdkit.engine.groups import ProcessSet, global_process_set, group_of
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.tensorflow import collectives
 from hvdkit.tensorflow import differentiable as autograd

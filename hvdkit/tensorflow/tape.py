@@ -11,8 +11,7 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.array_sync import uses_values
 from hvdkit.engine.compression import Coded, wire_of
-from hvdkit.engine.groups import ProcessSet, global_process_set
-from hvdkit.engine.named.submit import check_process_set
+from hvdkit.engine.groups import ProcessSet, check_process_set, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.engine.request import ReduceOptions, gradient_options
 from hvdkit.engine.strategy import Strategy, refuse_contradictions

@@ -48,10 +48,6 @@ from hvdkit.torch.local_sgd import DiLoCo, LocalSGD
 from hvdkit.torch.ops import (
     allgather,
     allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
     alltoall,
     alltoall_async,
     barrier,
@@ -61,10 +57,6 @@ from hvdkit.torch.ops import (
     broadcast_async_,
     grouped_allgather,
     grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
     grouped_reducescatter,
     grouped_reducescatter_async,
     join,
@@ -74,6 +66,16 @@ from hvdkit.torch.ops import (
 )
 from hvdkit.torch.optimizer import DistributedOptimizer
 from hvdkit.torch.process_group.register import register
+from hvdkit.torch.reduce import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+)
 from hvdkit.torch.state import broadcast_optimizer_state, broadcast_parameters
 from hvdkit.torch.sync_batch_norm import SyncBatchNorm
 

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from hvdkit.asynchronous.asynchronous import Asynchronous, check_numbers, check_servers
-from hvdkit.engine.groups import ProcessSet, global_process_set
-from hvdkit.engine.named.submit import check_process_set
+from hvdkit.engine.groups import ProcessSet, check_process_set, global_process_set
 from hvdkit.engine.strategy import Strategy
 from hvdkit.log import logger
 from hvdkit.torch.local_sgd import warn_of_statistics

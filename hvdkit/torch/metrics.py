@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hvdkit.engine.reduce_op import Sum
-from hvdkit.torch.ops import allreduce
+from hvdkit.torch.reduce import allreduce
 
 
 class Mean:

@@ -1,4 +1,4 @@
-"""Collectives. Horovod's names, arguments and meanings.
+"""Collectives; allreduce() is in reduce.py. Horovod's names, arguments and meanings.
 
 Tensors may be on any device, contiguous or not, of any dtype that allreduce() takes; float8 only where nothing is
 reduced. A call whose name ends in an underscore overwrites its tensors. A call with _async returns a handle for poll()
@@ -19,131 +19,64 @@ Raised at once: NotInitializedError before init(), ValueError on a rank outside 
 for the name of an operation that is not complete, TypeError for a dtype that cannot be sent. Raised after the ranks
 have compared their calls: HorovodInternalError on every rank if they disagree about dtype, shape, op, factors or root.
 
-A call is written once, as a function that returns a Collective, and its forms follow from that (forms.py). Where the
-blocking call takes a compression, or returns something else, that function is used for the other forms only.
+A call is written once, as a function that returns a Collective, and its forms follow from that (collective.py). Where
+the blocking call takes a compression, or returns something else, that function is used for the other forms only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Any
 
 import torch
 
 from hvdkit.engine.basics import join_ranks
-from hvdkit.engine.compression import reduce_compressed
-from hvdkit.engine.groups import ProcessSet, global_process_set
-from hvdkit.engine.named import submit as named
+from hvdkit.engine.compression import Factors, reduce_compressed
+from hvdkit.engine.groups import ProcessSet, global_process_set, group_of
+from hvdkit.engine.named.execution import split_rows
+from hvdkit.engine.named.operation import Announcement, Operation
+from hvdkit.engine.named.submit import check_splits, do, root_options
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
-from hvdkit.torch import collectives
-from hvdkit.torch.collective import Collective
-from hvdkit.torch.compression import Compression, Compressor
-from hvdkit.torch.forms import asynchronous, collective, in_place
+from hvdkit.torch.collective import Collective, Result, Rows, Tensors, asynchronous, collective, in_place
+from hvdkit.torch.compression import Compression
 from hvdkit.torch.handles import synchronize
-
-Narrow = type[Compressor]
-
-_first: Callable[[Any], torch.Tensor] = itemgetter(0)
-
-
-@collective
-def _allreduce(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Collective[torch.Tensor]:
-    factors = float(prescale_factor), float(postscale_factor)
-    return collectives.allreduce([tensor], average, name, op, factors, process_set, "allreduce()", _first)
+from hvdkit.torch.reduce import Described, Narrow, announce, announce_reduction, check_group, first, mean
+from hvdkit.torch.tensors import as_tensor
+from hvdkit.transport.buffer import Buffer
 
 
-@collective
-def _grouped_allreduce(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Collective[list[torch.Tensor]]:
-    call, factors = "grouped_allreduce()", (float(prescale_factor), float(postscale_factor))
-    group = collectives.check_group(tensors, call)
-    return collectives.allreduce(group, average, name, op, factors, process_set, call, list)
+def _in_rows(tensors: Tensors) -> Described:
+    """Shapes for what gathers along the first dimension: a scalar's is (1,)."""
+    return tuple([(tensor.dtype, tensor.shape or (1,)) for tensor in tensors])
 
 
-allreduce_ = in_place(_allreduce)
-allreduce_async = asynchronous(_allreduce)
-allreduce_async_ = asynchronous(_allreduce, in_place=True)
-grouped_allreduce_ = in_place(_grouped_allreduce)
-grouped_allreduce_async = asynchronous(_grouped_allreduce)
-grouped_allreduce_async_ = asynchronous(_grouped_allreduce, in_place=True)
+def _shape(result: Buffer, shape: tuple[int, ...], tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers in this shape, on the device of the tensor."""
+    return as_tensor(result).view(shape).to(tensor.device)
 
 
-def allreduce(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Narrow = Compression.none,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """Reduce a tensor over all ranks; every rank gets the result, in a new tensor of the same shape and dtype.
+def _make_allgather(
+    tensors: Tensors, name: str | None, process_set: ProcessSet, call: str, pack: Callable[[Any], Result]
+) -> Collective[Result]:
+    """Results: the x of all ranks, one after the other. Gradient: this rank's rows of the average of dy."""
+    group, shapes = group_of(process_set, call), [tensor.shape for tensor in tensors]
 
-    tensor: any shape; shape and dtype the same on all ranks. It is not changed. dtype: uint8 int8 uint16 int16 uint32
-    int32 uint64 int64 float16 bfloat16 float32 float64; complex64 and complex128 except for Min and Max; bool for Min
-    and Product (and), Max and Sum (or). float8 cannot be reduced. float16 and bfloat16 are summed in float32. Sums of
-    integers wrap on overflow; averages of integers are exact and drop the fraction.
-    average: Horovod's older argument; True for op=Average, False for op=Sum.
-    name: of the operation, the same on all ranks; without a name, calls are matched in the order of the calls.
-    compression: the dtype that is sent instead of float32 and float64.
-    op: Average (the default), Sum, Min, Max, Product or, for floating-point dtypes, Adasum.
-    prescale_factor, postscale_factor: the tensor is multiplied by them before and after the reduction.
-    process_set: the ranks that take part.
-    Differentiable for Average and Sum: the gradient is reduced in the same way.
+    def collect(operation: Operation) -> Tensors:
+        results = []
+        for at, (result, tensor) in enumerate(zip(operation.results, tensors, strict=True)):
+            shape = (sum(rows[at] for rows in operation.rows), *tensor.shape[1:])
+            results.append(_shape(result, shape, tensor))
+        return results
 
-    Raises NotInitializedError before init(); ValueError on a rank outside of the set, for the name of an operation that
-    is not complete, and for both `average` and `op`; TypeError for a dtype that cannot be sent, or not with this op;
-    HorovodInternalError on every rank if shapes, dtypes, ops or factors differ between ranks, or a rank has left.
-    """
-    if compression is Compression.none:
-        return _allreduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
-    return grouped_allreduce([tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set)[
-        0
-    ]
+    def gradient(rows: Rows, grads: Tensors) -> Tensors:
+        rank, own = group.transport.rank, []
+        for at, (grad, shape) in enumerate(zip(mean(grads, process_set), shapes, strict=True)):
+            counts = [each[at] for each in rows]
+            own.append(grad.narrow(0, sum(counts[:rank]), counts[rank]).view(shape))
+        return own
 
-
-def grouped_allreduce(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Narrow = Compression.none,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> list[torch.Tensor]:
-    """Reduce several tensors as one operation, which starts when all ranks have called it; returns new tensors.
-
-    tensors: at least one, of any shapes and dtypes, the same list on all ranks. The other arguments, and what it
-    raises: as allreduce(); ValueError also for an empty list.
-    """
-    return list(
-        reduce_compressed(
-            compression,
-            list(tensors),
-            choose_op(average, op, "grouped_allreduce()"),
-            (prescale_factor, postscale_factor),
-            collectives.find_group(process_set, "grouped_allreduce()").size,
-            lambda tensors, op, factors: _grouped_allreduce(tensors, None, name, op, *factors, process_set),
-        )
-    )
+    announcement = announce("allgather", _in_rows(tensors))
+    return Collective(group, announcement, name, tensors, pack, gradient, collect, overwrites=False)
 
 
 @collective
@@ -161,7 +94,7 @@ def allgather(
     that is not complete; TypeError for a dtype that cannot be sent; HorovodInternalError on every rank if dtypes or
     dimensions after the first differ between ranks, or a rank has left or joined.
     """
-    return collectives.allgather([tensor], name, process_set, "allgather()", _first)
+    return _make_allgather([tensor], name, process_set, "allgather()", first)
 
 
 @collective
@@ -173,7 +106,7 @@ def grouped_allgather(
     tensors: at least one. Shapes, dtypes and what it raises: as allgather(); ValueError also for an empty list.
     """
     call = "grouped_allgather()"
-    return collectives.allgather(collectives.check_group(tensors, call), name, process_set, call, list)
+    return _make_allgather(check_group(tensors, call), name, process_set, call, list)
 
 
 allgather_async = asynchronous(allgather)
@@ -194,7 +127,15 @@ def broadcast(
     operation that is not complete; TypeError for a dtype that cannot be sent; HorovodInternalError on every rank
     if shapes, dtypes or roots differ between ranks, or a rank has left or joined.
     """
-    return collectives.broadcast(tensor, root_rank, name, process_set)
+    group = group_of(process_set, "broadcast()")
+    described = ((tensor.dtype, tensor.shape),)
+    announcement = announce("broadcast", described, root_options(process_set, root_rank, "broadcast()"))
+
+    def gradient(_: Rows, grads: Tensors) -> Tensors:
+        means = mean(grads, process_set)
+        return means if group.this_rank == root_rank else [torch.zeros_like(means[0])]
+
+    return Collective(group, announcement, name, [tensor], first, gradient)
 
 
 broadcast_ = in_place(broadcast)
@@ -206,10 +147,42 @@ broadcast_async_ = asynchronous(broadcast, in_place=True)
 def _alltoall(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Collective[tuple[torch.Tensor, torch.Tensor]]:
-    return collectives.alltoall(tensor, splits, name, process_set)
+    call = "alltoall()"
+    group, shape = group_of(process_set, call), tensor.shape
+    rank, size = group.transport.rank, group.transport.size
+    counts = check_splits(shape[0] if shape else 1, _as_list(splits, size, call), size, call)
+
+    def collect(operation: Operation) -> Tensors:
+        received = [rows[rank] for rows in operation.rows]
+        fits = max(received) < 2**31  # else of int64, which Horovod does not have here
+        rows = _shape(operation.results[0], (sum(received), *shape[1:]), tensor)
+        return [rows, torch.tensor(received, dtype=torch.int32 if fits else torch.int64)]
+
+    def gradient(rows: Rows, grads: Tensors) -> Tensors:
+        received = [each[rank] for each in rows]
+        back, _ = _alltoall(grads[0], received, None, process_set)
+        unsent = (shape[0] if shape else 1) - back.shape[0]  # rows that went nowhere
+        if unsent:
+            back = torch.cat([back, back.new_zeros(unsent, *back.shape[1:])])
+        return [back.view(shape)]
+
+    announcement = Announcement("alltoall", announce("alltoall", _in_rows([tensor])).tensors, (), counts)
+    return Collective(group, announcement, name, [tensor], tuple, gradient, collect, overwrites=False)
 
 
 alltoall_async = asynchronous(_alltoall)
+
+
+def _as_list(splits: Any, size: int, call: str) -> Any:
+    """Splits as a list of integers, or None for equal parts, as an empty tensor says too."""
+    if not isinstance(splits, torch.Tensor):
+        return splits
+    if splits.numel() and (splits.is_floating_point() or splits.dim() != 1):
+        raise ValueError(
+            f"{call}: splits must hold one integer for each of the {size} ranks; got a tensor of {splits.dtype} and "
+            f"shape {list(splits.shape)}."
+        )
+    return splits.tolist() or None
 
 
 def alltoall(
@@ -234,6 +207,38 @@ def alltoall(
     return rows if splits is None else (rows, counts)
 
 
+def _make_reducescatter(
+    tensors: Tensors,
+    name: str | None,
+    op: ReduceOp,
+    factors: Factors,
+    process_set: ProcessSet,
+    call: str,
+    pack: Callable[[Any], Result],
+) -> Collective[Result]:
+    """Results: this rank's rows of op(x of all ranks). Gradient: dx = all ranks' dy, times size for a sum."""
+    group = group_of(process_set, call)
+    rank, size = group.transport.rank, group.transport.size
+    described = tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
+    chosen = choose_op(None, op, call)
+    announcement = announce_reduction("reducescatter", described, chosen, *factors, call)
+    if not all(tensor.dim() for tensor in tensors):
+        raise ValueError(f"{call}: a scalar has no rows to scatter; give a tensor of at least one dimension.")
+
+    def collect(operation: Operation) -> Tensors:
+        return [
+            _shape(result, (split_rows(tensor.shape[0], size)[rank], *tensor.shape[1:]), tensor)
+            for tensor, result in zip(tensors, operation.results, strict=True)
+        ]
+
+    def gradient(_: Rows, grads: Tensors) -> Tensors:
+        gathered = _make_allgather(grads, None, process_set, "allgather()", list).do_differentiably()
+        factor = factors[0] * factors[1] * (1 if chosen is Average else size)
+        return [grad * factor for grad in gathered]
+
+    return Collective(group, announcement, name, tensors, pack, gradient, collect)
+
+
 @collective
 def _reducescatter(
     tensor: torch.Tensor,
@@ -244,7 +249,7 @@ def _reducescatter(
     postscale_factor: float = 1.0,
 ) -> Collective[torch.Tensor]:
     factors = float(prescale_factor), float(postscale_factor)
-    return collectives.reducescatter([tensor], name, op, factors, process_set, "reducescatter()", _first)
+    return _make_reducescatter([tensor], name, op, factors, process_set, "reducescatter()", first)
 
 
 @collective
@@ -257,7 +262,7 @@ def _grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> Collective[list[torch.Tensor]]:
     call, factors = "grouped_reducescatter()", (float(prescale_factor), float(postscale_factor))
-    return collectives.reducescatter(collectives.check_group(tensors, call), name, op, factors, process_set, call, list)
+    return _make_reducescatter(check_group(tensors, call), name, op, factors, process_set, call, list)
 
 
 reducescatter_async = asynchronous(_reducescatter)
@@ -310,7 +315,7 @@ def grouped_reducescatter(
             list(tensors),
             op,
             (prescale_factor, postscale_factor),
-            collectives.find_group(process_set, "grouped_reducescatter()").size,
+            group_of(process_set, "grouped_reducescatter()").size,
             lambda tensors, op, factors: _grouped_reducescatter(tensors, name, op, process_set, *factors),
         )
     )
@@ -349,7 +354,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     Raises NotInitializedError before init(), ValueError on a rank outside of the set, HorovodInternalError if a rank
     has left.
     """
-    named.do(collectives.find_group(process_set, "barrier()"), "barrier", None, (), ())
+    do(group_of(process_set, "barrier()"), "barrier", None, (), ())
 
 
 def join(device: int = -1) -> int:

@@ -14,9 +14,8 @@ from hvdkit.asynchronous.periodic import PeriodicAverage
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.compression import Coded
-from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.engine.groups import ProcessSet, check_process_set, global_process_set
 from hvdkit.engine.named.operation import Action
-from hvdkit.engine.named.submit import check_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.engine.sharding.strategy import check_shard
 from hvdkit.engine.strategy import Strategy, refuse_contradictions

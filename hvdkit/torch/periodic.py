@@ -10,7 +10,7 @@ import torch
 
 from hvdkit.asynchronous.periodic import PeriodicAverage
 from hvdkit.engine.reduce_op import Average
-from hvdkit.torch.ops import grouped_allreduce_
+from hvdkit.torch.reduce import grouped_allreduce_
 from hvdkit.torch.state import map_nested
 from hvdkit.torch.wrapped import Wrapped
 

@@ -15,7 +15,7 @@ from hvdkit.engine.request import ReduceOptions, check_gradient, gradient_option
 from hvdkit.engine.strategy import Parameters, Strategy
 from hvdkit.torch.compression import Compressor
 from hvdkit.torch.handles import synchronize
-from hvdkit.torch.ops import grouped_allreduce_async_
+from hvdkit.torch.reduce import grouped_allreduce_async_
 from hvdkit.torch.source import TorchSource
 
 

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
 from hvdkit.engine import basics
 from hvdkit.engine.reduce_op import Sum
-from hvdkit.torch.ops import allreduce
+from hvdkit.torch.reduce import allreduce
 
 
 class SyncBatchNorm(_BatchNorm):

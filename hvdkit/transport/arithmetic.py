@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.transport.buffer import HALF, STORAGE, Array, Buffer, Op, check_reduction, check_scale
+from hvdkit.transport.buffer import COMPLEX, FLOAT8, HALF, SCALED, STORAGE, Array, Buffer, Op
 
 _CHUNK_BYTES = 256 * 1024
 
@@ -26,6 +26,27 @@ _LARGEST: dict[str, float] = {
     "float32": float(np.finfo(np.float32).max),
     "float64": float(np.finfo(np.float64).max),
 }
+
+
+def check_reduction(dtype: str, op: str, call: str) -> None:
+    """Raise TypeError where no reduction of the dtype is defined. op: an Op, or "average". call: for the message."""
+    if dtype in FLOAT8:
+        raise TypeError(
+            f"{call}: op {op} of {dtype} is not supported. With at most 4 bits of mantissa, sums overflow or are "
+            "lost in rounding, and values of different ranks may have different scales. Cast to bfloat16 or float32, "
+            f"reduce, and cast back. broadcast, allgather and alltoall support {dtype}."
+        )
+    if dtype in COMPLEX and op in ("min", "max"):
+        raise TypeError(
+            f"{call}: op {op} of {dtype} is not supported, because complex numbers have no order. Reduce their "
+            "magnitudes, or their real and imaginary parts separately."
+        )
+
+
+def check_scale(dtype: str, scale: float) -> None:
+    """Raise ValueError for a factor on numbers that are not multiplied with factors."""
+    if scale != 1.0 and dtype not in SCALED:
+        raise ValueError(f"cannot scale {dtype} by {scale}; only floating-point and complex tensors can be scaled")
 
 
 class Arithmetic(Protocol):
@@ -45,7 +66,7 @@ class Arithmetic(Protocol):
 
 
 class NumpyArithmetic:
-    """Arithmetic (see base.py) that needs nothing but numpy. Keeps no state, so any thread may use it.
+    """Arithmetic that needs nothing but numpy. Keeps no state, so any thread may use it.
 
     A sum is taken in the order of `sources`, whichever of them is `out`. Integers wrap; a sum or product of bools is
     their or / and; a sum too large for its dtype is inf.
@@ -60,7 +81,7 @@ class NumpyArithmetic:
         dtype = sources[0].dtype
         fits = dtype == out.dtype or (dtype in HALF and out.dtype in ("float32", "float64"))
         for source in sources:
-            if source.dtype != dtype or source.count != out.count or not fits:
+            if source.dtype != dtype or source.array.size != out.array.size or not fits:
                 raise ValueError(
                     f"cannot combine {source.count} {source.dtype} into {out.count} {out.dtype}; counts and dtypes "
                     "must be equal"

@@ -14,7 +14,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.transport.buffer import STORAGE, Buffer, Narrow, Op, check_reduction
+from hvdkit.transport.arithmetic import check_reduction
+from hvdkit.transport.buffer import STORAGE, Buffer, Narrow, Op
 from hvdkit.transport.coding.api import Coding, Matrix
 from hvdkit.transport.polling import Backoff, calls
 

@@ -67,27 +67,6 @@ COMPLEX = frozenset({"complex64", "complex128"})
 SCALED = FLOATS | COMPLEX
 
 
-def check_reduction(dtype: str, op: str, call: str) -> None:
-    """Raise TypeError where no reduction of the dtype is defined. op: an Op, or "average". call: for the message."""
-    if dtype in FLOAT8:
-        raise TypeError(
-            f"{call}: op {op} of {dtype} is not supported. With at most 4 bits of mantissa, sums overflow or are "
-            "lost in rounding, and values of different ranks may have different scales. Cast to bfloat16 or float32, "
-            f"reduce, and cast back. broadcast, allgather and alltoall support {dtype}."
-        )
-    if dtype in COMPLEX and op in ("min", "max"):
-        raise TypeError(
-            f"{call}: op {op} of {dtype} is not supported, because complex numbers have no order. Reduce their "
-            "magnitudes, or their real and imaginary parts separately."
-        )
-
-
-def check_scale(dtype: str, scale: float) -> None:
-    """Raise ValueError for a factor on numbers that are not multiplied with factors."""
-    if scale != 1.0 and dtype not in SCALED:
-        raise ValueError(f"cannot scale {dtype} by {scale}; only floating-point and complex tensors can be scaled")
-
-
 @dataclass(slots=True, eq=False)
 class Buffer:
     """Contiguous memory seen as numbers.

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from hvdkit.transport.api import Transport
 from hvdkit.transport.arguments import check_alltoall, check_counts, check_root
-from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
+from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic, check_reduction
 from hvdkit.transport.buckets import BucketSpec, InPlaceSegment, cover
-from hvdkit.transport.buffer import Buffer, Op, check_reduction, make_buffer
+from hvdkit.transport.buffer import Buffer, Op, make_buffer
 from hvdkit.transport.division import Groups, check_groups
 from hvdkit.transport.mailbox import LocalMailbox
 from hvdkit.transport.request import closed_before

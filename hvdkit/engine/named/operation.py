@@ -153,25 +153,26 @@ Answer = int | Ready | Failed | AllJoined | Closed
 Action = Callable[[Transport, Sequence[int]], Any]
 
 
+@dataclass(slots=True, eq=False)
 class Operation:
     """One rank's part of a named operation.
 
-    buffers: contiguous, one a tensor; read, and by allreduce and broadcast overwritten. results: of the other kinds, in
-    new memory. rows: what the ranks brought along, see Ready. action: what is done, of a kind that is no collective;
-    the engine goes on if it raises alike on all ranks. outcome: what it returned; of tensors on a GPU see Devices.
-    last_joined: of a join. error: instead of a result; set before done.
+    buffers: contiguous, one a tensor; read, and by allreduce and broadcast overwritten. action: what is done, of a kind
+    that is no collective; the engine goes on if it raises alike on all ranks. results: of the kinds that do not
+    overwrite, in new memory. rows: what the ranks brought along, see Ready. outcome: what the action returned; of
+    tensors on a GPU see Devices. last_joined: of a join. error: instead of a result; set before done.
     """
 
-    __slots__ = ("action", "asked", "buffers", "done", "error", "last_joined", "name", "outcome", "results", "rows")
-
-    def __init__(self, name: str, asked: Announcement, buffers: Sequence[Buffer], action: Action | None = None) -> None:
-        self.name, self.asked, self.buffers, self.action = name, asked, buffers, action
-        self.results: Sequence[Buffer] = ()
-        self.rows: tuple[tuple[int, ...], ...] = ()
-        self.outcome: Any = None
-        self.last_joined = -1
-        self.done = False
-        self.error: Exception | None = None
+    name: str
+    asked: Announcement
+    buffers: Sequence[Buffer]
+    action: Action | None = None
+    results: Sequence[Buffer] = ()
+    rows: tuple[tuple[int, ...], ...] = ()
+    outcome: Any = None
+    last_joined: int = -1
+    done: bool = False
+    error: Exception | None = None
 
 
 def label_of(kind: str, name: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,8 @@ from hvdkit.engine.api import Engine
 from hvdkit.engine.groups import Group, ProcessSet
 from hvdkit.engine.named.operation import Announcement, Operation
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp, Sum
-from hvdkit.transport.buffer import FLOATS, Buffer, check_reduction
+from hvdkit.transport.arithmetic import check_reduction
+from hvdkit.transport.buffer import FLOATS, Buffer
 
 Options = tuple[tuple[str, str], ...]
 
@@ -65,22 +65,6 @@ def all_true(group: Group, flag: bool, name: str) -> bool:
     smallest = Buffer(np.array([flag], np.int32), "int32")
     do(group, "allreduce", name, [("int32", (1,))], [smallest], _write_options("min", 1.0, 1.0))
     return bool(smallest.array[0])
-
-
-def group_of(process_set: Any, call: str) -> Group:
-    """As process_set.group(call). Raises TypeError for anything but a ProcessSet, such as a list of ranks."""
-    check_process_set(process_set, call)
-    group: Group = process_set.group(call)
-    return group
-
-
-def check_process_set(process_set: Any, call: str) -> None:
-    """Raise TypeError for anything but a ProcessSet. call: the public function."""
-    if not isinstance(process_set, ProcessSet):
-        raise TypeError(
-            f"{call}: process_set is {process_set!r}, but it must be an hvd.ProcessSet. Pass what "
-            "hvd.add_process_set([...ranks]) returns on all ranks, or leave it out for all ranks."
-        )
 
 
 def reduce_options(dtypes: Sequence[str], op: ReduceOp, prescale: float, postscale: float, call: str) -> Options:

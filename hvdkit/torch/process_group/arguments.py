@@ -8,7 +8,8 @@ import torch
 from torch.distributed import ReduceOp
 
 from hvdkit.torch.tensors import as_buffer
-from hvdkit.transport.buffer import SCALED, Buffer, Op, check_reduction
+from hvdkit.transport.arithmetic import check_reduction
+from hvdkit.transport.buffer import SCALED, Buffer, Op
 
 _OPS: dict[object, Op] = {
     ReduceOp.SUM: "sum",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from hvdkit.transport.api import Transport
 from hvdkit.transport.arguments import check_alltoall, check_counts, check_root
-from hvdkit.transport.arithmetic import Arithmetic
+from hvdkit.transport.arithmetic import Arithmetic, check_reduction, check_scale
 from hvdkit.transport.between import large_counts
 from hvdkit.transport.between.buckets import WireBuckets, WireCrossing
 from hvdkit.transport.between.collectives import reduce_steps, until_done
@@ -15,7 +15,7 @@ from hvdkit.transport.between.measure import measure
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.between.wire import Wire
 from hvdkit.transport.buckets import BucketSpec
-from hvdkit.transport.buffer import Buffer, Op, check_reduction, check_scale, make_buffer
+from hvdkit.transport.buffer import Buffer, Op, make_buffer
 from hvdkit.transport.division import Groups
 from hvdkit.transport.request import NOTHING, Request, StepQueue
 

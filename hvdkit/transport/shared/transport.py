@@ -9,18 +9,16 @@ from typing import Any
 from hvdkit.errors import RankLostError, TransportError
 from hvdkit.transport.api import Crossing, Transport
 from hvdkit.transport.arguments import check_root
-from hvdkit.transport.arithmetic import Arithmetic
+from hvdkit.transport.arithmetic import Arithmetic, check_scale
 from hvdkit.transport.buckets import BucketSpec, InPlaceSegment
-from hvdkit.transport.buffer import HALF, Buffer, Op, check_scale
+from hvdkit.transport.buffer import HALF, Buffer, Op
 from hvdkit.transport.division import Groups, find_group
 from hvdkit.transport.mailbox import Mailbox, OpeningMailbox
 from hvdkit.transport.request import Request
 from hvdkit.transport.shared.buckets import SharedBuckets
-from hvdkit.transport.shared.exchange import Exchange
+from hvdkit.transport.shared.collectives import Exchange, Slots, Stage, slot_bytes
 from hvdkit.transport.shared.liveness import Liveness
 from hvdkit.transport.shared.mailbox import open_shared_mailbox
-from hvdkit.transport.shared.slots import Slots, slot_bytes
-from hvdkit.transport.shared.stage import Stage
 
 _STAGE_BYTES = 2 * 2**20  # stays in the last-level cache between copy, sum and copy
 _STAGES = 2

@@ -1,0 +1,352 @@
+"""Collectives of the ranks of one host on arrays: each rank writes to its memory, and reads that of the others.
+
+Small ones go through Slots, large allreduces through Stage, other large ones through Exchange. Each has memory of its
+own, whose parts belong to the ranks, and numbers in it that say how far every rank has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hvdkit.transport.api import Transport
+from hvdkit.transport.arithmetic import Arithmetic
+from hvdkit.transport.buckets import BucketSpec
+from hvdkit.transport.buffer import STORAGE, Array, Buffer, Op
+from hvdkit.transport.polling import Backoff, calls
+from hvdkit.transport.shared.buckets import plan_shards
+from hvdkit.transport.shared.flags import Flags, flag_bytes
+from hvdkit.transport.shared.segment import open_segment
+
+_LINE = 64  # bytes of a cache line
+
+_MOST_SLOT_BYTES = 64 * 1024  # larger buffers are reduced as fast in shards
+_SLOTS_BYTES = 512 * 1024  # of the slots of all ranks: each rank reads all of them
+_VIEWS = 256  # views of slots that are kept
+
+_STAGE_BYTES = 2 * 2**20  # stays in the last-level cache between copy, sum and copy
+_LAYOUTS = 64  # that are kept
+_READY, _REDUCED = 0, 1
+
+_EXCHANGE_BYTES = 4 * 2**20  # both halves of all ranks
+_MOST_ROOM_BYTES = 2**20  # a half of one rank
+
+
+class _Memory:
+    """Memory of a group on one host, a part a rank; made and closed by all its ranks together.
+
+    nbytes: of a part. flags: how many numbers each rank raises. check: called now and then while waiting; raises
+    RankLostError if a peer has ended.
+    """
+
+    def __init__(self, group: Transport, directory: str, check: Callable[[], None], nbytes: int, flags: int) -> None:
+        self._rank, self._size, self._check = group.rank, group.size, check
+        start = flag_bytes(group.size, flags)
+        parts = [nbytes + (0 if rank else start) for rank in range(group.size)]
+        self._segment = open_segment(group, parts, directory)
+        self._flags = Flags(self._segment.memory[:start], rank=group.rank, ranks=group.size, count=flags)
+        #: (size, nbytes)
+        self._parts = self._segment.memory[start:].reshape(group.size, nbytes)
+        self._number = 0
+
+    def _meet(self, index: int = 0) -> None:
+        """Wait until all ranks have come as far as this one."""
+        self._flags.show(index, self._number)
+        if not self._flags.everyone(index, self._number):
+            backoff = Backoff(self._check)
+            try:
+                while not self._flags.everyone(index, self._number):
+                    backoff.pause()
+            except BaseException:
+                calls().uncertain = True
+                raise
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._flags.close()
+        self._parts = np.empty((0, 0), np.uint8)
+        self._segment.close()
+
+
+class Slots(_Memory):
+    """Small allreduces and broadcasts: each rank writes its numbers to its slot, and reads those of all others.
+
+    Collective n uses slot n % 2 of each rank, and ends on a rank when it has read those of all. A rank writes slot
+    n % 2 again in collective n + 2, which it begins when all ranks have begun n + 1. By then all have ended n: so two
+    slots and one number a rank, of the last collective begun, are enough.
+
+    limit: bytes of a slot.
+    """
+
+    def __init__(self, group: Transport, directory: str, check: Callable[[], None]) -> None:
+        self.limit = slot_bytes(group.size)
+        super().__init__(group, directory, check, 2 * self.limit, 1)
+        self._views: dict[tuple[int, int, str], list[Buffer]] = {}
+
+    def allreduce(self, buffer: Buffer, op: Op, scale: float, arithmetic: Arithmetic) -> None:
+        """Replace `buffer` (n,) by scale * the reduction over all ranks; the same bits on all of them."""
+        arithmetic.combine(buffer, self._exchange(buffer, arithmetic, -1), op, scale)
+
+    def broadcast(self, buffer: Buffer, root: int, arithmetic: Arithmetic) -> None:
+        """Fill `buffer` (n,) with the root's."""
+        slots = self._exchange(buffer, arithmetic, root)
+        if root != self._rank:
+            arithmetic.copy(buffer, slots[root])
+
+    def _exchange(self, buffer: Buffer, arithmetic: Arithmetic, root: int) -> list[Buffer]:
+        """Every rank's slot, once all have written theirs; the root alone writes, if there is one."""
+        calls().begun += 1
+        self._number += 1
+        slots = self._see(buffer)
+        if root in (-1, self._rank):
+            arithmetic.copy(slots[self._rank], buffer)
+        self._meet()
+        return slots
+
+    def _see(self, buffer: Buffer) -> list[Buffer]:
+        """The slots of this collective as numbers like the buffer's."""
+        key = (self._number % 2, buffer.array.size, buffer.dtype)
+        slots = self._views.get(key)
+        if slots is None:
+            where = slice(key[0] * self.limit, key[0] * self.limit + buffer.nbytes)
+            slots = [Buffer(part[where].view(STORAGE[buffer.dtype]), buffer.dtype) for part in self._parts]
+            if len(self._views) < _VIEWS:
+                self._views[key] = slots
+        return slots
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._views.clear()
+        super().close()
+
+
+def slot_bytes(size: int) -> int:
+    """The largest buffer, in bytes, that goes through the slots of `size` ranks."""
+    return max(_LINE, min(_MOST_SLOT_BYTES, _SLOTS_BYTES // size // _LINE * _LINE))
+
+
+class _Layout(NamedTuple):
+    """What a piece of so many elements has where.
+
+    own: this rank's shard. foreign: all else, of this rank's memory, with where it belongs. below, above: the own shard
+    in the memories of the ranks before and after this one.
+    """
+
+    own: slice
+    foreign: tuple[tuple[slice, Array], ...]
+    below: tuple[Buffer, ...]
+    above: tuple[Buffer, ...]
+
+
+class Stage(_Memory):
+    """Large allreduces: each rank reduces its shard of a piece, and hands it out to the others.
+
+    The way of a piece is that of a bucket (buckets.py has the picture, and why cache lines move as they do): all but
+    the own shard goes to this rank's memory; its own shard is reduced in place from the others' memories, and the
+    result is written there; what the others have written is taken out. No rank touches another one's memory once it has
+    shown that its shard is reduced, so one memory a rank and two numbers are enough.
+    """
+
+    def __init__(self, group: Transport, directory: str, check: Callable[[], None]) -> None:
+        super().__init__(group, directory, check, _STAGE_BYTES, 2)
+        self._layouts: dict[tuple[str, int], _Layout] = {}
+
+    def allreduce(self, buffer: Buffer, op: Op, scale: float, arithmetic: Arithmetic) -> None:
+        """Replace `buffer` (n,) by scale * the reduction over all ranks; the same bits on all of them."""
+        calls().begun += 1
+        array = buffer.array
+        step = _STAGE_BYTES // array.itemsize
+        try:
+            for at in range(0, array.size, step):
+                self._reduce(array[at : at + step], buffer.dtype, op, scale, arithmetic)
+        except BaseException:
+            calls().uncertain = True
+            raise
+
+    def _reduce(self, piece: Array, dtype: str, op: Op, scale: float, arithmetic: Arithmetic) -> None:
+        layout = self._layouts.get((dtype, piece.size)) or self._lay_out(dtype, piece.size)
+        self._number += 1
+        for where, memory in layout.foreign:
+            memory[:] = piece[where]
+        self._meet(_READY)
+        own = Buffer(piece[layout.own], dtype)
+        if own.array.size:
+            arithmetic.combine(own, [*layout.below, own, *layout.above], op, scale)
+            for peer in layout.below + layout.above:
+                peer.array[:] = own.array
+        self._meet(_REDUCED)
+        for where, memory in layout.foreign:
+            piece[where] = memory
+
+    def _lay_out(self, dtype: str, count: int) -> _Layout:
+        storage = STORAGE[dtype]
+        start, stop = plan_shards(BucketSpec(dtype, count), self._size)[self._rank]
+        views = self._parts[:, : count * storage.itemsize].view(storage)
+        foreign = [(part, views[self._rank, part]) for part in (slice(start), slice(stop, count))]
+        shards = [Buffer(view[start:stop], dtype) for view in views]
+        layout = _Layout(
+            slice(start, stop),
+            tuple((part, memory) for part, memory in foreign if memory.size),
+            tuple(shards[: self._rank]),
+            tuple(shards[self._rank + 1 :]),
+        )
+        if len(self._layouts) < _LAYOUTS:
+            self._layouts[dtype, count] = layout
+        return layout
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._layouts.clear()
+        super().close()
+
+
+class Exchange(_Memory):
+    """Other large collectives: each rank writes what others need to its memory, and reads theirs.
+
+    They go in steps of a piece that stays in the last-level cache; each byte is copied in once, and out (or into a sum)
+    once. The protocol is that of Slots: step n uses half n % 2 of every rank's memory, and ends on a rank when it has
+    read what it needs. A rank writes that half again in step n + 2, which it begins when all have begun n + 1, and so
+    have ended n.
+
+    Buffers of one call agree in dtype. After an error it is not used again.
+    """
+
+    def __init__(self, group: Transport, directory: str, check: Callable[[], None]) -> None:
+        self._room = room_bytes(group.size)
+        super().__init__(group, directory, check, 2 * self._room, 1)
+        self._peers = [(group.rank + turn) % group.size for turn in range(1, group.size)]
+        #: By half and rank.
+        self._halves = [[part[at : at + self._room] for part in self._parts] for at in (0, self._room)]
+
+    def allgather(self, pieces: Sequence[Buffer], buffer: Buffer) -> None:
+        """Fill `pieces`, one a rank, with every rank's `buffer`; that may be this rank's piece."""
+        own, outs = _bytes(buffer), [_bytes(piece) for piece in pieces]
+        self._share(own, outs, range(self._size))
+        if own.size and own.ctypes.data != outs[self._rank].ctypes.data:
+            outs[self._rank][:] = own
+
+    def gather(self, pieces: Sequence[Buffer], buffer: Buffer, root: int) -> None:
+        """Fill the root's `pieces`, one a rank, with every rank's `buffer` (n,); none on other ranks."""
+        own = _bytes(buffer)
+        outs = [_bytes(piece) for piece in pieces] or [own] * self._size
+        self._share(own, outs, (root,))
+        if self._rank == root:
+            outs[root][:] = own
+
+    def broadcast(self, buffer: Buffer, root: int) -> None:
+        """Fill `buffer` (n,) with the root's."""
+        data = _bytes(buffer)
+        calls().begun += 1
+        for at in range(0, data.size, self._room):
+            memory, piece = self._next(), data[at : at + self._room]
+            if self._rank == root:
+                memory[root][: piece.size] = piece
+            self._meet()
+            if self._rank != root:
+                piece[:] = memory[root][: piece.size]
+
+    def _share(self, own: Array, outs: Sequence[Array], readers: Sequence[int]) -> None:
+        """Give this rank's bytes to all readers, which put those of rank r in outs[r]."""
+        calls().begun += 1
+        for at in range(0, max(out.size for out in outs), self._room):
+            memory, piece = self._next(), own[at : at + self._room]
+            if any(reader != self._rank for reader in readers):
+                memory[self._rank][: piece.size] = piece
+            self._meet()
+            if self._rank in readers:
+                for peer in self._peers:
+                    out = outs[peer][at : at + self._room]
+                    out[:] = memory[peer][: out.size]
+
+    def reducescatter(
+        self, out: Buffer, pieces: Sequence[Buffer], op: Op, scale: float, arithmetic: Arithmetic
+    ) -> None:
+        """out (n,) = scale * the reduction of every rank's pieces[this rank] (n,); it may be this rank's piece."""
+        calls().begun += 1
+        storage = STORAGE[out.dtype]
+        room = self._room // self._size // _LINE * _LINE  # of what is for one rank
+        step = room // storage.itemsize
+        for at in range(0, max(piece.count for piece in pieces), step):
+            memory = self._next()
+            for peer in self._peers:
+                part = _bytes(pieces[peer].slice(at, at + step))
+                memory[self._rank][peer * room : peer * room + part.size] = part
+            self._meet()
+            target = out.slice(at, at + step)
+            if not target.count:
+                continue
+            mine = slice(self._rank * room, self._rank * room + target.nbytes)
+            sources = [
+                pieces[rank].slice(at, at + step)
+                if rank == self._rank
+                else Buffer(memory[rank][mine].view(storage), out.dtype)
+                for rank in range(self._size)
+            ]
+            arithmetic.combine(target, sources, op, scale)
+
+    def alltoall(self, received: Sequence[Buffer], sent: Sequence[Buffer]) -> None:
+        """Send sent[r] to rank r; what rank r sends comes to received[r].
+
+        Ranks know of their own pieces only, so that the number of steps is the largest that one of them says in the
+        first step, in the first bytes of its memory.
+        """
+        calls().begun += 1
+        ins, outs = [_bytes(piece) for piece in sent], [_bytes(piece) for piece in received]
+        room = (self._room - _LINE) // self._size // _LINE * _LINE
+        moved = [*(ins[peer] for peer in self._peers), *(outs[peer] for peer in self._peers)]
+        steps = max(1, *(-(-piece.size // room) for piece in moved))
+        step = 0
+        while step < steps:
+            memory, at = self._next(), step * room
+            memory[self._rank][:8].view(np.int64)[0] = steps
+            for peer in self._peers:
+                part, start = ins[peer][at : at + room], _LINE + peer * room
+                memory[self._rank][start : start + part.size] = part
+            self._meet()
+            steps = max(steps, *(int(memory[peer][:8].view(np.int64)[0]) for peer in self._peers))
+            start = _LINE + self._rank * room
+            for peer in self._peers:
+                part = outs[peer][at : at + room]
+                part[:] = memory[peer][start : start + part.size]
+            step += 1
+        outs[self._rank][:] = ins[self._rank]
+
+    def scatter(self, out: Buffer, pieces: Sequence[Buffer], root: int) -> None:
+        """Fill every rank's `out` (n,) with the root's piece for it; `pieces` is empty on other ranks."""
+        calls().begun += 1
+        room = self._room // self._size // _LINE * _LINE
+        target, ins = _bytes(out), [_bytes(piece) for piece in pieces]
+        for at in range(0, target.size, room):
+            memory = self._next()
+            if self._rank == root:
+                for peer in self._peers:
+                    part = ins[peer][at : at + room]
+                    memory[root][peer * room : peer * room + part.size] = part
+            self._meet()
+            if self._rank != root:
+                part = target[at : at + room]
+                part[:] = memory[root][self._rank * room : self._rank * room + part.size]
+        if self._rank == root:
+            target[:] = ins[root]
+
+    def _next(self) -> list[Array]:
+        """Begin a step: every rank's memory for it."""
+        self._number += 1
+        return self._halves[self._number % 2]
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._halves = []
+        super().close()
+
+
+def _bytes(buffer: Buffer) -> Array:
+    return buffer.array.view(np.uint8)
+
+
+def room_bytes(size: int) -> int:
+    """The bytes that each of `size` ranks gives away in a step."""
+    most = min(_MOST_ROOM_BYTES, _EXCHANGE_BYTES // (2 * size))
+    return max(_LINE * (size + 1), most // _LINE * _LINE)
