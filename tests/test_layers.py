@@ -279,6 +279,35 @@ def test_a_class_of_launch_shares_its_name_with_no_other_class() -> None:
     assert shared <= {"Agent", "Cpu", "Job"}, "give one of them another name"  # these three are doctor's too
 
 
+def test_methods_say_what_they_do() -> None:
+    """A public method has a docstring, or its class inherits, or names in its docstring, who has one for that name."""
+    classes: dict[str, list[ast.ClassDef]] = {}
+    for tree in TREES.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append(node)
+
+    def methods(node: ast.ClassDef, *, told: bool) -> set[str]:
+        functions = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name[0] != "_"]
+        return {each.name for each in functions if bool(ast.get_docstring(each)) == told}
+
+    def interfaces(name: str, seen: set[str]) -> set[str]:
+        for node in classes.get(name, ()) if name not in seen else ():
+            seen |= {name}
+            for base in node.bases:
+                interfaces(ast.unparse(base).partition("[")[0].rpartition(".")[2], seen)
+        return seen
+
+    wrong = set()
+    for name, nodes in classes.items():
+        for node in nodes if name[0] != "_" else ():
+            words = set(re.findall(r"\w+", ast.get_docstring(node) or ""))
+            above = [other for each in interfaces(name, set()) | words for other in classes.get(each, ())]
+            untold = methods(node, told=False).difference(words, *(methods(other, told=True) for other in above))
+            wrong |= {f"{name}.{method}" for method in untold}
+    assert not wrong, wrong
+
+
 def test_no_file_is_named_utils() -> None:
     assert not [name_of(path) for path in FILES if path.stem == "utils"], "name a file for its one idea"
 

@@ -42,7 +42,6 @@ class _Same:
         self._theirs = theirs
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """See importlib.abc.Loader."""
         module = importlib.import_module(self._theirs)
         self._spec = module.__spec__
         return module
@@ -85,7 +84,6 @@ class _Run(ModuleType):
 
     @property
     def run(self) -> Any:
-        """See hvdkit.launch.run_api.run."""
         from hvdkit.launch.run_api import run
 
         return run
@@ -95,11 +93,9 @@ class _Made:
     """Makes the modules that are none of hvdkit's: `horovod` and `horovod.run`."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """See importlib.abc.Loader."""
         return _Run(spec.name) if spec.name == "horovod.run" else _Package(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """See importlib.abc.Loader."""
         setattr(module, MARK, True)
         if module.__name__ == "horovod":
             module.__version__ = VERSION  # type: ignore[attr-defined]

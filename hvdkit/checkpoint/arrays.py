@@ -83,23 +83,19 @@ class CheckpointableArrays:
         """See Checkpointable.collect; every rank has all of it."""
 
     def copy(self, folder: Path, *, during_epoch: bool) -> Callable[[], None]:
-        """See Checkpointable.copy."""
         arrays = {name: [array.copy() for array in values] for name, values in self._arrays().items()}
         return lambda: write_arrays(folder / _FILE, arrays)
 
     def read(self, folder: Path) -> None:
-        """See Checkpointable.read."""
         arrays = read_arrays(folder / _FILE, self._arrays())
         for name, variables in self._things.items():
             variables.assign(arrays[name])
 
     def share(self) -> None:
-        """See Checkpointable.share."""
         for variables in self._things.values():
             variables.sync()
 
     def digests(self) -> dict[str, str]:
-        """See Checkpointable.digests."""
         return {name: digest_of(values) for name, values in self._arrays().items()}
 
     def record(self, samples: int | None) -> None:

@@ -57,7 +57,6 @@ class HorovodChanges:
         self._manager = manager
 
     def begin(self, state: State) -> None:
-        """See Changes."""
         self._manager.init()
         self._manager.register_listener(state)
 
@@ -76,7 +75,6 @@ class HorovodChanges:
         """See Changes."""
 
     def restart(self, *, lost: HorovodInternalError | None) -> None:
-        """See Changes."""
         if lost is None:
             logger.warning("the hosts of the job have changed; continuing with the new ones")
         else:
@@ -84,5 +82,4 @@ class HorovodChanges:
         engine.restart()
 
     def end(self, state: State, *, well: bool) -> None:
-        """See Changes."""
         self._manager.remove_listener(state)

@@ -96,7 +96,6 @@ class Resizing:
         return True
 
     def synchronized(self) -> None:
-        """See Changes."""
         self._has_state = True
 
     def restart(self, *, lost: HorovodInternalError | None) -> None:
@@ -238,7 +237,6 @@ class Resizing:
         notify_launcher(READY, self._channel)
 
     def end(self, state: State, *, well: bool) -> None:
-        """See Changes."""
         self._state = None
         if self._newcomers is not None:
             self._newcomers.forget()

@@ -43,7 +43,6 @@ class Restarts:
             raise lost
 
     def end(self, state: State, *, well: bool) -> None:
-        """See Changes."""
         self._close(well=well)
 
     def _close(self, *, well: bool) -> None:

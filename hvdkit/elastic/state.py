@@ -161,14 +161,12 @@ class ObjectState(State):
         return None
 
     def save(self) -> None:
-        """See State.save."""
         runtime.settle()
         for handler in self._handlers.values():
             handler.save()
         self._saved = copy.deepcopy(self._plain())
 
     def restore(self) -> None:
-        """See State.restore."""
         for handler in self._handlers.values():
             handler.restore()
         self._put(copy.deepcopy(self._saved))

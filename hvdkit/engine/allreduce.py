@@ -19,13 +19,13 @@ class GradientReducer(Protocol):
     """What reduces one list of gradients round after round; see BucketReducer."""
 
     @property
-    def under_way(self) -> bool: ...  # noqa: D102
-    def arrived(self, tensor: int, /) -> None: ...  # noqa: D102
-    def started(self, tensor: int, /) -> bool: ...  # noqa: D102
-    def forget_arrivals(self) -> None: ...  # noqa: D102
-    def finish(self) -> None: ...  # noqa: D102
-    def drain_and_close(self) -> None: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
+    def under_way(self) -> bool: ...
+    def arrived(self, tensor: int, /) -> None: ...
+    def started(self, tensor: int, /) -> bool: ...
+    def forget_arrivals(self) -> None: ...
+    def finish(self) -> None: ...
+    def drain_and_close(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class AllReduce(Strategy):
@@ -45,11 +45,9 @@ class AllReduce(Strategy):
 
     @property
     def statistics(self) -> Statistics:
-        """See Strategy.statistics."""
         return self._statistics
 
     def attach(self, parameters: Parameters, group: Group) -> None:
-        """See Strategy.attach."""
         if self._reducer is not None:
             self._release_memory()
             self._reducer.drain_and_close()  # ranks that have joined may have begun a zero round
@@ -94,7 +92,6 @@ class AllReduce(Strategy):
             )
 
     def cancel(self) -> None:
-        """See Strategy.cancel."""
         if self._reducer is not None:
             if self._reducer.under_way:
                 raise BackwardInterruptedError(
@@ -112,7 +109,6 @@ class AllReduce(Strategy):
             self._reducer.finish()
 
     def detach(self) -> None:
-        """See Strategy.detach."""
         self._arrived.clear()
         if self._reducer is not None:
             self._release_memory()

@@ -23,7 +23,7 @@ class StallReport(Protocol):
     notice_s: float
 
     @property
-    def report_window(self) -> Callable[[Window], None]: ...  # noqa: D102
+    def report_window(self) -> Callable[[Window], None]: ...
 
     def submit(self, name: str, asked: Announcement, buffers: Sequence[Buffer]) -> Operation:
         """See Engine.submit."""
@@ -41,16 +41,16 @@ class Engine(Protocol):
     """
 
     @property
-    def transport(self) -> Transport: ...  # noqa: D102
+    def transport(self) -> Transport: ...
 
     @property
-    def ranks(self) -> Sequence[int]: ...  # noqa: D102
+    def ranks(self) -> Sequence[int]: ...
 
     @property
-    def stall_report(self) -> StallReport | None: ...  # noqa: D102
+    def stall_report(self) -> StallReport | None: ...
 
     @property
-    def thread(self) -> threading.Thread | None: ...  # noqa: D102
+    def thread(self) -> threading.Thread | None: ...
 
     joining: Joining
     takes_tensors: bool

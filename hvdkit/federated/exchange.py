@@ -33,14 +33,13 @@ class Exchange(Protocol):
 
 
 class RankExchange:
-    """Among the ranks of a process set, on hvdkit's engine."""
+    """An Exchange among the ranks of a process set, on hvdkit's engine."""
 
     def __init__(self, process_set: ProcessSet) -> None:
         self._group = group_of(process_set, "Federation.round()")
         self.rank, self.size = self._group.transport.rank, self._group.transport.size
 
     def gather(self, kind: str, message: Any) -> list[Any]:
-        """See Exchange."""
         data = json.dumps(message).encode()
         gathered = collective_step(
             self._group.engine, "federated", lambda transport, _: gather_bytes(transport, data), name=kind
@@ -48,7 +47,6 @@ class RankExchange:
         return [json.loads(each) for each in gathered]
 
     def sum(self, array: NDArray[Any]) -> NDArray[Any]:
-        """See Exchange."""
         total = np.array(array)
         name = total.dtype.name
         options = reduce_options([name], Sum, 1.0, 1.0, "Federation.round()")
@@ -56,7 +54,6 @@ class RankExchange:
         return total
 
     def broadcast(self, array: NDArray[Any]) -> NDArray[Any]:
-        """See Exchange."""
         sent = collective_step(
             self._group.engine,
             "federated",

@@ -58,7 +58,6 @@ class FedAvg(ServerOptimizer):
         super().__init__(learning_rate)
 
     def step(self, weights: Vector, update: Vector) -> Vector:
-        """See ServerOptimizer.step."""
         return weights + self.learning_rate * update
 
 
@@ -71,7 +70,6 @@ class FedAvgM(ServerOptimizer):
         self.momentum = momentum
 
     def step(self, weights: Vector, update: Vector) -> Vector:
-        """See ServerOptimizer.step."""
         velocity = self._moment("velocity", update)
         self._state["velocity"] = velocity = self.momentum * velocity + update
         return weights + self.learning_rate * velocity
@@ -88,7 +86,6 @@ class FedAdam(ServerOptimizer):
         self.beta1, self.beta2, self.tau = beta1, beta2, tau
 
     def step(self, weights: Vector, update: Vector) -> Vector:
-        """See ServerOptimizer.step."""
         first, second = self._moment("first", update), self._moment("second", update, self.tau**2)
         self._state["first"] = first = self.beta1 * first + (1 - self.beta1) * update
         self._state["second"] = second = self._second(second, update * update)

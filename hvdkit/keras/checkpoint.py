@@ -154,7 +154,6 @@ class KerasKept:
             self._others.read(folder)
 
     def share(self) -> None:
-        """See Checkpointable.share."""
         self._build_optimizer()
         broadcast_model(self._model)
         if self._others:
@@ -166,7 +165,6 @@ class KerasKept:
             optimizer.build(self._model.trainable_variables)
 
     def digests(self) -> dict[str, str]:
-        """See Checkpointable.digests."""
         digests = {"model": _digest(self._model.weights), "optimizer": _digest(equal_variables(self._model))}
         return {**digests, **(self._others.digests() if self._others else {})}
 
@@ -179,7 +177,6 @@ class KerasKept:
         return {"seeds": [keras.ops.convert_to_numpy(one).tolist() for one in self._seeds()]}
 
     def set_random(self, state: dict[str, Any]) -> None:
-        """See Checkpointable.set_random."""
         for variable, value in zip(self._seeds(), state["seeds"], strict=True):
             variable.assign(np.array(value, variable.dtype))
 
@@ -188,7 +185,6 @@ class KerasKept:
         return [one for one in self._model.variables if id(one) not in known and "seed" in one.name]
 
     def settle(self) -> None:
-        """See Checkpointable.settle."""
         settle()
 
 

@@ -46,7 +46,6 @@ class KerasState(ObjectState):
         super().__init__(broadcast_object, model=model, optimizer=optimizer, **kwargs)
 
     def handler_for(self, value: Any) -> Handler | None:
-        """See ObjectState.handler_for."""
         if strategy_of(value) is not None:
             return SavedPeriodicOptimizer(value)
         return saved_variables(value) if isinstance(value, keras.Model | keras.optimizers.Optimizer) else None

@@ -52,26 +52,21 @@ class JaxDriver:
         return reduced
 
     def reduce_window(self, gradients: Sequence[Any], variables: Sequence[Any], due: Callable[[], Any]) -> list[Any]:
-        """See StrategyDriver.reduce_window."""
         result: list[Any] = jax.lax.cond(
             due(), lambda averages: self.reduce(averages, variables), lambda averages: averages, list(gradients)
         )
         return result
 
     def after_step(self, due: Any) -> None:
-        """See StrategyDriver.after_step."""
         if self._reduced is not None:
             self._reduced.after_step(due)
 
     def change_values(self, kind: str, change: Callable[[], None]) -> None:
-        """See StrategyDriver.change_values."""
         settle()
         if self._reduced is not None:
             self._reduced.change_values(kind, change)
 
     def agree(self, flag: Any) -> Any:
-        """See StrategyDriver.agree."""
-
         def ask(local_flag: Any) -> Any:
             return np.asarray(self._settings.agree(local_flag))
 
@@ -81,7 +76,6 @@ class JaxDriver:
         """See StrategyDriver.enter: programs that were compiled before attach their strategies anew."""
 
     def close(self) -> None:
-        """See StrategyDriver.close."""
         if any(variables.on_device for variables in self._lists.values()):
             _finish_steps()
         for variables in self._lists.values():

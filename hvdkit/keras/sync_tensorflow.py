@@ -27,7 +27,6 @@ class TensorflowDriver:
         """See StrategyDriver.prepare: the graph starts each bucket when its gradients are there."""
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """See StrategyDriver.reduce."""
         key = tuple(map(id, variables))
         if key not in self._syncs:
             self._syncs[key] = GradientSync(
@@ -49,18 +48,14 @@ class TensorflowDriver:
         return self.reduce(gradients, variables)
 
     def after_step(self, due: Any) -> None:
-        """See StrategyDriver.after_step."""
         if self._reduced is not None:
             self._reduced.after_step(due)
 
     def change_values(self, kind: str, change: Callable[[], None]) -> None:
-        """See StrategyDriver.change_values."""
         if self._reduced is not None:
             self._reduced.change_values(kind, change)
 
     def agree(self, flag: Any) -> Any:
-        """See StrategyDriver.agree."""
-
         def ask(local_flag: Any) -> Any:
             return [np.asarray(self._settings.agree(local_flag))]
 
@@ -74,6 +69,5 @@ class TensorflowDriver:
         """See StrategyDriver.enter: graphs that were traced before attach their strategies anew."""
 
     def close(self) -> None:
-        """See StrategyDriver.close."""
         for sync in self._syncs.values():
             sync.close()

@@ -29,7 +29,6 @@ class TorchDriver:
         self._reduced: GradientSync | None = None  # that has reduced the gradients of this step
 
     def prepare(self, variables: Sequence[Any]) -> None:
-        """See StrategyDriver.prepare."""
         strategy = self._make_strategy()
         # A sum must not be taken twice of a gradient that two backward passes add to, as those of a GAN do; an average
         # of what is equal on all ranks changes nothing.
@@ -49,7 +48,6 @@ class TorchDriver:
         return TorchAllReduce(settings.options) if settings.strategy is None else settings.strategy
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """See StrategyDriver.reduce."""
         parameters = [variable.value for variable in variables]
         pairs = zip(gradients, parameters, strict=True)
         if self._hooked is None or not all(gradient is parameter.grad for gradient, parameter in pairs):
@@ -57,7 +55,6 @@ class TorchDriver:
         return self._begin_step(self._hooked, parameters)
 
     def reduce_window(self, gradients: Sequence[Any], variables: Sequence[Any], due: Callable[[], Any]) -> list[Any]:
-        """See StrategyDriver.reduce_window."""
         return self._reduce_given(gradients, variables, [variable.value for variable in variables])
 
     def _reduce_given(
@@ -85,27 +82,22 @@ class TorchDriver:
         return [parameter.grad for parameter in parameters]
 
     def after_step(self, due: Any) -> None:
-        """See StrategyDriver.after_step."""
         if self._reduced is not None and due:
             self._reduced.end_step()
 
     def change_values(self, kind: str, change: Callable[[], None]) -> None:
-        """See StrategyDriver.change_values."""
         if self._reduced is not None:
             self._reduced.together(kind, lambda _, __: change())
 
     def agree(self, flag: Any) -> Any:
-        """See StrategyDriver.agree."""
         return torch.tensor(self._settings.agree(flag))
 
     def enter(self) -> None:
-        """See StrategyDriver.enter."""
         if self._hooked is not None:
             self._hooked.enter()
             self._hooked.zeroed()  # a backward pass may have been cut short
 
     def close(self) -> None:
-        """See StrategyDriver.close."""
         if self._hooked is not None:
             self._hooked.close()
         for sync in self._others.values():

@@ -34,7 +34,6 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See importlib.abc.MetaPathFinder."""
         if name not in self.waiting:
             return None
         for finder in list(sys.meta_path):
@@ -57,12 +56,10 @@ class _Loader:
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """See importlib.abc.Loader."""
         made: ModuleType | None = self._loader.create_module(spec)
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        """See importlib.abc.Loader."""
         spec = module.__spec__
         assert spec is not None
         spec.loader = module.__loader__ = self._loader

@@ -21,7 +21,6 @@ class TensorflowArithmetic(NumpyArithmetic):
     """numpy for what it does well, bfloat16 too; TensorFlow, three times as fast, for large float16."""
 
     def combine(self, out: Buffer, sources: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
-        """See Arithmetic.combine."""
         if sources[0].dtype != "float16" or op != "sum" or out.count < _LEAST:
             super().combine(out, sources, op, scale)
             return
@@ -35,7 +34,6 @@ class TensorflowArithmetic(NumpyArithmetic):
                 _put(out, start, tf.cast(total, out.dtype))
 
     def cast(self, out: Buffer, source: Buffer, scale: float = 1.0) -> None:
-        """See Arithmetic.cast."""
         if {out.dtype, source.dtype} not in _CASTS or out.count < _LEAST:
             super().cast(out, source, scale)
             return

@@ -59,7 +59,6 @@ class TensorFlowState(ObjectState):
         super().__init__(broadcast_object, variables=list(variables or ()), **kwargs)
 
     def handler_for(self, value: Any) -> Handler | None:
-        """See ObjectState.handler_for."""
         if isinstance(value, (list, tuple)) and value and all(hasattr(one, "assign") for one in value):
             return SavedVariables("The list of variables", lambda: value, view_of, broadcast_variables)
         return None

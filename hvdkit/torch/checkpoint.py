@@ -120,7 +120,6 @@ class TorchKept:
         return write
 
     def read(self, folder: Path) -> None:
-        """See Checkpointable.read."""
         states = torch.load(folder / _FILE, map_location="cpu", weights_only=True)
         if different := sorted(states.keys() ^ self._things.keys()):
             raise ValueError(
@@ -132,16 +131,13 @@ class TorchKept:
             one.load_state_dict(states[name])
 
     def share(self) -> None:
-        """See Checkpointable.share."""
         for one in self._things.values():
             share_state(one)
 
     def digests(self) -> dict[str, str]:
-        """See Checkpointable.digests."""
         return {name: _digest(one.state_dict()) for name, one in self._things.items()}
 
     def record(self, samples: int | None) -> None:
-        """See Checkpointable.record."""
         for name, one in self._things.items():
             if not hasattr(one, "record_batch"):
                 continue
@@ -153,12 +149,10 @@ class TorchKept:
             one.record_batch(0, samples)
 
     def read_random(self) -> dict[str, Any]:
-        """See Checkpointable.read_random."""
         devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         return {"torch": encode(torch.get_rng_state().numpy()), "cuda": [encode(one.numpy()) for one in devices]}
 
     def set_random(self, state: dict[str, Any]) -> None:
-        """See Checkpointable.set_random."""
         torch.set_rng_state(torch.from_numpy(decode(state["torch"], np.uint8)))
         if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all([torch.from_numpy(decode(one, np.uint8)) for one in state["cuda"]])

@@ -54,7 +54,6 @@ class DirectGradients:
         self._began_s = 0.0
 
     def arrived(self, index: int) -> None:
-        """See BucketReducer.arrived."""
         with self._lock:
             last = len(self._sent) == len(self._parameters) - 1
             if last and len(self._source.written) == len(self._parameters):
@@ -65,12 +64,10 @@ class DirectGradients:
         """See BucketReducer.forget_arrivals. Nothing is remembered: a gradient is sent when it arrives."""
 
     def started(self, index: int) -> bool:
-        """See BucketReducer.started."""
         return index in self._sent
 
     @property
     def under_way(self) -> bool:
-        """See BucketReducer.under_way."""
         return bool(self._sent)
 
     def _send_mask(self) -> _Sent:
@@ -100,7 +97,6 @@ class DirectGradients:
         return gradient.as_strided((gradient.numel(),), (1,))
 
     def finish(self) -> None:
-        """See BucketReducer.finish."""
         began = time.perf_counter()
         with self._lock:
             for index in range(len(self._parameters)):
@@ -135,5 +131,4 @@ class DirectGradients:
         self.close()
 
     def close(self) -> None:
-        """See BucketReducer.close."""
         self._parameters = []

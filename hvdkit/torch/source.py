@@ -64,7 +64,7 @@ def _is_whole(slot: Slot, parameters: Sequence[torch.nn.Parameter]) -> bool:
 
 
 class TorchSource:
-    """The gradients of a list of parameters: copied out when a bucket starts, back to `parameter.grad` when reduced.
+    """The GradientSource of parameters: copied out when a bucket starts, back to `parameter.grad` when reduced.
 
     What this rank itself adds up (see Buckets.owned) is not copied, if it is large: it is reduced where it is.
     Sparse gradients are made dense; restore_sparse() undoes that.
@@ -112,14 +112,12 @@ class TorchSource:
         return Parameters(name, self.tensors, self, TorchValues(self.parameters), torch.get_num_threads())
 
     def on_plan(self, plan: Plan) -> None:
-        """See GradientSource.on_plan."""
         self._plan = plan
         self._seen.clear()
         self._in_place.clear()
         self._pinned.close()
 
     def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
-        """See GradientSource.fill."""
         device = self._device(bucket)
         if _is_staged(device, memory):
             host = as_tensor(memory)
@@ -163,7 +161,6 @@ class TorchSource:
         return Filled(frozenset(unused), segments)
 
     def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
-        """See GradientSource.drain."""
         device = self._device(bucket)
         if _is_staged(device, memory):
             host = as_tensor(memory)
@@ -246,12 +243,10 @@ class TorchValues:
         self._parameters, self._plan = parameters, Plan((), ())
 
     def on_plan(self, plan: Plan) -> None:
-        """See GradientSource.on_plan."""
         self._plan = plan
 
     @torch.no_grad()
     def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
-        """See GradientSource.fill."""
         host = as_tensor(memory)
         for slot in self._plan.buckets[bucket].slots:
             values = self._dense(self._parameters[slot.tensor])
@@ -260,7 +255,6 @@ class TorchValues:
 
     @torch.no_grad()
     def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
-        """See GradientSource.drain."""
         host = as_tensor(memory)
         for slot in self._plan.buckets[bucket].slots:
             if slot.tensor not in globally_unused:

@@ -67,7 +67,6 @@ class AdasumSteps(Strategy):
         self._before: list[torch.Tensor] = []  # the parameters' values, while the inner optimizer steps
 
     def check(self, what: str, dtype: str) -> None:
-        """See Strategy.check."""
         check_gradient(what, dtype, adasum=True)
 
     def attach(self, parameters: Parameters, group: Group) -> None:
@@ -76,12 +75,10 @@ class AdasumSteps(Strategy):
         self._name, self._parameters = f"adasum.{parameters.name}", parameters.gradients.parameters
 
     def before_step(self) -> None:
-        """See Strategy.before_step."""
         self._before = [parameter.detach().clone() for parameter in self._parameters]
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """See Strategy.after_step."""
         before, self._before = self._before, []
         changes = [parameter.detach() - start for parameter, start in zip(self._parameters, before, strict=True)]
         combined = self._combine(changes)
@@ -100,7 +97,6 @@ class AdasumSteps(Strategy):
         return [self._compression.decompress(small, context) for small, context in pairs]
 
     def detach(self) -> None:
-        """See Strategy.detach."""
         self._parameters = []
 
 

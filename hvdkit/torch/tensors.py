@@ -67,7 +67,6 @@ class TensorBuffer(Buffer):
 
     @property
     def pointer(self) -> int:
-        """See Buffer.pointer."""
         return self.array.data_ptr()
 
 
@@ -90,7 +89,6 @@ class TorchArithmetic(NumpyArithmetic):
     """numpy for what it does well; torch, ten times as fast, for float16, bfloat16 and casts."""
 
     def combine(self, out: Buffer, sources: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
-        """See Arithmetic.combine."""
         if sources[0].dtype not in HALF or op != "sum":
             super().combine(out, sources, op, scale)
             return
@@ -106,7 +104,6 @@ class TorchArithmetic(NumpyArithmetic):
             target[start:stop].copy_(part)
 
     def cast(self, out: Buffer, source: Buffer, scale: float = 1.0) -> None:
-        """See Arithmetic.cast."""
         target, tensor = as_tensor(out), as_tensor(source)
         narrowing = out.array.itemsize < source.array.itemsize
         largest = torch.finfo(target.dtype).max

@@ -119,7 +119,6 @@ class NumpyArithmetic:
                 _narrow(values, out.array[piece], out.dtype)
 
     def copy(self, out: Buffer, source: Buffer) -> None:
-        """See Arithmetic.copy."""
         np.copyto(out.array, source.array, casting="no")
 
 

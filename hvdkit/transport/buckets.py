@@ -199,15 +199,12 @@ class SteppedBuckets(ABC):
         """Do `phases` with memory[index] in place, but for the in-place segments; there are none in a single phase."""
 
     def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        """See Buckets.start."""
         self._start_phases(index, in_place, ALLREDUCE)
 
     def reduce_scatter(self, index: int) -> None:
-        """See Buckets.reduce_scatter."""
         self._start_phases(index, (), REDUCE_SCATTER)
 
     def all_gather(self, index: int) -> None:
-        """See Buckets.all_gather."""
         self._start_phases(index, (), ALL_GATHER)
 
     def _start_phases(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
@@ -220,7 +217,6 @@ class SteppedBuckets(ABC):
             self.advance()
 
     def advance(self) -> bool:
-        """See Buckets.advance."""
         moved = False
         with self._lock:
             if self._failure is not None:
@@ -241,17 +237,13 @@ class SteppedBuckets(ABC):
         return moved
 
     def finished(self, index: int) -> bool:
-        """See Buckets.finished."""
         return index not in self._running
 
     @property
     def busy(self) -> bool:
-        """See Buckets.busy."""
         return bool(self._running)
 
     def wait(self, index: int, watch: Callable[[], None] | None = None) -> None:
-        """See Buckets.wait."""
-
         def check() -> None:
             self._check()
             if watch is not None:
@@ -263,5 +255,4 @@ class SteppedBuckets(ABC):
                 waiting.pause()
 
     def close(self) -> None:
-        """See Buckets.close."""
         self._running.clear()

@@ -31,7 +31,7 @@ class Mailbox(Protocol):
 
 
 class LocalMailbox:
-    """The mailbox of a group of one rank."""
+    """The Mailbox of a group of one rank."""
 
     star = True
 
@@ -39,16 +39,13 @@ class LocalMailbox:
         self._messages: list[tuple[int, bytes]] = []
 
     def send(self, rank: int, message: bytes) -> None:
-        """See Mailbox.send."""
         self._messages.append((rank, message))
 
     def receive(self) -> list[tuple[int, bytes]]:
-        """See Mailbox.receive."""
         messages, self._messages = self._messages, []
         return messages
 
     def close(self, *, idle: bool = True) -> None:
-        """See Mailbox.close."""
         self._messages.clear()
 
 
@@ -100,7 +97,6 @@ class OpeningMailbox:
         return self._mailbox
 
     def send(self, rank: int, message: bytes) -> None:
-        """See Mailbox.send."""
         mailbox = self._opened()
         if mailbox is None:
             self._waiting.append((rank, message))

@@ -50,7 +50,6 @@ class DoneRequest(Request):
         self.out = out
 
     def done(self) -> bool:
-        """See Request.done."""
         return True
 
 
@@ -61,7 +60,6 @@ class AllRequests(Request):
         self._requests, self.out = requests, out
 
     def done(self) -> bool:
-        """See Request.done."""
         return all(request.done() for request in self._requests)
 
 
@@ -92,7 +90,6 @@ class MessageRequest(Request):
             return self._done or self._failure is not None
 
     def done(self) -> bool:
-        """See Request.done."""
         drive_all()
         if self._step() and self._failure is not None:
             raise self._failure
@@ -164,7 +161,6 @@ class StepRequest(Request):
         self._queue = queue
 
     def done(self) -> bool:
-        """See Request.done."""
         if self in self._queue.running:
             self._queue.advance()
         return self not in self._queue.running

@@ -36,7 +36,7 @@ class Connection:
     """Ranks that reach each other over a backend, before it is known which of them share a host.
 
     world: with rank, size and job_ranks as the backend has them. base: None for one process by itself. abort: ends all
-    ranks of the job; None where ending this process is enough.
+    ranks of the job; None where ending this process is enough. report_loss(): see Backend.
     """
 
     world: World
@@ -44,7 +44,6 @@ class Connection:
     abort: Abort | None = None
 
     def report_loss(self, process: str) -> None:
-        """See Backend.report_loss."""
         if self.base is not None:
             _backends[self.base.backend].report_loss(process)
 

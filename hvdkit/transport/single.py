@@ -27,59 +27,48 @@ class SingleTransport(Transport):
         self._closed = False
 
     def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
-        """See Transport.allreduce."""
         self._check_open()
         check_reduction(buffer.dtype, op, "allreduce")
         if scale != 1.0:
             self.arithmetic.combine(buffer, [buffer], scale=scale)
 
     def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Buffer:
-        """See Transport.reducescatter."""
         check_counts("reducescatter", counts, 1, total=buffer.count)
         check_reduction(buffer.dtype, op, "reducescatter")
         return self._copy(buffer)
 
     def allgather(self, buffer: Buffer, counts: Sequence[int]) -> Buffer:
-        """See Transport.allgather."""
         check_counts("allgather", counts, 1, total=buffer.count)
         return self._copy(buffer)
 
     def broadcast(self, buffer: Buffer, root: int) -> None:
-        """See Transport.broadcast."""
         self._check_open()
         check_root(root, 1)
 
     def alltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Buffer:
-        """See Transport.alltoall."""
         check_alltoall(send_counts, receive_counts, 0, 1, total=buffer.count)
         return self._copy(buffer)
 
     def barrier(self) -> None:
-        """See Transport.barrier."""
         self._check_open()
 
     def split(self, groups: Groups) -> SingleTransport | None:
-        """See Transport.split."""
         self._check_open()
         check_groups(groups, 1)
         return SingleTransport(self.arithmetic) if groups else None
 
     def create_group(self, ranks: Sequence[int]) -> SingleTransport:
-        """See Transport.create_group."""
         check_groups([ranks], 1)
         return SingleTransport(self.arithmetic)
 
     def open_mailbox(self) -> LocalMailbox:
-        """See Transport.open_mailbox."""
         return LocalMailbox()
 
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> SingleBuckets:
-        """See Transport.open_buckets."""
         self._check_open()
         return SingleBuckets(self, specs)
 
     def close(self, *, idle: bool = True) -> None:
-        """See Transport.close."""
         self._closed = True
 
     def _check_open(self) -> None:
@@ -108,30 +97,25 @@ class SingleBuckets:
         self.shard: Sequence[tuple[int, int]] = self.owned
 
     def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        """See Buckets.start."""
         scale = self._specs[index].prescale * self._specs[index].postscale
         for one in cover(self.memory[index], self.owned[index], in_place):
             if scale != 1.0 or one.target is not one.source:
                 self._transport.arithmetic.combine(one.target, [one.source], scale=scale)
 
     def reduce_scatter(self, index: int) -> None:
-        """See Buckets.reduce_scatter."""
         self.start(index)
 
     def all_gather(self, index: int) -> None:
         """See Buckets.all_gather."""
 
     def advance(self) -> bool:
-        """See Buckets.advance."""
         return False
 
     def finished(self, index: int) -> bool:
-        """See Buckets.finished."""
         return True
 
     def wait(self, index: int, watch: Callable[[], None] | None = None) -> None:
         """See Buckets.wait."""
 
     def close(self) -> None:
-        """See Buckets.close."""
         self.memory, self.owned, self.shard = [], [], []

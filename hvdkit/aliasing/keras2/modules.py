@@ -117,7 +117,6 @@ def _split(name: str) -> tuple[str, str] | None:
 
 class _Loader:
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """See importlib.abc.Loader."""
         found = _split(spec.name)
         if found is None:
             return OldModule(spec.name, [_KEPT + spec.name.removeprefix(_V1)])

@@ -18,7 +18,7 @@ from hvdkit.transport.small_collectives import gather_bytes
 
 
 class HorovodEngine(Naming):
-    """Named operations among the ranks of a process set of Horovod's; opened and closed by all of them together.
+    """The Engine of a process set of Horovod's; opened and closed by all of its ranks together.
 
     transport: of that set. hosts, ranks, job_ranks: see Naming. Horovod itself reports what stalls.
     """
@@ -134,7 +134,6 @@ class HorovodEngine(Naming):
         self._closed = True
 
     def close(self, *, idle: bool = True) -> None:
-        """See Engine.close."""
         self._closed = True
         self.transport.close()
 

@@ -39,7 +39,6 @@ class TensorflowBinding(Binding):
         self._session_call = functools.lru_cache(maxsize=4096)(self._make_session_call)
 
     def start(self, call: Call, arrays: Sequence[Any]) -> Request:
-        """See Binding."""
         if call.op == "adasum" and self.basics.size() & (self.basics.size() - 1):
             raise HorovodInternalError("Horovod: Running Adasum with non-power of 2 ranks is not supported yet.")
         result = self._threads.submit(self._run, call, arrays)

@@ -28,7 +28,6 @@ class TorchBinding(Binding):
         self._on_gpus = bool(mpi_ops.cuda_built() or mpi_ops.rocm_built())
 
     def start(self, call: Call, arrays: Sequence[Any]) -> Request:
-        """See Binding."""
         tensors = [array if isinstance(array, torch.Tensor) else _as_tensor(array) for array in arrays]
         for tensor in tensors:
             check_device(str(tensor.device), built=self._on_gpus)
@@ -73,13 +72,11 @@ class TorchBinding(Binding):
         return start
 
     def view(self, array: Any, dtype: str) -> Any:
-        """See Binding."""
         if not isinstance(array, torch.Tensor):
             return super().view(array, dtype)
         return array.as_strided(array.shape, (1,)).view(getattr(torch, dtype))  # the stride of one element may be 0
 
     def scale(self, buffer: Buffer, factor: float) -> None:
-        """See Binding."""
         array: Any = buffer.array
         if isinstance(array, torch.Tensor) and factor != 1.0:
             host = array.cpu()

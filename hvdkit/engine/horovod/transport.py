@@ -82,25 +82,20 @@ class HorovodTransport(Transport):
         return wait(self.binding.start(call, [self.binding.numbers_of(buffer, (buffer.count,), kind)]))[0]
 
     def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
-        """See Transport."""
         if buffer.count:
             self._do("allreduce", buffer, op=op, postscale=scale)
 
     def allgather(self, buffer: Buffer, counts: Sequence[int]) -> Buffer:
-        """See Transport."""
         return self.binding.buffer_of(self._do("allgather", buffer), buffer)
 
     def broadcast(self, buffer: Buffer, root: int) -> None:
-        """See Transport."""
         if buffer.count:
             self._do("broadcast", buffer, root=self.ranks[root])
 
     def alltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Buffer:
-        """See Transport."""
         return self.binding.buffer_of(self._do("alltoall", buffer, splits=list(send_counts)), buffer)
 
     def barrier(self) -> None:
-        """See Transport."""
         self.allreduce(make_buffer(1, "int32"))
 
     def split(self, groups: Groups) -> HorovodTransport | None:
@@ -119,7 +114,6 @@ class HorovodTransport(Transport):
         """See Transport; Horovod itself ends with shutdown()."""
 
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> HorovodBuckets:
-        """See Transport."""
         call = Call("allreduce", self._make_name(), self.process_set)
         return HorovodBuckets(self.binding, call, specs, depth, self.arithmetic)
 

@@ -56,7 +56,7 @@ _MOST_PAUSES = 10
 
 
 class NamedEngine(Naming):
-    """Named operations among the ranks of a transport; opened and closed by all of them together.
+    """The Engine of the ranks of a transport; opened and closed by all of them together.
 
     transport: this engine's alone. hosts: of each rank, and ranks: its number in the world, for messages. timeline: of
     this process. job_ranks: see World.
@@ -376,7 +376,6 @@ class NamedEngine(Naming):
 
     @property
     def stopped(self) -> bool:
-        """See Engine."""
         return self._steps.stopped
 
     def leave(self, why: str) -> None:
@@ -389,7 +388,6 @@ class NamedEngine(Naming):
             self._awake.set()
 
     def close(self, *, idle: bool = True) -> None:
-        """See Engine.close."""
         self._closing, idle = True, idle and not self.stopped
         self._awake.set()
         if self.thread is not None:

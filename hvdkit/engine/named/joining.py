@@ -27,14 +27,14 @@ class ZeroRounds(Protocol):
 
     over: bool
 
-    def advance(self) -> bool: ...  # noqa: D102
+    def advance(self) -> bool: ...
 
 
 class JoinedPlan(Protocol):
-    """A plan of gradients as a rank sees it that has joined; see planned.reducer."""
+    """A plan of gradients as a rank sees it that has joined; see BucketReducer in planned/reducer.py."""
 
-    def zero_rounds(self) -> ZeroRounds: ...  # noqa: D102
-    def end_zero_rounds(self) -> None: ...  # noqa: D102
+    def zero_rounds(self) -> ZeroRounds: ...
+    def end_zero_rounds(self) -> None: ...
 
 
 class Joining:

@@ -38,7 +38,7 @@ class _Piece:
 
 
 class ArraySource:
-    """Arrays that an adapter hands over for one round at a time: gradients, or the values of parameters.
+    """A GradientSource of arrays that an adapter hands over for one round: gradients, or the values of parameters.
 
     A round: begin(), put() for each array, and finish() after the last fill() and drain().
 
@@ -92,7 +92,6 @@ class ArraySource:
         self._in_place.clear()
 
     def on_plan(self, plan: Plan) -> None:
-        """See GradientSource.on_plan."""
         self.plan = plan
         self._pieces.clear()
         self._tensors.clear()
@@ -126,7 +125,6 @@ class ArraySource:
         return InPlaceSegment(piece.first, buffer, buffer if same else Buffer(target, dtype))
 
     def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
-        """See GradientSource.drain."""
         if not self._targets:
             raise HorovodInternalError(_NOT_WRITABLE)
         self._unused.update(globally_unused)

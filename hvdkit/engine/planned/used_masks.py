@@ -41,7 +41,6 @@ class UsedMasks:
         self._locally_unused: dict[int, frozenset[int]] = {}  # of the buckets between mark() and globally_unused()
 
     def mark(self, bucket: int, locally_unused: frozenset[int]) -> None:
-        """See Masks.mark."""
         mask = self._masks[bucket].array
         mask.fill(self._ones[bucket])
         self._locally_unused[bucket] = locally_unused
@@ -50,14 +49,12 @@ class UsedMasks:
             mask[[position for position, slot in enumerate(slots) if slot.tensor in locally_unused]] = 0
 
     def globally_unused(self, bucket: int) -> Collection[int]:
-        """See Masks.globally_unused."""
         if not self._locally_unused.pop(bucket):
             return ()
         marks = zip(self._buckets[bucket].slots, self._read(bucket), strict=False)
         return frozenset(slot.tensor for slot, mark in marks if not mark)
 
     def anyone_trains(self, bucket: int) -> bool:
-        """See Masks.anyone_trains."""
         return self._read(bucket)[-1] > 0
 
     def _read(self, bucket: int) -> list[float]:

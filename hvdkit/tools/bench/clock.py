@@ -28,11 +28,9 @@ class HostClock(Clock):
     """See Clock: for calls that have done their work when they return."""
 
     def mark(self) -> float:
-        """See Clock.mark."""
         return time.perf_counter()
 
     def seconds(self, first: float, last: float) -> float:
-        """See Clock.seconds."""
         return last - first
 
     def settle(self) -> None:
@@ -49,18 +47,15 @@ class EventClock(Clock):
         self._module = module
 
     def mark(self) -> Any:
-        """See Clock.mark."""
         event = self._module.Event(enable_timing=True)
         event.record()
         return event
 
     def seconds(self, first: Any, last: Any) -> float:
-        """See Clock.seconds."""
         last.synchronize()
         return float(first.elapsed_time(last)) / 1e3
 
     def settle(self) -> None:
-        """See Clock.settle."""
         self._module.synchronize()
 
 

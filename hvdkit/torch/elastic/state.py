@@ -39,7 +39,6 @@ class TorchState(ObjectState):
         return checkpoint.open_store(directory, self.present())
 
     def handler_for(self, value: Any) -> Handler | None:
-        """See ObjectState.handler_for."""
         if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
             return _StateDictHandler(value)
         return None

@@ -39,7 +39,7 @@ _ProcessGroup: Any = dist.ProcessGroup
 class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group of torch.distributed over a transport, which close() closes.
 
-    store: of the group, for torch. timeout_s: of a collective. waits: see Waits.
+    store: of the group, for torch. timeout_s: of a collective. waits: see Waits. getGroupName() and others: see torch.
     """
 
     def __init__(self, store: Store, transport: Transport, name: str, timeout_s: float) -> None:
@@ -71,7 +71,6 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._name
 
     def getGroupName(self) -> str:
-        """See group_name."""
         return self._name
 
     def _set_group_name(self, name: str) -> None:

@@ -271,7 +271,6 @@ class Message(_Pending):
         return True
 
     def is_completed(self) -> bool:
-        """See _Pending.is_completed."""
         if not self.done and self._lock.acquire(blocking=False):
             try:
                 if not self.done:

@@ -54,7 +54,6 @@ class BaseTransport(Transport):
         """See Transport.split."""
 
     def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
-        """See Transport.allreduce."""
         check_scale(buffer.dtype, scale)
         if scale == 1.0 or not self.wire.can_reduce(buffer.dtype):
             self.iallreduce(buffer, op, scale).wait()
@@ -63,27 +62,21 @@ class BaseTransport(Transport):
             self.arithmetic.combine(buffer, [buffer], scale=scale)
 
     def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Buffer:
-        """See Transport.reducescatter."""
         return self.ireducescatter(buffer, counts, op).wait()
 
     def allgather(self, buffer: Buffer, counts: Sequence[int]) -> Buffer:
-        """See Transport.allgather."""
         return self.iallgather(buffer, counts).wait()
 
     def broadcast(self, buffer: Buffer, root: int) -> None:
-        """See Transport.broadcast."""
         self.ibroadcast(buffer, root).wait()
 
     def alltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Buffer:
-        """See Transport.alltoall."""
         return self.ialltoall(buffer, send_counts, receive_counts).wait()
 
     def barrier(self) -> None:
-        """See Transport.barrier."""
         self.ibarrier().wait()
 
     def iallreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> Request:
-        """See Transport.iallreduce."""
         check_reduction(buffer.dtype, op, "allreduce")
         check_scale(buffer.dtype, scale)
         wire = self.wire
@@ -93,7 +86,6 @@ class BaseTransport(Transport):
         return self._begin(reduce_steps(wire, buffer, buffer, spec, arithmetic=self.arithmetic), buffer)
 
     def ireducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Request:
-        """See Transport.ireducescatter."""
         check_counts("reducescatter", counts, self.size, total=buffer.count)
         check_reduction(buffer.dtype, op, "reducescatter")
         wire, out = self.wire, make_buffer(counts[self.rank], buffer.dtype)
@@ -102,7 +94,6 @@ class BaseTransport(Transport):
         return self._begin(large_counts.reducescatter(wire, buffer, out, counts, op, self.arithmetic), out)
 
     def iallgather(self, buffer: Buffer, counts: Sequence[int]) -> Request:
-        """See Transport.iallgather."""
         check_counts("allgather", counts, self.size, total=None)
         check_counts("allgather", [counts[self.rank]], 1, total=buffer.count)
         wire, out = self.wire, make_buffer(sum(counts), buffer.dtype)
@@ -111,7 +102,6 @@ class BaseTransport(Transport):
         return self._begin(large_counts.allgather(wire, buffer, out, counts), out)
 
     def ibroadcast(self, buffer: Buffer, root: int) -> Request:
-        """See Transport.ibroadcast."""
         check_root(root, self.size)
         wire = self.wire
         if self._is_one_call(wire, buffer.count):
@@ -119,13 +109,11 @@ class BaseTransport(Transport):
         return self._begin(large_counts.broadcast(wire, buffer, root), buffer)
 
     def ialltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Request:
-        """See Transport.ialltoall."""
         check_alltoall(send_counts, receive_counts, self.rank, self.size, total=buffer.count)
         out = make_buffer(sum(receive_counts), buffer.dtype)
         return self._begin(large_counts.alltoall(self.wire, buffer, send_counts, out, receive_counts), out)
 
     def ibarrier(self) -> Request:
-        """See Transport.ibarrier."""
         if not self._queue.running:
             return self._watched(self.wire.barrier())
         return self._begin(_barrier(self.wire), NOTHING)
@@ -142,7 +130,6 @@ class BaseTransport(Transport):
         return self._queue.begin(steps, out, self.check)
 
     def measure(self) -> None:
-        """See Transport.measure."""
         if self.size > 1:
             self.between.measured = measure(self.wire, self.check)
 
@@ -153,7 +140,6 @@ class BaseTransport(Transport):
         return WireCrossing(self.open_wire(), self.arithmetic, self.between)
 
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> WireBuckets:
-        """See Transport.open_buckets."""
         return WireBuckets(self.open_crossing(), specs, depth, self.check)
 
 

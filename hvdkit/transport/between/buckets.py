@@ -19,7 +19,7 @@ from hvdkit.transport.coding.coders import open_coder, sent_bytes
 
 
 class WireCrossing:
-    """Reductions in steps over all ranks of a wire, which is this one's alone; opened by all of them together.
+    """A Crossing over all ranks of a wire, which is this one's alone; opened by all of them together.
 
     A wire of its own, because steps may run in another thread than a transport's collectives, and those too want the
     same order on all ranks. between: says by which algorithm.
@@ -72,7 +72,6 @@ class WireCrossing:
             after(numbers.count)
 
     def shard(self, count: int) -> tuple[int, int]:
-        """See Crossing.shard."""
         return own_piece(self._wire, count)
 
     def close(self, *, idle: bool = True) -> None:
@@ -102,12 +101,10 @@ class WireBuckets(SteppedBuckets):
         self.sent_bytes = sum(map(sent_bytes, specs, self._coders, self.memory))
 
     def steps(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> Iterator[bool]:
-        """See SteppedBuckets."""
         spec, memory = self._specs[index], self.memory[index]
         return self._crossing(memory, spec, spec.prescale, phases=phases, coder=self._coders[index])
 
     def close(self) -> None:
-        """See Buckets.close."""
         idle = not self.busy
         super().close()
         self._crossing.close(idle=idle)

@@ -66,12 +66,10 @@ class HierarchicalTransport(SharedMemoryTransport):
         return self._cross.open_crossing()
 
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> SharedBuckets:
-        """See Transport.open_buckets."""
         self.measure()
         return super().open_buckets(specs, depth)
 
     def split(self, groups: Groups) -> Transport | None:
-        """See Transport.split."""
         base = self._spanning.split(groups)
         number = find_group(groups, self.rank)
         if base is None or number is None or base.size == 1:
@@ -79,13 +77,11 @@ class HierarchicalTransport(SharedMemoryTransport):
         return self._above(base, groups[number])
 
     def _above(self, base: Transport, ranks: Sequence[int]) -> Transport:
-        """See SharedMemoryTransport._above."""
         assert isinstance(base, BaseTransport)
         base.between.algorithm = self.between.algorithm  # which may have been set since
         nodes = [self._nodes[rank] for rank in ranks]
         return HierarchicalTransport(base, nodes=nodes, **self._options_of(ranks))
 
     def close(self, *, idle: bool = True) -> None:
-        """See Transport.close."""
         super().close(idle=idle)
         self._cross.close(idle=idle)

@@ -47,7 +47,7 @@ class Coding(Protocol):
     """
 
     @property
-    def of_matrices(self) -> bool: ...  # noqa: D102
+    def of_matrices(self) -> bool: ...
 
     def codes(self, shape: Sequence[int]) -> bool:
         """Is a tensor of this shape coded? Else it is sent as it is, in an uncoded bucket."""

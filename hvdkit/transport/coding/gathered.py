@@ -42,7 +42,6 @@ class GatheredCoder(ABC):
         """total (count,) += sign * what the message stands for."""
 
     def steps(self, wire: Wire, source: Buffer, out: Buffer) -> Iterator[bool]:
-        """See Coder.steps."""
         size, nbytes = wire.size, self.sent_bytes
         if size * nbytes > wire.largest_count:
             raise TransportError(

@@ -22,17 +22,15 @@ class Int8:
 
     A value is wrong by at most 1/254 of the largest magnitude in its block; that is added to what is sent next. Every
     host gets the others' bytes and adds them up in float32, so with n hosts it receives n-1 bytes a number: from 9
-    hosts on that is more than an allreduce of float32 takes.
+    hosts on that is more than an allreduce of float32 takes. Methods: see Coding.
     """
 
     of_matrices: ClassVar[bool] = False
 
     def codes(self, shape: Sequence[int]) -> bool:
-        """See Coding.codes."""
         return True
 
     def open(self, count: int, exact: int, dtype: str, matrices: Sequence[Matrix] = ()) -> Int8Coder:
-        """See Coding.open."""
         return Int8Coder(count, exact, dtype)
 
 
@@ -45,7 +43,6 @@ class Int8Coder(GatheredCoder):
         super().__init__(count, exact, dtype, 4 * len(self._starts) + count)
 
     def encode(self, values: Array) -> Bytes:
-        """See GatheredCoder.encode."""
         scales = (np.maximum.reduceat(np.abs(values), self._starts) / _LARGEST).astype(np.float32)
         steps = np.repeat(scales, self._lengths)
         steps[steps == 0] = 1
@@ -54,7 +51,6 @@ class Int8Coder(GatheredCoder):
         return np.concatenate([scales.view(np.uint8), numbers.astype(np.int8).view(np.uint8)])
 
     def add(self, total: Array, message: Bytes, sign: int) -> None:
-        """See GatheredCoder.add."""
         at = 4 * len(self._starts)
         scales = np.repeat(sign * message[:at].copy().view(np.float32), self._lengths)
         total += scales * message[at:].view(np.int8)

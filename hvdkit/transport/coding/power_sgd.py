@@ -40,7 +40,7 @@ class PowerSGD:
     smaller, are sent unchanged. A tensor of more dimensions is treated as a matrix (see matrix_shape). The two matrices
     are computed by one step of the power method, which starts from those of the step before. The error of their product
     is added to the next gradient. Source: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for
-    Distributed Optimization", 2019, algorithms 1 and 2.
+    Distributed Optimization", 2019, algorithms 1 and 2. Methods: see Coding.
     """
 
     of_matrices: ClassVar[bool] = True
@@ -51,12 +51,10 @@ class PowerSGD:
             raise ValueError(f"PowerSGD({self.rank!r}): rank is a number of columns; it must be 1 or more.")
 
     def codes(self, shape: Sequence[int]) -> bool:
-        """See Coding.codes."""
         rows, columns = matrix_shape(shape)
         return self.rank * (rows + columns) < rows * columns
 
     def open(self, count: int, exact: int, dtype: str, matrices: Sequence[Matrix] = ()) -> PowerCoder:
-        """See Coding.open."""
         return PowerCoder(count, exact, dtype, matrices, self.rank)
 
 
@@ -104,7 +102,6 @@ class PowerCoder:
         ]
 
     def steps(self, wire: Wire, source: Buffer, out: Buffer) -> Iterator[bool]:
-        """See Coder.steps."""
         cut = self._left_ends[-1]
         left: Array = np.empty(cut + source.count - self.count, source.array.dtype)
         right = np.empty_like(self._right)

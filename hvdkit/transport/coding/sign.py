@@ -20,17 +20,15 @@ class Sign:
     """Send the sign of each value, and the mean magnitude of each 1024 values: a 31st of the bytes of float32.
 
     The error is added to the next step (Karimireddy et al., 2019; Seide et al., "1-Bit Stochastic Gradient Descent",
-    2014).
+    2014). Methods: see Coding.
     """
 
     of_matrices: ClassVar[bool] = False
 
     def codes(self, shape: Sequence[int]) -> bool:
-        """See Coding.codes."""
         return True
 
     def open(self, count: int, exact: int, dtype: str, matrices: Sequence[Matrix] = ()) -> SignCoder:
-        """See Coding.open."""
         return SignCoder(count, exact, dtype)
 
 
@@ -43,12 +41,10 @@ class SignCoder(GatheredCoder):
         super().__init__(count, exact, dtype, 4 * len(self._starts) + -(-count // 8))
 
     def encode(self, values: Array) -> Bytes:
-        """See GatheredCoder.encode."""
         means = (np.add.reduceat(np.abs(values), self._starts) / self._lengths).astype(np.float32)
         return np.concatenate([means.view(np.uint8), np.packbits(values >= 0)])
 
     def add(self, total: Array, message: Bytes, sign: int) -> None:
-        """See GatheredCoder.add."""
         at = 4 * len(self._starts)
         means = np.repeat(sign * message[:at].copy().view(np.float32), self._lengths)
         positive = np.unpackbits(message[at:], count=self.count).view(np.bool_)

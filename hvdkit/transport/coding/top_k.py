@@ -19,7 +19,7 @@ class TopK:
 
     ratio: the part of the values that is sent, above 0 and at most 1; 0.01 sends a fiftieth of the bytes.
     The values that are not sent are added to the next step (Stich et al., "Sparsified SGD with Memory", 2018). Use it
-    for gradients of which most values are nearly zero, such as those of an embedding.
+    for gradients of which most values are nearly zero, such as those of an embedding. Methods: see Coding.
     """
 
     of_matrices: ClassVar[bool] = False
@@ -32,11 +32,9 @@ class TopK:
             )
 
     def codes(self, shape: Sequence[int]) -> bool:
-        """See Coding.codes."""
         return True
 
     def open(self, count: int, exact: int, dtype: str, matrices: Sequence[Matrix] = ()) -> TopKCoder:
-        """See Coding.open."""
         return TopKCoder(count, exact, dtype, max(1, round(self.ratio * count)))
 
 
@@ -48,7 +46,6 @@ class TopKCoder(GatheredCoder):
         self._k = k
 
     def encode(self, values: Array) -> Bytes:
-        """See GatheredCoder.encode."""
         magnitudes = np.abs(values)
         # What is no number is sent first, so that it is seen everywhere, as without coding.
         magnitudes[np.isnan(magnitudes)] = np.inf
@@ -57,6 +54,5 @@ class TopKCoder(GatheredCoder):
         return np.concatenate([places.view(np.uint8), values[places].astype(np.float32).view(np.uint8)])
 
     def add(self, total: Array, message: Bytes, sign: int) -> None:
-        """See GatheredCoder.add."""
         places = message[: 4 * self._k].copy().view(np.int32)
         total[places] += sign * message[4 * self._k :].copy().view(np.float32)

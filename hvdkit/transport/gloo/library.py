@@ -66,7 +66,6 @@ class TcpStores:
     """See Stores."""
 
     def host(self) -> Any:
-        """See Stores.host."""
         return self._open("127.0.0.1", 0, _STORE, is_master=True)
 
     def host_at(self, address: str, port: int) -> Any:
@@ -185,7 +184,6 @@ class GlooRequest(Request):
         return all(work.is_completed() for work in self._works)
 
     def done(self) -> bool:
-        """See Request.done."""
         if not self.over:
             return False
         try:

@@ -31,7 +31,7 @@ class PeerMessages:
         return _Send(self, buffer, peer)
 
     def receive(self, buffer: Buffer, peer: int, tag: int) -> Request:
-        """See Transport.ireceive."""
+        """As send()."""
         calls().uncertain = True
         request = _Receive(self, buffer, peer)
         self._receives[peer, tag].append(request)
@@ -66,7 +66,6 @@ class _Send(Request):
         self._messages, self._peer, self._done = messages, peer, messages.mailbox.is_sent(peer)
 
     def done(self) -> bool:
-        """See Request.done."""
         if not self._done:
             self._messages.advance()  # two ranks that only send would fill each other's connections
             self._done = self._messages.mailbox.is_sent(self._peer)
@@ -85,7 +84,6 @@ class _Receive(Request):
         self._messages, self._peer, self._done = messages, peer, False
 
     def done(self) -> bool:
-        """See Request.done."""
         if self._done:
             return True
         if self.message is None:

@@ -25,32 +25,26 @@ class GlooWire:
         self._group = group
 
     def can_reduce(self, dtype: str) -> bool:
-        """See Wire.can_reduce."""
         return can_reduce(dtype)
 
     def can_scatter(self, dtype: str) -> bool:
-        """See Wire.can_scatter."""
         return False
 
     def allreduce(self, source: Buffer, out: Buffer, op: Op) -> GlooRequest:
-        """See Wire.allreduce."""
         return self._group.allreduce(source, out, op)
 
     def reducescatter(self, source: Buffer, out: Buffer, counts: Sequence[int], op: Op) -> GlooRequest:
-        """See Wire.reducescatter."""
         raise NotImplementedError("Gloo scatters equal pieces only; see can_scatter()")
 
     def alltoall(
         self, sent: Buffer, send_counts: Sequence[int], received: Buffer, receive_counts: Sequence[int]
     ) -> GlooRequest:
-        """See Wire.alltoall."""
         itemsize = STORAGE[sent.dtype].itemsize
         return self._group.alltoall(
             sent, [count * itemsize for count in send_counts], received, [count * itemsize for count in receive_counts]
         )
 
     def allgather(self, gathered: Buffer, counts: Sequence[int], own: Buffer | None = None) -> GlooRequest:
-        """See Wire.allgather."""
         ends = np.cumsum(counts).tolist()
         pieces = [gathered.slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
         if own is not None:
@@ -60,11 +54,9 @@ class GlooWire:
         return self._group.broadcast(gathered, list(enumerate(pieces)))
 
     def broadcast(self, buffer: Buffer, root: int) -> GlooRequest:
-        """See Wire.broadcast."""
         return self._group.broadcast(buffer, [(root, buffer)])
 
     def barrier(self) -> GlooRequest:
-        """See Wire.barrier."""
         return self._group.barrier()
 
     def close(self, *, idle: bool = True) -> None:

@@ -208,15 +208,12 @@ class PeerMailbox:
         self._numbers = {peer: rank for rank, peer in enumerate(ranks)}
 
     def send(self, rank: int, message: bytes) -> None:
-        """See Mailbox.send."""
         self._peers.send(self._ranks[rank], self._channel, message)
 
     def receive(self) -> list[tuple[int, bytes]]:
-        """See Mailbox.receive."""
         return [(self._numbers[peer], message) for peer, message in self._peers.receive(self._channel)]
 
     def close(self, *, idle: bool = True) -> None:
-        """See Mailbox.close."""
         self._peers.close_channel(self._channel)
 
     def is_sent(self, rank: int) -> bool:

@@ -104,7 +104,10 @@ class HttpRendezvousStore:
 
 
 class TcpRendezvousStore:
-    """A TCPStore of torch's, which answers whoever reaches its port. open_store: connects to it; called once."""
+    """See RendezvousStore: a TCPStore of torch's, which answers whoever reaches its port.
+
+    open_store: connects to it; called once.
+    """
 
     private = False
 
@@ -112,17 +115,15 @@ class TcpRendezvousStore:
         self._store = open_store()
 
     def put(self, key: str, value: bytes) -> None:
-        """See RendezvousStore.put."""
         self._store.set(f"hvdkit/{key}", value)
 
     def get(self, key: str) -> bytes | None:
-        """See RendezvousStore.get."""
         name = f"hvdkit/{key}"
         return bytes(self._store.get(name)) if self._store.check([name]) else None
 
 
 class LocalRendezvousStore:
-    """The store of a world of one rank."""
+    """The RendezvousStore of a world of one rank."""
 
     private = True
 
@@ -130,11 +131,9 @@ class LocalRendezvousStore:
         self._values: dict[str, bytes] = {}
 
     def put(self, key: str, value: bytes) -> None:
-        """See RendezvousStore.put."""
         self._values[key] = value
 
     def get(self, key: str) -> bytes | None:
-        """See RendezvousStore.get."""
         return self._values.get(key)
 
 

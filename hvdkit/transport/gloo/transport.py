@@ -142,7 +142,6 @@ class GlooTransport(BaseTransport):
 
     @property
     def wire(self) -> GlooWire:
-        """See BaseTransport.wire."""
         if self._wire is None:
             self._check_open()
             self._wire = self._connect(self._key)
@@ -153,7 +152,6 @@ class GlooTransport(BaseTransport):
             raise closed_before("Gloo")
 
     def open_wire(self) -> GlooWire:
-        """See BaseTransport.open_wire."""
         return self._connect(self._name())
 
     def _connect(self, key: str) -> GlooWire:
@@ -166,12 +164,10 @@ class GlooTransport(BaseTransport):
         return GlooWire(group, self.rank, self.size)
 
     def isend(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
-        """See Transport.isend."""
         check_message(peer, tag, self.rank, self.size)
         return self._watched(MessageRequest(self._open_messages().send(buffer, peer, tag)))
 
     def ireceive(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
-        """See Transport.ireceive."""
         check_message(peer, tag, self.rank, self.size)
         return self._watched(MessageRequest(self._open_messages().receive(buffer, peer, tag)))
 
@@ -203,11 +199,9 @@ class GlooTransport(BaseTransport):
         return [self._rendezvous.nodes[rank] for rank in self.ranks]
 
     def open_mailbox(self) -> PeerMailbox:
-        """See Transport.open_mailbox."""
         return PeerMailbox(self._peers, self.ranks, _channel(self._name()))
 
     def check(self) -> None:
-        """See Transport.check."""
         self._peers.check(self.ranks)
 
     def _explain(self, what: str, error: Exception) -> Exception:
@@ -225,11 +219,9 @@ class GlooTransport(BaseTransport):
             time.sleep(0.01)
 
     def leave(self) -> None:
-        """See Transport.leave."""
         self._peers.leave()
 
     def close(self, *, idle: bool = True) -> None:
-        """See Transport.close."""
         if self._closed:
             return
         spans_all = self._key == "world"

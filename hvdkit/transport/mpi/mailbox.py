@@ -41,7 +41,6 @@ class MpiMailbox:
         _open.add(self)
 
     def send(self, rank: int, message: bytes) -> None:
-        """See Mailbox.send."""
         if rank == self._comm.rank:
             self._local.send(rank, message)
             return
@@ -53,7 +52,6 @@ class MpiMailbox:
         self._sending = [pending for pending in self._sending if not call_mpi("MPI_Test", pending[0].Test)]
 
     def receive(self) -> list[tuple[int, bytes]]:
-        """See Mailbox.receive."""
         mpi, messages = self._mpi, self._local.receive()
         check_not_ended(mpi)
         status = mpi.Status()

@@ -77,7 +77,6 @@ class StartedRanks:
 
     @property
     def starters(self) -> list[int]:
-        """See Newcomers.starters."""
         return list(self._starters)
 
     def report(self) -> None:
@@ -110,7 +109,6 @@ class StartedRanks:
             self._starters.append(source)
 
     def take_in(self, starters: Sequence[int]) -> None:
-        """See Newcomers.take_in."""
         ulfm.grow([self._arrivals_of(starter) for starter in starters])
 
     def _arrivals_of(self, starter: int) -> Arrivals:
@@ -119,13 +117,11 @@ class StartedRanks:
         return Arrivals(starter, self.spawn.bridge, self.spawn.count)
 
     def forget(self) -> None:
-        """See Newcomers.forget."""
         self._given_up = True
         if self.spawn is not None:
             self.spawn.forget()
 
     def give_up(self) -> None:
-        """See Newcomers.give_up."""
         self._given_up = True
         if self.spawn is not None:
             self.spawn.give_up()

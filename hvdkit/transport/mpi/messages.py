@@ -25,11 +25,9 @@ class MpiMessages:
         self._pending: list[Pending] = []
 
     def send(self, buffer: Buffer, peer: int, tag: int, pending: Pending) -> None:
-        """See Messages.send."""
         self._add(call_mpi("MPI_Isend", self._comm.Isend, moved(buffer), peer, tag), pending)
 
     def receive(self, buffer: Buffer, peer: int, tag: int, pending: Pending) -> None:
-        """See Messages.receive."""
         self._add(call_mpi("MPI_Irecv", self._comm.Irecv, moved(buffer), peer, tag), pending)
 
     def _add(self, request: MPI.Request, pending: Pending) -> None:
@@ -39,7 +37,6 @@ class MpiMessages:
         pending.count += 1
 
     def turn(self) -> None:
-        """See Messages.turn."""
         if not self._requests:
             return
         try:

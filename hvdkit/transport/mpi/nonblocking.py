@@ -35,7 +35,6 @@ class MpiRequest(Request):
         self._what, self._request, self._memory = what, request, memory
 
     def done(self) -> bool:
-        """See Request.done."""
         return bool(call_mpi(self._what, self._request.Test))
 
 
@@ -47,7 +46,6 @@ class _Message(MpiRequest):
         self._wire, self._status, self._done = wire, load_mpi().Status(), False
 
     def done(self) -> bool:
-        """See Request.done."""
         if not self._done:
             self._wire.check_open()
             self._done = bool(call_mpi(self._what, self._request.Test, self._status))
@@ -74,46 +72,37 @@ class MpiWire:
 
     @property
     def largest_count(self) -> int:
-        """See Wire.largest_count."""
         return mpi_library.LARGEST_COUNT
 
     def can_reduce(self, dtype: str) -> bool:
-        """See Wire.can_reduce."""
         return dtype not in HALF
 
     def can_scatter(self, dtype: str) -> bool:
-        """See Wire.can_scatter."""
         return dtype not in HALF
 
     def allreduce(self, source: Buffer, out: Buffer, op: Op) -> MpiRequest:
-        """See Wire.allreduce."""
         in_place = source is out or source.array.ctypes.data == out.array.ctypes.data
         sent = self._mpi.IN_PLACE if in_place else plain(source)
         return self._begin("MPI_Iallreduce", out, sent, plain(out), operation(op, out.dtype))
 
     def reducescatter(self, source: Buffer, out: Buffer, counts: Sequence[int], op: Op) -> MpiRequest:
-        """See Wire.reducescatter."""
         arguments = plain(source), plain(out), list(counts), operation(op, out.dtype)
         return self._begin("MPI_Ireduce_scatter", out, *arguments)
 
     def alltoall(
         self, sent: Buffer, send_counts: Sequence[int], received: Buffer, receive_counts: Sequence[int]
     ) -> MpiRequest:
-        """See Wire.alltoall."""
         pieces = moved_pieces(sent, list(send_counts)), moved_pieces(received, list(receive_counts))
         return self._begin("MPI_Ialltoallv", received, *pieces)
 
     def allgather(self, gathered: Buffer, counts: Sequence[int], own: Buffer | None = None) -> MpiRequest:
-        """See Wire.allgather."""
         sent = self._mpi.IN_PLACE if own is None else moved(own)
         return self._begin("MPI_Iallgatherv", gathered, sent, moved_pieces(gathered, list(counts)))
 
     def broadcast(self, buffer: Buffer, root: int) -> MpiRequest:
-        """See Wire.broadcast."""
         return self._begin("MPI_Ibcast", buffer, moved(buffer), root)
 
     def barrier(self) -> MpiRequest:
-        """See Wire.barrier."""
         return self._begin("MPI_Ibarrier", NOTHING)
 
     def isend(self, buffer: Buffer, peer: int, tag: int) -> Request:

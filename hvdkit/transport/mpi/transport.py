@@ -61,25 +61,21 @@ class MpiTransport(BaseTransport):
 
     @property
     def wire(self) -> MpiWire:
-        """See BaseTransport.wire."""
         if self._wire is None:
             raise closed_before("MPI")
         return self._wire
 
     def isend(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
-        """See Transport.isend."""
         check_message(peer, tag, self.rank, self.size)
         wire = self.wire
         return _together([wire.isend(part, peer, tag) for part in _countable(buffer)], buffer)
 
     def ireceive(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
-        """See Transport.ireceive."""
         check_message(peer, tag, self.rank, self.size)
         wire = self.wire
         return _together([wire.ireceive(part, peer, tag) for part in _countable(buffer)], buffer)
 
     def split(self, groups: Groups) -> MpiTransport | None:
-        """See Transport.split."""
         check_groups(groups, self.size)
         number = find_group(groups, self.rank)
         if number is None:
@@ -109,11 +105,9 @@ class MpiTransport(BaseTransport):
         return own_comm(duplicate_comm(comm)) if spare is None else spare
 
     def open_mailbox(self) -> MpiMailbox:
-        """See Transport.open_mailbox."""
         return MpiMailbox(self._more())
 
     def open_wire(self) -> MpiWire:
-        """See BaseTransport.open_wire."""
         return MpiWire(self._more())
 
     def leave(self) -> None:

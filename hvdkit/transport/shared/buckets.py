@@ -229,7 +229,6 @@ class SharedBuckets(SteppedBuckets):
             yield True
 
     def close(self) -> None:
-        """See Buckets.close."""
         idle = not self.busy
         super().close()
         if self._crossing is not None:

@@ -107,7 +107,6 @@ class SharedMailbox:
         self._unsent: set[Ring] = set()
 
     def send(self, rank: int, message: bytes) -> None:
-        """See Mailbox.send."""
         if rank == self._rank:
             self._to_itself.append((rank, message))
             return
@@ -119,7 +118,6 @@ class SharedMailbox:
             self._unsent.add(ring)
 
     def receive(self) -> list[tuple[int, bytes]]:
-        """See Mailbox.receive."""
         for ring in list(self._unsent):
             ring.flush()
             if not ring.unsent:
@@ -131,7 +129,6 @@ class SharedMailbox:
         return messages
 
     def close(self, *, idle: bool = True) -> None:
-        """See Mailbox.close."""
         for ring in itertools.chain(self._incoming.values(), self._outgoing.values()):
             ring.close()
         self._incoming, self._outgoing = {}, {}

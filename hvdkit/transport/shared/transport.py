@@ -83,7 +83,6 @@ class SharedMemoryTransport(Transport):
         self._drop_staging()
 
     def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
-        """See Transport.allreduce."""
         if scale != 1.0:
             check_scale(buffer.dtype, scale)
         nbytes = buffer.array.nbytes
@@ -123,15 +122,12 @@ class SharedMemoryTransport(Transport):
             self.arithmetic.copy(piece.slice(first, last), stages.memory[stage].slice(first, last))
 
     def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Buffer:
-        """See Transport.reducescatter."""
         return self._base.reducescatter(buffer, counts, op)
 
     def allgather(self, buffer: Buffer, counts: Sequence[int]) -> Buffer:
-        """See Transport.allgather."""
         return self._base.allgather(buffer, counts)
 
     def broadcast(self, buffer: Buffer, root: int) -> None:
-        """See Transport.broadcast."""
         if 0 < buffer.array.nbytes <= self._slot_bytes:
             check_root(root, self.size)
             (self._slots or self._open_slots()).broadcast(buffer, root, self._base.arithmetic)
@@ -155,14 +151,12 @@ class SharedMemoryTransport(Transport):
         return self._opened_exchange
 
     def allgather_into(self, pieces: Sequence[Buffer], buffer: Buffer) -> None:
-        """See Transport.allgather_into."""
         if self._slot_bytes:
             self._exchange().allgather(pieces, buffer)
         else:
             super().allgather_into(pieces, buffer)
 
     def reducescatter_into(self, out: Buffer, pieces: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
-        """See Transport.reducescatter_into."""
         check_scale(out.dtype, scale)
         if self._slot_bytes:
             self._exchange().reducescatter(out, pieces, op, scale, self.arithmetic)
@@ -170,32 +164,27 @@ class SharedMemoryTransport(Transport):
             super().reducescatter_into(out, pieces, op, scale)
 
     def alltoall_into(self, received: Sequence[Buffer], sent: Sequence[Buffer]) -> None:
-        """See Transport.alltoall_into."""
         if self._slot_bytes:
             self._exchange().alltoall(received, sent)
         else:
             super().alltoall_into(received, sent)
 
     def gather_into(self, pieces: Sequence[Buffer], buffer: Buffer, root: int) -> None:
-        """See Transport.gather_into."""
         if self._slot_bytes:
             self._exchange().gather(pieces, buffer, root)
         else:
             super().gather_into(pieces, buffer, root)
 
     def scatter_into(self, out: Buffer, pieces: Sequence[Buffer], root: int) -> None:
-        """See Transport.scatter_into."""
         if self._slot_bytes:
             self._exchange().scatter(out, pieces, root)
         else:
             super().scatter_into(out, pieces, root)
 
     def alltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Buffer:
-        """See Transport.alltoall."""
         return self._base.alltoall(buffer, send_counts, receive_counts)
 
     def barrier(self) -> None:
-        """See Transport.barrier."""
         self._base.barrier()
 
     def iallreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> Request:
@@ -203,31 +192,24 @@ class SharedMemoryTransport(Transport):
         return self._watched(self._base.iallreduce(buffer, op, scale))
 
     def ireducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Request:
-        """See Transport.ireducescatter."""
         return self._watched(self._base.ireducescatter(buffer, counts, op))
 
     def iallgather(self, buffer: Buffer, counts: Sequence[int]) -> Request:
-        """See Transport.iallgather."""
         return self._watched(self._base.iallgather(buffer, counts))
 
     def ibroadcast(self, buffer: Buffer, root: int) -> Request:
-        """See Transport.ibroadcast."""
         return self._watched(self._base.ibroadcast(buffer, root))
 
     def ialltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Request:
-        """See Transport.ialltoall."""
         return self._watched(self._base.ialltoall(buffer, send_counts, receive_counts))
 
     def ibarrier(self) -> Request:
-        """See Transport.ibarrier."""
         return self._watched(self._base.ibarrier())
 
     def isend(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
-        """See Transport.isend."""
         return self._watched(self._base.isend(buffer, peer, tag))
 
     def ireceive(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
-        """See Transport.ireceive."""
         return self._watched(self._base.ireceive(buffer, peer, tag))
 
     def _watched(self, request: Request) -> Request:
@@ -235,7 +217,6 @@ class SharedMemoryTransport(Transport):
         return request
 
     def split(self, groups: Groups) -> Transport | None:
-        """See Transport.split."""
         base = self._base.split(groups)
         number = find_group(groups, self.rank)
         if base is None or number is None or base.size == 1:
@@ -243,7 +224,6 @@ class SharedMemoryTransport(Transport):
         return self._above(base, groups[number])
 
     def create_group(self, ranks: Sequence[int]) -> Transport:
-        """See Transport.create_group."""
         base = self._base.create_group(ranks)
         return base if base.size == 1 else self._above(base, ranks)
 
@@ -265,14 +245,12 @@ class SharedMemoryTransport(Transport):
         }
 
     def open_mailbox(self) -> Mailbox:
-        """See Transport.open_mailbox."""
         if self._local.size == self._base.size:
             opening = functools.partial(open_shared_mailbox, self._base, self._directory)
             return OpeningMailbox(opening, self.check) if self._is_part else opening()
         return self._base.open_mailbox()
 
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> SharedBuckets:
-        """See Transport.open_buckets."""
         if self.between is not None:
             self.between.check(specs)
         return SharedBuckets(
@@ -297,7 +275,6 @@ class SharedMemoryTransport(Transport):
         self._base.check()
 
     def leave(self) -> None:
-        """See Transport.leave."""
         self._liveness.leave()
         self._base.leave()
 
@@ -310,7 +287,6 @@ class SharedMemoryTransport(Transport):
         return True
 
     def close(self, *, idle: bool = True) -> None:
-        """See Transport.close."""
         if self._closed:
             return
         self._closed = True
