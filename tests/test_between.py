@@ -35,7 +35,7 @@ def every_algorithm_is_right(transport: Transport) -> list[str]:
     short = [BucketSpec(dtype, count, op) for dtype, op in REDUCTIONS for count in lengths(size)]
     for algorithm in between.able:
         between.algorithm = algorithm
-        specs = [one for one in (*short, *long, *narrow) if algorithm in between.fitting(one.travels_as)]
+        specs = [one for one in (*short, *long, *narrow) if algorithm in between.fitting(one.wire_dtype)]
         buckets = transport.open_buckets(specs, depth=7)
         for start in range(0, len(specs), 7):
             some = range(start, min(start + 7, len(specs)))
@@ -60,7 +60,7 @@ def every_algorithm_gives_the_same_bits(transport: Transport) -> None:
     specs = [BucketSpec("float32", numbers.size, postscale=1 / 3, wire=wire) for wire in ("none", "float16")]
     for algorithm in between.able:
         between.algorithm = algorithm
-        fitting = [one for one in specs if algorithm in between.fitting(one.travels_as)]
+        fitting = [one for one in specs if algorithm in between.fitting(one.wire_dtype)]
         buckets = transport.open_buckets(fitting)
         for index in range(len(fitting)):
             fill(buckets, index, numbers)

@@ -21,7 +21,7 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Array
 from hvdkit.transport.small_collectives import gather_ints
 
-_KIND = "sparse_gradients"  # see joining.STOOD_IN_FOR
+_KIND = "sparse_gradients"  # see joining.WITH_ACTION
 
 
 def reduce_slices(

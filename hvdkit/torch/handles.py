@@ -24,11 +24,6 @@ def make_handle(engine: Engine, operation: Operation, finish: Callable[[Operatio
     return handle
 
 
-def operation_of(handle: Handle) -> Operation:
-    """What a handle stands for that has not been synchronized."""
-    return _under_way[handle][1]
-
-
 def poll(handle: int) -> bool:
     """Is the operation complete, so that synchronize() returns at once? True for a handle that was synchronized before.
 

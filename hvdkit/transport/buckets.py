@@ -54,7 +54,7 @@ class BucketSpec:
         return self.wire if isinstance(self.wire, str) else "none"
 
     @property
-    def travels_as(self) -> str:
+    def wire_dtype(self) -> str:
         """The dtype between hosts of what is not coded; the bucket's own if no other was asked for."""
         return self.dtype if self.narrow == "none" else self.narrow
 

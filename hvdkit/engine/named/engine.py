@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from hvdkit.config import Config
 from hvdkit.engine.named.execution import Executor, Work, join_contribution
-from hvdkit.engine.named.joining import STOOD_IN_FOR, Joining
+from hvdkit.engine.named.joining import WITH_ACTION, Joining
 from hvdkit.engine.named.negotiator import Negotiator
 from hvdkit.engine.named.operation import (
     JOIN,
@@ -277,7 +277,7 @@ class NamedEngine(Naming):
 
     def _contribution(self, ready: Ready) -> Operation:
         """This rank's part of an operation that it has not submitted, having joined."""
-        if ready.asked.kind not in STOOD_IN_FOR:
+        if ready.asked.kind not in WITH_ACTION:
             return join_contribution(ready)
         try:
             return Operation(ready.name, ready.asked, (), self.joining.action_for(ready.name))

@@ -60,7 +60,7 @@ class Joining:
         self._wanted = None
 
     def action_for(self, name: str) -> Action:
-        """This rank's part of an operation, of a kind in STOOD_IN_FOR, that it has not submitted."""
+        """This rank's part of an operation, of a kind in WITH_ACTION, that it has not submitted."""
         action = self.contributions.get(name, lambda: None)()
         if action is None:
             raise HorovodInternalError(
@@ -105,4 +105,4 @@ class Joining:
 
 
 #: Kinds of operations that a rank which has joined takes part in with an action of its own.
-STOOD_IN_FOR = frozenset({"plan", "sparse_gradients", "tune"})
+WITH_ACTION = frozenset({"plan", "sparse_gradients", "tune"})

@@ -60,9 +60,8 @@ class StepBooks:
         config: Config,
         send: Callable[[int, Any], None],
         who: Callable[[int], str],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._size, self._send, self._who, self._clock = size, send, who, clock
+        self._size, self._send, self._who = size, send, who
         self._check_s, self._shutdown_s = config.stall_check_s, config.stall_shutdown_s
         self._failed: dict[int, dict[int, tuple[int, str, str]]] = {}  # step -> rank -> collectives, kind, why
         self._left: set[int] = set()
@@ -82,7 +81,7 @@ class StepBooks:
                 self._settle(number)
         elif what == "slow":
             number, label, begun, seconds = rest
-            slow = self._slow.setdefault(number, _Slow(label, self._clock() - seconds))
+            slow = self._slow.setdefault(number, _Slow(label, time.monotonic() - seconds))
             slow.reported.add(rank)
             slow.known[rank] = (number - 1, begun)
         elif what == "ended":
@@ -128,7 +127,7 @@ class StepBooks:
         if not self._slow or self.stopped:
             return
         number = min(self._slow)
-        slow, now = self._slow[number], self._clock()
+        slow, now = self._slow[number], time.monotonic()
         seconds = now - slow.since_s
         over = self._shutdown_s > 0 and seconds >= self._shutdown_s
         if not over and not (self._check_s > 0 and seconds - slow.reported_s >= self._check_s):

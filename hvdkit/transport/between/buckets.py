@@ -47,8 +47,8 @@ class WireCrossing:
             after(numbers.count)
             return
         if coder is None and phases.all_gather:
-            between, sent = self.between, numbers.count * STORAGE[spec.travels_as].itemsize
-            algorithm = between.pick(spec.travels_as, sent, spec.algorithm)
+            between, sent = self.between, numbers.count * STORAGE[spec.wire_dtype].itemsize
+            algorithm = between.pick(spec.wire_dtype, sent, spec.algorithm)
             if algorithm != "library" and self._exchange is not None:
                 yield from self._exchange(
                     numbers, spec, algorithm, between.message_bytes, prescale=prescale, before=before, after=after

@@ -42,7 +42,7 @@ def reduce_steps(
     Yields False while a collective is still to be posted, True when the last one has been. With a wire dtype what
     is too large for it is clamped, before and after the sum; a bucket that is 16 bits wide itself goes to inf.
     """
-    dtype = spec.travels_as
+    dtype = spec.wire_dtype
     # Less the number of ranks, since what one rank receives is rounded up to a whole piece from each.
     largest = wire.largest_count - wire.size
     for start in range(0, out.count, largest):
@@ -99,7 +99,7 @@ def reduce_scatter_steps(
     wire: Wire, numbers: Buffer, spec: BucketSpec, arithmetic: Arithmetic, prescale: float
 ) -> Iterator[bool]:
     """Reduce own_piece() of `numbers` (n,) over the ranks of `wire`, in place, in one collective; see reduce_steps."""
-    dtype = spec.travels_as
+    dtype = spec.wire_dtype
     _, received = yield from _exchange_pieces(wire, numbers, dtype, arithmetic, prescale, free=True)
     combine_pieces(numbers.slice(*own_piece(wire, numbers.count)), received, spec, arithmetic)
 

@@ -51,7 +51,7 @@ class Exchange:
         algorithm: one of SCHEDULES, that fits the dtype. prescale: factor on the numbers, before the wire.
         message_bytes: of the largest message.
         """
-        step = largest_part(algorithm, self._size) * max(1, message_bytes // make_buffer(1, spec.travels_as).nbytes)
+        step = largest_part(algorithm, self._size) * max(1, message_bytes // make_buffer(1, spec.wire_dtype).nbytes)
         first, starts = self._tags, deque(range(0, numbers.count, step))
         self._tags += len(starts)
         under_way: deque[_Segment] = deque()
@@ -76,7 +76,7 @@ class Exchange:
         self, numbers: Buffer, spec: BucketSpec, algorithm: str, prescale: float, tag: int, pending: Pending
     ) -> Iterator[None]:
         """Reduce one segment; yields where messages are to be waited for."""
-        arithmetic, dtype = self._arithmetic, spec.travels_as
+        arithmetic, dtype = self._arithmetic, spec.wire_dtype
         wire_numbers = numbers
         if dtype != numbers.dtype:
             wire_numbers = make_buffer(numbers.count, dtype)

@@ -73,7 +73,7 @@ class BetweenHosts:
                 f"HVDKIT_ALGORITHM={wish} needs messages between two ranks, which Gloo does not support; it supports "
                 f"{', '.join(self.able)}. Leave HVDKIT_ALGORITHM out, or start the ranks with hvdrun, which uses MPI."
             )
-        for dtype in {spec.travels_as for spec in specs if isinstance(spec.wire, str)}:
+        for dtype in {spec.wire_dtype for spec in specs if isinstance(spec.wire, str)}:
             if wish not in self.fitting(dtype):
                 raise TransportError(
                     f"HVDKIT_ALGORITHM={wish} would round partial sums to {dtype} between {self.hosts} hosts. Set "

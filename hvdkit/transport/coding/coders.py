@@ -29,7 +29,7 @@ def sent_bytes(spec: BucketSpec, coder: Coder | None, numbers: Buffer) -> int:
     """How many bytes a rank gives to the network for its numbers of a bucket, whatever becomes of them there."""
     if coder is not None:
         return coder.sent_bytes
-    return numbers.count * STORAGE[spec.dtype if spec.narrow == "none" else spec.narrow].itemsize
+    return numbers.count * STORAGE[spec.wire_dtype].itemsize
 
 
 def all_finite(values: Array) -> bool:

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-def open_mpi(arithmetic: Arithmetic | None = None, comm: MPI.Intracomm | None = None) -> MpiTransport:
+def open_mpi(comm: MPI.Intracomm | None = None) -> MpiTransport:
     """A transport of all ranks that MPI knows; collective. See load_mpi for what it raises.
 
-    arithmetic: numpy's if None. comm: a communicator of some of them, which becomes this transport's own.
+    comm: a communicator of some of them, which becomes this transport's own.
     """
     own = duplicate_comm(world_comm()) if comm is None else comm
-    return MpiTransport(own_comm(own), arithmetic or NumpyArithmetic())
+    return MpiTransport(own_comm(own), NumpyArithmetic())
 
 
 class MpiTransport(BaseTransport):
