@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,15 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def _nbytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(_local(each).nbytes for each in tensors)
+
+
 def main() -> None:
-    """Train, and write the seconds of the fastest step, of the slowest rank, from rank 0."""
+    """Train, and write from rank 0 the seconds of the fastest step, of the slowest rank, and the largest rank's state.
+
+    The state is in bytes: parameters, and what the optimizer keeps for them.
+    """
     task = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("hvdkit")
@@ -109,8 +117,13 @@ def main() -> None:
         step()
         dist.barrier()
         seconds.append(time.perf_counter() - start)
+    kept = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+    state = torch.tensor([_nbytes(part.parameters()), _nbytes(kept)])
+    dist.all_reduce(state, dist.ReduceOp.MAX)
     if dist.get_rank() == 0:
-        Path(task["output"]).write_text(json.dumps(min(seconds[2:])))
+        parameters, moments = state.tolist()
+        found = {"seconds": min(seconds[2:]), "parameters": parameters, "optimizer": moments}
+        Path(task["output"]).write_text(json.dumps(found))
     dist.destroy_process_group()
 
 

@@ -4,7 +4,8 @@
 
 For each number of ranks it measures, with as many processes at the same time, a core and one layer of the model, and
 the link by `hvdkit bench allreduce`; then steps of the model divided as dp, tp and pp say (benchmarks/plan_rank.py).
-The fastest of several steps counts, as the machine may have other work.
+The fastest of several steps counts, as the machine may have other work. Memory is that of parameters and of Adam's two
+moments on the rank that has most, in float32 as these ranks train.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from hvdkit.tools.plan.calibration import Calibration
 from hvdkit.tools.plan.cluster import Cluster, Gpu
 from hvdkit.tools.plan.layout import Layout
 from hvdkit.tools.plan.measured import measured_cpu, measured_layer, with_links
+from hvdkit.tools.plan.memory import stage_parameters
 from hvdkit.tools.plan.model import Transformer
 from hvdkit.tools.plan.search import Job, assess
 
 MODEL = Transformer(256, 4, 4, 128, vocabulary=512, positions=False, tied=False, fused_attention=True)
 BATCH, MICRO_BATCH = 8, 1
 LAYOUTS = ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 1, 4), (2, 2, 2))
+#: Of a parameter: itself and two moments.
+FLOATS = 3
 _LIMIT_S = 120
 
 
@@ -40,7 +44,8 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args()
-    print("| dp | tp | pp | measured | predicted | error |\n|---|---|---|---|---|---|")
+    titles = ("dp", "tp", "pp", "step", "predicted", "error", "state", "predicted", "error")
+    print(f"| {' | '.join(titles)} |\n{'|---' * len(titles)}|")
     machines: dict[int, tuple[Gpu, Calibration]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for sizes in LAYOUTS:
@@ -50,10 +55,12 @@ def main() -> int:
             gpu, constants = machines[layout.ranks]
             job = Job(MODEL, Cluster(gpu, layout.ranks), BATCH, constants)
             predicted = assess(job, layout).time.total
-            measured = measure_step(layout, Path(folder) / "step.json")
+            measured, state = measure_step(layout, Path(folder) / "step.json")
+            held = FLOATS * 4 * max(stage_parameters(MODEL, layout, stage) for stage in range(layout.pp))
             print(
                 f"| {' | '.join(map(str, sizes))} | {show_time(measured)} | {show_time(predicted)} | "
-                f"{100 * (predicted / measured - 1):+.0f} % |",
+                f"{100 * (predicted / measured - 1):+.0f} % | {state / 1e6:.2f} MB | {held / 1e6:.2f} MB | "
+                f"{100 * (held / state - 1):+.1f} % |",
                 flush=True,
             )
     return 0
@@ -71,8 +78,8 @@ def measure_machine(ranks: int, path: Path) -> tuple[Gpu, Calibration]:
     return gpu, constants
 
 
-def measure_step(layout: Layout, path: Path) -> float:
-    """Run the steps; returns the seconds of the fastest."""
+def measure_step(layout: Layout, path: Path) -> tuple[float, int]:
+    """Run the steps; returns the seconds of the fastest, and the largest rank's bytes of parameters and moments."""
     task = {
         "layout": [layout.dp, layout.tp, layout.pp],
         "model": asdict(MODEL),
@@ -81,8 +88,9 @@ def measure_step(layout: Layout, path: Path) -> float:
         "output": str(path),
     }
     rank = ["-m", "benchmarks.plan_rank", json.dumps(task)]
-    _run([str(Path(sys.executable).with_name("hvdrun")), "-np", str(layout.ranks), sys.executable, *rank])
-    return float(json.loads(path.read_text()))
+    _run(["-m", "hvdkit.launch", "-np", str(layout.ranks), sys.executable, *rank])
+    found = json.loads(path.read_text())
+    return float(found["seconds"]), found["parameters"] + found["optimizer"]
 
 
 def _run(words: Sequence[str]) -> None:
