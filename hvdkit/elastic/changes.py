@@ -1,9 +1,10 @@
-"""Changes of the world, through Horovod's core, a restart by hvdrun, or the membership of the transport's backend."""
+"""Changes of the world, through Horovod's core, hvdrun, what starts the ranks, or the membership of the backend."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
+from hvdkit.elastic.regrouping import Regrouping, find_places
 from hvdkit.elastic.resizing import Resizing
 from hvdkit.elastic.restarts import Restarts
 from hvdkit.elastic.state import State
@@ -42,6 +43,9 @@ def find_changes() -> Changes | None:
     current = engine.runtime("elastic.run")
     if current.config.elastic and current.config.elastic_restarts:
         return Restarts(current.config)
+    places = find_places()
+    if current.config.elastic and places is not None:
+        return Regrouping(places)
     if current.horovod is not None:
         return HorovodChanges(current.horovod.changes)
     membership = find_membership(current.transport.backend) if current.config.elastic else None

@@ -1,0 +1,73 @@
+"""Worlds whose ranks another system starts: those that are left wait for their places in a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from hvdkit.elastic.state import State
+from hvdkit.engine import runtime as engine
+from hvdkit.errors import DuplicateNameError, HorovodInternalError, RanksDisagreeError
+from hvdkit.log import logger
+
+
+class Places(Protocol):
+    """Where the system that starts the ranks tells this one its place. Any thread may call `notify`."""
+
+    def watch(self, notify: Callable[[float, int], None] | None) -> None:
+        """From now on call `notify` when ranks are there to be taken in: State.on_hosts_updated. None: not any more."""
+
+    def synchronized(self) -> None:
+        """This rank has the state of all ranks."""
+
+    def wait(self, why: str) -> None:
+        """Wait for this rank's place in the next world, and set its variables. why: the last one has ended."""
+
+
+_places: Places | None = None
+
+
+def set_places(places: Places) -> None:
+    """From now on elastic.run of this process, with the setting elastic, gets its places here."""
+    global _places
+    _places = places
+
+
+def find_places() -> Places | None:
+    """What was set last; None where nothing was."""
+    return _places
+
+
+class Regrouping:
+    """See Changes."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+
+    def begin(self, state: State) -> None:
+        """See Changes."""
+        self._places.watch(state.on_hosts_updated)
+
+    def settle(self) -> None:
+        """See Changes."""
+
+    def synchronized(self) -> None:
+        """See Changes."""
+        self._places.synchronized()
+
+    def restart(self, *, lost: HorovodInternalError | None) -> None:
+        """See Changes. If ranks die meanwhile it begins again."""
+        while True:
+            if isinstance(lost, (RanksDisagreeError, DuplicateNameError)):
+                raise lost
+            why = "there are new workers" if lost is None else str(lost)
+            logger.warning("%s; waiting for a place among the ranks that are there now.", why.rstrip("."))
+            try:
+                engine.restart(lambda why=why: self._places.wait(why), idle=lost is None)  # type: ignore[misc]
+                return
+            except HorovodInternalError as error:
+                lost = error
+
+    def end(self, state: State, *, well: bool) -> None:
+        """See Changes."""
+        self._places.watch(None)

@@ -1,0 +1,142 @@
+"""The actor of a rank: calls functions on it, and in an elastic job gets its place in each world."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdkit.elastic.regrouping import set_places
+from hvdkit.elastic.state import HostUpdateResult
+from hvdkit.errors import HorovodInternalError
+from hvdkit.integrations.ranks import Offer, Store, call_function, enter_rank, offer_store
+from hvdkit.optional_import import optional_import
+
+ray = optional_import("ray", "ray")
+
+#: Methods of ElasticRank that are called while its function runs are in this concurrency group; the function itself
+#: runs in the main thread.
+CONTROL = "control"
+#: The arrival that is waited for, and beside it one notification or place.
+CONCURRENCY_GROUPS = {CONTROL: 2}
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A worker that waits for its place. pid: its process. has_state: does it have the last commit? why: the world that
+    it was in has ended; "" for a new one.
+    """
+
+    offer: Offer
+    pid: int
+    has_state: bool = False
+    why: str = ""
+
+
+class Rank:
+    """A worker of RayExecutor. index: the executor's number for it."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._store: Store | None = None
+        self._executable: Any = None
+
+    def arrive(self) -> Arrival:
+        """Offer a store, and describe this worker."""
+        return Arrival(self._offer(), os.getpid())
+
+    def _offer(self) -> Offer:
+        self._store = offer_store()
+        context = ray.get_runtime_context()
+        gpus = context.get_accelerator_ids().get("GPU", [])
+        address = ray.util.get_node_ip_address()
+        return Offer(self._index, context.get_node_id(), address, self._store.port, tuple(gpus))
+
+    def enter(self, variables: Mapping[str, str]) -> None:
+        """Make this process a rank; only rank 0 keeps its store."""
+        enter_rank(variables)
+        if variables["RANK"] != "0":
+            self._store = None
+
+    def start_executable(self, cls: type | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Make the object on which execute() calls its functions."""
+        self._executable = cls(*args, **kwargs) if cls is not None else None
+
+    def execute(self, fn: Callable[[Any], Any], last: bool = False) -> Any:
+        """Return fn(executable). last: leave the world after it. Raises what it raises, when the others know."""
+        outcome = call_function(fn, (self._executable,), last=last, dumps=ray.cloudpickle.dumps)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.value
+
+
+class ElasticRank(Rank):
+    """A worker of ElasticRayExecutor. It is the Places of its process.
+
+    Its function runs in the main thread. The methods for the driver, next_arrival() and those behind it, run beside it.
+    """
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self._changed = threading.Condition()
+        self._arrival: Arrival | None = None
+        self._variables: Mapping[str, str] | None = None
+        self._has_state = self._over = False
+        self._announced_s = 0.0
+        self._notify: Callable[[float, int], None] | None = None
+
+    def execute(self, fn: Callable[[Any], Any], last: bool = True) -> Any:
+        """See Rank.execute."""
+        set_places(self)
+        try:
+            return super().execute(fn, last)
+        finally:
+            with self._changed:
+                self._over = True
+                self._changed.notify_all()
+
+    def next_arrival(self) -> Arrival | None:
+        """Wait until this worker waits for its place; None when its function has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or self._arrival is not None)
+            arrival, self._arrival = self._arrival, None
+            return arrival
+
+    def assign(self, variables: Mapping[str, str]) -> None:
+        """Give this worker its place."""
+        with self._changed:
+            self._variables = variables
+            self._changed.notify_all()
+
+    def announce(self, when: float) -> None:
+        """Have the training take in new workers at its next commit. when: by the driver's clock."""
+        with self._changed:
+            self._announced_s, notify = when, self._notify
+        if notify is not None:
+            notify(when, HostUpdateResult.added)
+
+    def watch(self, notify: Callable[[float, int], None] | None) -> None:
+        """See Places.watch."""
+        with self._changed:
+            self._notify, when = notify, self._announced_s
+        if notify is not None and when:
+            notify(when, HostUpdateResult.added)
+
+    def synchronized(self) -> None:
+        """See Places.synchronized."""
+        self._has_state = True
+
+    def wait(self, why: str) -> None:
+        """See Places.wait."""
+        offer = self._offer()
+        with self._changed:
+            self._announced_s, self._variables = 0.0, None
+            self._arrival = Arrival(offer, os.getpid(), self._has_state, why)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._variables is not None)
+            variables = self._variables
+        if variables is None:
+            raise HorovodInternalError("This worker has got no place among the ranks.")
+        self.enter(variables)

@@ -1,0 +1,285 @@
+"""Actors that come and go: who is a rank of the next world, and when it begins.
+
+The driver has workers that are ranks (members) and workers that are not yet (candidates), for which Ray may have no
+room so far. A world ends when a member is lost, or at a commit when candidates are ready. Its members then wait for their
+places, in the middle of their function. When all of them do, members and candidates that are ready are the next world.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hvdkit.errors import HorovodInternalError, LaunchError, RankLostError
+from hvdkit.integrations.ranks import assign_ranks, new_secret, plan_variables
+from hvdkit.log import logger
+from hvdkit.optional_import import optional_import
+from hvdkit.ray.actor import CONCURRENCY_GROUPS, CONTROL, Arrival, ElasticRank
+from hvdkit.ray.settings import Demand, Settings
+from hvdkit.ray.workers import first_line, is_death
+
+ray = optional_import("ray", "ray")
+
+#: Between two looks at the nodes and the time limits.
+_LOOK_S = 1.0
+#: The first world begins when no worker has come for so long, if there are enough.
+_SETTLED_S = 5.0
+#: Workers that die in a row before they are ranks, and worlds in a row that end without a change of workers.
+_ATTEMPTS = 3
+
+
+@dataclass
+class Worker:
+    """An actor. rank: in its world; -1 for a candidate.
+
+    arriving: reference to its next Arrival, or None. arrival: that has come, while the worker waits for its place.
+    result: reference to what its function returns, while it runs. value: what it has returned, if `finished`.
+    """
+
+    index: int
+    actor: Any
+    arriving: Any
+    arrival: Arrival | None = None
+    result: Any = None
+    rank: int = -1
+    finished: bool = False
+    value: Any = None
+
+    @property
+    def has_state(self) -> bool:
+        """Has it said that it has the last commit?"""
+        return self.arrival is not None and self.arrival.has_state
+
+
+def choose_members(members: list[Worker], candidates: list[Worker], most: int) -> list[Worker]:
+    """The workers of the next world in the order in which they become ranks: those with the last commit first.
+
+    candidates: those that are not ready are left out. most: number of workers.
+    """
+    ready = [worker for worker in candidates if worker.arrival is not None]
+    return [*sorted(members, key=lambda worker: (not worker.has_state, worker.rank)), *ready][:most]
+
+
+class ElasticWorkers:
+    """The actors of an elastic job. See Workers."""
+
+    def __init__(self, demand: Demand, settings: Settings, env: Mapping[str, str]) -> None:
+        self._demand, self._settings = demand, settings
+        self._env = {**env, "HVDKIT_ELASTIC": "1"}
+        self._members: list[Worker] = []
+        self._candidates: list[Worker] = []
+        self._made = self._failed = self._worlds = self._idle = 0
+        self._announced = self._changed = self._committed = False
+        self._last_came_s = time.monotonic()
+        self._deadline: float | None = time.monotonic() + settings.timeout_s
+        self._why = ""
+        self._fill()
+
+    def _most(self) -> int:
+        """The largest number of workers: as set, or as many as the nodes that are alive have room for."""
+        if self._settings.max_workers is not None:
+            return self._settings.max_workers
+        room = 0
+        for node in ray.nodes():
+            if node["Alive"]:
+                needs = self._demand.worker.items()
+                room += min(int(node["Resources"].get(name, 0) / need) for name, need in needs)
+        return max(room, self._settings.min_workers)
+
+    def _fill(self) -> None:
+        """Ask Ray for the workers that are missing to the largest number."""
+        missing = self._most() - len(self._members) - len(self._candidates)
+        for _ in range(missing if self._failed < _ATTEMPTS else 0):
+            actor = (
+                ray.remote(ElasticRank)
+                .options(
+                    num_cpus=self._demand.cpus,
+                    num_gpus=self._demand.gpus,
+                    concurrency_groups=CONCURRENCY_GROUPS,
+                    runtime_env={"env_vars": self._env},
+                )
+                .remote(self._made)
+            )
+            self._candidates.append(Worker(self._made, actor, actor.arrive.remote()))
+            self._made += 1
+
+    def run(self, call: Callable[[Any], Any]) -> list[Any]:
+        """See ElasticRayExecutor.run."""
+        try:
+            while True:
+                self._look()
+                if self._members and all(worker.finished for worker in self._members):
+                    return [worker.value for worker in sorted(self._members, key=lambda worker: worker.rank)]
+                if self._is_due():
+                    self._begin_world(call)
+                elif self._deadline is not None and time.monotonic() > self._deadline:
+                    self._give_up()
+                self._fill()
+        finally:
+            self.close()
+
+    def _look(self) -> None:
+        """Wait for something to happen to a worker, and note it."""
+        watched = {
+            ref: worker
+            for worker in [*self._members, *self._candidates]
+            for ref in (worker.arriving, worker.result)
+            if ref is not None
+        }
+        done, _ = ray.wait(list(watched), num_returns=1, timeout=_LOOK_S)
+        for ref in done:
+            worker = watched[ref]
+            if ref == worker.result:
+                self._take_result(worker)
+            elif worker in self._candidates:
+                self._take_candidate(worker)
+            else:
+                self._take_arrival(worker)
+
+    def _take_candidate(self, worker: Worker) -> None:
+        ref, worker.arriving = worker.arriving, None
+        try:
+            worker.arrival = ray.get(ref)
+        except ray.exceptions.RayActorError as error:
+            self._candidates.remove(worker)
+            self._failed += 1
+            logger.warning("a worker has died before it was a rank: %s", first_line(error))
+            if self._failed >= _ATTEMPTS and len(self._members) + len(self._candidates) < self._settings.min_workers:
+                raise LaunchError(
+                    f"{self._failed} workers in a row have died before they were ranks, and "
+                    f"{self._settings.min_workers} are needed. The last one: {first_line(error)}"
+                ) from error
+            return
+        self._failed, self._last_came_s, self._changed = 0, time.monotonic(), True
+        first = next((each for each in self._members if each.rank == 0), None)
+        if first is not None and not self._announced and len(self._members) < self._most():
+            self._announced = True
+            first.actor.announce.options(concurrency_group=CONTROL).remote(time.time())
+
+    def _take_arrival(self, worker: Worker) -> None:
+        ref, worker.arriving = worker.arriving, None
+        with contextlib.suppress(ray.exceptions.RayActorError):  # which its result tells too
+            worker.arrival = ray.get(ref)
+        if worker.arrival is not None:
+            self._why = worker.arrival.why
+            self._committed |= worker.arrival.has_state
+            self._end_world(worker)
+
+    def _take_result(self, worker: Worker) -> None:
+        ref, worker.result = worker.result, None
+        try:
+            worker.value, worker.finished = ray.get(ref), True
+        except (ray.exceptions.RayActorError, HorovodInternalError) as error:
+            if not is_death(error) and not isinstance(error, HorovodInternalError):
+                raise  # an actor that the function has used
+            self._lose(worker, error)
+
+    def _lose(self, worker: Worker, error: Exception) -> None:
+        self._members.remove(worker)
+        self._changed = True
+        self._why = f"rank {worker.rank} is lost: {first_line(error)}"
+        logger.warning("%s", self._why)
+        self._end(worker)
+        if all(each.finished for each in self._members):
+            raise RankLostError(
+                f"Rank {worker.rank} is lost, and no rank is left that could go on from the last commit: "
+                f"{first_line(error)}"
+            ) from error
+        self._end_world(worker)
+
+    def _end_world(self, worker: Worker) -> None:
+        """Have the next world begin in time. worker: by whom this one has ended."""
+        finished = [each.rank for each in self._members if each.finished]
+        if finished:
+            raise RankLostError(
+                f"Rank {worker.rank} cannot finish, because the function has already returned on rank(s) "
+                f"{', '.join(map(str, sorted(finished)))}. {self._why}"
+            )
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._settings.elastic_timeout
+
+    def _is_due(self) -> bool:
+        """Can the next world begin?"""
+        if any(worker.arrival is None for worker in self._members):
+            return False
+        most = self._most()
+        size = len(choose_members(self._members, self._candidates, most))
+        if size < self._settings.min_workers:
+            return False
+        settled = time.monotonic() - self._last_came_s > _SETTLED_S
+        return bool(self._members) or size == most or settled
+
+    def _begin_world(self, call: Callable[[Any], Any]) -> None:
+        chosen = choose_members(self._members, self._candidates, self._most())
+        self._check_progress(chosen)
+        offers = [worker.arrival.offer for worker in chosen if worker.arrival is not None]
+        ranks = assign_ranks(offers)
+        job = f"ray-{ray.get_runtime_context().get_job_id()}-{self._worlds}"
+        variables = plan_variables(ranks, offers[0].address, offers[0].port, new_secret(), job)
+        by_index = {worker.index: worker for worker in chosen}
+        for place, own in zip(ranks, variables, strict=True):
+            worker = by_index[place.index]
+            if worker.rank >= 0:
+                worker.actor.assign.options(concurrency_group=CONTROL).remote(own)
+            else:
+                worker.actor.enter.remote(own)
+                worker.result = worker.actor.execute.remote(call)
+            worker.rank, worker.arrival = place.rank, None
+            worker.arriving = worker.actor.next_arrival.options(concurrency_group=CONTROL).remote()
+        if self._worlds:
+            logger.warning("continuing with %d ranks from the last commit: %s", len(chosen), self._why.rstrip("."))
+        self._members = chosen
+        self._candidates = [worker for worker in self._candidates if worker.rank < 0]
+        self._worlds += 1
+        self._deadline, self._announced, self._changed = None, False, False
+
+    def _check_progress(self, chosen: list[Worker]) -> None:
+        """Raise an error if another world would not help, or is one too many."""
+        if self._committed and not any(worker.has_state for worker in chosen):
+            raise RankLostError(
+                f"All workers that had the last commit are lost; {self._why} Start the job again, from a checkpoint if "
+                "there is one."
+            )
+        self._idle = 0 if self._changed or not self._worlds else self._idle + 1
+        if self._idle >= _ATTEMPTS:
+            raise HorovodInternalError(
+                f"The ranks have failed {self._idle} times in a row, and no worker has died. Last error: {self._why}"
+            )
+        limit = self._settings.reset_limit
+        if limit is not None and self._worlds > limit:
+            raise RankLostError(f"The ranks have changed {limit} times, which is the reset limit. {self._why}")
+
+    def _give_up(self) -> None:
+        """The next world has not begun in time: end members that have not come, and fail if too few are left."""
+        assert self._deadline is not None
+        late = [worker for worker in self._members if worker.arrival is None]
+        if late:
+            self._deadline = None
+            for worker in late:
+                error = RankLostError(
+                    f"Rank {worker.rank} has not left the last world within {self._settings.elastic_timeout:g} s."
+                )
+                self._lose(worker, error)
+            return
+        ready = len([worker for worker in self._candidates if worker.arrival is not None])
+        text = f"{len(self._members) + ready} workers are there, and {self._settings.min_workers} are needed."
+        free = {name: amount for name, amount in ray.available_resources().items() if name in ("CPU", "GPU")}
+        text += f" Ray has been asked for others with {self._demand.worker} each; free in all: {free or 'nothing'}."
+        if not self._worlds:
+            raise LaunchError(f"{text} Add nodes, ask for less, or raise timeout_s ({self._settings.timeout_s:g} s).")
+        raise RankLostError(
+            f"{text} They have not come within {self._settings.elastic_timeout:g} s (elastic_timeout). {self._why}"
+        )
+
+    def close(self) -> None:
+        """See Workers.close."""
+        for worker in [*self._members, *self._candidates]:
+            self._end(worker)
+        self._members, self._candidates = [], []
+
+    def _end(self, worker: Worker) -> None:
+        with contextlib.suppress(Exception):  # Ray itself may be down
+            ray.kill(worker.actor)

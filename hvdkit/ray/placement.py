@@ -1,0 +1,87 @@
+"""Places for workers: a placement group that is given, or made here and removed again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdkit.errors import LaunchError
+from hvdkit.optional_import import optional_import
+from hvdkit.ray.settings import Demand
+
+ray = optional_import("ray", "ray")
+groups = optional_import("ray.util.placement_group", "ray")
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Where the workers are placed. bundles: of each worker; -1 for any. owned: was the group made here?"""
+
+    group: Any
+    bundles: tuple[int, ...]
+    owned: bool
+
+    def release(self) -> None:
+        """Remove the group if it was made here; harmless if it is gone."""
+        if self.owned and ray.is_initialized():
+            groups.remove_placement_group(self.group)
+
+    def describe(self, workers: Sequence[int]) -> str:
+        """Say of these workers which bundles they wait for, and on which nodes these are."""
+        nodes = groups.placement_group_table(self.group).get("bundles_to_node_id", {})
+        words = []
+        for worker in workers:
+            bundle = self.bundles[worker]
+            where = f"bundle {bundle}" if bundle >= 0 else "any bundle"
+            node = nodes.get(bundle, "") if bundle >= 0 else "-"
+            words.append(f"worker {worker} ({where}{'' if node else ', which is on no node'})")
+        return ", ".join(words)
+
+
+def reserve(demand: Demand, given: Any, timeout_s: float) -> Reservation:
+    """Find places for all workers. given: a placement group in which they are to be; None to make one.
+
+    Raises LaunchError if it is too small, or if Ray has not placed it in time; one that was made here is removed then.
+    """
+    if given is not None:
+        check_room(given.bundle_specs, demand)
+        return Reservation(given, (-1,) * demand.workers, owned=False)  # others may use a part of a bundle: Ray knows
+    group = groups.placement_group(demand.bundles, strategy=demand.strategy)
+    reservation = Reservation(group, tuple(map(demand.place, range(demand.workers))), owned=True)
+    try:
+        if not group.wait(timeout_s):
+            raise LaunchError(_describe_shortage(group, demand, timeout_s))
+    except BaseException:
+        reservation.release()
+        raise
+    return reservation
+
+
+def check_room(bundles: Sequence[Mapping[str, float]], demand: Demand) -> None:
+    """Raise LaunchError if the workers do not fit in a placement group that is given. bundles: its resources."""
+    room = sum(min(int(bundle.get(name, 0) / need) for name, need in demand.worker.items()) for bundle in bundles)
+    if room < demand.workers:
+        raise LaunchError(
+            f"The placement group has the bundles {list(map(dict, bundles))}, with room for {room} of "
+            f"{demand.workers} workers of {demand.worker}. Make it larger, or pass use_current_placement_group=False "
+            "for a group of their own."
+        )
+
+
+def _describe_shortage(group: Any, demand: Demand, timeout_s: float) -> str:
+    table = groups.placement_group_table(group)
+    nodes = table.get("bundles_to_node_id", {})
+    missing = [at for at in range(len(demand.bundles)) if not nodes.get(at)]
+    there = [_describe_node(node) for node in ray.nodes() if node["Alive"]]
+    free = {name: amount for name, amount in ray.available_resources().items() if name in ("CPU", "GPU")}
+    return (
+        f"Ray has not placed the workers within {timeout_s:g} s: bundles {missing or 'none'} of "
+        f"{len(demand.bundles)} x {demand.bundles[0]} ({demand.strategy}) are on no node. Nodes: "
+        f"{', '.join(there) or 'none'}; free in all: {free or 'nothing'}. Ask for fewer or smaller workers, add nodes, "
+        "or raise placement_group_timeout_s."
+    )
+
+
+def _describe_node(node: Mapping[str, Any]) -> str:
+    return f"{node['NodeManagerAddress']} { {name: node['Resources'].get(name, 0) for name in ('CPU', 'GPU')} }"

@@ -1,0 +1,162 @@
+"""Actors as ranks: started, connected, and ended together; and what the end of one means for the others."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from hvdkit.errors import HorovodInternalError, LaunchError, RankLostError
+from hvdkit.integrations.ranks import assign_ranks, new_secret, plan_variables
+from hvdkit.optional_import import optional_import
+from hvdkit.ray.actor import Arrival, Rank
+from hvdkit.ray.placement import Reservation, reserve
+from hvdkit.ray.settings import Demand, Settings
+
+ray = optional_import("ray", "ray")
+scheduling = optional_import("ray.util.scheduling_strategies", "ray")
+
+#: For the other ranks to end after one has failed, by themselves.
+_GRACE_S = 10.0
+
+
+class Workers:
+    """The actors of an executor; ranks from connect() on.
+
+    actors: by rank, once they are connected. env: variables of their processes, set before Python starts.
+    """
+
+    def __init__(self, demand: Demand, settings: Settings, given: Any, env: Mapping[str, str]) -> None:
+        self.actors: list[Any] = []
+        self._demand, self._settings = demand, settings
+        self._places: list[str] = []  # of each rank, for messages
+        self._reservation: Reservation | None = reserve(demand, given, settings.placement_group_timeout_s)
+        try:
+            self._start(env)
+            self.connect()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, env: Mapping[str, str]) -> None:
+        assert self._reservation is not None
+        for index, bundle in enumerate(self._reservation.bundles):
+            placed = scheduling.PlacementGroupSchedulingStrategy(self._reservation.group, bundle)
+            self.actors.append(
+                ray.remote(Rank)
+                .options(
+                    num_cpus=self._demand.cpus,
+                    num_gpus=self._demand.gpus,
+                    scheduling_strategy=placed,
+                    runtime_env={"env_vars": dict(env)} if env else None,
+                )
+                .remote(index)
+            )
+
+    def connect(self) -> None:
+        """Make the actors ranks of a new world: ordered by node, with a new store and secret."""
+        assert self._reservation is not None
+        refs = [actor.arrive.remote() for actor in self.actors]
+        _, late = ray.wait(refs, num_returns=len(refs), timeout=self._settings.timeout_s)
+        if late:
+            raise LaunchError(
+                f"{len(late)} of {len(refs)} workers have not started within {self._settings.timeout_s:g} s: "
+                f"{self._reservation.describe([refs.index(ref) for ref in late])}. See their nodes in `ray status`, or "
+                "raise timeout_s."
+            )
+        arrivals: dict[int, Arrival] = {}
+        actors: dict[int, Any] = {}
+        for place, ref in enumerate(refs):
+            try:
+                arrival: Arrival = ray.get(ref)
+            except ray.exceptions.RayActorError as error:
+                raise LaunchError(f"Worker {place} has died before it was a rank: {first_line(error)}") from error
+            arrivals[arrival.offer.index], actors[arrival.offer.index] = arrival, self.actors[place]
+        ranks = assign_ranks([arrivals[index].offer for index in sorted(arrivals)])
+        self._check_hosts([rank.local_size for rank in ranks])
+        first = arrivals[ranks[0].index].offer
+        job = f"ray-{ray.get_runtime_context().get_job_id()}"
+        variables = plan_variables(ranks, first.address, first.port, new_secret(), job)
+        self.actors = [actors[rank.index] for rank in ranks]
+        self._places = [
+            f"process {arrivals[rank.index].pid} on node {arrivals[rank.index].offer.address}" for rank in ranks
+        ]
+        entered = [actor.enter.remote(own) for actor, own in zip(self.actors, variables, strict=True)]
+        self.collect(entered, timeout_s=self._settings.timeout_s)
+
+    def _check_hosts(self, local_sizes: Sequence[int]) -> None:
+        each = self._demand.workers // self._demand.hosts if self._demand.hosts else 0
+        if each and set(local_sizes) != {each}:
+            raise LaunchError(
+                f"{self._demand.hosts} hosts with {each} workers each were asked for, but the placement group has put "
+                f"them otherwise: by rank, the workers of its host are {list(local_sizes)}. Give a group with one "
+                "bundle a host (STRICT_SPREAD), or use_current_placement_group=False."
+            )
+
+    def collect(self, refs: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
+        """What the ranks return, by rank. refs: one of each rank, in their order.
+
+        If one fails, the others have some seconds to end. If all actors live and have ended they become the ranks of a
+        new world; else all are ended. Then raises RankLostError that names an actor that has died, or what a function
+        has raised, or HorovodInternalError after `timeout_s`.
+        """
+        pending, failures = list(refs), dict[int, Exception]()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while pending:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            done, pending = ray.wait(pending, num_returns=1, timeout=left)
+            if not done:
+                break
+            try:
+                ray.get(done[0])
+            except Exception as error:  # whatever the function raises
+                failures[refs.index(done[0])] = error
+                deadline = min(deadline or float("inf"), time.monotonic() + _GRACE_S)
+        if failures or pending:
+            self._raise(failures, [refs.index(ref) for ref in pending], timeout_s)
+        return list(ray.get(list(refs)))
+
+    def _raise(self, failures: Mapping[int, Exception], pending: Sequence[int], timeout_s: float | None) -> NoReturn:
+        died = {rank: error for rank, error in failures.items() if is_death(error)}
+        own = {rank: error for rank, error in failures.items() if not isinstance(error, HorovodInternalError)}
+        places = list(self._places)
+        if died or pending:
+            self.close()
+        else:
+            try:
+                self.connect()
+            except LaunchError:  # what the function raised says more
+                self.close()
+        if died:
+            rank, error = next(iter(died.items()))
+            raise RankLostError(
+                f"Rank {rank} ({places[rank]}) has died: {first_line(error)} All {len(places)} workers have been "
+                "ended. See its log for the cause (`ray logs`)."
+            ) from error
+        if failures:
+            raise next(iter((own or failures).values()))
+        raise HorovodInternalError(
+            f"Ranks {', '.join(map(str, pending))} have not answered within {timeout_s:g} s; all workers are ended."
+        )
+
+    def close(self) -> None:
+        """End all actors, and remove the placement group if it was made for them; harmless if done before."""
+        actors, self.actors = self.actors, []
+        for actor in actors:
+            with contextlib.suppress(Exception):  # Ray itself may be down
+                ray.kill(actor)
+        reservation, self._reservation = self._reservation, None
+        if reservation is not None:
+            reservation.release()
+
+
+def is_death(error: Exception) -> bool:
+    """Has the actor that was called died? Not one that the called function has used."""
+    exceptions = ray.exceptions
+    return isinstance(error, exceptions.RayActorError) and not isinstance(error, exceptions.RayTaskError)
+
+
+def first_line(error: Exception) -> str:
+    """An error of Ray's in one line."""
+    return " ".join(str(error).split())[:400]
