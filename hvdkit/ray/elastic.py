@@ -1,8 +1,9 @@
 """Actors that come and go: who is a rank of the next world, and when it begins.
 
 The driver has workers that are ranks (members) and workers that are not yet (candidates), for which Ray may have no
-room so far. A world ends when a member is lost, or at a commit when candidates are ready. Its members then wait for their
-places, in the middle of their function. When all of them do, members and candidates that are ready are the next world.
+room so far. A world ends when a member is lost, or at a commit when candidates are ready. Its members then wait for
+their places, in the middle of their function. When all of them do, members and candidates that are ready are the next
+world.
 """
 
 from __future__ import annotations
