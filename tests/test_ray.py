@@ -1,0 +1,304 @@
+"""hvdkit on a real Ray cluster of several nodes, all on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray_functions
+
+from hvdkit.errors import LaunchError, RankLostError
+
+pytestmark = [pytest.mark.integrations, pytest.mark.ranks]
+
+ROOT = Path(__file__).parents[1]
+VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",  # else Ray writes a token into the home directory
+    "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+    "OMP_NUM_THREADS": "1",
+    "HVDKIT_ENGINE": "native",
+}
+_WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head without CPUs, and two nodes with 2 CPUs each."""
+    before = dict(os.environ)
+    os.environ.update(VARIABLES)
+    folder = tempfile.mkdtemp(prefix="ray-")  # a path that is short enough for sockets
+    import ray
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "temp_dir": folder, "include_dashboard": False}
+    )
+    try:
+        nodes.add_node(num_cpus=2)
+        nodes.add_node(num_cpus=2)
+        ray.init(address=nodes.address, log_to_driver=False)
+        yield nodes
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_until(true: Callable[[], Any], what: str) -> Any:
+    """Wait until the function returns something that is true, and return it."""
+    deadline = time.monotonic() + _WAIT_S
+    while not (found := true()):
+        assert time.monotonic() < deadline, f"not within {_WAIT_S} s: {what}"
+        time.sleep(0.05)
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Is there such a process, and is it more than an entry that its parent has not read yet?"""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def shared_files() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("*hvdkit*")}
+
+
+@contextlib.contextmanager
+def nothing_left() -> Iterator[set[int]]:
+    """All CPUs of the cluster are free again, placement groups are removed, and the processes that are noted are gone."""
+    import ray
+    from ray.util import placement_group_table
+
+    files, pids = shared_files(), set[int]()
+    yield pids
+    wait_until(
+        lambda: ray.available_resources().get("CPU", 0) == ray.cluster_resources().get("CPU", 0), "all CPUs are free"
+    )
+    groups = placement_group_table().values()
+    assert {group["state"] for group in groups} <= {"REMOVED"}, groups
+    wait_until(lambda: not any(map(is_running, pids)), f"the processes {pids} have ended")
+    assert shared_files() <= files
+
+
+def test_functions_run_on_ranks_that_are_ordered_by_node(cluster: Any) -> None:
+    from hvdkit.ray import RayExecutor
+
+    with nothing_left() as pids:
+        executor = RayExecutor(RayExecutor.create_settings(timeout_s=90), num_hosts=2, num_workers_per_host=2)
+        executor.start(ray_functions.Counter, [10], {"step": 5}, {"OF_THE_TEST": "a b"})
+        ranks = executor.run(ray_functions.describe, [2])
+        pids.update(rank["pid"] for rank in ranks)
+        assert [rank["rank"] for rank in ranks] == [0, 1, 2, 3] and len(pids) == 4
+        assert {(rank["size"], rank["total"], rank["variable"]) for rank in ranks} == {(4, 20.0, "a b")}
+        assert [rank["place"] for rank in ranks] == [[0, 2, 0], [1, 2, 0], [0, 2, 1], [1, 2, 1]]
+        assert {rank["transport"] for rank in ranks} == {"shared_memory"}, "the nodes are one machine"
+        assert executor.execute(lambda counter: counter.add()) == [15, 16, 17, 18]
+        assert executor.execute_single(lambda counter: counter.add()) == 20
+        import ray
+
+        again = ray.get(executor.run_remote(ray_functions.describe, kwargs={"factor": 1}))
+        assert [rank["total"] for rank in again] == [10.0] * 4 and {rank["pid"] for rank in again} == pids
+        with pytest.raises(KeyError, match="of the function"):  # not what the ranks raise that waited for that one
+            executor.run(ray_functions.fail_on, [1])
+        after = executor.run(ray_functions.describe)
+        assert [rank["total"] for rank in after] == [10.0] * 4 and {rank["pid"] for rank in after} == pids
+        with pytest.raises(RankLostError, match=r"Rank 2 \(process \d+ on node [\d.]+\) has died"):
+            executor.run(ray_functions.end_on, [2])
+        assert executor.workers == []
+        with pytest.raises(LaunchError, match="Call start"):
+            executor.run(ray_functions.describe)
+        executor.shutdown()
+
+
+def test_workers_for_which_there_is_no_room_are_an_error_in_time(cluster: Any) -> None:
+    from hvdkit.ray import RayExecutor, run
+
+    settings = RayExecutor.create_settings(placement_group_timeout_s=1)
+    with nothing_left():
+        with pytest.raises(
+            LaunchError, match=r"within 1 s: bundles \[0, .*4\] of 5 x \{'CPU': 1\} \(PACK\).*free in all"
+        ):
+            RayExecutor(settings, num_workers=5).start()
+        with pytest.raises(LaunchError, match=r"of 3 x \{'CPU': 1\} \(STRICT_SPREAD\)"):
+            run(ray_functions.describe, num_hosts=3, settings=settings)
+        with pytest.raises(LaunchError, match=r"1 workers are there, and 9|0 workers are there, and 9 are needed"):
+            run(ray_functions.describe, min_workers=9, max_workers=9, settings=RayExecutor.create_settings(timeout_s=1))
+
+
+def test_a_placement_group_that_is_given_is_used_and_kept(cluster: Any) -> None:
+    import ray
+    from ray.util import placement_group, placement_group_table, remove_placement_group
+
+    from hvdkit.ray import run
+
+    with nothing_left():
+        group = placement_group([{"CPU": 2}], strategy="STRICT_PACK")
+        with pytest.raises(LaunchError, match="room for 2 of 3 workers"):
+            run(ray_functions.describe, num_workers=3, placement_group=group)
+        ranks = run(ray_functions.describe, num_workers=2, placement_group=group, env={"OF_THE_TEST": "1"})
+        assert [(rank["total"], rank["variable"]) for rank in ranks] == [(3.0, "1")] * 2
+        assert placement_group_table(group)["state"] == "CREATED"
+        remove_placement_group(group)
+        assert ray.is_initialized()
+
+
+class Training:
+    """An elastic job in a thread, and what it has written so far."""
+
+    def __init__(self, folder: Path, run: Callable[[], list[Any]]) -> None:
+        self.folder, self._run = folder, run
+        self.results: list[Any] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self.results = self._run()
+        except BaseException as error:
+            self._error = error
+
+    def steps(self) -> list[tuple[int, int, int, int]]:
+        """(step, size, rank, pid) of each step of each rank so far."""
+        path = self.folder / "steps"
+        return [tuple(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def reach(self, size: int, after: int = 0) -> int:
+        """Wait for some steps with so many ranks, after a number of lines; returns the number of lines then."""
+
+        def reached() -> bool:
+            assert self._error is None, self._error
+            assert self._thread.is_alive(), self.results
+            return sum(found[1] == size for found in self.steps()[after:]) > 3 * size
+
+        wait_until(reached, f"{size} ranks after {self.steps()[-1:]}")
+        return len(self.steps())
+
+    def end(self) -> list[Any]:
+        (self.folder / "stop").touch()
+        self._thread.join(_WAIT_S)
+        assert not self._thread.is_alive()
+        if self._error is not None:
+            raise self._error
+        return self.results
+
+
+def test_an_elastic_job_goes_on_when_an_actor_and_a_node_die_and_takes_in_new_ones(
+    cluster: Any, tmp_path: Path
+) -> None:
+    import ray
+
+    from hvdkit.ray import ElasticRayExecutor
+
+    several_hosts = not ray.util.get_node_ip_address().startswith("127.")
+    with nothing_left() as pids:
+        node = cluster.add_node(num_cpus=2)
+        for other in list(cluster.worker_nodes - {node})[1:]:
+            cluster.remove_node(other)  # what is left has 2 CPUs, and the new one
+        executor = ElasticRayExecutor(ElasticRayExecutor.create_settings(min_num_proc=2, max_num_proc=3))
+        executor.start()
+        training = Training(
+            tmp_path, lambda: executor.run(lambda: ray_functions.train_elastic(str(tmp_path), several_hosts))
+        )
+        at = training.reach(3)
+        first = {rank: pid for _, _, rank, pid in training.steps()}
+        os.kill(first[1], signal.SIGKILL)
+        at = training.reach(3, at)  # the replacement is there
+        assert first[1] not in {pid for _, _, _, pid in training.steps()[at - 9 :]}
+        nodes = list(cluster.worker_nodes)
+        cluster.remove_node(nodes[1], allow_graceful=False)
+        at = training.reach(2, at)
+        cluster.add_node(num_cpus=2)
+        training.reach(3, at)
+        results = training.end()
+        pids.update(pid for _, _, _, pid in training.steps())
+    assert len(results) == 3 and len({result["steps"] for result in results}) == 1
+    for result in results:
+        assert result["sums"] == [result["expected"]] * 5, "a step was lost or counted twice"
+    assert {result["pid"] for result in results} & {first[0], first[2]}, "no rank has gone on in its own process"
+    assert {result["transport"] for result in results} == {"hierarchical" if several_hosts else "shared_memory"}
+
+
+def test_an_elastic_job_ends_with_an_error_when_nobody_has_the_commit(cluster: Any, tmp_path: Path) -> None:
+    from hvdkit.ray import run
+
+    with nothing_left() as pids:
+        training = Training(
+            tmp_path,
+            lambda: run(ray_functions.train_elastic, [str(tmp_path), False], min_workers=1, max_workers=1),
+        )
+        training.reach(1)
+        pids.update(pid for _, _, _, pid in training.steps())
+        os.kill(next(iter(pids)), signal.SIGKILL)
+        with pytest.raises(RankLostError, match=r"Rank 0 is lost, and no rank is left"):
+            training.end()
+
+
+def test_the_example_learns(cluster: Any) -> None:
+    env = {**os.environ, "RAY_ADDRESS": cluster.address}
+    command = [sys.executable, str(ROOT / "examples" / "ray_digits.py"), "--workers", "2", "--min-accuracy", "0.9"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 workers" in done.stdout
+
+
+def test_arguments_that_contradict_each_other_are_refused() -> None:
+    from hvdkit.ray import ElasticRayExecutor, RayExecutor
+    from hvdkit.ray.settings import Demand, plan_workers
+
+    for arguments, text in [
+        ({}, "num_workers is None and num_hosts is None"),
+        ({"num_workers": 2, "num_hosts": 1}, "Give one of them"),
+        ({"num_workers": 0}, "num_workers is 0"),
+        ({"num_hosts": 2, "num_workers_per_host": 1.5}, r"num_workers_per_host is 1\.5"),
+        ({"num_workers": 2, "gpus_per_worker": 1}, "use_gpu is False"),
+        ({"num_workers": 2, "use_gpu": True, "gpus_per_worker": 0}, "some of a GPU"),
+        ({"num_workers": 2, "cpus_per_worker": 0}, "positive"),
+        ({"num_workers": 2, "max_workers": 3}, "Set min_workers too"),
+        ({"num_workers": 2, "min_workers": 1}, "makes the job elastic"),
+        ({"min_workers": 3, "max_workers": 2}, "max_workers is 2, but min_workers is 3"),
+        ({"settings": {"timeout_s": 3}, "num_workers": 2}, "settings is a dict"),
+        ({"settings": RayExecutor.create_settings(timeout_s=0), "num_workers": 2}, "above 0"),
+    ]:
+        with pytest.raises(LaunchError, match=text):
+            RayExecutor(**arguments)  # type: ignore[arg-type]
+    with pytest.raises(LaunchError, match="GLOO_SOCKET_IFNAME"):
+        ElasticRayExecutor.create_settings(nics=["eth0"])  # type: ignore[arg-type]
+    with pytest.raises(LaunchError, match="callbacks are not supported"):
+        RayExecutor(num_workers=2).run(print, callbacks=[print])
+    hosts = plan_workers(None, 2, 3, 2, True, None)
+    assert hosts == Demand(6, 2, 1, 2) and hosts.bundles == [{"CPU": 6, "GPU": 3}] * 2
+    assert [hosts.place(worker) for worker in range(6)] == [0, 0, 0, 1, 1, 1]
+    packed = plan_workers(3, None, 1, 0.5, False, None)
+    assert packed.bundles == [{"CPU": 0.5}] * 3 and [packed.place(worker) for worker in range(3)] == [0, 1, 2]
+
+
+def test_the_workers_with_the_last_commit_come_first() -> None:
+    from hvdkit.integrations.ranks import Offer
+    from hvdkit.ray.actor import Arrival
+    from hvdkit.ray.elastic import Worker, choose_members
+
+    def make(index: int, rank: int, has_state: bool, ready: bool = True) -> Worker:
+        arrival = Arrival(Offer(index, "a", "h", 1), 1, has_state) if ready else None
+        return Worker(index, None, None, arrival, rank=rank)
+
+    members = [make(0, 0, False), make(1, 2, True), make(2, 1, True)]
+    candidates = [make(3, -1, False, ready=False), make(4, -1, False), make(5, -1, False)]
+    assert [worker.index for worker in choose_members(members, candidates, 9)] == [2, 1, 0, 4, 5]
+    assert [worker.index for worker in choose_members(members, candidates, 4)] == [2, 1, 0, 4]
