@@ -1,0 +1,75 @@
+"""elastic.run where another system starts the ranks, and gives each its place in every world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from hvdkit.elastic import regrouping
+from hvdkit.elastic.regrouping import Regrouping
+from hvdkit.engine import runtime
+from hvdkit.errors import HorovodInternalError, RankLostError, RanksDisagreeError
+
+
+class Driver:
+    """Gives places at once, and notes what happens."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.fails = 0
+
+    def watch(self, notify: Callable[[float, int], None] | None) -> None:
+        self.said.append("watch" if notify else "over")
+
+    def synchronized(self) -> None:
+        self.said.append("synchronized")
+
+    def wait(self, why: str) -> None:
+        self.said.append(f"wait: {why}")
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    """The engine leaves its world and enters another one; the first `fails` times it does not find the others."""
+    found = Driver()
+
+    def restart(change: Callable[[], Any], *, idle: bool) -> None:
+        found.said.append("leaves together" if idle else "leaves alone")
+        change()
+        if found.fails:
+            found.fails -= 1
+            raise RankLostError(f"attempt {found.fails}")
+
+    monkeypatch.setattr(runtime, "restart", restart)
+    yield found
+
+
+def test_a_rank_waits_for_a_place_until_a_world_begins(driver: Driver) -> None:
+    driver.fails = 2
+    Regrouping(driver).restart(lost=RankLostError("of rank 1"))
+    assert driver.said == [
+        *("leaves alone", "wait: of rank 1"),
+        *("leaves alone", "wait: attempt 1"),
+        *("leaves alone", "wait: attempt 0"),
+    ]
+
+
+def test_a_world_that_grows_is_left_together(driver: Driver) -> None:
+    Regrouping(driver).restart(lost=None)
+    assert driver.said == ["leaves together", "wait: there are new workers"]
+
+
+def test_ranks_that_disagree_would_do_so_in_the_next_world_too(driver: Driver) -> None:
+    lost = RanksDisagreeError("one adds, one broadcasts")
+    with pytest.raises(HorovodInternalError, match="one adds"):
+        Regrouping(driver).restart(lost=lost)
+    assert driver.said == []
+
+
+def test_places_are_of_the_process(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regrouping, "_places", None)
+    assert regrouping.find_places() is None
+    regrouping.set_places(driver)
+    assert regrouping.find_places() is driver
