@@ -89,7 +89,7 @@ def shared_files() -> set[str]:
 
 @contextlib.contextmanager
 def nothing_left() -> Iterator[set[int]]:
-    """All CPUs of the cluster are free again, placement groups are removed, and the processes that are noted are gone."""
+    """All CPUs of the cluster are free after it, placement groups removed, and the processes that it notes are gone."""
     import ray
     from ray.util import placement_group_table
 
@@ -284,7 +284,7 @@ def test_arguments_that_contradict_each_other_are_refused() -> None:
         with pytest.raises(LaunchError, match=text):
             RayExecutor(**arguments)  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match="GLOO_SOCKET_IFNAME"):
-        ElasticRayExecutor.create_settings(nics=["eth0"])  # type: ignore[arg-type]
+        ElasticRayExecutor.create_settings(nics=["eth0"])
     with pytest.raises(LaunchError, match="callbacks are not supported"):
         RayExecutor(num_workers=2).run(print, callbacks=[print])
     hosts = plan_workers(None, 2, 3, 2, True, None)

@@ -107,7 +107,7 @@ def plan_elastic(
     elastic_timeout: float | None,
 ) -> Settings:
     """Settings of an elastic job; arguments that are None leave them as they are. Raises LaunchError."""
-    given = {
+    given: dict[str, Any] = {
         "min_workers": min_workers,
         "max_workers": max_workers,
         "reset_limit": reset_limit,
