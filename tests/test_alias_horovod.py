@@ -88,7 +88,7 @@ from horovod.torch.elastic import run
 from horovod.run import run
 import horovod.run
 assert callable(horovod.run) and horovod.run.run is run
-for use in ("import horovod.mxnet", "from horovod import spark", "horovod.ray", "from horovod.spark import run"):
+for use in ("import horovod.mxnet", "from horovod import spark", "horovod.data", "from horovod.spark import run"):
     try:
         exec(use)
     except (ImportError, AttributeError) as error:
@@ -97,7 +97,7 @@ for use in ("import horovod.mxnet", "from horovod import spark", "horovod.ray", 
         raise AssertionError(use)
 """
     said = run_python(code).splitlines()
-    assert [line.split()[0] for line in said] == ["horovod.mxnet", "horovod.spark", "horovod.ray", "horovod.spark"]
+    assert [line.split()[0] for line in said] == ["horovod.mxnet", "horovod.spark", "horovod.data", "horovod.spark"]
 
 
 def test_horovod_imported_before_is_an_error_that_says_where_from(tmp_path: Path) -> None:

@@ -38,21 +38,23 @@ _WAIT_S = 60.0
 def cluster() -> Iterator[Any]:
     """A head without CPUs, and two nodes with 2 CPUs each."""
     before = dict(os.environ)
-    os.environ.update(VARIABLES)
     folder = tempfile.mkdtemp(prefix="ray-")  # a path that is short enough for sockets
+    os.environ.update({**VARIABLES, "RAY_TMPDIR": folder})
+    Path(folder, "ray").mkdir()
     import ray
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 0, "temp_dir": folder, "include_dashboard": False}
-    nodes = Cluster(initialize_head=True, head_node_args=head)
+    nodes = None
     try:
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         nodes.add_node(num_cpus=2)
         nodes.add_node(num_cpus=2)
         ray.init(address=nodes.address, log_to_driver=False)
         yield nodes
     finally:
         ray.shutdown()
-        nodes.shutdown()
+        if nodes is not None:
+            nodes.shutdown()
         os.environ.clear()
         os.environ.update(before)
         shutil.rmtree(folder, ignore_errors=True)

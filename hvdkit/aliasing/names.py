@@ -12,11 +12,14 @@ tensorflow tensorflow.compression tensorflow.elastic tensorflow.functions tensor
 tensorflow.keras tensorflow.keras.callbacks tensorflow.keras.elastic
 torch torch.compression torch.elastic torch.elastic.sampler torch.elastic.state torch.functions torch.mpi_ops
 torch.optimizer torch.sync_batch_norm
+ray
 """
 
 #: Horovod's module -> hvdkit's.
 MODULES = {f"horovod.{name}": f"hvdkit.{name}" for name in _SAME.split()} | {
     "horovod.runner": "hvdkit.launch.run_api",
+    "horovod.ray.runner": "hvdkit.ray.executor",
+    "horovod.ray.elastic": "hvdkit.ray.executor",
 }
 
 _HVDRUN = "Start the script itself on the hosts: hvdrun -H host1:4,host2:4 --alias-horovod python train.py"
@@ -25,7 +28,8 @@ _HVDRUN = "Start the script itself on the hosts: hvdrun -H host1:4,host2:4 --ali
 REFUSED = {
     "horovod.mxnet": "MXNet is retired. Port the model to PyTorch or Keras, which hvdkit supports",
     "horovod.spark": f"{_HVDRUN}. First write the data from Spark to files that each rank can read, such as Parquet",
-    "horovod.ray": _HVDRUN,
+    "horovod.ray.elastic_v2": "Use horovod.ray.RayExecutor(min_workers=..., max_workers=...)",
+    "horovod.ray.ray_logger": "Return the values from the function, or send them to an actor of your own",
     "horovod.data": "Use torch's DataLoader with num_workers, or tf.data's prefetch; both also load in the background",
     "horovod.tensorflow.data": "Use tf.data on each rank, with dataset.shard(hvd.size(), hvd.rank()) and prefetch()",
     "horovod.runner.launch": "Use the command hvdrun, or horovod.run(function, np=2)",
@@ -61,5 +65,6 @@ def refusal(name: str) -> str:
             return f"{name} is not in hvdkit, which replaces Horovod in this process. {way}."
     return (
         f"{name} is not in hvdkit, which replaces Horovod in this process. hvdkit has horovod.torch, "
-        f"horovod.tensorflow, horovod.keras and horovod.tensorflow.keras; see docs/guides/horovod_scripts.md."
+        f"horovod.tensorflow, horovod.keras, horovod.tensorflow.keras and horovod.ray; see "
+        "docs/guides/horovod_scripts.md."
     )

@@ -12,6 +12,7 @@ import os
 import pickle
 import re
 import secrets
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from hvdkit.engine import runtime as engine
 from hvdkit.errors import HorovodInternalError, LaunchError
 from hvdkit.launch.plan.environment import find_launcher_variables
 from hvdkit.launch.plan.rank_variables import plan_rank_variables
+from hvdkit.startup import begin
 from hvdkit.transport.gloo.backend import JOB_SECRET
 from hvdkit.transport.gloo.library import TcpStores
 
@@ -31,6 +33,9 @@ _REMOVED = re.compile(
 )
 _LEFT_OUT = re.compile("(KERAS_DISTRIBUTION|JAX)_.*")  # they need a port that nobody holds
 _LARGEST_PORT = 65535
+
+#: See hvdkit.startup.
+ALIAS = "HVDKIT_ALIAS_HOROVOD"
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,7 @@ def plan_variables(
 ) -> list[dict[str, str]]:
     """The variables of each rank, by rank, for enter_rank().
 
+    Where `import horovod` gives hvdkit in this process it does so on the ranks.
     address, port: of rank 0's offer. secret: see new_secret(); to be sent to the ranks only. job: a name without
     spaces, which torch.distributed calls the run's id.
     """
@@ -146,6 +152,8 @@ def plan_variables(
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there: rank 0 does not open one
         JOB_SECRET: secret,
     }
+    if "hvdkit.alias_horovod" in sys.modules:
+        shared[ALIAS] = "1"
     variables = []
     for each in assignments:
         own = {name: value for name, value in planned[each.rank].items() if not _LEFT_OUT.fullmatch(name)}
@@ -164,6 +172,7 @@ def enter_rank(variables: Mapping[str, str]) -> None:
     for name in {*find_launcher_variables(os.environ), *filter(_REMOVED.fullmatch, os.environ)}:
         del os.environ[name]
     os.environ.update(variables)
+    begin(variables)
 
 
 def call_function(

@@ -95,11 +95,10 @@ class ElasticWorkers:
         missing = self._most() - len(self._members) - len(self._candidates)
         for _ in range(missing if self._failed < _ATTEMPTS else 0):
             actor = (
-                ray.remote(ElasticRank)
+                ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(ElasticRank)
                 .options(
                     num_cpus=self._demand.cpus,
                     num_gpus=self._demand.gpus,
-                    concurrency_groups=CONCURRENCY_GROUPS,
                     runtime_env={"env_vars": self._env},
                 )
                 .remote(self._made)

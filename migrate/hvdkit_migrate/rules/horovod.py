@@ -15,7 +15,6 @@ from hvdkit_migrate.script import last, matches
 
 _GONE = {
     "horovod.spark": "start the script with hvdrun or hvdkit submit, on data that the ranks read themselves",
-    "horovod.ray": "start the script with hvdrun",
     "horovod.run": "start the script with hvdrun, and call the function on each rank",
     "horovod.runner": "start the script with hvdrun, and call the function on each rank",
     "horovod.mxnet": "MXNet is retired; port the model to PyTorch",
@@ -94,7 +93,7 @@ def _rename_uses(draft: Draft) -> None:
             continue
         if not isinstance(above, cst.Attribute) or above.value is not name:
             continue
-        if above.attr.value in ("run", "spark", "ray"):
+        if above.attr.value in ("run", "spark"):
             path = f"horovod.{above.attr.value}"
             draft.breaks(above, f"hvdkit has no {path}.", _GONE[path])
         else:
