@@ -5,6 +5,7 @@ With `--elastic` the job takes what room there is, up to that number, and goes o
 
 import argparse
 import sys
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -48,7 +49,9 @@ def train(epochs: int, batch_size: int, lr: float) -> tuple[int, float]:
 
 def main(args: argparse.Namespace) -> int:
     """Start the ranks, print what they reached, and return the exit code."""
-    size = {"min_workers": 1, "max_workers": args.workers} if args.elastic else {"num_workers": args.workers}
+    size: dict[str, Any] = (
+        {"min_workers": 1, "max_workers": args.workers} if args.elastic else {"num_workers": args.workers}
+    )
     results = hvdkit.ray.run(train, (args.epochs, args.batch_size, args.lr), use_gpu=args.gpu, **size)  # hvd
     ranks, accuracy = results[0]
     print(f"{ranks} workers  test accuracy {accuracy:.2%}")

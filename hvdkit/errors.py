@@ -167,7 +167,7 @@ class WrapError(HvdkitError, RuntimeError):
 
 
 class LaunchError(HvdkitError, ValueError):
-    """hvdrun cannot start the job that was requested; nothing was started."""
+    """A job cannot be started as it was requested, by hvdrun or on Ray; nothing is left of it."""
 
 
 class CheckpointError(HvdkitError, RuntimeError):

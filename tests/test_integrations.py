@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 
 from hvdkit.errors import HorovodInternalError, LaunchError, TooFewRanksError, WorldError
+from hvdkit.integrations import ranks
 from hvdkit.integrations.ranks import (
     Offer,
     assign_ranks,
@@ -17,6 +20,7 @@ from hvdkit.integrations.ranks import (
     new_secret,
     plan_variables,
 )
+from hvdkit.startup import modules_asked_for
 from hvdkit.transport.gloo.backend import connect
 from hvdkit.transport.gloo.rendezvous_store import find_rendezvous_store
 from hvdkit.world import read_world
@@ -39,15 +43,15 @@ def variables() -> Iterator[None]:
 
 
 def test_ranks_follow_each_other_on_a_node_and_the_first_worker_is_rank_0() -> None:
-    ranks = assign_ranks(OFFERS)
-    assert [(each.index, each.node, each.local_rank, each.local_size) for each in ranks] == [
+    places = assign_ranks(OFFERS)
+    assert [(each.index, each.node, each.local_rank, each.local_size) for each in places] == [
         (4, "b", 0, 2),
         (2, "b", 1, 2),
         (0, "a", 0, 2),
         (3, "a", 1, 2),
         (1, "c", 0, 1),
     ]
-    assert [each.rank for each in ranks] == list(range(5)) and {each.size for each in ranks} == {5}
+    assert [each.rank for each in places] == list(range(5)) and {each.size for each in places} == {5}
 
 
 def test_the_gpu_of_a_rank_is_the_one_with_the_number_of_its_local_rank() -> None:
@@ -58,10 +62,10 @@ def test_the_gpu_of_a_rank_is_the_one_with_the_number_of_its_local_rank() -> Non
 
 
 def test_the_variables_are_read_as_what_was_assigned(variables: None) -> None:
-    secret, ranks = new_secret(), assign_ranks(OFFERS)
+    secret, places = new_secret(), assign_ranks(OFFERS)
     os.environ.update({"HOROVOD_RANK": "7", "HOROVOD_SIZE": "9", "PMI_RANK": "3", "TORCHELASTIC_RESTART_COUNT": "2"})
     os.environ["TORCHELASTIC_RUN_ID"] = "another"
-    for rank, own in zip(ranks, plan_variables(ranks, "10.0.0.2", 2004, secret, "job"), strict=True):
+    for rank, own in zip(places, plan_variables(places, "10.0.0.2", 2004, secret, "job"), strict=True):
         enter_rank(own)
         world = read_world()
         assert (world.rank, world.size, world.local_rank, world.local_size, world.launcher) == (
@@ -72,6 +76,17 @@ def test_the_variables_are_read_as_what_was_assigned(variables: None) -> None:
         assert (place.kind, place.address, place.port, place.hosted) == ("store", "10.0.0.2", 2004, False)
         assert own.get("CUDA_VISIBLE_DEVICES") == ("1,0" if rank.node == "b" else None)
         assert not {"HOROVOD_RANK", "PMI_RANK", "TORCHELASTIC_RESTART_COUNT", "JAX_PROCESS_ID"} & set(os.environ)
+
+
+def test_where_horovod_is_hvdkit_it_is_so_on_the_ranks(variables: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(ranks, "begin", lambda variables: begun.extend(modules_asked_for(variables)))
+    places = assign_ranks(OFFERS)
+    enter_rank(plan_variables(places, "10.0.0.2", 2004, new_secret(), "job")[0])
+    assert begun == []
+    monkeypatch.setitem(sys.modules, "hvdkit.alias_horovod", ModuleType("hvdkit.alias_horovod"))
+    enter_rank(plan_variables(places, "10.0.0.2", 2004, new_secret(), "job")[0])
+    assert begun == ["hvdkit.alias_horovod"]
 
 
 @pytest.mark.parametrize("offers", [[], [OFFERS[0], OFFERS[0]]])
