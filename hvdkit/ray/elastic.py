@@ -58,10 +58,10 @@ class Worker:
 def choose_members(members: list[Worker], candidates: list[Worker], most: int) -> list[Worker]:
     """The workers of the next world in the order in which they become ranks: those with the last commit first.
 
-    candidates: those that are not ready are left out. most: number of workers.
+    candidates: those that are not ready are left out. most: number of workers; no member is left out.
     """
     ready = [worker for worker in candidates if worker.arrival is not None]
-    return [*sorted(members, key=lambda worker: (not worker.has_state, worker.rank)), *ready][:most]
+    return [*sorted(members, key=lambda worker: (not worker.has_state, worker.rank)), *ready][: max(most, len(members))]
 
 
 class ElasticWorkers:
@@ -75,7 +75,7 @@ class ElasticWorkers:
         self._made = self._failed = self._worlds = self._idle = 0
         self._announced = self._changed = self._committed = False
         self._last_came_s = time.monotonic()
-        self._deadline: float | None = time.monotonic() + settings.timeout_s
+        self._deadline: float | None = None
         self._why = ""
         self._fill()
 
@@ -108,6 +108,7 @@ class ElasticWorkers:
 
     def run(self, call: Callable[[Any], Any]) -> list[Any]:
         """See ElasticRayExecutor.run."""
+        self._deadline = time.monotonic() + self._settings.timeout_s
         try:
             while True:
                 self._look()
@@ -129,6 +130,9 @@ class ElasticWorkers:
             for ref in (worker.arriving, worker.result)
             if ref is not None
         }
+        if not watched:
+            time.sleep(_LOOK_S)
+            return
         done, _ = ray.wait(list(watched), num_returns=1, timeout=_LOOK_S)
         for ref in done:
             worker = watched[ref]
@@ -209,8 +213,9 @@ class ElasticWorkers:
         size = len(choose_members(self._members, self._candidates, most))
         if size < self._settings.min_workers:
             return False
-        settled = time.monotonic() - self._last_came_s > _SETTLED_S
-        return bool(self._members) or size == most or settled
+        now = time.monotonic()
+        late = now - self._last_came_s > _SETTLED_S or (self._deadline is not None and now > self._deadline)
+        return bool(self._members) or size == most or late
 
     def _begin_world(self, call: Callable[[Any], Any]) -> None:
         chosen = choose_members(self._members, self._candidates, self._most())

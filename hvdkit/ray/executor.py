@@ -165,6 +165,7 @@ class RayExecutor:
         """Return what call(object) returns on each rank, by rank. last: the ranks leave their world after it."""
         workers = self._started("run")
         if isinstance(workers, ElasticWorkers):
+            self._workers = None  # they end with this call
             return workers.run(call)
         return self._collect(workers, [actor.execute.remote(call, last) for actor in workers.actors])
 
@@ -290,12 +291,12 @@ class ElasticRayExecutor:
         self._executor.start(extra_env_vars=self._env)
 
     def run(self, worker_fn: Callable[[], Any], callbacks: Sequence[Any] | None = None) -> list[Any]:
-        """Return what worker_fn() returns on each rank of the last world, by rank; all workers are ended then.
+        """Return what worker_fn() returns on each rank of the last world, by rank; all workers are ended then, and
+        start() may be called again.
 
         callbacks: refused, see the error.
-        Raises LaunchError if there are not enough workers in time, TooFewRanksError if there are no more enough,
-        RankLostError if all workers that have the last commit are lost or the reset limit is reached, and what the
-        function raises on a rank.
+        Raises LaunchError if too few workers have come in time, RankLostError if too few are left, if none is left that
+        has the last commit or if the reset limit is reached, and what the function raises on a rank.
         """
         return self._executor.run(worker_fn, callbacks=callbacks)
 
