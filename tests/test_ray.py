@@ -259,7 +259,8 @@ def test_an_elastic_job_ends_with_an_error_when_nobody_has_the_commit(cluster: A
 
 def test_the_example_learns(cluster: Any) -> None:
     env = {**os.environ, "RAY_ADDRESS": cluster.address}
-    command = [sys.executable, str(ROOT / "examples" / "ray_digits.py"), "--workers", "2", "--min-accuracy", "0.9"]
+    options = ["--workers", "2", "--epochs", "8", "--min-accuracy", "0.85"]
+    command = [sys.executable, str(ROOT / "examples" / "ray_digits.py"), *options]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 workers" in done.stdout
