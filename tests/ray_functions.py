@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,7 @@ def train_elastic(folder: str, several_hosts: bool) -> dict[str, Any]:
         "steps": state.step,
         "sums": state.sum.tolist(),
         "expected": state.expected,
+        "in_main_thread": threading.current_thread() is threading.main_thread(),  # only that may set signal handlers
         "pid": os.getpid(),
         "transport": runtime.runtime("train").transport.name,
     }

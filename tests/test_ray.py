@@ -238,6 +238,7 @@ def test_an_elastic_job_goes_on_when_an_actor_and_a_node_die_and_takes_in_new_on
     assert len(results) == 3 and len({result["steps"] for result in results}) == 1
     for result in results:
         assert result["sums"] == [result["expected"]] * 5, "a step was lost or counted twice"
+        assert result["in_main_thread"]
     assert results[0]["pid"] == first[0], "rank 0 has gone on in its own process"
     assert {result["transport"] for result in results} == {"hierarchical" if several_hosts else "shared_memory"}
 

@@ -45,14 +45,12 @@ class Regrouping:
         self._places = places
 
     def begin(self, state: State) -> None:
-        """See Changes."""
         self._places.watch(state.on_hosts_updated)
 
     def settle(self) -> None:
         """See Changes."""
 
     def synchronized(self) -> None:
-        """See Changes."""
         self._places.synchronized()
 
     def restart(self, *, lost: HorovodInternalError | None) -> None:
@@ -69,5 +67,4 @@ class Regrouping:
                 lost = error
 
     def end(self, state: State, *, well: bool) -> None:
-        """See Changes."""
         self._places.watch(None)

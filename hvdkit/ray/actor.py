@@ -88,7 +88,6 @@ class ElasticRank(Rank):
         self._notify: Callable[[float, int], None] | None = None
 
     def execute(self, fn: Callable[[Any], Any], last: bool = True) -> Any:
-        """See Rank.execute."""
         set_places(self)
         try:
             return super().execute(fn, last)
@@ -118,18 +117,15 @@ class ElasticRank(Rank):
             notify(when, HostUpdateResult.added)
 
     def watch(self, notify: Callable[[float, int], None] | None) -> None:
-        """See Places.watch."""
         with self._changed:
             self._notify, when = notify, self._announced_s
         if notify is not None and when:
             notify(when, HostUpdateResult.added)
 
     def synchronized(self) -> None:
-        """See Places.synchronized."""
         self._has_state = True
 
     def wait(self, why: str) -> None:
-        """See Places.wait."""
         offer = self._offer()
         with self._changed:
             self._announced_s, self._variables = 0.0, None

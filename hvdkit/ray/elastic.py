@@ -280,7 +280,6 @@ class ElasticWorkers:
         )
 
     def close(self) -> None:
-        """See Workers.close."""
         for worker in [*self._members, *self._candidates]:
             self._end(worker)
         self._members, self._candidates = [], []
