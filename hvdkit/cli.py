@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 from hvdkit import __version__
 from hvdkit.errors import HvdkitError
-from hvdkit.launch.cli.completion import SHELLS, PrintCompletion
 from hvdkit.launch.cli.console import run_command
+from hvdkit.launch.cli.parser import SHELLS, PrintCompletion
 
 #: The entry points of other packages that add commands. Each is an `add_command(commands)`, as our own modules have.
 ENTRY_POINTS = "hvdkit.commands"

@@ -17,12 +17,20 @@ from hvdkit.engine.cores import CoresSeen, fair_share, warn_of_crowding
 from hvdkit.engine.planned.progress import has_spare_core
 from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.errors import LaunchError
-from hvdkit.launch.agent.binding import Share, allowed_cpus, bind, divide, plan_share
-from hvdkit.launch.agent.topology import Cpu, format_cpus, parse_cpus, read_topology
+from hvdkit.launch.agent.devices import (
+    Cpu,
+    Share,
+    allowed_cpus,
+    bind,
+    divide,
+    format_cpus,
+    parse_cpus,
+    plan_share,
+    read_topology,
+)
 from hvdkit.launch.cli.options import parse_arguments
 from hvdkit.launch.cli.plan_job import plan_job
-from hvdkit.launch.plan.free_shares import take_free_shares
-from hvdkit.launch.plan.registration import plan_cores
+from hvdkit.launch.plan.registration import plan_cores, take_free_shares
 
 
 def machine(nodes: int, cores: int, threads: int = 1) -> list[Cpu]:

@@ -12,7 +12,7 @@ import pytest
 
 from hvdkit import __version__, cli
 from hvdkit.config import read_config, read_settings
-from hvdkit.launch.cli import horovod_flags, hvdrun
+from hvdkit.launch.cli import horovod, hvdrun
 from hvdkit.launch.cli.options import build_parser, parse_arguments
 from hvdkit.launch.cli.plan_job import plan_job
 from hvdkit.launch.elastic.options import describe_restarts, restart_instead
@@ -41,7 +41,7 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
 
 def test_hvdruns_flags_are_frozen_but_for_the_settings() -> None:
     settings = {setting.flag for setting in read_settings({}) if setting.flag}
-    horovodruns = {name for flag in (*horovod_flags.FLAGS, *horovod_flags.OTHERS) for name in flag.names}
+    horovodruns = {name for flag in (*horovod.FLAGS, *horovod.OTHERS) for name in flag.names}
     assert flags_of(build_parser()) == FLAGS | settings | horovodruns
 
 
@@ -70,7 +70,7 @@ def test_the_short_help_fits_on_a_screen_and_the_long_one_has_every_option(monke
     assert len(short.splitlines()) <= 60
     words = set(everything.replace(",", " ").split())
     hidden = {"-hostfile", "--num-proc", "--np", "--network-interface", "--blacklist-cooldown"}
-    refused = {name for flag in (*horovod_flags.FLAGS, *horovod_flags.OTHERS) if flag.refused for name in flag.names}
+    refused = {name for flag in (*horovod.FLAGS, *horovod.OTHERS) if flag.refused for name in flag.names}
     assert flags_of(build_parser()) - words == hidden | refused
     assert not hidden & words
 

@@ -10,7 +10,7 @@ import pytest
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.hostfiles import Host
-from hvdkit.launch.launchers.commands import build_launch
+from hvdkit.launch.launchers import build_launch
 from hvdkit.launch.plan.environment import clean_environment, select_forwarded
 from hvdkit.launch.plan.job import Job, Launch, format_shell_line
 from hvdkit.launch.plan.launcher_choice import LauncherChoice

@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 
 from hvdkit import config, handshake, launcher_channel, setting, world
 from hvdkit.errors import ConfigError, HostfileError, HvdkitError, LaunchError, ProfileError, TransportError, WorldError
-from hvdkit.launch.agent import prefix, rank_identity, topology
+from hvdkit.launch.agent import devices, rank_identity, stream
 from hvdkit.launch.allocations import read_allocation
-from hvdkit.launch.cli import horovod_config
+from hvdkit.launch.cli import horovod
 from hvdkit.launch.cli import launcher_options as starter_flags
 from hvdkit.launch.cli.options import parse_arguments
 from hvdkit.launch.elastic import discovery
-from hvdkit.launch.hostfiles import AUTO, DIALECTS, grammars, names, parsing, ranges, scheduler_lists
+from hvdkit.launch.hostfiles import AUTO, DIALECTS, grammars, names, parsing, scheduler_lists
 from hvdkit.launch.introspect import stack_report as doing
-from hvdkit.launch.job import reports
-from hvdkit.launch.plan import detect, mpi, network, preflight, registration
+from hvdkit.launch.job import control
+from hvdkit.launch.plan import launcher_choice, mpi, network, registration, resources
 from hvdkit.profiling import network as profiled
 from hvdkit.tools.build_horovod import build_log, versions
 from hvdkit.tools.doctor.checks import job as doctor_job
@@ -155,9 +155,9 @@ TEXTS: dict[str, Parser] = {
     "launch.hostfiles.grammars.parse_keyed": Parser(
         lambda text: grammars.parse_keyed(text, {"slots": "slots"}), _HOSTS, (ValueError,)
     ),
-    "launch.hostfiles.ranges.expand": Parser(ranges.expand, _HOSTS, (ValueError,)),
-    "launch.hostfiles.ranges.split_list": Parser(ranges.split_list, _HOSTS),
-    "launch.hostfiles.ranges.fold": Parser(lambda text: ranges.fold(text.split(",")), _HOSTS),
+    "launch.hostfiles.names.expand": Parser(names.expand, _HOSTS, (ValueError,)),
+    "launch.hostfiles.names.split_list": Parser(names.split_list, _HOSTS),
+    "launch.hostfiles.names.fold": Parser(lambda text: names.fold(text.split(",")), _HOSTS),
     "launch.hostfiles.grammars.parse_assignment": Parser(grammars.parse_assignment, _HOSTS, (ValueError,)),
     "launch.hostfiles.scheduler_lists.parse_nodelist": Parser(scheduler_lists.parse_nodelist, _HOSTS, (ValueError,)),
     "world.parse_slurm_counts": Parser(world.parse_slurm_counts, ["2", "(x3)", ","], (ValueError,)),
@@ -173,9 +173,11 @@ TEXTS: dict[str, Parser] = {
     "launch.plan.mpi.parse_version": Parser(
         mpi.parse_version, ["mpirun (Open MPI) ", "5.0", "HYDRA", "Version: ", "Intel(R) "]
     ),
-    "launch.plan.detect.parse_pmi_list": Parser(detect.parse_pmi_list, ["pmix", "_v", "4", "none", " "]),
-    "launch.cli.horovod_config.read_flags": Parser(
-        _in_file(horovod_config.read_flags),
+    "launch.plan.launcher_choice.parse_pmi_list": Parser(
+        launcher_choice.parse_pmi_list, ["pmix", "_v", "4", "none", " "]
+    ),
+    "launch.cli.horovod.read_flags": Parser(
+        _in_file(horovod.read_flags),
         ["params:", "\n", "  ", "cycle-time-ms", ": ", "- ", "&a", "*a", "!!python/"],
         (LaunchError,),
     ),
@@ -215,7 +217,7 @@ TEXTS: dict[str, Parser] = {
     "tools.build_horovod.build_log.find_percent": Parser(
         build_log.find_percent, ["[ 12%]", " Building ", "a/b.o", "/"]
     ),
-    "launch.agent.topology.parse_cpus": Parser(topology.parse_cpus, ["0", "-", ",", "0-999"]),
+    "launch.agent.devices.parse_cpus": Parser(devices.parse_cpus, ["0", "-", ",", "0-999"]),
     "profiling.network.parse_network": Parser(profiled.parse_network, ["10", "gbit", ",", "30", "us"], (ProfileError,)),
     "launch.introspect.stack_report.parse_dump": Parser(
         doing.parse_dump, ['  File "x", line ', " in f", "Thread 0x1 (most):", "\n"]
@@ -301,25 +303,25 @@ MESSAGES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any], tuple
         ),
         (ValueError,),
     ),
-    "launch.plan.preflight.parse_resources": (preflight.parse_resources, _objects(**_MACHINE), (ValueError,)),
+    "launch.plan.resources.parse_resources": (resources.parse_resources, _objects(**_MACHINE), (ValueError,)),
     "launch.plan.network.parse_interfaces": (
         network.parse_interfaces,
         _JSON
         | st.lists(st.tuples(st.just("eth0"), st.just("10.0.0.1") | _JSON, st.just(24) | _JSON, _JSON), max_size=2),
         (ValueError,),
     ),
-    "launch.job.reports.parse_start": (
-        lambda value: reports.parse_start(json.dumps(value).encode()),
+    "launch.job.control.parse_start": (
+        lambda value: control.parse_start(json.dumps(value).encode()),
         _objects(pid=1, threads=""),
         (ValueError,),
     ),
-    "launch.job.reports.parse_end": (
-        lambda value: reports.parse_end(json.dumps(value).encode()),
+    "launch.job.control.parse_end": (
+        lambda value: control.parse_end(json.dumps(value).encode()),
         _objects(code=0, signal=0, ended_by="", tail=["x"], time=0.5),
         (ValueError,),
     ),
-    "launch.job.reports.parse_stacks": (
-        lambda value: reports.parse_stacks(json.dumps(value).encode()),
+    "launch.job.control.parse_stacks": (
+        lambda value: control.parse_stacks(json.dumps(value).encode()),
         _objects(query=1, processes=[_PROCESS]),
         (ValueError,),
     ),
@@ -338,8 +340,8 @@ MESSAGES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any], tuple
         _objects(host="n", machine="", address="", reached=""),
         (TransportError,),
     ),
-    "launch.cli.horovod_config.write_flags": (
-        lambda value: horovod_config.write_flags(value, "file"),
+    "launch.cli.horovod.write_flags": (
+        lambda value: horovod.write_flags(value, "file"),
         _JSON | _objects(params={"fusion-threshold-mb": 3}, timeline=None, controller="mpi"),
         (LaunchError,),
     ),
@@ -354,17 +356,17 @@ MESSAGES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any], tuple
 }
 
 BYTES: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]] = {
-    "launch.job.reports.parse_report": (reports.parse_report, (ValueError,)),
+    "launch.job.control.parse_report": (control.parse_report, (ValueError,)),
     "transport.gloo.rendezvous.parse_rendezvous_info": (rendezvous.parse_rendezvous_info, (TransportError,)),
     "transport.gloo.rendezvous.parse_rank_info": (rendezvous.parse_rank_info, (TransportError,)),
-    "launch.agent.prefix.Prefixer": (lambda data: prefix.Prefixer(b"[0] ").feed(data), ()),
+    "launch.agent.stream.Prefixer": (lambda data: stream.Prefixer(b"[0] ").feed(data), ()),
 }
 
 #: Reached through another one of the table.
 REACHED = {
     "profiling.recordings.parse_facts": "read_recordings, of files that hvdkit profile has written",
     "profiling.recordings.parse_plan": "the same",
-    "launch.job.reports.parse_processes": "launch.job.reports.parse_stacks",
+    "launch.job.control.parse_processes": "launch.job.control.parse_stacks",
     **dict.fromkeys(
         (
             "launch.hostfiles.names.parse_list",

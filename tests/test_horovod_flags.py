@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.cli import hvdrun
-from hvdkit.launch.cli.horovod_config import write_flags
+from hvdkit.launch.cli.horovod import write_flags
 from hvdkit.launch.cli.options import parse_arguments
 from hvdkit.launch.cli.plan_job import plan_job
 

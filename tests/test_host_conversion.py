@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hvdkit.errors import HostfileError, LaunchError
 from hvdkit.launch.hostfiles import DIALECTS, Host, parse_hostfile, settle_slots
-from hvdkit.launch.hostfiles.convert import convert
+from hvdkit.launch.hostfiles.dialects import convert
 
 NAMES = st.one_of(
     st.from_regex(r"[a-z][a-z0-9-]{0,6}[a-z0-9]", fullmatch=True),

@@ -7,7 +7,7 @@ from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdkit.launch.hostfiles.ranges import MOST_HOSTS, expand, fold, split_list
+from hvdkit.launch.hostfiles.names import MOST_HOSTS, expand, fold, split_list
 
 EXPANDED = {
     "login1": ["login1"],

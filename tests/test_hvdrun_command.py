@@ -14,19 +14,19 @@ import pytest
 
 from hvdkit import cli as hvdkit_cli
 from hvdkit.errors import LaunchError, MissingDependencyError
-from hvdkit.launch.cli import completion
+from hvdkit.launch.cli import parser
 from hvdkit.launch.cli.command import plan_command
 from hvdkit.launch.cli.options import build_parser, parse_arguments
 from hvdkit.launch.cli.plan_job import plan_job
-from hvdkit.launch.cli.rank_count import choose_ranks, count_gpus, count_visible
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.job.output import Output
-from hvdkit.launch.launchers.commands import build_launch
+from hvdkit.launch.launchers import build_launch
 from hvdkit.launch.plan.environment import select_forwarded
 from hvdkit.launch.plan.job import Job
 from hvdkit.launch.plan.launcher_choice import LauncherChoice
 from hvdkit.launch.plan.mpi import Mpi
-from hvdkit.launch.plan.validate import count_cores
+from hvdkit.launch.plan.resolve_hosts import count_cores
+from hvdkit.launch.plan.resources import choose_ranks, count_gpus, count_visible
 
 PATH = "/usr/bin:/bin"
 
@@ -181,12 +181,12 @@ def test_only_a_line_that_is_drawn_again_is_wiped_for_another_ranks_line(text: b
     os.close(outer)
 
 
-@pytest.mark.parametrize("shell", completion.SHELLS)
+@pytest.mark.parametrize("shell", parser.SHELLS)
 def test_completion_knows_options_and_choices(shell: str) -> None:
     pytest.importorskip("shtab", reason="shtab is not installed")
-    script = completion.write_completion(build_parser(everything=True), shell)
+    script = parser.write_completion(build_parser(everything=True), shell)
     assert "slots-per-host" in script and "hierarchical" in script
-    assert "doctor" in completion.write_completion(hvdkit_cli.build_parser(), shell)
+    assert "doctor" in parser.write_completion(hvdkit_cli.build_parser(), shell)
     if shell == "bash":
         subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=30)
 

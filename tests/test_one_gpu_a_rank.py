@@ -12,17 +12,22 @@ from pathlib import Path
 import pytest
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.agent.binding import divide_near, plan_share
-from hvdkit.launch.agent.gpus import read_gpus
-from hvdkit.launch.agent.topology import Cpu, format_cpus
+from hvdkit.launch.agent.devices import Cpu, divide_near, format_cpus, plan_share, read_gpus
 from hvdkit.launch.cli import hvdrun
 from hvdkit.launch.cli.options import parse_arguments
 from hvdkit.launch.cli.plan_job import plan_job
-from hvdkit.launch.plan.gpus import Gpu, assign_gpus, check_gpus, find_near_cpus, find_shared_gpus, plan_shared_gpus
 from hvdkit.launch.plan.job import AGENT
 from hvdkit.launch.plan.network import HostInterfaces
-from hvdkit.launch.plan.preflight import HostResources
 from hvdkit.launch.plan.registration import Registration, plan_cores, plan_start_orders
+from hvdkit.launch.plan.resources import (
+    Gpu,
+    HostResources,
+    assign_gpus,
+    check_gpus,
+    find_near_cpus,
+    find_shared_gpus,
+    plan_shared_gpus,
+)
 
 PATH = os.environ["PATH"]
 A, B, C, D = GPUS = [

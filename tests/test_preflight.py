@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hvdkit.launch.agent.host_info import probe_host
-from hvdkit.launch.plan.preflight import HostResources, find_problems, parse_resources
+from hvdkit.launch.plan.resources import HostResources, find_problems, parse_resources
 
 GOOD = HostResources((0, 1, 2, 3), 8, 5000, "3.11.7")
 

@@ -7,11 +7,10 @@ import socket
 import pytest
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.agent import ports
-from hvdkit.launch.agent.ports import FIRST_PORT, LAST_PORT, hold_free_ports
-from hvdkit.launch.agent.start_order import find_unplanned
-from hvdkit.launch.plan.environment import clean_environment
-from hvdkit.launch.plan.rank_variables import plan_rank_variables
+from hvdkit.launch.agent import host_info
+from hvdkit.launch.agent.host_info import FIRST_PORT, LAST_PORT, hold_free_ports
+from hvdkit.launch.agent.wire import find_unplanned
+from hvdkit.launch.plan.environment import clean_environment, plan_rank_variables
 from hvdkit.transport.gloo.rendezvous_store import find_rendezvous_store
 from hvdkit.world import read_world
 
@@ -129,8 +128,8 @@ def test_rank_0_gets_two_ports_on_which_its_script_can_listen() -> None:
 
 def test_no_two_jobs_of_a_host_get_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
     first = min(hold_free_ports(0))
-    monkeypatch.setattr(ports, "FIRST_PORT", first)
-    monkeypatch.setattr(ports, "LAST_PORT", first)
+    monkeypatch.setattr(host_info, "FIRST_PORT", first)
+    monkeypatch.setattr(host_info, "LAST_PORT", first)
     mine = hold_free_ports(0)
     assert list(mine) == [first] and not hold_free_ports(0)
     for holder in mine.pop(first):

@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 
-from .session_reaper import list_session
+from .session_reaper import list_session, read_process
 from .wire import probe_hvdrun
 
 # pidfd_getfd(2), Linux 5.6 and later: the same number on every architecture.
@@ -85,7 +85,7 @@ def wait_for_hvdrun(where: str, secret: str) -> bool:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the daemon may want to end this process
     disable_timeouts(daemon)  # where that is not allowed it ends by itself, after 8 minutes
     deadline = time.monotonic() + _LONGEST_S
-    while time.monotonic() < deadline and _read_name(daemon) in _NAMES and os.getppid() == daemon:
+    while time.monotonic() < deadline and _is_daemon(daemon) and os.getppid() == daemon:
         answer = probe_hvdrun(where, secret)
         if answer is not None:
             return answer
@@ -96,7 +96,7 @@ def wait_for_hvdrun(where: str, secret: str) -> bool:
 def end_daemon() -> None:
     """End the daemon that started this process, after the other ranks that it started have ended."""
     daemon = os.getppid()
-    if _read_name(daemon) not in _NAMES:
+    if not _is_daemon(daemon):
         return
     for number, pause_s in ((None, _OTHERS_S), (signal.SIGTERM, _TERM_S), (signal.SIGKILL, 0.0)):
         if number is not None:
@@ -111,12 +111,8 @@ def end_daemon() -> None:
             time.sleep(0.05)
 
 
-def _read_name(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/comm") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+def _is_daemon(pid: int) -> bool:
+    return read_process(pid, "comm").strip() in _NAMES
 
 
 def _read_children(pid: int) -> set[int]:

@@ -13,16 +13,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .binding import Share, allowed_cpus, bind, plan_share
-from .host_info import has_fabric, probe_host, read_interfaces
-from .ports import hold_free_ports
-from .prefix import Prefixer, colour_prefix
+from .devices import Share, allowed_cpus, bind, format_cpus, plan_share
+from .host_info import has_fabric, hold_free_ports, probe_host, read_interfaces
 from .rank_identity import RankIdentity, adapt_environment, name_process, plan_elastic_variables, survivors_continue
 from .session_reaper import SessionReaper, catches, die_with_parent, end_session
 from .stacks import StackCollector
-from .start_order import read_start_order
-from .stream import HOLD_S, Log, Stream, open_terminal, set_window, write_all
-from .topology import format_cpus
+from .stream import HOLD_S, Log, Prefixer, Stream, colour_prefix, open_terminal, set_window, write_all
 from .wire import (
     ASK,
     BYE,
@@ -42,6 +38,7 @@ from .wire import (
     WINDOW,
     ControlConnection,
     HvdrunLost,
+    read_start_order,
 )
 
 KILL_AFTER_S = 2.0  # after SIGTERM

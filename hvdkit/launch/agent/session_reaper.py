@@ -100,12 +100,17 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Cal
 
 def catches(process: int, number: signal.Signals) -> bool:
     """Has a process a handler for a signal? False where that cannot be found out."""
+    _, found, rest = read_process(process, "status").partition("\nSigCgt:")
+    return bool(found) and bool(int(rest.split()[0], 16) >> (number - 1) & 1)
+
+
+def read_process(process: int, name: str) -> str:
+    """Read a file of /proc/PID, as "comm"; "" if the process has ended, or does not show it."""
     try:
-        with open(f"/proc/{process}/status") as file:
-            masks = [line.split()[1] for line in file if line.startswith("SigCgt:")]
+        with open(f"/proc/{process}/{name}", errors="replace") as file:
+            return file.read()
     except OSError:
-        return False
-    return bool(masks) and bool(int(masks[0], 16) >> (number - 1) & 1)
+        return ""
 
 
 def list_session(session: int) -> list[int]:
@@ -115,9 +120,7 @@ def list_session(session: int) -> list[int]:
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with contextlib.suppress(OSError):
-                with open(f"/proc/{name}/stat") as file:
-                    state, _, _, its_session = file.read().rpartition(")")[2].split()[:4]
-                if int(its_session) == session and state not in "ZX":
-                    found.append(int(name))
+            state, *_, its_session = read_process(int(name), "stat").rpartition(")")[2].split()[:4] or ("X", "0")
+            if int(its_session) == session and state not in "ZX":
+                found.append(int(name))
     return found

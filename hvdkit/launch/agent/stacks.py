@@ -9,7 +9,7 @@ import re
 import time
 from typing import NamedTuple
 
-from .session_reaper import list_session
+from .session_reaper import list_session, read_process
 
 _NAME = re.compile(r"/memfd:hvdkit-stacks-(\d+)-(\d+)-(\d+)-(\d+)")
 _QUIET_S = 0.1  # a dump that has not grown for so long is all there
@@ -104,8 +104,8 @@ class StackCollector:
         return [
             {
                 "pid": process.pid,
-                "state": _read_state(process.pid),
-                "command": _read_command(process.pid),
+                "state": read_process(process.pid, "stat").rpartition(")")[2].strip()[:1],
+                "command": read_process(process.pid, "cmdline").rstrip("\0").replace("\0", " "),
                 "stacks": process.text.decode(errors="replace"),
                 "asked": process.memory is not None,
             }
@@ -128,19 +128,3 @@ def _find_memory(pid: int) -> _Memory | None:
 def _signal_main_thread(pid: int, number: int) -> None:
     """As tgkill(2); kill(2) may choose another thread. Nothing is done if the process has ended."""
     ctypes.CDLL(None).syscall(*map(ctypes.c_long, (_TGKILL, pid, pid, number)))
-
-
-def _read_state(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
-def _read_command(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""

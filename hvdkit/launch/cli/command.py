@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.util
 import os
 import pkgutil
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,10 @@ from pathlib import Path
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.cli.parser import nearest
-from hvdkit.launch.plan.validate import find_script
+
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+# Options of python that are followed by a value.
+_TAKES_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
 
 
 def plan_command(words: Sequence[str], *, module: bool, path: str, python: str = sys.executable) -> list[str]:
@@ -28,6 +32,32 @@ def plan_command(words: Sequence[str], *, module: bool, path: str, python: str =
         return list(words)
     on_path = os.sep not in words[0] and not os.path.exists(words[0]) and shutil.which(words[0], path=path)
     return list(words) if on_path else [python, *words]
+
+
+def check_working_directory() -> None:
+    """Raise LaunchError if the working directory, in which the ranks are to start, has been removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise LaunchError(
+            "the working directory has been removed, and the ranks would start in it. Change to another directory and "
+            "start from there."
+        ) from None
+
+
+def find_script(command: Sequence[str]) -> str:
+    """Find the .py file that a python command line runs; "" if it runs none."""
+    if not _PYTHON.fullmatch(Path(command[0]).name):
+        return ""
+    words = iter(command[1:])
+    for word in words:
+        if word in _TAKES_VALUE:
+            next(words, None)
+        elif not word.startswith("-"):
+            return word if word.endswith(".py") else ""
+        elif word in ("-", "-c", "-m") or (word[1] != "-" and word[-1] in "cm"):
+            return ""
+    return ""
 
 
 def check_command(words: Sequence[str], *, module: bool, path: str) -> None:

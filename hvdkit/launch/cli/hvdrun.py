@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hvdkit.config import read_environment
 from hvdkit.errors import LaunchError
+from hvdkit.launch.cli.command import check_working_directory
 from hvdkit.launch.cli.console import run_command
 from hvdkit.launch.cli.launcher_options import choose_launcher
 from hvdkit.launch.cli.options import parse_arguments
@@ -25,12 +26,11 @@ from hvdkit.launch.elastic.options import (
 )
 from hvdkit.launch.hostfiles import FoundHosts, Host
 from hvdkit.launch.job.output import Output
-from hvdkit.launch.launchers.commands import build_launch
-from hvdkit.launch.plan import validate
-from hvdkit.launch.plan.detect import detect_launchers
+from hvdkit.launch.launchers import build_launch
 from hvdkit.launch.plan.job import Job, Launch, format_shell_line, plan_places
-from hvdkit.launch.plan.launcher_choice import LauncherChoice, plan_launcher
+from hvdkit.launch.plan.launcher_choice import LauncherChoice, detect_launchers, plan_launcher
 from hvdkit.launch.plan.network import parse_wish
+from hvdkit.launch.plan.resolve_hosts import find_addresses
 
 if TYPE_CHECKING:
     from hvdkit.launch.job.interruption import Interruption
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    validate.check_working_directory()
+    check_working_directory()
     job = plan_job(options, environ)
     named_hosts = any(one is not None for one in (options.hosts, options.hostfile, options.host_discovery_script))
     launcher = choose_launcher(options)
@@ -109,7 +109,7 @@ def _build_runner(
             raise LaunchError(
                 f"--output-filename {logs}: {error.strerror}. Choose a directory in which you may write."
             ) from None
-    addresses = () if job.local else validate.find_addresses(job.hosts)
+    addresses = () if job.local else find_addresses(job.hosts)
 
     prefix = {"HVDKIT_PREFIX": "colour"} if output.takes_colours(job.environ) else {}
 

@@ -17,11 +17,6 @@ def count_or_none(text: str) -> int:
     return _whole(text, 0)
 
 
-def ranks(text: str) -> int:
-    """Read a number of ranks."""
-    return _whole(text, 1)
-
-
 def ranks_or_word(text: str) -> int | str:
     """Read a number of ranks, or the word auto or gpu."""
     if text in ("auto", "gpu"):

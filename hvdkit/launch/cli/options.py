@@ -9,11 +9,9 @@ from typing import Any
 from hvdkit import __version__
 from hvdkit.config import read_settings
 from hvdkit.launch.cli import numbers
-from hvdkit.launch.cli.completion import SHELLS, PrintCompletion
-from hvdkit.launch.cli.horovod_config import read_flags
-from hvdkit.launch.cli.horovod_flags import add_horovod_flags
+from hvdkit.launch.cli.horovod import add_horovod_flags, read_flags
 from hvdkit.launch.cli.launcher_options import add_launcher_options, add_ssh_flags
-from hvdkit.launch.cli.parser import OptionParser, record_settings
+from hvdkit.launch.cli.parser import SHELLS, OptionParser, PrintCompletion, record_settings
 from hvdkit.launch.hostfiles import AUTO, DIALECTS
 from hvdkit.setting import Setting
 
@@ -224,13 +222,7 @@ def _add_launching(parser: OptionParser) -> None:
         help='torch.distributed: let hvdkit answer to the backend "mpi", which wheels of PyTorch lack, and to "hvdkit" '
         "without an import",
     )
-    parser.add(
-        group,
-        "--dry-run",
-        action="store_true",
-        brief=True,
-        help="print the launcher's command line, and exit",
-    )
+    parser.add(group, "--dry-run", action="store_true", brief=True, help="print the launcher's command line, and exit")
 
 
 def _add_output(parser: OptionParser) -> None:
@@ -250,20 +242,10 @@ def _add_output(parser: OptionParser) -> None:
         brief="show the output of these ranks only: 0,2 or 0-3",
         help="show the output of these ranks only, as 0,2 or 0-3",
     )
-    parser.add(
-        group,
-        "--no-prefix",
-        action="store_true",
-        brief=True,
-        help="do not write the rank before each line",
-    )
+    parser.add(group, "--no-prefix", action="store_true", brief=True, help="do not write the rank before each line")
     parser.add(group, "--tag-output", action="store_true", help="write the rank before each line (default)")
     parser.add(
-        group,
-        *("-q", "--quiet"),
-        action="store_true",
-        brief=True,
-        help="print hvdrun's own lines only on a problem",
+        group, *("-q", "--quiet"), action="store_true", brief=True, help="print hvdrun's own lines only on a problem"
     )
     parser.add(
         group,
@@ -337,13 +319,7 @@ def _add_setting(parser: OptionParser, group: argparse._ArgumentGroup, setting: 
 
 def _add_help(parser: OptionParser) -> None:
     group = parser.add_argument_group("help")
-    parser.add(
-        group,
-        *("-h", "--help"),
-        action="help",
-        brief=True,
-        help="print the common options, and exit",
-    )
+    parser.add(group, *("-h", "--help"), action="help", brief=True, help="print the common options, and exit")
     parser.add(
         group,
         "--help-all",

@@ -1,4 +1,4 @@
-"""A parser of options that come before a command, with help in two sizes and the nearest name for a wrong one."""
+"""A parser of options that come before a command: two sizes of help, the nearest option for a wrong one, completion."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from hvdkit.config import read_config
 from hvdkit.errors import HvdkitError
+from hvdkit.optional_import import optional_import
 
 # -np4 and -n4, as mpiexec writes them.
 _JOINED_RANKS = re.compile(r"(-np|-n)(\d+|gpu|auto)")
@@ -139,3 +140,39 @@ def record_settings(
             raise argparse.ArgumentError(None, f"{flag} contradicts {other}; leave one of them out")
     namespace.settings = {**namespace.settings, **variables}
     namespace.set_by = {**origins, **dict.fromkeys(variables, flag)}
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+class PrintCompletion(argparse.Action):
+    """Print the completion script of a shell, and exit. Raises MissingDependencyError without shtab."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Print it."""
+        print(write_completion(parser, str(values)))
+        parser.exit()
+
+
+def write_completion(parser: argparse.ArgumentParser, shell: str) -> str:
+    """Write the completion script: options with their choices, and files elsewhere."""
+    shtab = optional_import("shtab", "completion")
+    _mark(parser, {"FILE": shtab.FILE, "SCRIPT": shtab.FILE, "DIR": shtab.DIRECTORY})
+    return str(shtab.complete(parser, shell=shell))
+
+
+def _mark(parser: argparse.ArgumentParser, files: Mapping[str, Any]) -> None:
+    """Tell shtab which options take files, and show it the commands that the parser lists in its help by itself.
+
+    files: by the option's metavar.
+    """
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            action.help = "command"
+            listed = {each.dest for each in action._choices_actions}
+            for name, command in action.choices.items():
+                _mark(command, files)
+                if name not in listed:
+                    action._choices_actions.append(argparse.Action((), name, help=command.description or name))
+        elif action.metavar in files:
+            action.complete = files[str(action.metavar)]  # type: ignore[attr-defined]

@@ -15,16 +15,13 @@ from hvdkit.launch.allocations.schedulers import describe_incomplete_slurm_job, 
 from hvdkit.launch.cli.command import check_command, plan_command
 from hvdkit.launch.cli.launcher_options import choose_launcher, read_ssh_options, split_words
 from hvdkit.launch.cli.parser import nearest
-from hvdkit.launch.cli.rank_count import choose_ranks
 from hvdkit.launch.elastic.options import find_discovered, plan_elastic
 from hvdkit.launch.hostfiles import FoundHosts, format_hosts
-from hvdkit.launch.plan import validate
-from hvdkit.launch.plan.environment import clean_environment, find_launcher_variables, withhold
-from hvdkit.launch.plan.gpus import plan_shared_gpus
+from hvdkit.launch.plan.environment import clean_environment, find_launcher_variables, is_number_of_rank, withhold
 from hvdkit.launch.plan.job import Job, plan_places, plan_ranks
 from hvdkit.launch.plan.network import parse_wish
-from hvdkit.launch.plan.rank_variables import is_number_of_rank
-from hvdkit.launch.plan.resolve_hosts import find_hosts
+from hvdkit.launch.plan.resolve_hosts import check_hosts, count_cores, find_hosts, is_local, plan_daemon_variables
+from hvdkit.launch.plan.resources import choose_ranks, plan_shared_gpus
 from hvdkit.startup import plan_variables
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -44,15 +41,15 @@ def plan_job(
     _refuse_contradictions(options)
     found = found or _find_hosts(options, environ)
     hosts = found.hosts
-    here = [host for host in hosts if validate.is_local(host)]
+    here = [host for host in hosts if is_local(host)]
     local = len(here) == len(hosts)
-    cores = validate.count_cores()
+    cores = count_cores()
     asked = choose_ranks(options.ranks, hosts, local=local, cores=cores, environ=environ)
     if asked is None or options.host_discovery_script is not None:
         asked = found.ranks
     if ranks is None:
         ranks = plan_ranks(asked, hosts, {host.name: cores for host in here}, more=found.more)
-    validate.check_hosts(hosts)
+    check_hosts(hosts)
     removed = find_incomplete_slurm_job(environ)
     sent = read_sent(options.env or (), environ, local=local)
     environ = {name: value for name, value in clean_environment(environ).items() if name not in removed}
@@ -63,7 +60,7 @@ def plan_job(
     networks = parse_wish(options.network_interfaces) if options.network_interfaces is not None else ()
     variables = {**sent, **_refuse_twice(sent, options.settings)}
     if not local:
-        variables.update(validate.plan_daemon_variables(hosts, networks, environ))
+        variables.update(plan_daemon_variables(hosts, networks, environ))
     variables.update(plan_variables(_plan_startup(options), environ))
     if options.wrap and "HVDKIT_WRAP_SEED" not in environ:
         variables["HVDKIT_WRAP_SEED"] = str(secrets.randbelow(2**31))

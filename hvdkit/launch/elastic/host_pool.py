@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.hostfiles import Host
-from hvdkit.launch.plan import validate
+from hvdkit.launch.plan import resolve_hosts
 from hvdkit.launch.plan.job import total_slots
+from hvdkit.launch.plan.resolve_hosts import count_cores, is_local
 
 Hosts = tuple[Host, ...]
 
@@ -81,7 +82,7 @@ class HostPool:
             host for host in self.hosts if self.lost.allows(host.name, now) and self._unreachable.allows(host.name, now)
         ]
         known = self._answered | set(trusted)
-        probed = [host for host in usable if host.name not in known and not validate.is_local(host)]
+        probed = [host for host in usable if host.name not in known and not is_local(host)]
         if self.answers is not None and probed:
             answered = await _probe(probed, self.answers)
             self._answered |= answered
@@ -94,7 +95,7 @@ class HostPool:
 
     def exclude(self, names: Collection[str]) -> None:
         """Exclude hosts that were lost."""
-        for name in sorted({host.name for host in self.hosts if not validate.is_local(host)}.intersection(names)):
+        for name in sorted({host.name for host in self.hosts if not is_local(host)}.intersection(names)):
             seconds = self.lost.add(name, self.clock())
             self.say(f"{name} is excluded {'from now on' if seconds == float('inf') else f'for {seconds:.0f} s'}.")
         self._answered.difference_update(names)
@@ -112,9 +113,9 @@ class HostPool:
         if found != self._discovered:
             import asyncio
 
-            validate.resolve.cache_clear()
+            resolve_hosts.resolve.cache_clear()
             # The name service and ssh may take seconds, in which the job is to be supervised.
-            known = [host for host in found if await asyncio.to_thread(validate.is_known, host)]
+            known = [host for host in found if await asyncio.to_thread(resolve_hosts.is_known, host)]
             self._discovered, self.hosts = found, tuple(known)
 
     def _say_once(self, message: str) -> None:
@@ -165,7 +166,7 @@ def probe_over_ssh(options: Sequence[str]) -> Callable[[Host], Awaitable[bool]]:
 
 def count_slots(hosts: Hosts) -> int | None:
     """Count the slots of hosts; None if one host's are not known. This machine has as many as it has cores."""
-    return total_slots(hosts, {host.name: validate.count_cores() for host in hosts if validate.is_local(host)})
+    return total_slots(hosts, {host.name: count_cores() for host in hosts if is_local(host)})
 
 
 def describe_slots(hosts: Hosts, min_ranks: int) -> str:

@@ -20,7 +20,7 @@ from hvdkit.launch.elastic.host_pool import (
 )
 from hvdkit.launch.elastic.restart_policy import RestartPolicy, choose_ranks
 from hvdkit.launch.hostfiles import FoundHosts
-from hvdkit.launch.launchers.common import job_ssh_options
+from hvdkit.launch.launchers import job_ssh_options
 from hvdkit.launch.plan.job import Job
 from hvdkit.launch.plan.launcher_choice import LauncherChoice
 

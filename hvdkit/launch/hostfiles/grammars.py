@@ -11,8 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from hvdkit.launch.hostfiles.host import Host, merge_hosts
-from hvdkit.launch.hostfiles.names import NAME, check_name, check_user, is_slots, parse_hosts, parse_slots, split_slots
-from hvdkit.launch.hostfiles.ranges import MOST_HOSTS
+from hvdkit.launch.hostfiles.names import (
+    MOST_HOSTS,
+    NAME,
+    check_name,
+    check_user,
+    is_slots,
+    parse_hosts,
+    parse_slots,
+    split_slots,
+)
 
 _ASSIGNMENT = re.compile(r"\s*(?:export\s+)?([A-Z_][A-Z0-9_]*)=(.*)", re.ASCII | re.DOTALL)
 # Keys of Open MPI's old hostfiles.

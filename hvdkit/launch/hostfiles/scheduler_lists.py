@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from hvdkit.launch.hostfiles.grammars import Reading, content_lines, parse_assignment, read_lines
 from hvdkit.launch.hostfiles.host import Host
-from hvdkit.launch.hostfiles.names import check_name, is_slots, parse_hosts, parse_list, parse_slots
-from hvdkit.launch.hostfiles.ranges import expand, fold
+from hvdkit.launch.hostfiles.names import check_name, expand, fold, is_slots, parse_hosts, parse_list, parse_slots
 from hvdkit.world import parse_slurm_counts
 
 SLURM_NODELISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")

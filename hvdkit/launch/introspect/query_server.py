@@ -19,7 +19,7 @@ from typing import Any
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent import wire
-from hvdkit.launch.job.reports import parse_report, parse_stacks
+from hvdkit.launch.job.control import parse_report, parse_stacks
 
 _ANSWER_S = 4.0  # of agents; each needs less than two seconds
 _LONGEST = 1 << 16

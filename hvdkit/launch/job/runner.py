@@ -22,15 +22,13 @@ from hvdkit.launch.introspect.init_watchdog import InitWatchdog
 from hvdkit.launch.introspect.query_server import QueryServer
 from hvdkit.launch.job.control import ControlServer
 from hvdkit.launch.job.interruption import Interruption
-from hvdkit.launch.job.launcher_output import LauncherOutput
 from hvdkit.launch.job.outcome import JobResult, conclude, conclude_without_output
-from hvdkit.launch.job.output import Output
+from hvdkit.launch.job.output import LauncherOutput, Output
 from hvdkit.launch.job.ranks import Phase, Ranks, name_rank
 from hvdkit.launch.job.runtime_dir import RuntimeDirectory
-from hvdkit.launch.plan.gpus import check_gpus
 from hvdkit.launch.plan.job import Launch, format_shell_line
-from hvdkit.launch.plan.preflight import find_problems
 from hvdkit.launch.plan.registration import Registration, StartOrders, check_layout, plan_start_orders
+from hvdkit.launch.plan.resources import check_gpus, find_problems
 
 # A failed rank and those that notice it report within milliseconds; if only those have, the cause gets a second.
 _SETTLE_S, _CAUSE_S = 0.05, 1.0

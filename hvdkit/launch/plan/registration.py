@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.agent.start_order import find_unplanned
-from hvdkit.launch.plan.free_shares import take_free_shares
-from hvdkit.launch.plan.gpus import find_near_cpus, name_rank_to_nccl
+from hvdkit.launch.agent.wire import find_unplanned
+from hvdkit.launch.plan.environment import plan_rank_variables
 from hvdkit.launch.plan.mpi import WITHOUT_FABRICS
 from hvdkit.launch.plan.network import HostInterfaces, choose_network, parse_interfaces, plan_network_variables
-from hvdkit.launch.plan.preflight import HostResources, parse_resources
-from hvdkit.launch.plan.rank_variables import plan_rank_variables
+from hvdkit.launch.plan.resources import HostResources, find_near_cpus, name_rank_to_nccl, parse_resources
 
 
 @dataclass(frozen=True)
@@ -160,9 +158,7 @@ def plan_start_orders(
     }
     unplanned = find_unplanned(name for order in orders.values() for name in order["variables"])
     if unplanned:
-        raise LaunchError(
-            f"{', '.join(unplanned)} would be refused by the agents: agent/start_order.py has to list them."
-        )
+        raise LaunchError(f"{', '.join(unplanned)} would be refused by the agents: agent/wire.py has to list them.")
     return StartOrders(orders, why)
 
 
@@ -192,3 +188,25 @@ def _slots_variable(slots: int) -> dict[str, str]:
 
 def _list(places: Any) -> str:
     return ", ".join(f"{count} on {host}" for host, count in places if count)
+
+
+Orders = Mapping[int, Mapping[str, Any]]
+
+
+def take_free_shares(planned: Orders, held: Orders) -> dict[int, Mapping[str, Any]]:
+    """Give new ranks of a host the shares of its cores that no running rank has.
+
+    planned: by rank, what plan_cores would order for all ranks of the host as they are now. held: what the ranks that
+    run have been ordered before; a process keeps its cores and its GPU. If they come from several divisions of the
+    host, or all shares are taken, as on a host that gets more ranks than it began with, new ranks get what is planned.
+    """
+    running = {rank: held[rank] for rank in planned if rank in held}
+    divisions = [{word: value for word, value in order.items() if word != "at"} for order in running.values()]
+    if not running or "divide" not in divisions[0] or any(division != divisions[0] for division in divisions):
+        return {rank: running.get(rank, order) for rank, order in planned.items()}
+    free = iter(sorted(set(range(divisions[0]["ranks"])) - {order["at"] for order in running.values()}))
+    orders: dict[int, Mapping[str, Any]] = {}
+    for rank, order in planned.items():
+        at = None if rank in running else next(free, None)
+        orders[rank] = running.get(rank, order) if at is None else {**divisions[0], "at": at}
+    return orders

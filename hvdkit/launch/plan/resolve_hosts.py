@@ -1,14 +1,21 @@
-"""The hosts to run on: from -H, a hostfile, or the scheduler's allocation."""
+"""The hosts to run on, from -H, a hostfile or the scheduler's allocation, and their addresses from this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import os
+import re
+import socket
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hvdkit.errors import LaunchError
+from hvdkit.launch.agent.host_info import read_interfaces
 from hvdkit.launch.allocations import read_allocation
 from hvdkit.launch.allocations.schedulers import SCHEDULERS
-from hvdkit.launch.hostfiles import AUTO, FoundHosts, find_hostfile, parse_host_list
+from hvdkit.launch.hostfiles import AUTO, FoundHosts, Host, find_hostfile, parse_host_list
+from hvdkit.launch.plan.network import is_inside, matches, parse_interfaces
+from hvdkit.launch.process import run_program
 
 
 def find_hosts(
@@ -44,3 +51,125 @@ def _find_format(path: str, environ: Mapping[str, str]) -> str:
         if nodefile and Path(path) == Path(nodefile):
             return scheduler.name
     return AUTO
+
+
+_SSH_TIMEOUT_S = 5.0
+
+
+def count_cores() -> int:
+    """Count the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.cache
+def resolve(name: str) -> tuple[str, ...]:
+    """Resolve the name of a host to its addresses; () if there are none."""
+    try:
+        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ()
+    return tuple(dict.fromkeys(str(address[0]) for *_, address in answers))
+
+
+def is_local(host: Host) -> bool:
+    """Is a host this machine?"""
+    if host.user:
+        return False  # reached over ssh, even on this machine
+    if host.name in ("localhost", socket.gethostname()):
+        return True
+    return any(is_own_address(address) for address in resolve(host.name))
+
+
+def is_own_address(address: str) -> bool:
+    """Tell whether an address is one of this machine's: no other can be bound."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+        return True
+
+
+def check_hosts(hosts: Iterable[Host]) -> None:
+    """Raise LaunchError with the hosts that neither the name service nor ssh's configuration resolves."""
+    unknown = [host.name for host in hosts if not is_known(host)]
+    if unknown:
+        raise LaunchError(
+            f"Unknown host{'s' if len(unknown) > 1 else ''}: {', '.join(unknown)}. "
+            "Check the spelling; a name must be in DNS, /etc/hosts or ~/.ssh/config."
+        )
+
+
+def is_known(host: Host) -> bool:
+    """Does the name service or ssh's configuration resolve a host?"""
+    return is_local(host) or bool(resolve(host.name)) or _ssh_knows(host)
+
+
+def find_addresses(hosts: Iterable[Host]) -> tuple[str, ...]:
+    """Find this machine's addresses as the other hosts reach it.
+
+    For hosts that only ssh can reach (through a jump host) these are the addresses of this machine's name.
+    Raises LaunchError if there are none.
+    """
+    addresses: dict[str, None] = {}
+    for host in hosts:
+        if is_local(host):
+            continue
+        for target in resolve(host.name) or resolve(_ssh_hostname(host)):
+            own = _address_towards(target)
+            if own:
+                addresses[own] = None
+    if not addresses:
+        addresses.update(dict.fromkeys(resolve(socket.gethostname())))
+    own_addresses = tuple(address for address in addresses if not address.startswith("127.") and address != "::1")
+    if not own_addresses:
+        raise LaunchError(
+            f"This machine ({socket.gethostname()}) has no address that the other hosts can connect to. "
+            "Add one to /etc/hosts or DNS."
+        )
+    return own_addresses
+
+
+def plan_daemon_variables(hosts: Iterable[Host], wish: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Plan Open MPI's parameters that restrict its daemons to the subnets with all other hosts.
+
+    By default they try every address, also a container engine's, which on each host belongs to another machine.
+    wish: see choose_network. environ: the user's own parameters take precedence.
+    """
+    targets = [address for host in hosts if not is_local(host) for address in resolve(host.name)[:1] or ("",)]
+    own = [each for each in parse_interfaces(read_interfaces()) if ":" not in each.subnet]
+    wished = [each for each in own if wish and matches(each, wish)]
+    subnets = [each.subnet for each in wished] or [
+        each.subnet for each in own if all(is_inside(target, each.subnet) for target in targets)
+    ]
+    names = ("PRTE_MCA_prte_if_include", "OMPI_MCA_oob_tcp_if_include")
+    own_parameters = [name for name in environ if re.fullmatch(r"(PRTE|OMPI)_MCA_(prte|oob_tcp)_if_(in|ex)clude", name)]
+    return dict.fromkeys(names, ",".join(dict.fromkeys(subnets))) if subnets and not own_parameters else {}
+
+
+def _address_towards(target: str) -> str:
+    family = socket.AF_INET6 if ":" in target else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((target, 9))  # sends nothing: it only selects the route
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
+
+
+def _ssh_settings(host: Host) -> Mapping[str, str]:
+    result = run_program(["ssh", "-G", "--", host.login], timeout_s=_SSH_TIMEOUT_S)
+    return dict(line.partition(" ")[::2] for line in result.stdout.splitlines())
+
+
+def _ssh_hostname(host: Host) -> str:
+    return _ssh_settings(host).get("hostname", host.name)
+
+
+def _ssh_knows(host: Host) -> bool:
+    settings = _ssh_settings(host)
+    if {"proxyjump", "proxycommand"} & settings.keys():
+        return True  # the jump host resolves the name
+    name = settings.get("hostname", host.name)
+    return name != host.name and bool(resolve(name))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.plan.mpi import Mpi, find_mpi
-from hvdkit.launch.plan.validate import count_cores
+from hvdkit.launch.plan.resolve_hosts import count_cores
 from hvdkit.launch.process import run_program
 from hvdkit.tools.build_horovod.gpu import GpuTools, find_gpu_tools
 from hvdkit.tools.build_horovod.versions import Frameworks, find_version, read_frameworks

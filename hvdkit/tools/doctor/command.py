@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from hvdkit.launch.cli.launcher_options import add_ssh_flags
-from hvdkit.launch.cli.numbers import ranks
+from hvdkit.launch.cli.numbers import count
 
 _EXPLANATION = """\
 Find out what is wrong with this host and this Python environment, and print the cure for it.
@@ -46,7 +46,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--hostfile-format", default="auto", metavar="NAME", help="format of the hostfile; see hvdrun --help"
     )
     parser.add_argument(
-        "-np", "--num-proc", dest="ranks", type=ranks, default=0, metavar="N", help="number of ranks of the job"
+        "-np", "--num-proc", dest="ranks", type=count, default=0, metavar="N", help="number of ranks of the job"
     )
     add_ssh_flags(parser)
     parser.add_argument("--script", metavar="FILE", help="also read this training script for common mistakes")

@@ -9,7 +9,7 @@ from hvdkit.config import read_environment
 from hvdkit.errors import LaunchError
 from hvdkit.launch.cli.numbers import count
 from hvdkit.launch.hostfiles import AUTO, DIALECTS, FoundHosts, find_dialect
-from hvdkit.launch.hostfiles.convert import convert
+from hvdkit.launch.hostfiles.dialects import convert
 from hvdkit.launch.plan.resolve_hosts import find_hosts
 from hvdkit.tools.hosts.show import SHOWN
 

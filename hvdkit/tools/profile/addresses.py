@@ -11,8 +11,7 @@ from hvdkit.errors import HvdkitError
 from hvdkit.launch.agent.host_info import read_interfaces
 from hvdkit.launch.cli.options import parse_arguments
 from hvdkit.launch.plan.network import parse_interfaces
-from hvdkit.launch.plan.resolve_hosts import find_hosts
-from hvdkit.launch.plan.validate import find_addresses, is_local
+from hvdkit.launch.plan.resolve_hosts import find_addresses, find_hosts, is_local
 from hvdkit.tools.training_command import find_launcher
 from hvdkit.transport.addresses import LOOPBACK
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hvdkit.launch.plan.preflight import LEAST_SHARED_MIB
+from hvdkit.launch.plan.resources import LEAST_SHARED_MIB
 from hvdkit.tools.doctor.facts import UNLIMITED, HostFacts, SharedMemory
 from hvdkit.tools.doctor.findings import Finding, JobRequest
 

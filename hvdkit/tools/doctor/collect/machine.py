@@ -16,7 +16,7 @@ from pathlib import Path
 import hvdkit
 from hvdkit.launch.agent.host_info import read_interfaces
 from hvdkit.launch.plan.network import InterfaceAddress, parse_interfaces
-from hvdkit.launch.plan.validate import is_own_address, resolve
+from hvdkit.launch.plan.resolve_hosts import is_own_address, resolve
 from hvdkit.tools.doctor.facts import (
     UNLIMITED,
     Clock,

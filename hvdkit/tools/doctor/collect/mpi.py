@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.plan.detect import parse_pmi_list
 from hvdkit.launch.plan.environment import clean_environment
+from hvdkit.launch.plan.launcher_choice import parse_pmi_list
 from hvdkit.launch.plan.mpi import WITHOUT_FABRICS, find_mpi, parse_version
 from hvdkit.launch.process import run_program
 from hvdkit.tools.build_horovod.versions import find_version

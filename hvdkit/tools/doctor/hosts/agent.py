@@ -17,7 +17,7 @@ from typing import Any
 
 from hvdkit import __version__
 from hvdkit.config import read_environment
-from hvdkit.launch.plan.validate import resolve
+from hvdkit.launch.plan.resolve_hosts import resolve
 from hvdkit.launch.process import run_program
 from hvdkit.tools.doctor.collect.host import collect
 from hvdkit.tools.doctor.hosts.responder import Responder, measure_bandwidth, try_connection

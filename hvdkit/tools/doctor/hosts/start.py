@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import hvdkit
-from hvdkit.launch.launchers.common import ssh_options
+from hvdkit.launch.launchers import ssh_options
 from hvdkit.tools.doctor.findings import Finding
 from hvdkit.tools.doctor.survey import Failure
 

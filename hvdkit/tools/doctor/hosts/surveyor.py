@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.plan.environment import select_forwarded
-from hvdkit.launch.plan.validate import is_local
+from hvdkit.launch.plan.resolve_hosts import is_local
 from hvdkit.tools.doctor.collect.host import collect
 from hvdkit.tools.doctor.facts import HostFacts, decode
 from hvdkit.tools.doctor.hosts.session import AgentLost, AgentSession

@@ -1,13 +1,116 @@
-"""The cores of a host shared out among its ranks. divide() and divide_near() plan, bind() acts."""
+"""The CPUs and GPUs of a host, and the CPUs shared out among its ranks: divide() plans, bind() acts.
+
+Read from /proc and /sys, as nvidia-smi may take seconds.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from .topology import Cpu, parse_cpus, read_topology
+SYSTEM = Path("/sys/devices/system")
+
+
+class Cpu(NamedTuple):
+    """A hardware thread, by its number.
+
+    core: the lowest number of those on its physical core. node: of its NUMA node, or of its socket where no nodes are
+    shown.
+    """
+
+    number: int
+    core: int
+    node: int
+
+
+def read_topology(cpus: Iterable[int], system: Path = SYSTEM) -> tuple[Cpu, ...]:
+    """Look up these CPUs; each is a core of its own, on node 0, where nothing is shown. system: /sys/devices/system."""
+    nodes = {
+        number: int(folder.name[len("node") :])
+        for folder in system.glob("node/node[0-9]*")
+        for number in parse_cpus(_read_text(folder / "cpulist"))
+    }
+    found = []
+    for number in sorted(cpus):
+        topology = system / f"cpu/cpu{number}/topology"
+        siblings = parse_cpus(_read_text(topology / "core_cpus_list") or _read_text(topology / "thread_siblings_list"))
+        socket = _read_text(topology / "physical_package_id")
+        node = nodes.get(number, int(socket) if re.fullmatch(r"\d+", socket) else 0)
+        found.append(Cpu(number, min([number, *siblings]), node))
+    return tuple(found)
+
+
+def parse_cpus(text: str) -> list[int]:
+    """Write out a list such as "0-3,8" in ascending order; what is not of this form counts for nothing."""
+    numbers: set[int] = set()
+    for first, last in re.findall(r"(?<![0-9])([0-9]{1,4})(?:-([0-9]{1,4}))?(?![0-9])", text):
+        numbers.update(range(int(first), int(last or first) + 1))
+    return sorted(numbers)
+
+
+def format_cpus(cpus: Iterable[int]) -> str:
+    """Write a set such as {0, 1, 2, 3, 8} as "0-3,8"."""
+    ranges: list[list[int]] = []
+    for number in sorted(cpus):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+_DRIVER, _DEVICES = Path("/proc/driver/nvidia/gpus"), Path("/sys/bus/pci/devices")
+#: With these, numbers in CUDA_VISIBLE_DEVICES may count the GPUs of the job instead of those of the host.
+_SLURM = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
+
+
+def read_gpus(environ: Mapping[str, str], driver: Path = _DRIVER, devices: Path = _DEVICES) -> list[list[str]]:
+    """List [PCI bus id, CPUs near it, as "0-31"] of each GPU, in CUDA's order; both "" where the order is not known.
+
+    environ: of the rank. Empty if the rank sees none, if the driver shows none here, or with CUDA_VISIBLE_DEVICES that
+    names parts of GPUs (MIG) or one twice.
+    """
+    try:
+        folders = sorted(driver.iterdir())
+    except OSError:
+        return []
+    details = [_read_text(folder / "information") for folder in folders]
+    gpus = [[folder.name, _read_text(devices / folder.name.lower() / "local_cpulist")] for folder in folders]
+    uuids = [_find("GPU UUID", text) for text in details]
+    alike = len({_find("Model", text) for text in details}) == 1  # else CUDA begins with the fastest
+    ordered = alike or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    if any(name in environ for name in _SLURM) or not ordered:
+        gpus = [["", ""] for _ in folders]
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return gpus
+    words = [word.strip() for word in visible.split(",")]
+    if "MIG-" in visible or len(set(words)) < len(words):
+        return []
+    found = []
+    for word in words:
+        by_uuid = [at for at, uuid in enumerate(uuids) if word.startswith("GPU-") and uuid.startswith(word)]
+        at = by_uuid[0] if by_uuid else int(word) if re.fullmatch("[0-9]{1,3}", word) else len(gpus)
+        if at >= len(gpus):
+            break  # CUDA ignores an entry that is invalid, and all after it
+        found.append(gpus[at])
+    return found
+
+
+def _find(name: str, text: str) -> str:
+    found = re.search(rf"^{name}:\s*(.*?)\s*$", text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 class Share(NamedTuple):

@@ -1,0 +1,254 @@
+"""Cores, shared memory and GPUs of the hosts: how many there are, which rank has which GPU, what will be slow or fail.
+
+The quick part of hvdkit doctor, before the command of the ranks starts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdkit.errors import LaunchError
+from hvdkit.launch.agent.devices import format_cpus
+from hvdkit.launch.hostfiles import Host
+from hvdkit.launch.process import run_program
+
+#: The least shared memory for the buckets of a few ranks, in MiB; Docker's default is 64.
+LEAST_SHARED_MIB = 256
+
+
+@dataclass(frozen=True)
+class HostResources:
+    """The resources of a rank's host, from its agent; see hvdkit.launch.agent.host_info. cores: 0 if unknown.
+
+    gpus: that the rank sees, see hvdkit.launch.plan.resources.Gpu.
+    """
+
+    allowed: tuple[int, ...] = ()
+    cores: int = 0
+    shared_mib: int = LEAST_SHARED_MIB
+    python: str = ""
+    gpus: tuple[tuple[str, str], ...] = ()
+
+
+def parse_resources(message: Mapping[str, Any]) -> HostResources:
+    """Parse an agent's message. Raises ValueError for an invalid one."""
+    if not message:
+        return HostResources()
+    values: list[Any] = [None] * 5
+    if isinstance(message, Mapping):
+        values = [message.get(name) for name in ("allowed", "cores", "shared_mib", "python", "gpus")]
+    allowed, cores, shared, python, gpus = values
+    if (
+        not isinstance(allowed, list)
+        or any(type(number) is not int for number in (*allowed, cores, shared))
+        or not isinstance(python, str)
+        or not isinstance(gpus, list)
+        or not all(isinstance(gpu, list) and len(gpu) == 2 and all(type(x) is str for x in gpu) for gpu in gpus)
+    ):
+        raise ValueError(f"{message!r} does not describe a host")
+    return HostResources(tuple(allowed), cores, shared, python, tuple((name, cpus) for name, cpus in gpus))
+
+
+def find_problems(resources: Iterable[tuple[str, HostResources]]) -> list[str]:
+    """Describe what will be slow or fail, a line each. resources: (host, its resources) of each rank."""
+    by_host: dict[str, list[HostResources]] = defaultdict(list)
+    for host, each in resources:
+        by_host[host].append(each)
+    problems = []
+    for host, ranks in by_host.items():
+        problems += [text for check in (_check_cores, _check_shared) if (text := check(host, ranks))]
+    versions: dict[str, list[str]] = defaultdict(list)
+    for host, ranks in by_host.items():
+        versions[ranks[0].python].append(host)
+    if len(versions) > 1:
+        listed = "; ".join(f"{version} on {', '.join(hosts)}" for version, hosts in versions.items())
+        problems.append(
+            f"the hosts have different versions of Python: {listed}. Use one environment, at the same path everywhere."
+        )
+    return problems
+
+
+def _check_cores(host: str, ranks: list[HostResources]) -> str:
+    shared = {core for each in ranks for core in each.allowed}
+    if not 0 < len(shared) < min(ranks[0].cores, len(ranks)):
+        return ""
+    which = f"core {min(shared)}" if len(shared) == 1 else f"cores {format_cpus(shared)}"
+    return (
+        f"{host}: all {len(ranks)} ranks are restricted to {which} of {ranks[0].cores}. Start hvdrun without "
+        "taskset and without these --binding-args; under Slurm request --cpus-per-task, or "
+        f"--ntasks-per-node={len(ranks)}."
+    )
+
+
+def _check_shared(host: str, ranks: list[HostResources]) -> str:
+    free = ranks[0].shared_mib
+    if len(ranks) < 2 or free >= LEAST_SHARED_MIB:
+        return ""
+    state = "there is no directory for shared memory" if free < 0 else f"shared memory has {free} MiB free"
+    return f"{host}: {state}. In Docker use --shm-size=8g, else set HVDKIT_SHARED_DIRECTORY. See hvdkit doctor."
+
+
+#: (PCI bus id, CPUs near it, as "0-31"); both "" if it is not known which GPU of the host it is.
+Gpu = tuple[str, str]
+
+#: For several ranks on one GPU, with NCCL_HOSTID, which differs between ranks. Before NCCL 2.30 the different
+#: NCCL_HOSTID keep NCCL from its error "Duplicate GPU detected", from 2.30 on NCCL_MULTI_RANK_GPU_ENABLE does.
+_SHARED = {
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    "NCCL_NET": "Socket",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_MAX_CTAS": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+}
+
+
+def plan_shared_gpus(hosts: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Plan the variables of --share-gpus that all ranks have, but for those that are set.
+
+    hosts: of the job. Raises LaunchError for several.
+    """
+    if hosts > 1:
+        raise LaunchError(
+            f"--share-gpus is for tests on one host, and this job has {hosts}: its ranks talk over the loopback "
+            "interface. Leave it out, and give each host as many slots as it has GPUs."
+        )
+    return {name: value for name, value in _SHARED.items() if name not in environ}
+
+
+def name_rank_to_nccl(rank: int) -> dict[str, str]:
+    """Plan the variable of --share-gpus that each rank has for itself."""
+    return {"NCCL_HOSTID": f"rank{rank}"}
+
+
+def assign_gpus(seen: Sequence[Sequence[Gpu]]) -> list[Gpu]:
+    """Assign the ranks of a host, in their order, a GPU each, as hvd.local_rank() selects it; [] if some share one.
+
+    seen: by each rank. Also [] if it is not known what the ranks see.
+    """
+    first = seen[0]
+    if all(gpus == first for gpus in seen) and 1 < len(first) >= len(seen):
+        return list(first[: len(seen)])
+    own = [gpus[0] for gpus in seen if len(gpus) == 1]
+    names = [name for name, _ in own if name]
+    return own if len(own) == len(seen) and len(set(names)) == len(names) else []
+
+
+def find_near_cpus(seen: Sequence[Sequence[Gpu]]) -> list[str]:
+    """Find the CPUs near each rank's GPU, for the ranks of a host in their order; [] unless they are known of all."""
+    near = [cpus for _, cpus in assign_gpus(seen)]
+    return near if all(near) else []
+
+
+def find_shared_gpus(resources: Iterable[tuple[str, HostResources]]) -> list[tuple[str, int, int]]:
+    """Find the hosts on which ranks would share GPUs: (host, ranks, GPUs). resources: (host, of a rank there)."""
+    by_host: dict[str, list[Sequence[Gpu]]] = defaultdict(list)
+    for host, each in resources:
+        by_host[host].append(each.gpus)
+    found = []
+    for host, seen in by_host.items():
+        alike = all(gpus == seen[0] for gpus in seen)
+        if all(seen) and (alike or all(len(gpus) == 1 for gpus in seen)) and not assign_gpus(seen):
+            found.append((host, len(seen), max(len(seen[0]), len({gpu for gpus in seen for gpu in gpus}))))
+    return found
+
+
+def check_gpus(resources: Iterable[tuple[str, HostResources]], asked_by: str | None) -> list[str]:
+    """Describe where ranks would share GPUs: one text, or none.
+
+    asked_by: what asks for one GPU a rank; then this is a LaunchError. "" for nothing, None if they may share.
+    """
+    shared = find_shared_gpus(resources) if asked_by is not None else []
+    if not shared:
+        return []
+    places = "; ".join(f"{host}: {ranks} ranks, but {gpus} GPU{'s' * (gpus > 1)}" for host, ranks, gpus in shared)
+    slots = ",".join(f"{host}:{gpus}" for host, _, gpus in shared)
+    why = f"{asked_by} asks for one GPU a rank" if asked_by else "NCCL refuses two ranks on one GPU"
+    cure = f"Start one rank a GPU (slots, as -H {slots}), or show the ranks more GPUs (CUDA_VISIBLE_DEVICES)"
+    other = "" if asked_by else "; a job on CPUs can hide them: CUDA_VISIBLE_DEVICES=''"
+    text = f"{places}. {why}. {cure}; tests of correctness can use --share-gpus{other}."
+    if asked_by:
+        raise LaunchError(text)
+    return [text]
+
+
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
+_NVIDIA_SMI_S = 30.0
+
+
+def choose_ranks(
+    asked: int | str | None, hosts: tuple[Host, ...], *, local: bool, cores: int, environ: Mapping[str, str]
+) -> int | None:
+    """Choose the number of ranks for -np; None means one for each slot of the hosts.
+
+    asked: a number, "auto", "gpu", or None without -np. local: all hosts are this machine. cores: of this machine.
+    Raises LaunchError if the GPUs of the job cannot be counted here, or there are none.
+    """
+    if asked == "auto":
+        return None if hosts else cores
+    if asked != "gpu":
+        assert not isinstance(asked, str)
+        return asked
+    if not local:
+        names = ", ".join(host.name for host in hosts)
+        raise LaunchError(
+            f"-np gpu counts the GPUs of this machine only, and the hosts are {names}. Write the number of GPUs of "
+            "each host as its slots, as -H node1:8,node2:8 or --slots-per-host 8, and leave -np out."
+        )
+    return count_gpus(environ)
+
+
+def count_gpus(environ: Mapping[str, str], proc: Path = _NVIDIA_DRIVER) -> int:
+    """Count the GPUs that CUDA shows to a process of this machine, without loading a framework.
+
+    proc: the driver's directory with one entry for each GPU. Raises LaunchError for none, with what was inspected.
+    """
+    present, seen = _count_present(environ, proc)
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    number = present if visible is None else count_visible(visible, present)
+    if number < 1:
+        limit = "CUDA_VISIBLE_DEVICES is not set" if visible is None else f"CUDA_VISIBLE_DEVICES={visible!r}"
+        raise LaunchError(
+            f"-np gpu: this machine has no visible GPU: {seen}; {limit}. Check nvidia-smi and CUDA_VISIBLE_DEVICES, or "
+            "give the number of ranks: -np N."
+        )
+    return number
+
+
+def count_visible(visible: str, present: int) -> int:
+    """Count the devices in CUDA_VISIBLE_DEVICES as CUDA does: none with one twice, and an invalid one ends the list."""
+    number, seen = 0, set[str]()
+    for entry in (part.strip() for part in visible.split(",")):
+        named = entry.startswith(("GPU-", "MIG-"))
+        if entry in seen:
+            return 0
+        seen.add(entry)
+        if not present or not (named or (entry.isdecimal() and int(entry) < present)):
+            break
+        number += 1
+    return number
+
+
+def _count_present(environ: Mapping[str, str], proc: Path) -> tuple[int, str]:
+    """Count the GPUs of this machine; returns what was inspected too, as a clause."""
+    program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
+    if program:
+        hidden = {name: value for name, value in environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        result = run_program([program, "-L"], environ=hidden, timeout_s=_NVIDIA_SMI_S)
+        if result.status == 0:
+            number = sum(line.startswith("GPU ") for line in result.stdout.splitlines())
+            return number, f"{program} -L lists {number}"
+        seen = f"{program} -L failed ({result.ending})"
+    else:
+        seen = "there is no nvidia-smi on PATH"
+    try:
+        number = sum(1 for _ in proc.iterdir())
+    except OSError:
+        return 0, f"{seen}, and no {proc}"
+    return number, f"{seen}, and {proc} has {number}"
