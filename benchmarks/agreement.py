@@ -24,7 +24,7 @@ from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.observe.stall import Stalls
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.plan import TensorSpec, describe_plan
-from hvdkit.tools.bench.summary import show_time
+from hvdkit.tools.bench.report import show_time
 from hvdkit.transport.small_collectives import gather_ints
 
 MOST = 8  # rounds, and messages, for each doubling of the ranks: init() gathers four times, at two messages each

@@ -19,9 +19,9 @@ from benchmarks.horovod_job import HorovodJob, joined_with_horovod
 from benchmarks.rows import Row, build_parser, finish
 from hvdkit.setting import parse_bytes
 from hvdkit.tools.bench.collectives import Peers, Work, make_named, plan_work
-from hvdkit.tools.bench.interleave import Call, interleave, plan_calls, time_in_a_row
 from hvdkit.tools.bench.plan import IN_BUCKET, OURS
-from hvdkit.tools.bench.summary import show_bytes, summarise
+from hvdkit.tools.bench.report import show_bytes, summarise
+from hvdkit.tools.bench.timing import Call, interleave, plan_calls, time_in_a_row
 
 COPIES = "two copies"
 SIZES = [parse_bytes(size) for size in ("16m", "64m", "256m")]

@@ -18,9 +18,9 @@ import torch.distributed as dist
 import hvdkit.torch as hvd
 from benchmarks.horovod_job import HorovodJob, joined_with_horovod
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.tools.bench.interleave import Call, Turn, interleave, plan_calls, time_in_a_row
 from hvdkit.tools.bench.plan import OURS
-from hvdkit.tools.bench.summary import Summary, summarise
+from hvdkit.tools.bench.report import Summary, summarise
+from hvdkit.tools.bench.timing import Call, Turn, interleave, plan_calls, time_in_a_row
 
 _MANY = 200
 _ONE_AIM_S = 60e-6

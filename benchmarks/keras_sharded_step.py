@@ -17,9 +17,9 @@ import keras
 import hvdkit.keras as hvd
 from benchmarks.keras_step_time import join, make_step
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.tools.bench.interleave import Turn, interleave, time_each
 from hvdkit.tools.bench.plan import STEPS
-from hvdkit.tools.bench.summary import summarise
+from hvdkit.tools.bench.report import summarise
+from hvdkit.tools.bench.timing import Turn, interleave, time_each
 
 _WHOLE, _PARTS = "without shard", 'shard="optimizer"'
 _AIM, _STATE_AIM = 1.1, 1.05

@@ -17,9 +17,9 @@ import numpy as np
 
 import hvdkit.keras as hvd
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.tools.bench.interleave import Turn, interleave, time_each
 from hvdkit.tools.bench.plan import NO_COMMUNICATION, OURS, STEPS
-from hvdkit.tools.bench.summary import summarise
+from hvdkit.tools.bench.report import summarise
+from hvdkit.tools.bench.timing import Turn, interleave, time_each
 
 Step = Callable[[], Any]
 Wrap = Callable[[Any], Any]

@@ -61,12 +61,12 @@ def run_rank(out: Path) -> None:
     import torch
 
     import hvdkit.torch as hvd
-    from hvdkit.tools.bench.cpu_models import MODELS
+    from hvdkit.tools.bench.models import CPU_MODELS
     from hvdkit.tools.bench.step import make_step
 
     hvd.init()
     torch.set_num_threads(1)
-    work = next(one for one in MODELS if one.name == MLP)
+    work = next(one for one in CPU_MODELS if one.name == MLP)
     half = hvd.Compression.fp16
     ways: dict[str, Any] = {
         ALONE: lambda optimizer, model: optimizer,

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.tools.bench.cpu_models import MODELS
+from hvdkit.tools.bench.models import CPU_MODELS
 
 _AIM_MB = 150
 
@@ -66,7 +66,7 @@ def _megabytes(tensors: Iterable[Tensor | None]) -> float:
 
 def train(wrap: Callable[[nn.Module, torch.optim.Optimizer], Any], steps: int) -> Training:
     """Train, and look at the memory after each backward pass and each step."""
-    work = MODELS[0]
+    work = CPU_MODELS[0]
     model = work.make()
     optimizer = wrap(model, torch.optim.Adam(model.parameters(), lr=1e-4))
     inputs, targets = work.batch()

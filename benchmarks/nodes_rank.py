@@ -20,8 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hvdkit.tools.bench.cpu_models import MODELS
-from hvdkit.tools.bench.model import Model
+from hvdkit.tools.bench.models import CPU_MODELS, Model
 from hvdkit.tools.bench.step import Step, Wrap, make_step
 
 _TURNS = 2  # of all peers of a job, one after another
@@ -92,7 +91,7 @@ def main() -> None:
     """Measure what sys.argv says."""
     kind, name, count, out = sys.argv[1:]
     torch.set_num_threads(1)
-    work = next(one for one in MODELS if one.name == name)
+    work = next(one for one in CPU_MODELS if one.name == name)
     steps = _hvdkit(work, Path(out).parent) if kind == "hvdkit" else _horovod(work)
     from mpi4py import MPI
 

@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hvdkit.tools.bench.report import read_report
-from hvdkit.tools.bench.summary import show_time
+from hvdkit.tools.bench.report import read_report, show_time
 from hvdkit.tools.plan.calibration import Calibration
 from hvdkit.tools.plan.cluster import Cluster, Gpu
 from hvdkit.tools.plan.layout import Layout

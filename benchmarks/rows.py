@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hvdkit.tools.bench.summary import show_time
+from hvdkit.tools.bench.report import show_time
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hvdkit.profiling.prediction import Cluster, reduce_s
-from hvdkit.tools.bench.summary import show_bytes
+from hvdkit.tools.bench.report import show_bytes
 from hvdkit.transport.between.cost import Link
 from hvdkit.transport.buffer import Array
 

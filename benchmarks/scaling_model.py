@@ -33,7 +33,7 @@ from benchmarks.rows import Row, write_rows
 from benchmarks.scaling_drawn import DRAWN, REFERENCES, Drawn, draw_page, horovod, predict_drawn
 from benchmarks.scaling_fit import Check, Fitted, Point, check_largest, fit, hold_out, summarise
 from hvdkit.profiling.prediction import Cluster, Work, fit_overlap, predict_step
-from hvdkit.tools.bench.summary import show_bytes, show_time
+from hvdkit.tools.bench.report import show_bytes, show_time
 
 ROOT = Path(__file__).parents[1]
 _TIMEOUT_S = 150

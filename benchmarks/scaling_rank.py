@@ -21,7 +21,7 @@ import hvdkit.torch as hvd
 from benchmarks.scaling_fit import Point
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.planned.plan import TensorSpec, plan_buckets
-from hvdkit.tools.bench.cpu_models import MODELS
+from hvdkit.tools.bench.models import CPU_MODELS
 from hvdkit.transport.between.cost import ALGORITHMS
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.buckets import BucketSpec
@@ -74,7 +74,7 @@ def _allreduce(algorithm: str, nbytes: int) -> Callable[[], None]:
 
 def _step(*, reduced: bool) -> tuple[Callable[[], None], list[int]]:
     """A step of the MLP, and the bytes of its buckets."""
-    work = MODELS[0]
+    work = CPU_MODELS[0]
     torch.manual_seed(0)
     model, (inputs, targets) = work.make(), work.batch()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)

@@ -20,11 +20,11 @@ import hvdkit.torch as hvd
 from benchmarks.horovod_job import HorovodJob, joined_with_horovod
 from benchmarks.rows import Row, build_parser, finish
 from hvdkit.tools.bench.gpus import find_clock
-from hvdkit.tools.bench.interleave import Turn, interleave, time_each, time_in_a_row
-from hvdkit.tools.bench.model import Model
+from hvdkit.tools.bench.models import Model
 from hvdkit.tools.bench.plan import CPU, DEVICES, NO_COMMUNICATION, OURS, STEPS
+from hvdkit.tools.bench.report import summarise
 from hvdkit.tools.bench.step import Step, StepPeers, find_models, make_step
-from hvdkit.tools.bench.summary import summarise
+from hvdkit.tools.bench.timing import Turn, interleave, time_each, time_in_a_row
 
 AIMS = {"MLP, 8 x 1024x1024": 1.05, "small conv net": 1.05, "101 small layers": 1.25}
 #: On a GPU, of one rank.

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hvdkit.torch as hvd
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.tools.bench.interleave import Turn, interleave
-from hvdkit.tools.bench.summary import summarise
+from hvdkit.tools.bench.report import summarise
+from hvdkit.tools.bench.timing import Turn, interleave
 from hvdkit.training.balance import shares, step_s
 
 _EQUAL, _BALANCED = "equal shares", "BalancedSampler"

@@ -27,7 +27,7 @@ _GROUPS = {
     },
     "batch systems and hosts": {
         "submit": "hvdkit.tools.submit.command",
-        "hosts": "hvdkit.tools.hosts.command",
+        "hosts": "hvdkit.tools.hosts",
     },
     "diagnosis and performance": {
         "doctor": "hvdkit.tools.doctor.command",
@@ -38,7 +38,7 @@ _GROUPS = {
     },
     "installation and scripts": {
         "build-horovod": "hvdkit.tools.build_horovod.command",
-        "examples": "hvdkit.tools.examples.command",
+        "examples": "hvdkit.tools.examples",
     },
 }
 _MODULES = {name: module for group in _GROUPS.values() for name, module in group.items()}
@@ -66,7 +66,8 @@ class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
     def add_parser(self, name: str, *, help: str | None = None, **options: Any) -> Any:
         """Add a subcommand."""
         self.summaries[name] = help or ""
-        return super().add_parser(name, **options)
+        defaults = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+        return super().add_parser(name, **{**defaults, **options})
 
 
 class TopParser(Parser):

@@ -16,14 +16,24 @@ from rich.console import Console
 
 from hvdkit.cli import build_parser, main
 from hvdkit.errors import BenchError, MissingDependencyError
-from hvdkit.tools.bench import plot
 from hvdkit.tools.bench import run as bench_run
-from hvdkit.tools.bench.baseline import compare, failed
+from hvdkit.tools.bench import show
 from hvdkit.tools.bench.command import build_plan
 from hvdkit.tools.bench.plan import IN_BUCKET, OURS, Plan
-from hvdkit.tools.bench.report import Case, Report, bandwidths, read_report, write_report
-from hvdkit.tools.bench.summary import bus_factor, show_bytes, show_time, summarise
-from hvdkit.tools.bench.table import list_columns, list_rows, print_report
+from hvdkit.tools.bench.report import (
+    Case,
+    Report,
+    bandwidths,
+    bus_factor,
+    compare,
+    failed,
+    read_report,
+    show_bytes,
+    show_time,
+    summarise,
+    write_report,
+)
+from hvdkit.tools.bench.show import list_columns, list_rows, print_report
 
 STEADY = (1.0, 1.1, 0.9, 1.0, 1.08)
 
@@ -150,7 +160,7 @@ def test_a_plot_is_a_picture_of_every_peer(kind: str, name: str, tmp_path: Path)
     report = make_report(kind)
     if kind == "step":
         report = replace(report, cases=[replace(case, nbytes=0) for case in report.cases])
-    plot.write_plot(report, tmp_path / name)
+    show.write_plot(report, tmp_path / name)
     data = (tmp_path / name).read_bytes()
     assert data.startswith(b"\x89PNG") if name == "run.png" else b"<!-- Gloo -->" in data
 
@@ -173,7 +183,7 @@ def test_what_would_fail_at_the_end_is_refused_before_anything_is_measured(
     assert "x.json cannot be written: permission denied" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'hvdkit\[plot\]'"):
-        plot.check_plot(tmp_path / "x.png")
+        show.check_plot(tmp_path / "x.png")
 
 
 def test_options_make_a_plan_and_the_rest_is_hvdruns() -> None:

@@ -15,16 +15,13 @@ from torch import nn
 
 from hvdkit.cli import build_parser, main
 from hvdkit.errors import BenchError
-from hvdkit.tools.bench.baseline import compare
-from hvdkit.tools.bench.clock import EventClock
 from hvdkit.tools.bench.command import build_plan
-from hvdkit.tools.bench.gpu_models import Transformer, make_resnet
-from hvdkit.tools.bench.interleave import time_each, time_in_a_row
-from hvdkit.tools.bench.model import Model
+from hvdkit.tools.bench.models import Model, Transformer, make_resnet
 from hvdkit.tools.bench.plan import CPU, CUDA, NO_COMMUNICATION, OURS, SIZES, select_models
-from hvdkit.tools.bench.report import Case, Report, read_report, write_report
+from hvdkit.tools.bench.report import Case, Report, compare, read_report, write_report
+from hvdkit.tools.bench.show import list_columns, list_rows
 from hvdkit.tools.bench.step import find_models, make_step
-from hvdkit.tools.bench.table import list_columns, list_rows
+from hvdkit.tools.bench.timing import EventClock, time_each, time_in_a_row
 
 
 class Gpu:

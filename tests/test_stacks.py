@@ -29,7 +29,7 @@ from hvdkit.launch.introspect.stack_report import (
 )
 from hvdkit.launch.job.runtime_dir import RuntimeDirectory, find_jobs
 from hvdkit.stacks import offer_all_stacks, offer_stacks
-from hvdkit.tools.jobs import select
+from hvdkit.tools.jobs import jobs
 
 ALL = """\
 Thread 0x00007f0000000001 (most recent call first):
@@ -276,15 +276,15 @@ def test_what_a_killed_job_left_is_gone_at_the_next_start() -> None:
 
 
 def test_the_job_that_is_meant_is_found_or_all_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(select, "query_job", lambda folder, what: {"job": {"size": 3, "command": f"{what} {folder}"}})
+    monkeypatch.setattr(jobs, "query_job", lambda folder, what: {"job": {"size": 3, "command": f"{what} {folder}"}})
     one, two = {"1": "/one"}, {"1": "/one", "2": "/two"}
-    assert select.select_job("hvdkit stacks", None, one) == select.select_job("hvdkit stacks", "1", two) == "/one"
+    assert jobs.select_job("hvdkit stacks", None, one) == jobs.select_job("hvdkit stacks", "1", two) == "/one"
     for name, jobs, words in (
         (None, {}, "no running hvdrun job"),
         (None, two, "You have several jobs"),
         ("3", two, "You have no job 3"),
     ):
         with pytest.raises(LaunchError, match=words) as caught:
-            select.select_job("hvdkit stacks", name, jobs)
+            jobs.select_job("hvdkit stacks", name, jobs)
         for each, folder in jobs.items():
             assert f"hvdkit stacks {each}    3 ranks of job {folder}" in str(caught.value)

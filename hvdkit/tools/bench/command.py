@@ -52,8 +52,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         usage=f"hvdkit bench {{{','.join((*KINDS, 'step'))}}} [options] [hvdrun's options]",
         description=_EXPLANATION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("kind", choices=(*KINDS, "step"), metavar="WHAT", help=f"{', '.join(KINDS)}; or step, a training step")

@@ -8,8 +8,8 @@ import torch
 
 import hvdkit.torch as hvd
 from hvdkit.errors import BenchError
-from hvdkit.tools.bench.clock import HOST_CLOCK, Clock, EventClock
 from hvdkit.tools.bench.plan import CPU
+from hvdkit.tools.bench.timing import HOST_CLOCK, Clock, EventClock
 
 
 def take_device(device: str) -> None:

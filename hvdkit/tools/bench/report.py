@@ -1,10 +1,13 @@
-"""The result of a run of hvdkit bench, the machine it is from, and the file it is kept in."""
+"""The result of a run of hvdkit bench: its times and their summary, the machine, its file, and what has changed since.
+
+A baseline is an earlier run: the changes are those that are more than noise."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,9 +15,61 @@ from typing import Any
 
 from hvdkit import __version__
 from hvdkit.errors import BenchError
-from hvdkit.tools.bench.plan import CPU
-from hvdkit.tools.bench.summary import Summary, bus_factor, summarise
+from hvdkit.tools.bench.plan import AS_BACKEND, CPU, IN_BUCKET, OURS
 from hvdkit.tools.build_horovod.versions import find_version
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A peer's times of one work, over all rounds.
+
+    median_s, low_s, high_s: the median, and the quartiles.
+    ratio: this peer's time over the base's, the median of the ratios within each round; 1 for the base itself.
+    """
+
+    median_s: float
+    low_s: float
+    high_s: float
+    ratio: float
+
+
+def summarise(times: Mapping[str, Sequence[float]], base: str) -> dict[str, Summary]:
+    """Summarise the times of every peer. times: seconds in each round. base: the peer that ratios refer to."""
+    return {peer: _summarise(seconds, times[base]) for peer, seconds in times.items()}
+
+
+def _summarise(times: Sequence[float], base: Sequence[float]) -> Summary:
+    low, middle, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [times[0]] * 3
+    ratio = statistics.median(own / other for own, other in zip(times, base, strict=True))
+    return Summary(middle, low, high, ratio)
+
+
+def bus_factor(kind: str, ranks: int) -> float:
+    """Return bus bandwidth over algorithm bandwidth, as nccl-tests defines it."""
+    share = (ranks - 1) / ranks
+    return {"allreduce": 2 * share, "broadcast": 1.0}.get(kind, share)
+
+
+def show_bytes(nbytes: float) -> str:
+    """Write bytes in binary multiples: "4 KiB", "1.5 MiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:g} GiB"
+
+
+def show_time(seconds: float) -> str:
+    """Write seconds in a fitting unit with three digits: "4.12 us", "48.2 ms", "1.30 s"."""
+    for factor, unit in ((1e6, "us"), (1e3, "ms")):
+        if seconds * factor < 999.5:
+            return f"{_digits(seconds * factor)} {unit}"
+    return f"{_digits(seconds)} s"
+
+
+def _digits(number: float) -> str:
+    return f"{number:.2f}" if number < 9.995 else f"{number:.1f}" if number < 99.95 else f"{number:.0f}"
+
 
 #: Begins the lines of JSON that rank 0 prints for the command that started the ranks.
 MARK = "hvdkit-bench:"
@@ -134,3 +189,55 @@ def _rows(report: Report, case: Case) -> list[dict[str, Any]]:
         row |= {"memory_bytes": case.memory[peer]} if peer in case.memory else {}
         rows.append({**row, "algorithm_bytes_s": algorithm, "bus_bytes_s": bus} if case.nbytes else row)
     return rows
+
+
+@dataclass(frozen=True)
+class Change:
+    """A peer's time of a work, before and now. noise: the runs' interquartile ranges overlap."""
+
+    work: str
+    peer: str
+    before_s: float
+    now_s: float
+    noise: bool
+
+    @property
+    def percent(self) -> float:
+        """How much longer it takes now; negative if it is faster."""
+        return 100 * (self.now_s / self.before_s - 1)
+
+    @property
+    def slower(self) -> bool:
+        """Slower by more than noise?"""
+        return not self.noise and self.now_s > self.before_s
+
+
+def compare(before: Report, now: Report) -> list[Change]:
+    """Compare every work and peer that both runs have. Raises BenchError for runs that measured different things."""
+    for name in ("kind", "ranks", "dtype", "device"):
+        if getattr(before, name) != getattr(now, name):
+            raise BenchError(
+                f"The baseline has {name} {getattr(before, name)}, and this run {getattr(now, name)}. Compare equal "
+                f"runs; --output FILE makes another baseline."
+            )
+    earlier = {case.work: before.summaries(case) for case in before.cases}
+    changes = [
+        _compare_case(case.work, peer, earlier[case.work][peer], summary)
+        for case in now.cases
+        for peer, summary in now.summaries(case).items()
+        if peer in earlier.get(case.work, {})
+    ]
+    if not changes:
+        raise BenchError("The baseline has none of the sizes or models of this run. Measure the same ones.")
+    return changes
+
+
+def failed(changes: Sequence[Change], percent: float) -> list[Change]:
+    """Select the changes of hvdkit's own times that are slower by more than `percent`, and by more than noise."""
+    own = (OURS, IN_BUCKET, AS_BACKEND)
+    return [change for change in changes if change.slower and change.percent > percent and change.peer in own]
+
+
+def _compare_case(work: str, peer: str, before: Summary, now: Summary) -> Change:
+    disjoint = now.low_s > before.high_s or now.high_s < before.low_s
+    return Change(work, peer, before.median_s, now.median_s, noise=not disjoint)

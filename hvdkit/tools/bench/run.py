@@ -20,11 +20,19 @@ from rich.progress import Progress as ProgressBar
 
 from hvdkit.errors import BenchError, MissingDependencyError
 from hvdkit.launch.agent.session_reaper import die_with_parent
-from hvdkit.tools.bench.baseline import Change, compare, failed
 from hvdkit.tools.bench.plan import CPU, CUDA, Plan, Progress, select_models
-from hvdkit.tools.bench.plot import check_plot, write_plot
-from hvdkit.tools.bench.report import MARK, Report, decode_report, encode_report, read_report, write_report
-from hvdkit.tools.bench.table import print_report
+from hvdkit.tools.bench.report import (
+    MARK,
+    Change,
+    Report,
+    compare,
+    decode_report,
+    encode_report,
+    failed,
+    read_report,
+    write_report,
+)
+from hvdkit.tools.bench.show import check_plot, print_report, write_plot
 from hvdkit.tools.build_horovod.versions import read_frameworks
 from hvdkit.tools.training_command import HvdrunOption, plan_hvdrun
 from hvdkit.world import read_world

@@ -10,16 +10,15 @@ import torch
 from torch import nn
 
 import hvdkit.torch as hvd
-from hvdkit.tools.bench import cpu_models, gpu_models
 from hvdkit.tools.bench.gpus import MemoryUse, find_clock
-from hvdkit.tools.bench.interleave import Turn, time_each, time_in_a_row
-from hvdkit.tools.bench.model import Model
+from hvdkit.tools.bench.models import CPU_MODELS, GPU_MODELS, Model
 from hvdkit.tools.bench.plan import CPU, CUDA, LIBRARIES, NO_COMMUNICATION, OURS, select_models
+from hvdkit.tools.bench.timing import Turn, time_each, time_in_a_row
 
 Wrap = Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, Any]]
 Step = Callable[[], None]
 
-_MODELS = {CPU: cpu_models.MODELS, CUDA: gpu_models.MODELS}
+_MODELS = {CPU: CPU_MODELS, CUDA: GPU_MODELS}
 _WARM_UP = 3
 
 

@@ -63,8 +63,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="build and install Horovod itself, patched for current frameworks",
         description=_EXPLANATION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and what is missing, and exit")
     parser.add_argument(

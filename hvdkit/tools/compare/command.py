@@ -45,8 +45,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         usage="hvdkit compare [options] [hvdrun's options] -- (python train.py | hvdrun ...) [arguments]",
         description=_EXPLANATION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--steps", type=numbers.count, default=5, metavar="N", help="optimizer steps to compare (default: 5)")

@@ -34,8 +34,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="find out what is wrong with hosts, networks and this installation",
         description=_EXPLANATION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(

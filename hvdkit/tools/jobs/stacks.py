@@ -12,7 +12,7 @@ from hvdkit.launch.introspect.query_server import query_job
 from hvdkit.launch.introspect.stack_report import ProcessStack, format_report, read_answer
 from hvdkit.launch.job.ranks import count_ranks
 from hvdkit.launch.job.runtime_dir import find_jobs
-from hvdkit.tools.jobs.select import select_job
+from hvdkit.tools.jobs.jobs import select_job
 
 _EXPLANATION = """\
 Show the Python stacks of all threads of every rank of a running hvdrun job, on all hosts. Ranks with equal stacks are
@@ -34,8 +34,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="show the Python stacks of all ranks of a running job",
         description=_EXPLANATION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("job", nargs="?", metavar="JOB", help="a job on this host (default: the only one)")
     parser.add_argument("--json", action="store_true", help="print JSON")

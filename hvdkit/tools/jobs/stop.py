@@ -7,7 +7,7 @@ import argparse
 from hvdkit.errors import LaunchError
 from hvdkit.launch.introspect.query_server import stop_job
 from hvdkit.launch.job.runtime_dir import find_jobs
-from hvdkit.tools.jobs.select import select_job
+from hvdkit.tools.jobs.jobs import select_job
 
 _EXPLANATION = """\
 End one of your hvdrun jobs on this host by SIGTERM to hvdrun: ranks with a SIGTERM handler have hvdrun's --save-timeout
@@ -28,8 +28,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="end a running job, with time to save",
         description=_EXPLANATION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("job", metavar="JOB", help="name of the job")
     parser.add_argument("--now", action="store_true", help="end the ranks without time to save, like Ctrl-C")

@@ -50,8 +50,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         usage="hvdkit plan MODEL --gpus N --batch N [options]\n       hvdkit plan --evaluate FILE.csv [options]",
         description=_EXPLANATION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL", help="config.json, train.py:FUNCTION, or hidden=N,layers=N,heads=N,...")

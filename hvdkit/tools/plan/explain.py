@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvdkit.tools.bench.summary import show_time
+from hvdkit.tools.bench.report import show_time
 from hvdkit.tools.plan.cluster import GIB
 from hvdkit.tools.plan.links import data_bandwidth, stage_bandwidth, tensor_bandwidth
 from hvdkit.tools.plan.memory import GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, layer_activations, stage_parameters

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.errors import PlanError
-from hvdkit.tools.bench.summary import show_time
+from hvdkit.tools.bench.report import show_time
 from hvdkit.tools.charts import draw_bars, new_figure
 from hvdkit.tools.plan.cluster import GIB
 from hvdkit.tools.plan.explain import PARTS, compare, rate_tokens, utilisation

@@ -46,8 +46,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         usage="hvdkit profile [options] [hvdrun's options] -- (python train.py | launcher's command) [arguments]",
         description=_EXPLANATION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("-o", "--output", metavar="FILE", help="write an HTML report with figures; needs matplotlib")

@@ -1,15 +1,65 @@
-"""The models that are trained on GPUs, in bfloat16 (autocast): ResNet-50, and a transformer with GPT-2 small's sizes.
+"""The models that hvdkit bench trains, as data.
 
-Written here so that no other package is needed. The weights are random, and nobody asks what is learned.
+On CPUs one of large layers, one of convolutions, one of many small layers. On GPUs, in bfloat16 (autocast),
+ResNet-50 and a transformer with GPT-2 small's sizes, written here so that no other package is needed.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from hvdkit.tools.bench import plan
-from hvdkit.tools.bench.model import Model
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to train.
+
+    make: builds it. batch: makes inputs and targets of one step. loss: of the model's output and the targets.
+    bfloat16: is it computed in bfloat16 (autocast)? Parameters and gradients are float32 in any case.
+    """
+
+    name: str
+    make: Callable[[], nn.Module]
+    batch: Callable[[], tuple[Tensor, Tensor]]
+    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.mse_loss
+    bfloat16: bool = False
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(1024, 1024), nn.ReLU())))
+
+
+def _conv_net() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 128, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128 * 8 * 8, 256),
+        nn.ReLU(),
+        nn.Linear(256, 10),
+    )
+
+
+def _small_layers() -> nn.Module:
+    layers = (layer for _ in range(100) for layer in (nn.Linear(64, 64), nn.ReLU()))
+    return nn.Sequential(*layers, nn.Linear(64, 10))
+
+
+_MLP, _CONV, _SMALL_LAYERS = plan.MODELS[plan.CPU]
+CPU_MODELS = (
+    Model(_MLP, _mlp, lambda: (torch.randn(64, 1024), torch.randn(64, 1024))),
+    Model(_CONV, _conv_net, lambda: (torch.randn(8, 3, 32, 32), torch.randn(8, 10))),
+    Model(_SMALL_LAYERS, _small_layers, lambda: (torch.randn(32, 64), torch.randn(32, 10))),
+)
 
 
 class Bottleneck(nn.Module):
@@ -98,7 +148,7 @@ def _texts() -> tuple[Tensor, Tensor]:
 
 
 _RESNET, _GPT = plan.MODELS[plan.CUDA]
-MODELS = (
+GPU_MODELS = (
     Model(_RESNET, make_resnet, _images, nn.functional.cross_entropy, bfloat16=True),
     Model(_GPT, Transformer, _texts, nn.functional.cross_entropy, bfloat16=True),
 )

@@ -43,8 +43,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="list the example scripts, or write one here",
         description=_EXPLANATION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="write this example into the current folder")
     form = parser.add_mutually_exclusive_group()

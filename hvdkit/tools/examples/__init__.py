@@ -1,1 +1,0 @@
-"""hvdkit examples: the gallery of scripts."""
