@@ -21,13 +21,19 @@ from hvdkit.config import read_environment
 from hvdkit.tools.doctor.evaluate import evaluate
 from hvdkit.tools.doctor.facts import HostFacts, decode
 from hvdkit.tools.doctor.findings import JobRequest
+from hvdkit.tools.doctor.hosts.agent import Responder, measure_bandwidth, try_connection
 from hvdkit.tools.doctor.hosts.allreduce import expect_seconds
-from hvdkit.tools.doctor.hosts.responder import Responder, measure_bandwidth, try_connection
-from hvdkit.tools.doctor.hosts.session import AgentLost, AgentSession
-from hvdkit.tools.doctor.hosts.start import agent_command, explain, srun_argv, ssh_argv, with_own_folder
+from hvdkit.tools.doctor.hosts.session import (
+    AgentLost,
+    AgentSession,
+    agent_command,
+    explain,
+    srun_argv,
+    ssh_argv,
+    with_own_folder,
+)
 from hvdkit.tools.doctor.hosts.surveyor import list_peers
-from hvdkit.tools.doctor.show.document import build_survey_document
-from hvdkit.tools.doctor.show.report import print_survey_tables, print_verdict
+from hvdkit.tools.doctor.report import build_survey_document, print_survey_tables, print_verdict
 from hvdkit.tools.doctor.survey import (
     Allreduce,
     ConnectionAttempt,

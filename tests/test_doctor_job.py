@@ -10,9 +10,9 @@ import pytest
 from doctor_facts import HEALTHY, MACHINE, facts_with
 
 from hvdkit.launch.plan.network import InterfaceAddress
-from hvdkit.tools.doctor.checks.interfaces import select
 from hvdkit.tools.doctor.checks.job import parse_counts
-from hvdkit.tools.doctor.collect.machine import find_filesystem, parse_quota
+from hvdkit.tools.doctor.checks.network import select
+from hvdkit.tools.doctor.collect.host import find_filesystem, parse_quota
 from hvdkit.tools.doctor.collect.script import ScriptFacts, scan
 from hvdkit.tools.doctor.evaluate import check_host
 from hvdkit.tools.doctor.facts import (

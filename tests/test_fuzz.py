@@ -32,7 +32,7 @@ from hvdkit.launch.plan import launcher_choice, mpi, network, registration, reso
 from hvdkit.profiling import network as profiled
 from hvdkit.tools.build_horovod import build_log, versions
 from hvdkit.tools.doctor.checks import job as doctor_job
-from hvdkit.tools.doctor.collect import gpus, machine
+from hvdkit.tools.doctor.collect import gpus, host
 from hvdkit.tools.doctor.collect import script as doctor_script
 from hvdkit.tools.submit import job, kubernetes, lsf, pbs, slurm
 from hvdkit.transport.gloo import rendezvous, rendezvous_store
@@ -208,7 +208,7 @@ TEXTS: dict[str, Parser] = {
         )
     },
     "tools.doctor.collect.gpus.parse_gpus": Parser(gpus.parse_gpus, ["0", ",", "GPU-1", "80 MiB", "\n"]),
-    "tools.doctor.collect.machine.parse_quota": Parser(machine.parse_quota, ["max", " ", "150000"]),
+    "tools.doctor.collect.host.parse_quota": Parser(host.parse_quota, ["max", " ", "150000"]),
     "tools.doctor.collect.script.read_script": Parser(
         _in_file(doctor_script.read_script), ["import torch\n", "if x:\n", "  ", "(", ")", "x"]
     ),

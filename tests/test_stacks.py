@@ -279,12 +279,12 @@ def test_the_job_that_is_meant_is_found_or_all_are_listed(tmp_path: Path, monkey
     monkeypatch.setattr(jobs, "query_job", lambda folder, what: {"job": {"size": 3, "command": f"{what} {folder}"}})
     one, two = {"1": "/one"}, {"1": "/one", "2": "/two"}
     assert jobs.select_job("hvdkit stacks", None, one) == jobs.select_job("hvdkit stacks", "1", two) == "/one"
-    for name, jobs, words in (
+    for name, running, words in (
         (None, {}, "no running hvdrun job"),
         (None, two, "You have several jobs"),
         ("3", two, "You have no job 3"),
     ):
         with pytest.raises(LaunchError, match=words) as caught:
-            jobs.select_job("hvdkit stacks", name, jobs)
-        for each, folder in jobs.items():
+            jobs.select_job("hvdkit stacks", name, running)
+        for each, folder in running.items():
             assert f"hvdkit stacks {each}    3 ranks of job {folder}" in str(caught.value)

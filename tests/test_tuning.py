@@ -22,7 +22,7 @@ from hvdkit.engine.tuning.saved import Entry, Key, find_entry, read_entries, sav
 from hvdkit.engine.tuning.search import Search
 from hvdkit.errors import ConfigError
 from hvdkit.setting import MIB
-from hvdkit.tools.doctor.show.settings import with_tuned
+from hvdkit.tools.doctor.settings import with_tuned
 
 FIRST = replace(settings_of(Config()), progress="inline")
 AXES = plan_axes(FIRST, Config())

@@ -67,7 +67,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run(options: argparse.Namespace) -> int:
     """Carry out the command; returns the exit code. Raises LaunchError for hosts that cannot be parsed."""
     if options.settings:
-        from hvdkit.tools.doctor.show.settings import show_settings
+        from hvdkit.tools.doctor.settings import show_settings
 
         show_settings(as_json=options.json)
         return 0

@@ -23,10 +23,11 @@ from hvdkit.tools.doctor.collect.script import read_script
 from hvdkit.tools.doctor.evaluate import check_host, evaluate
 from hvdkit.tools.doctor.findings import Finding, JobRequest, exit_code
 from hvdkit.tools.doctor.hosts.allreduce import time_allreduce
-from hvdkit.tools.doctor.hosts.start import with_own_folder
+from hvdkit.tools.doctor.hosts.session import with_own_folder
 from hvdkit.tools.doctor.hosts.surveyor import Surveyor
-from hvdkit.tools.doctor.show.document import build_document, build_survey_document
-from hvdkit.tools.doctor.show.report import (
+from hvdkit.tools.doctor.report import (
+    build_document,
+    build_survey_document,
     describe_small_job,
     print_host_tables,
     print_survey_tables,

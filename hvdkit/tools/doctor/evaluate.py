@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from hvdkit.tools.doctor.checks.connections import check_answers, check_reach, check_speed
-from hvdkit.tools.doctor.checks.gpus import check_accelerators, check_fabric
-from hvdkit.tools.doctor.checks.interfaces import check_chosen_interfaces, check_interfaces
-from hvdkit.tools.doctor.checks.job import check_scheduler, check_variables
+from hvdkit.tools.doctor.checks.gpus import (
+    check_accelerators,
+    check_driver,
+    check_fabric,
+    check_nccl,
+    check_uneven_hosts,
+)
+from hvdkit.tools.doctor.checks.job import check_scheduler, check_script, check_small_job, check_variables
 from hvdkit.tools.doctor.checks.machine import check_machine
 from hvdkit.tools.doctor.checks.mpi import check_mpi, check_srun
 from hvdkit.tools.doctor.checks.names import check_hostnames, check_lookups, check_names
-from hvdkit.tools.doctor.checks.nccl import check_driver, check_nccl, check_uneven_hosts
-from hvdkit.tools.doctor.checks.script import check_script
-from hvdkit.tools.doctor.checks.small_job import check_small_job
-from hvdkit.tools.doctor.checks.software import check_horovod, check_packages
-from hvdkit.tools.doctor.checks.versions import check_clocks, check_versions
+from hvdkit.tools.doctor.checks.network import (
+    check_answers,
+    check_chosen_interfaces,
+    check_interfaces,
+    check_reach,
+    check_speed,
+)
+from hvdkit.tools.doctor.checks.software import check_clocks, check_horovod, check_packages, check_versions
 from hvdkit.tools.doctor.facts import HostFacts
 from hvdkit.tools.doctor.findings import Finding, JobRequest, sort_findings
 from hvdkit.tools.doctor.survey import Survey

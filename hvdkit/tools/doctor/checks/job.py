@@ -1,13 +1,18 @@
-"""Checks of the scheduler's variables and of those that give a process its rank."""
+"""Checks of the job: the scheduler's variables and those of a process's rank, the training script, and a small job.
+
+Of the small job: does it run, are its ranks placed well, is it as fast as the network?"""
 
 from __future__ import annotations
 
 import ipaddress
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from hvdkit.errors import WorldError
+from hvdkit.launch.allocations.schedulers import find_scheduler
 from hvdkit.tools.doctor.facts import HostFacts
 from hvdkit.tools.doctor.findings import Finding, JobRequest
+from hvdkit.tools.doctor.survey import Survey
 from hvdkit.world import is_torchrun, parse_slurm_counts, read_world
 
 
@@ -184,3 +189,130 @@ def _is_loopback(address: str) -> bool:
 
 def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
+
+
+_NAMES = {"slurm": "Slurm", "pbs": "PBS", "lsf": "LSF", "sge": "SGE"}
+
+
+def check_script(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
+    """Check the script, if one is given."""
+    script = job.script
+    if script is None:
+        return
+    if script.problem:
+        yield Finding(
+            "error", "script", f"{script.path} cannot be read: {script.problem}.", "Correct the path or the script."
+        )
+        return
+    gpus = len(facts.accelerators.gpus)
+    tasks = max(job.ranks, job.slots, int(_number(facts.environ.get("SLURM_NTASKS", ""))))
+    if not script.distributed and (tasks > 1 or job.hosts > 1 or gpus > 1):
+        many = f"{tasks} ranks" if tasks > 1 else f"{gpus} GPUs" if gpus > 1 else f"{job.hosts} hosts"
+        yield Finding(
+            "warning",
+            "script-not-distributed",
+            f"{script.path} uses no distributed training: {many} would not share the work, they would each do all "
+            "of it or nothing.",
+            "Add hvdkit: import it, call hvd.init() and wrap the optimizer; or ask for one GPU.",
+        )
+    if script.visible_late:
+        yield Finding(
+            "error",
+            "visible-devices-late",
+            f"{script.path}:{script.visible_late} sets CUDA_VISIBLE_DEVICES after MPI or CUDA was started: it has no "
+            "effect.",
+            "Set it earlier, in the job script; or do not set it, and choose the device by hvd.local_rank().",
+        )
+    if script.device_by_rank and (facts.accelerators.visible or "").count(",") == 0 and facts.accelerators.visible:
+        yield Finding(
+            "error",
+            "device-by-rank",
+            f"{script.path}:{script.device_by_rank} uses the local rank as the device number, but a rank sees "
+            f"one GPU here (CUDA_VISIBLE_DEVICES={facts.accelerators.visible}): all but rank 0 fail with 'invalid "
+            "device ordinal'.",
+            "Use device local_rank % torch.cuda.device_count(), or let every task see all GPUs of its host.",
+        )
+    if script.backend_mpi and facts.mpi.kind not in ("open_mpi", "") and gpus:
+        yield Finding(
+            "error",
+            "backend-mpi",
+            f"{script.path}:{script.backend_mpi} uses torch's backend mpi with {facts.mpi.name}: torch sends GPU "
+            "tensors only through an Open MPI that is built for CUDA.",
+            "Use the backend nccl, or import hvdkit.torch in place of torch.distributed.",
+        )
+    scheduler = find_scheduler(facts.environ)
+    if scheduler and not script.saves:
+        yield Finding(
+            "warning",
+            "no-checkpoint",
+            f"{script.path} contains no call that saves a checkpoint: when {_NAMES[scheduler]} ends the job at its "
+            "time limit, the work is lost.",
+            "Save a checkpoint every few minutes, on rank 0, and load it at the start.",
+        )
+
+
+def check_small_job(survey: Survey) -> Iterator[Finding]:
+    """Check the job, if one was run."""
+    job = survey.allreduce
+    if job is None:
+        return
+    if job.error:
+        yield Finding(
+            "error",
+            "job-fails",
+            f"An allreduce of 16 MiB over all hosts fails: {job.error}",
+            f"It works over one network alone: set {job.remedy}."
+            if job.remedy
+            else "Correct the other findings first; then try: hvdrun --verbose -H ... hostname",
+        )
+    size = len(job.ranks)
+    if size > 1 and any(rank.size != size for rank in job.ranks):
+        sizes = sorted({rank.size for rank in job.ranks})
+        yield Finding(
+            "error",
+            "singletons",
+            f"{size} ranks were started, but their worlds have size {', '.join(map(str, sizes))}.",
+            "The launcher and the library that mpi4py loads belong to different MPIs: run hvdkit doctor on each host.",
+        )
+    cores = {facts.host: len(facts.machine.cpu.allowed) for facts in survey.answering.values()}
+    bound: dict[str, list[int]] = defaultdict(list)
+    for rank in job.ranks:
+        if rank.cores == 1 < cores.get(rank.host, 0):
+            bound[rank.host].append(rank.rank)
+    for host, ranks in bound.items():
+        yield Finding(
+            "warning",
+            "rank-one-core",
+            f"The launcher binds rank {', '.join(map(str, ranks))} on {host} to one core of {cores[host]}.",
+            "Unset the variable that requests binding (OMPI_MCA_hwloc_base_binding_policy, "
+            "PRTE_MCA_hwloc_default_binding_policy, HYDRA_BINDING, I_MPI_PIN), or set it to none.",
+            (host,),
+        )
+    yield from _check_gpus(survey)
+    if job.slow:
+        yield Finding(
+            "warning",
+            "allreduce-slow",
+            f"An allreduce of {job.bytes / 2**20:.0f} MiB over all hosts took {job.seconds:.2f} s; from the network's "
+            f"bandwidth {job.expected_s:.2f} s are expected.",
+            "MPI may use another interface: set OMPI_MCA_btl_tcp_if_include to the fast network; or the "
+            "hosts are busy.",
+        )
+
+
+def _check_gpus(survey: Survey) -> Iterator[Finding]:
+    """Find ranks of a host that have the same single GPU."""
+    assert survey.allreduce is not None
+    seen: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank in survey.allreduce.ranks:
+        if rank.visible and "," not in rank.visible:
+            seen[(rank.host, rank.visible)].append(rank.rank)
+    for (host, visible), ranks in seen.items():
+        if len(ranks) > 1:
+            yield Finding(
+                "error",
+                "gpu-for-two-ranks",
+                f"Ranks {', '.join(map(str, ranks))} on {host} share one GPU (CUDA_VISIBLE_DEVICES={visible}).",
+                "Unset CUDA_VISIBLE_DEVICES where the job is started, and choose the device by hvd.local_rank().",
+                (host,),
+            )

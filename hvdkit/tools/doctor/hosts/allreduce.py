@@ -11,7 +11,7 @@ from typing import Any
 
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.process import ProcessResult, run_program
-from hvdkit.tools.doctor.collect.probe import find_probe
+from hvdkit.tools.doctor.collect.probes import find_probe
 from hvdkit.tools.doctor.survey import Allreduce, Rank, Survey, find_common_subnets
 
 COUNT = 1 << 22  # of float32: 16 MiB

@@ -14,8 +14,7 @@ from hvdkit.launch.plan.environment import select_forwarded
 from hvdkit.launch.plan.resolve_hosts import is_local
 from hvdkit.tools.doctor.collect.host import collect
 from hvdkit.tools.doctor.facts import HostFacts, decode
-from hvdkit.tools.doctor.hosts.session import AgentLost, AgentSession
-from hvdkit.tools.doctor.hosts.start import agent_command, srun_argv, ssh_argv
+from hvdkit.tools.doctor.hosts.session import AgentLost, AgentSession, agent_command, srun_argv, ssh_argv
 from hvdkit.tools.doctor.survey import ConnectionAttempt, Failure, HostReport, Login, Lookup, Survey
 
 _HELLO_S, _COLLECT_S, _ASK_S = 15.0, 40.0, 15.0

@@ -1,8 +1,10 @@
-"""The report on a terminal: the verdict and the findings first, then tables if they are asked for."""
+"""What doctor prints: the verdict and the findings first, then tables if they are asked for; or JSON for programs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -11,11 +13,11 @@ from rich.table import Table
 
 from hvdkit.launch.plan.network import is_inside
 from hvdkit.tools.build_horovod.versions import PACKAGES_OF
-from hvdkit.tools.doctor.checks.abilities import Ability, assess_engines, assess_transports, list_choices
-from hvdkit.tools.doctor.checks.nccl import list_builds
+from hvdkit.tools.doctor.checks.gpus import list_builds
+from hvdkit.tools.doctor.checks.mpi import Ability, assess_engines, assess_transports, list_choices
 from hvdkit.tools.doctor.collect.software import framework_versions
 from hvdkit.tools.doctor.facts import KIND_NAMES, HostFacts
-from hvdkit.tools.doctor.findings import SEVERITIES, Finding
+from hvdkit.tools.doctor.findings import SEVERITIES, Finding, exit_code
 from hvdkit.tools.doctor.survey import Survey, describe_subnet, find_common_subnets
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
@@ -203,3 +205,31 @@ def _list_connections(survey: Survey) -> Iterator[Row]:
 def _describe_bandwidth(survey: Survey, subnet: str) -> str:
     rates = [each.mbit for each in survey.reaches if each.mbit and is_inside(each.address, subnet)]
     return f"{min(rates):.0f} Mbit/s" if rates else "not measured"
+
+
+def build_document(facts: HostFacts, findings: Sequence[Finding]) -> dict[str, Any]:
+    """Build what --json prints: facts, abilities, choices, findings, and how many there are of each severity."""
+    return {
+        "facts": asdict(facts),
+        "engines": _list(assess_engines(facts)),
+        "transports": _list(assess_transports(facts)),
+        "choices": _list(list_choices(facts)),
+        **_conclude(findings),
+    }
+
+
+def build_survey_document(survey: Survey, findings: Sequence[Finding]) -> dict[str, Any]:
+    """The same of several hosts: what was seen of each and between them, then findings."""
+    return {**asdict(survey), **_conclude(findings)}
+
+
+def _conclude(findings: Sequence[Finding]) -> dict[str, Any]:
+    return {
+        "findings": _list(findings),
+        "counts": {name: sum(finding.severity == name for finding in findings) for name in SEVERITIES},
+        "exit_code": exit_code(findings),
+    }
+
+
+def _list(items: Iterable[Any]) -> list[dict[str, Any]]:
+    return [asdict(item) for item in items]
