@@ -20,8 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hvdkit.tools.bench.report import read_report, show_time
-from hvdkit.tools.plan.calibration import Calibration
-from hvdkit.tools.plan.cluster import Cluster, Gpu
+from hvdkit.tools.plan.cluster import Calibration, Cluster, Gpu
 from hvdkit.tools.plan.layout import Layout
 from hvdkit.tools.plan.measured import measured_cpu, measured_layer, with_links
 from hvdkit.tools.plan.memory import stage_parameters

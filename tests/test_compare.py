@@ -15,11 +15,10 @@ from rich.console import Console
 from hvdkit.cli import build_parser, main
 from hvdkit.errors import CompareError
 from hvdkit.tools.compare.differences import ratio
-from hvdkit.tools.compare.recorder.batches import copy, count_rows, hash_rows, join
+from hvdkit.tools.compare.recorder.session import copy, count_rows, hash_rows, join
 from hvdkit.tools.compare.records import KEPT, Loader, RankRecord, Step, read_records, thin, write_record
 from hvdkit.tools.compare.runs import plan_runs
-from hvdkit.tools.compare.show import print_verdict, show_json
-from hvdkit.tools.compare.verdict import Verdict, judge
+from hvdkit.tools.compare.verdict import Verdict, judge, print_verdict, show_json
 
 RATE, STEPS, ROWS = 0.1, 3, 4
 Change = Callable[[list[RankRecord], RankRecord], None]

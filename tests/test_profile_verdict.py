@@ -22,8 +22,7 @@ from hvdkit.profiling.steps import find_steps
 from hvdkit.profiling.text import describe, describe_slow
 from hvdkit.profiling.verdict import Verdict, analyse
 from hvdkit.tools.profile.report import build_report
-from hvdkit.tools.profile.spans import list_spans
-from hvdkit.tools.profile.trace import build_trace
+from hvdkit.tools.profile.trace import build_trace, list_spans
 
 FOUR_HOSTS = ("n1", "n1", "n2", "n2")
 

@@ -1,6 +1,7 @@
 """The result of a run of hvdkit bench: its times and their summary, the machine, its file, and what has changed since.
 
-A baseline is an earlier run: the changes are those that are more than noise."""
+A baseline is an earlier run: the changes are those that are more than noise.
+"""
 
 from __future__ import annotations
 

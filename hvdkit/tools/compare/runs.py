@@ -19,8 +19,7 @@ from hvdkit.launch.job.runtime_dir import RuntimeDirectory
 from hvdkit.launch.process import read_tail, run_into_file
 from hvdkit.startup import plan_variables
 from hvdkit.tools.compare.records import RankRecord, read_records
-from hvdkit.tools.compare.show import print_verdict, show_json
-from hvdkit.tools.compare.verdict import judge
+from hvdkit.tools.compare.verdict import judge, print_verdict, show_json
 from hvdkit.tools.training_command import PLACEMENT, HvdrunOption, read_ranks, split_command
 
 _TAIL = 15  # lines of a run that failed

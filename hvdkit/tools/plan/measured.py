@@ -13,11 +13,10 @@ from hvdkit.errors import PlanError
 from hvdkit.optional_import import optional_import
 from hvdkit.tools.bench.plan import OURS
 from hvdkit.tools.bench.report import Report, bandwidths
-from hvdkit.tools.plan.calibration import Calibration
-from hvdkit.tools.plan.cluster import Gpu
-from hvdkit.tools.plan.compute import layer_time
+from hvdkit.tools.plan.cluster import Calibration, Gpu
 from hvdkit.tools.plan.layout import Layout
 from hvdkit.tools.plan.model import Transformer
+from hvdkit.tools.plan.step import layer_time
 
 
 def with_links(gpu: Gpu, constants: Calibration, report: Report, *, width: int = 2) -> tuple[Gpu, Calibration]:

@@ -15,14 +15,12 @@ from rich.table import Table
 
 from hvdkit.errors import PlanError
 from hvdkit.tools.bench.report import read_report
-from hvdkit.tools.plan.calibration import Calibration
-from hvdkit.tools.plan.cluster import Cluster, Gpu, find_gpu
+from hvdkit.tools.plan.cluster import Calibration, Cluster, Gpu, find_gpu
 from hvdkit.tools.plan.evaluate import build_csv, describe, evaluate, read_table, summarise
-from hvdkit.tools.plan.explain import explain
 from hvdkit.tools.plan.measured import measured_cpu, measured_layer, with_links
 from hvdkit.tools.plan.model import Transformer
 from hvdkit.tools.plan.search import Candidate, Job, Plans, explain_refusal, search
-from hvdkit.tools.plan.show import check_plot, encode, list_columns, list_rows, write_plot
+from hvdkit.tools.plan.show import check_plot, encode, explain, list_columns, list_rows, write_plot
 from hvdkit.tools.plan.sources import read_model
 
 #: What --evaluate takes from options where a table does not say it.

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from hvdkit.errors import PlanError
-from hvdkit.tools.plan.calibration import Calibration
-from hvdkit.tools.plan.cluster import GIB, Cluster
+from hvdkit.tools.plan.cluster import GIB, Calibration, Cluster
 from hvdkit.tools.plan.layout import Layout, check_layout
 from hvdkit.tools.plan.memory import Memory, compute_memory
 from hvdkit.tools.plan.model import Transformer

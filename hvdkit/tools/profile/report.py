@@ -12,7 +12,7 @@ from hvdkit.profiling.scaling_report import ScalingReport
 from hvdkit.profiling.text import describe, show_s
 from hvdkit.profiling.verdict import Analysis, Parts
 from hvdkit.tools.charts import build_page, draw_bars, draw_lines, embed, label_log_axis, new_figure
-from hvdkit.tools.profile.spans import list_spans
+from hvdkit.tools.profile.trace import list_spans
 
 _OPTION = "hvdkit profile --output"
 _STEPS = 4  # in the timeline

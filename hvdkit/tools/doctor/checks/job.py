@@ -1,6 +1,7 @@
 """Checks of the job: the scheduler's variables and those of a process's rank, the training script, and a small job.
 
-Of the small job: does it run, are its ranks placed well, is it as fast as the network?"""
+Of the small job: does it run, are its ranks placed well, is it as fast as the network?
+"""
 
 from __future__ import annotations
 
