@@ -1,4 +1,4 @@
-"""The recording of this process, for all frameworks; and a loader's batch: its rows, and those of several ranks joined."""
+"""The recording of this process, for all frameworks, and the batches of its loaders."""
 
 from __future__ import annotations
 
