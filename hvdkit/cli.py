@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
@@ -13,7 +12,7 @@ from typing import Any, NoReturn
 from hvdkit import __version__
 from hvdkit.errors import HvdkitError
 from hvdkit.launch.cli.console import run_command
-from hvdkit.launch.cli.parser import SHELLS, PrintCompletion
+from hvdkit.launch.cli.parser import SHELLS, PrintCompletion, nearest
 
 #: The entry points of other packages that add commands. Each is an `add_command(commands)`, as our own modules have.
 ENTRY_POINTS = "hvdkit.commands"
@@ -139,9 +138,8 @@ def _run(name: str | None, words: Sequence[str]) -> int:
     command = parser.commands.choices.get(options.name, parser)
     if unknown:
         flags = [flag for flag in command._option_string_actions if flag.startswith("--")]
-        nearest = difflib.get_close_matches(unknown[0].partition("=")[0], flags, 1)
-        hint = f"; did you mean {nearest[0]}?" if nearest else ""
-        command.error(f"unknown argument{'s' * (len(unknown) > 1)} {' '.join(unknown)}{hint}")
+        hint = nearest(unknown[0].partition("=")[0], flags, 0.6)
+        command.error(f"unknown argument{'s' * (len(unknown) > 1)} {' '.join(unknown)}{'.' * bool(hint)}{hint}")
     return int(options.run(options) or 0)
 
 
@@ -155,9 +153,8 @@ def check_name(name: str, names: Iterable[str]) -> None:
             f"this command is in the package {_PACKAGES[name]}, which is not installed. Run: pip install "
             f"{_PACKAGES[name]}"
         )
-    nearest = difflib.get_close_matches(name, [*names, *_PACKAGES], 1)
-    hint = f"Did you mean {nearest[0]}?" if nearest else f"The commands are {', '.join(names)}."
-    raise HvdkitError(f"there is no such command. {hint} See hvdkit --help.")
+    hint = nearest(name, [*names, *_PACKAGES], 0.6) or f" The commands are {', '.join(names)}."
+    raise HvdkitError(f"there is no such command.{hint} See hvdkit --help.")
 
 
 def _find_external() -> dict[str, EntryPoint]:

@@ -139,7 +139,7 @@ TEXTS: dict[str, Parser] = {
     "launcher_channel.parse_init_call": Parser(
         launcher_channel.parse_init_call, ["coming", ":", "60.000", "0.000", "ready"]
     ),
-    "launch.hostfiles.parsing.read_hostfile": Parser(_in_file(parsing.read_hostfile), _HOSTS, (HostfileError,)),
+    "launch.hostfiles.parsing.find_hostfile": Parser(_in_file(parsing.find_hostfile), _HOSTS, (HostfileError,)),
     "launch.hostfiles.parsing.parse_host_list": Parser(parsing.parse_host_list, _HOSTS, (LaunchError,)),
     "launch.elastic.discovery.parse_discovered": Parser(
         lambda text: discovery.parse_discovered(text, "hosts.sh", None), _HOSTS, (LaunchError,)

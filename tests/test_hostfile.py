@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.errors import HostfileError, LaunchError
-from hvdkit.launch.hostfiles import Host, parse_host_list, parse_hostfile, read_hostfile
+from hvdkit.launch.hostfiles import Host, find_hostfile, parse_host_list, parse_hostfile
 from hvdkit.launch.plan.job import plan_ranks
 
 
@@ -65,7 +65,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     binary.write_bytes(b"node1\xff\xfe slots=1")
     for path, why in ((tmp_path / "none", "No such file"), (tmp_path, "directory"), (binary, "not a text file")):
         with pytest.raises(HostfileError, match=why):
-            read_hostfile(str(path))
+            find_hostfile(str(path))
 
 
 HOSTILE = [

@@ -59,9 +59,9 @@ def test_every_command_is_in_the_help_once(capsys: pytest.CaptureFixture[str]) -
 
 WRONG = {
     "hvdkit: no command was given. See hvdkit --help.": [],
-    "hvdkit: unknown argument --verbos; did you mean --version? See hvdkit --help.": ["--verbos"],
+    "hvdkit: unknown argument --verbos. Did you mean --version? See hvdkit --help.": ["--verbos"],
     "hvdkit docter: there is no such command. Did you mean doctor? See hvdkit --help.": ["docter"],
-    "hvdkit hosts: unknown argument --slot-per-host; did you mean --slots-per-host? See hvdkit hosts --help.": [
+    "hvdkit hosts: unknown argument --slot-per-host. Did you mean --slots-per-host? See hvdkit hosts --help.": [
         *("hosts", "--slot-per-host", "3")
     ],
     "hvdkit hosts: argument --slots-per-host: x is not a whole number of at least 1. See hvdkit hosts --help.": [

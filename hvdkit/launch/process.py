@@ -47,20 +47,17 @@ def run_program(
     *,
     environ: Mapping[str, str] | None = None,
     timeout_s: float,
-    text: str = "",
-    cwd: Path | None = None,
     merge: bool = False,
 ) -> ProcessResult:
     """Run a program to its end; its process group is killed when it exceeds the limit or this call is interrupted.
 
-    environ: None for this process's. text: its input. merge: write stderr to stdout, in the order of printing.
+    environ: None for this process's. merge: write stderr to stdout, in the order of printing. Its input is empty.
     """
     try:
         process = subprocess.Popen(
             argv,
             env=None if environ is None else dict(environ),
-            cwd=cwd,
-            stdin=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if merge else subprocess.PIPE,
             start_new_session=True,
@@ -69,7 +66,7 @@ def run_program(
         return ProcessResult(127, "", str(error), timeout_s)
     with process:
         try:
-            out, err = process.communicate(text.encode(), timeout=timeout_s)
+            out, err = process.communicate(timeout=timeout_s)
             status: int | None = process.returncode
         except BaseException as error:
             status = process.poll()  # it may have ended, while a process that it left behind holds the pipe

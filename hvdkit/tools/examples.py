@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import difflib
 import json
 import sys
 import sysconfig
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import hvdkit
 from hvdkit.errors import HvdkitError
+from hvdkit.launch.cli.parser import nearest
 
 _EXPLANATION = """\
 List the example scripts, or write one into the current folder. Each is complete, shorter than 100 lines, and downloads
@@ -109,6 +109,5 @@ def choose(gallery: list[Example], name: str) -> Example:
     by_name = {example.name: example for example in gallery}
     if wanted in by_name:
         return by_name[wanted]
-    nearest = difflib.get_close_matches(wanted, by_name, 1)
-    hint = f"Did you mean {nearest[0]}?" if nearest else "hvdkit examples lists them."
-    raise HvdkitError(f"there is no example {wanted}. {hint}")
+    hint = nearest(wanted, by_name, 0.6) or " hvdkit examples lists them."
+    raise HvdkitError(f"there is no example {wanted}.{hint}")

@@ -2,7 +2,7 @@
 
 from hvdkit.launch.hostfiles.dialects import DIALECTS, find_dialect
 from hvdkit.launch.hostfiles.host import FoundHosts, Host, format_hosts, merge_hosts, settle_slots
-from hvdkit.launch.hostfiles.parsing import AUTO, find_hostfile, parse_host_list, parse_hostfile, read_hostfile
+from hvdkit.launch.hostfiles.parsing import AUTO, find_hostfile, parse_host_list, parse_hostfile
 
 __all__ = [
     "AUTO",
@@ -15,6 +15,5 @@ __all__ = [
     "merge_hosts",
     "parse_host_list",
     "parse_hostfile",
-    "read_hostfile",
     "settle_slots",
 ]

@@ -53,11 +53,6 @@ def find_hostfile(path: str, format: str = AUTO, slots: int | None = None) -> Fo
     return parse_hostfile(read_text(path), path, format, slots)
 
 
-def read_hostfile(path: str, format: str = AUTO) -> tuple[Host, ...]:
-    """Read the hosts of a hostfile. Raises HostfileError for a file that cannot be read or parsed."""
-    return find_hostfile(path, format).hosts
-
-
 def read_text(path: str) -> str:
     """Read a text file. Raises HostfileError for any other file."""
     try:
