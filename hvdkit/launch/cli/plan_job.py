@@ -29,10 +29,7 @@ _ELASTIC_ONLY = ("HVDKIT_ELASTIC_CHECKPOINTS", "HVDKIT_ELASTIC_PATIENCE_S", "HVD
 
 
 def plan_job(
-    options: argparse.Namespace,
-    environ: Mapping[str, str],
-    found: FoundHosts | None = None,
-    ranks: int | None = None,
+    options: argparse.Namespace, environ: Mapping[str, str], found: FoundHosts | None = None, ranks: int | None = None
 ) -> Job:
     """Turn the options into a job. Raises LaunchError for a job that cannot be started.
 

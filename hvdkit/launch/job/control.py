@@ -122,10 +122,7 @@ class ControlServer:
         if addresses:
             self.restore_files = raise_file_limit(processes + max(HANDSHAKES, processes))
             port = self._server.listen_tcp(addresses)
-            self.variables = {
-                "HVDKIT_CONTROL": f"tcp:{port}:{','.join(addresses)}",
-                "HVDKIT_CONTROL_SECRET": secret,
-            }
+            self.variables = {"HVDKIT_CONTROL": f"tcp:{port}:{','.join(addresses)}", "HVDKIT_CONTROL_SECRET": secret}
         else:
             file = os.open(os.path.join(folder, wire.SECRET), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(file, "w") as target:

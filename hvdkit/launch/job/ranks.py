@@ -9,15 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hvdkit.exit_codes import TRY_AGAIN
-from hvdkit.launcher_channel import (
-    CHANGING,
-    CHECKPOINTED,
-    FIRST_AWAITED,
-    READY,
-    TRAINED,
-    InitCall,
-    parse_init_call,
-)
+from hvdkit.launcher_channel import CHANGING, CHECKPOINTED, FIRST_AWAITED, READY, TRAINED, InitCall, parse_init_call
 
 # A rank that ended because it lost a peer prints one of these; a rank that failed otherwise is the cause.
 _LOST_PEER = ("RankLostError", "*** An error occurred in Socket closed")

@@ -88,11 +88,7 @@ def _list_pmi(srun: str, environ: Mapping[str, str]) -> tuple[str, ...]:
 LAUNCHERS = ("mpirun", "mpiexec", "srun", "jsrun", "ssh")
 
 # The plugins of srun by which the ranks of an MPI can connect.
-_PMI_OF: Mapping[str, tuple[str, ...]] = {
-    "open_mpi": ("pmix",),
-    "mpich": ("pmi2",),
-    "intel_mpi": ("pmi2",),
-}
+_PMI_OF: Mapping[str, tuple[str, ...]] = {"open_mpi": ("pmix",), "mpich": ("pmi2",), "intel_mpi": ("pmi2",)}
 
 
 @dataclass(frozen=True)
@@ -176,20 +172,12 @@ def _wish_ssh(environment: LauncherEnvironment) -> LauncherChoice:
     return LauncherChoice("ssh", "--launcher ssh", mpi=mpi)
 
 
-def _wish_srun(environment: LauncherEnvironment) -> LauncherChoice:
-    return _choose_srun(environment, "--launcher srun")
-
-
-def _wish_jsrun(environment: LauncherEnvironment) -> LauncherChoice:
-    return _choose_jsrun(environment, "--launcher jsrun")
-
-
 _WISHES: Mapping[str, Callable[[LauncherEnvironment], LauncherChoice]] = {
     "mpirun": _wish_mpirun,
     "mpiexec": _wish_mpiexec,
     "ssh": _wish_ssh,
-    "srun": _wish_srun,
-    "jsrun": _wish_jsrun,
+    "srun": lambda environment: _choose_srun(environment, "--launcher srun"),
+    "jsrun": lambda environment: _choose_jsrun(environment, "--launcher jsrun"),
 }
 
 

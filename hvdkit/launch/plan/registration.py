@@ -148,7 +148,7 @@ def plan_start_orders(
             "one_host": one_host,
             "variables": {
                 **variables.get(each.host, {}),
-                **_slots_variable((slots or {}).get(rank, 0)),
+                **({"HVDKIT_HOST_SLOTS": str(slots[rank])} if slots and slots.get(rank) else {}),
                 **numbered.get(rank, {}),
                 **(name_rank_to_nccl(rank) if share_gpus else {}),
             },
@@ -180,10 +180,6 @@ def plan_cores(allowed: Mapping[int, Sequence[int]], wish: str, near: Sequence[s
     kind = "numa" if wish == "numa" else "core"
     order = {"divide": cpus, "kind": kind, "ranks": len(ranks), **({"near": list(near)} if near else {})}
     return {rank: {**order, "at": at} for at, rank in enumerate(ranks)}
-
-
-def _slots_variable(slots: int) -> dict[str, str]:
-    return {"HVDKIT_HOST_SLOTS": str(slots)} if slots else {}
 
 
 def _list(places: Any) -> str:

@@ -19,12 +19,7 @@ from hvdkit.launch.process import run_program
 
 
 def find_hosts(
-    hosts: str | None,
-    hostfile: str | None,
-    environ: Mapping[str, str],
-    *,
-    format: str = AUTO,
-    slots: int | None = None,
+    hosts: str | None, hostfile: str | None, environ: Mapping[str, str], *, format: str = AUTO, slots: int | None = None
 ) -> FoundHosts | None:
     """Find the hosts to run on; None without any source of hosts, which means this machine.
 

@@ -15,14 +15,7 @@ from hvdkit.tools.build_horovod.requirements import find_missing
 from hvdkit.tools.build_horovod.site import read_site
 from hvdkit.tools.build_horovod.source import check_source, download_source, read_digest
 from hvdkit.tools.build_horovod.versions import HOROVOD
-from hvdkit.tools.build_horovod.wheel import (
-    Cache,
-    check_horovod,
-    compile_wheel,
-    install_wheel,
-    make_folder,
-    open_cache,
-)
+from hvdkit.tools.build_horovod.wheel import Cache, check_horovod, compile_wheel, install_wheel, make_folder, open_cache
 
 _RANKS = 2
 _EXPLANATION = f"""\

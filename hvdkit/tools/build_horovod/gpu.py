@@ -109,8 +109,7 @@ def _find_lacks(frameworks: Frameworks, tools: GpuTools, *, nccl: bool) -> Itera
     wanted = frameworks.torch_cuda
     if frameworks.torch and not wanted:
         yield Lack(
-            f"torch {frameworks.torch} is a build without CUDA",
-            "a CUDA build of torch, as PyPI's wheels for Linux are",
+            f"torch {frameworks.torch} is a build without CUDA", "a CUDA build of torch, as PyPI's wheels for Linux are"
         )
     if not tools.cuda_home:
         version = f"=={wanted}.*" if parse_numbers(wanted)[:1] == (13,) else ""

@@ -207,12 +207,7 @@ def _compile(argv: list[str], environ: Mapping[str, str], log: Path) -> int:
     printed = 0
     with log.open("w") as file, _signals_raise():
         process = subprocess.Popen(
-            argv,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            argv, env=environ, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
             while True:

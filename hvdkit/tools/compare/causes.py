@@ -94,11 +94,7 @@ def find_other_epoch(many: Sequence[RankRecord], one: RankRecord) -> Iterator[Ca
         given, wanted = sum(map(_in_an_epoch, parts)), _in_an_epoch(joined)
         seen = f"in one epoch all ranks together train on {given} samples, one rank with the same batch on {wanted}"
         if given >= len(many) * wanted > wanted:
-            yield Cause(
-                "whole-epoch",
-                f"{seen}: each rank trains on the whole dataset",
-                _SHARD,
-            )
+            yield Cause("whole-epoch", f"{seen}: each rank trains on the whole dataset", _SHARD)
         elif given < wanted:
             dropped = sum(part.samples for part in parts) - given
             why = f", {dropped} of them in an incomplete last batch" if dropped else ""

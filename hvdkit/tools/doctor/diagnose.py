@@ -87,10 +87,7 @@ def _print_json(document: dict[str, Any], findings: Sequence[Finding]) -> int:
 
 
 def _print_report(
-    options: argparse.Namespace,
-    findings: Sequence[Finding],
-    print_tables: Callable[[Console], None],
-    summary: str = "",
+    options: argparse.Namespace, findings: Sequence[Finding], print_tables: Callable[[Console], None], summary: str = ""
 ) -> int:
     console = Console()
     print_verdict(findings, console, quiet=options.quiet)

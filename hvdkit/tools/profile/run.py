@@ -94,10 +94,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str], output: int | None)
 
     try:
         job = subprocess.Popen(
-            forward(command, environ),
-            env={**environ, _VARIABLE: collector.place},
-            stdout=output,
-            preexec_fn=prepare,
+            forward(command, environ), env={**environ, _VARIABLE: collector.place}, stdout=output, preexec_fn=prepare
         )
     except OSError as error:
         collector.close()

@@ -84,13 +84,7 @@ def _span(steps: Steps, rank: int, at: int, kind: str, began: float, ended: floa
 
 _LINES = ("training", "buckets")
 #: Of Chrome's own palette.
-_COLOURS = {
-    "compute": "good",
-    "loading": "bad",
-    "late": "terrible",
-    "exposed": "yellow",
-    "bucket": "generic_work",
-}
+_COLOURS = {"compute": "good", "loading": "bad", "late": "terrible", "exposed": "yellow", "bucket": "generic_work"}
 
 
 def build_trace(found: Analysis) -> dict[str, Any]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.process import ProcessResult, run_program
-from hvdkit.tools.doctor.collect.probes import find_probe
+from hvdkit.tools.doctor.collect.probes import find_probe, read_object
 from hvdkit.tools.doctor.survey import Allreduce, Rank, Survey, find_common_subnets
 
 COUNT = 1 << 22  # of float32: 16 MiB
@@ -19,7 +17,6 @@ _TIMEOUT_S = 15.0
 _CHOICE = "OMPI_MCA_btl_tcp_if_include"
 #: More than one TCP stream of Python or MPI is good for; faster networks are not judged by this.
 _FASTEST_MBIT = 8000.0
-_OBJECT = re.compile(r"\{.*\}")
 
 
 def time_allreduce(hosts: Sequence[Host], environ: Mapping[str, str], survey: Survey) -> Allreduce:
@@ -41,20 +38,10 @@ def _run(hosts: Sequence[Host], environ: Mapping[str, str], survey: Survey) -> A
     places = ",".join(f"{_bracket(host.login)}:{min(2, host.slots or 1)}" for host in hosts)
     script = find_probe("time_allreduce")
     # Without hvdkit's own binding, what the launcher does by itself is seen.
-    argv = [
-        sys.executable,
-        "-m",
-        "hvdkit.launch",
-        "--bind=none",
-        *survey.ssh_options,
-        "-H",
-        places,
-        sys.executable,
-        script,
-        str(COUNT),
-    ]
+    hvdrun = [sys.executable, "-m", "hvdkit.launch", "--bind=none", *survey.ssh_options, "-H", places]
+    argv = [*hvdrun, sys.executable, script, str(COUNT)]
     result = run_program(argv, environ=environ, timeout_s=_TIMEOUT_S)
-    objects = [found for line in result.stdout.splitlines() if (found := _read(line))]
+    objects = [found for line in result.stdout.splitlines() if (found := read_object(line))]
     ranks = tuple(
         Rank(item["rank"], item["host"], item["size"], item["cores"], item.get("visible"))
         for item in objects
@@ -78,19 +65,8 @@ def _slowest(survey: Survey) -> float:
     return min((each.mbit for each in survey.reaches if each.named and each.mbit), default=0.0)
 
 
-def _read(line: str) -> dict[str, Any] | None:
-    found = _OBJECT.search(line)
-    if not found:
-        return None
-    try:
-        item = json.loads(found.group())
-    except ValueError:
-        return None
-    return item if isinstance(item, dict) else None
-
-
 def _explain(result: ProcessResult) -> str:
-    lines = [line.strip() for line in result.output.splitlines() if line.strip() and not _OBJECT.search(line)]
+    lines = [line.strip() for line in result.output.splitlines() if line.strip() and not read_object(line)]
     telling = [line for line in lines if re.search(r"error|refused|cannot|unable|fail|not ", line, re.IGNORECASE)]
     said = next(iter(telling or lines), "nothing was printed")
     return f"{result.ending}: {said}"

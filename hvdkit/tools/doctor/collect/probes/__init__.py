@@ -26,8 +26,7 @@ def run_probe(name: str, environ: Mapping[str, str], timeout_s: float, *argument
     result = run_program([sys.executable, find_probe(name), *arguments], environ=environ, timeout_s=timeout_s)
     answer: dict[str, Any] = {}
     for line in result.stdout.splitlines():
-        if line.startswith("{"):
-            answer.update(_read_object(line))
+        answer.update(read_object(line))
     if result.status is None:
         answer[_ERROR] = result.ending
     elif result.status:
@@ -45,9 +44,9 @@ def _last_line(text: str) -> str:
     return f": {lines[-1].strip()}" if lines else ""
 
 
-def _read_object(line: str) -> dict[str, Any]:
+def read_object(line: str) -> dict[str, Any]:
+    """Read the JSON object in a line, which may begin with a rank's prefix; {} if there is none."""
     try:
-        found = json.loads(line)
-    except ValueError:
+        return dict(json.loads(line[line.index("{") : line.rindex("}") + 1]))
+    except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
