@@ -34,6 +34,7 @@ from hvdkit.tools.bench.report import (
     write_report,
 )
 from hvdkit.tools.bench.show import list_columns, list_rows, print_report
+from hvdkit.tools.charts import check_plot
 
 STEADY = (1.0, 1.1, 0.9, 1.0, 1.08)
 
@@ -183,7 +184,7 @@ def test_what_would_fail_at_the_end_is_refused_before_anything_is_measured(
     assert "x.json cannot be written: permission denied" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'hvdkit\[plot\]'"):
-        show.check_plot(tmp_path / "x.png")
+        check_plot(show.PLOT, tmp_path / "x.png")
 
 
 def test_options_make_a_plan_and_the_rest_is_hvdruns() -> None:

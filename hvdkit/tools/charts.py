@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
-from hvdkit.errors import MissingDependencyError
+from hvdkit.errors import HvdkitError, MissingDependencyError
 from hvdkit.optional_import import optional_import
 
 _STYLE = """\
@@ -18,6 +19,25 @@ table { border-collapse: collapse; }
 th, td { border-bottom: 1px solid #d8d8d8; padding: .25rem .75rem; text-align: left; }
 svg { height: auto; max-width: 100%; }
 """
+
+
+#: Of files that a figure can be drawn into.
+SUFFIXES = (".svg", ".png", ".pdf")
+
+
+def check_plot(option: str, path: Path) -> None:
+    """Raise HvdkitError or MissingDependencyError, before anything is computed, if a figure cannot be drawn."""
+    if path.suffix not in SUFFIXES:
+        raise HvdkitError(f"--plot {path}: the suffix chooses the format. Use {', '.join(SUFFIXES)}.")
+    new_figure(option, 1, 1)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure to a file. Raises HvdkitError if that is not possible."""
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise HvdkitError(f"{path} cannot be written: {error.strerror}. Name a file in an existing folder.") from None
 
 
 def new_figure(option: str, width: float, height: float) -> Any:

@@ -32,8 +32,9 @@ from hvdkit.tools.bench.report import (
     read_report,
     write_report,
 )
-from hvdkit.tools.bench.show import check_plot, print_report, write_plot
+from hvdkit.tools.bench.show import PLOT, print_report, write_plot
 from hvdkit.tools.build_horovod.versions import read_frameworks
+from hvdkit.tools.charts import check_plot
 from hvdkit.tools.training_command import HvdrunOption, plan_hvdrun
 from hvdkit.world import read_world
 
@@ -65,7 +66,7 @@ def run_bench(options: argparse.Namespace, plan: Plan) -> int:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raise BenchError or MissingDependencyError for what would fail after all has been measured."""
+    """Raise HvdkitError for what would fail after all has been measured."""
     if options.fail_over is not None and options.baseline is None:
         raise BenchError("--fail-over needs a run to compare with: --baseline FILE.")
     if options.kind == "step":
@@ -76,7 +77,7 @@ def check(options: argparse.Namespace) -> None:
             "build of torch, or measure with --device cpu."
         )
     if options.plot:
-        check_plot(options.plot)
+        check_plot(PLOT, options.plot)
     for path in (options.output, options.plot):
         if path and path.is_dir():
             raise BenchError(f"{path} is a folder. Name a file in it.")

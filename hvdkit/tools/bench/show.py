@@ -10,10 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hvdkit.errors import BenchError
 from hvdkit.tools.bench.plan import CPU
 from hvdkit.tools.bench.report import Case, Change, Report, Summary, bandwidths, show_bytes, show_time
-from hvdkit.tools.charts import draw_bars, draw_lines, label_log_axis, new_figure
+from hvdkit.tools.charts import draw_bars, draw_lines, label_log_axis, new_figure, save_figure
 
 
 def print_report(report: Report, changes: Sequence[Change], console: Console) -> None:
@@ -98,27 +97,20 @@ def _has_memory(report: Report) -> bool:
     return any(case.memory for case in report.cases)
 
 
-SUFFIXES = (".svg", ".png", ".pdf")
-_OPTION = "hvdkit bench --plot"
-
-
-def check_plot(path: Path) -> None:
-    """Raise BenchError or MissingDependencyError, before anything is measured, if the figure cannot be drawn."""
-    if path.suffix not in SUFFIXES:
-        raise BenchError(f"--plot {path}: the suffix chooses the format. Use {', '.join(SUFFIXES)}.")
-    new_figure(_OPTION, 1, 1)
+#: What asks for the figure.
+PLOT = "hvdkit bench --plot"
 
 
 def write_plot(report: Report, path: Path) -> None:
-    """Draw bars of a step, or time and bus bandwidth over size. Raises BenchError if the file cannot be written."""
+    """Draw bars of a step, or time and bus bandwidth over size. Raises HvdkitError if the file cannot be written."""
     if report.kind == "step":
-        figure = new_figure(_OPTION, 7, 2 * len(report.cases))
+        figure = new_figure(PLOT, 7, 2 * len(report.cases))
         for case, axis in zip(report.cases, figure.subplots(len(report.cases), squeeze=False)[:, 0], strict=True):
             steps = {peer: {"step": summary.median_s} for peer, summary in report.summaries(case).items()}
             draw_bars(axis, steps, title=case.work, show=show_time)
             axis.set_xlabel("seconds")
     else:
-        figure = new_figure(_OPTION, 12, 5)
+        figure = new_figure(PLOT, 12, 5)
         times, buses = figure.subplots(1, 2)
         cases = {peer: [case for case in report.cases if peer in case.times] for peer in report.peers()}
         medians = {
@@ -136,7 +128,4 @@ def write_plot(report: Report, path: Path) -> None:
             label_log_axis(axis, [case.nbytes for case in report.cases], show_bytes)
         times.set(title=report.kind, yscale="log", ylabel="seconds")
         buses.set(title="bus bandwidth", ylabel="GB/s")
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise BenchError(f"{path} cannot be written: {error.strerror}. Name a file in an existing folder.") from None
+    save_figure(figure, path)

@@ -15,12 +15,13 @@ from rich.table import Table
 
 from hvdkit.errors import PlanError
 from hvdkit.tools.bench.report import read_report
+from hvdkit.tools.charts import check_plot
 from hvdkit.tools.plan.cluster import Calibration, Cluster, Gpu, find_gpu
 from hvdkit.tools.plan.evaluate import build_csv, describe, evaluate, read_table, summarise
 from hvdkit.tools.plan.measured import measured_cpu, measured_layer, with_links
 from hvdkit.tools.plan.model import Transformer
 from hvdkit.tools.plan.search import Candidate, Job, Plans, explain_refusal, search
-from hvdkit.tools.plan.show import check_plot, encode, explain, list_columns, list_rows, write_plot
+from hvdkit.tools.plan.show import PLOT, encode, explain, list_columns, list_rows, write_plot
 from hvdkit.tools.plan.sources import read_model
 
 #: What --evaluate takes from options where a table does not say it.
@@ -37,7 +38,7 @@ def run_plan(options: argparse.Namespace) -> int:
     if missing:
         raise PlanError(f"{', '.join(missing)} is missing. See hvdkit plan --help.")
     if options.plot:
-        check_plot(options.plot)
+        check_plot(PLOT, options.plot)
     model = read_model(options.model, {name: getattr(options, name) for name in _SIZES if getattr(options, name)})
     job = build_job(options, replace(model, fused_attention=options.fused_attention))
     plans = search(job)

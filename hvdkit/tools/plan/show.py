@@ -7,9 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hvdkit.errors import PlanError
 from hvdkit.tools.bench.report import show_time
-from hvdkit.tools.charts import draw_bars, new_figure
+from hvdkit.tools.charts import draw_bars, new_figure, save_figure
 from hvdkit.tools.plan.cluster import GIB
 from hvdkit.tools.plan.memory import GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, layer_activations, stage_parameters
 from hvdkit.tools.plan.search import Candidate, Job, Plans
@@ -94,8 +93,8 @@ def _rate(bandwidth: float) -> str:
     return f"{bandwidth / 1e9:.0f} GB/s"
 
 
-SUFFIXES = (".svg", ".png", ".pdf")
-_OPTION = "hvdkit plan --plot"
+#: What asks for the figure.
+PLOT = "hvdkit plan --plot"
 _COLUMNS = ("dp", "tp", "pp", "schedule", "micro", "ZeRO", "recompute", "GiB", "state", "activ.")
 
 
@@ -124,16 +123,9 @@ def encode(job: Job, plans: Plans, shown: Sequence[Candidate]) -> dict[str, Any]
     }
 
 
-def check_plot(path: Path) -> None:
-    """Raise PlanError or MissingDependencyError if no such figure can be drawn."""
-    if path.suffix not in SUFFIXES:
-        raise PlanError(f"--plot {path}: the suffix chooses the format. Use {', '.join(SUFFIXES)}.")
-    new_figure(_OPTION, 1, 1)
-
-
 def write_plot(shown: Sequence[Candidate], job: Job, path: Path) -> None:
-    """Draw time and memory of the plans by part, side by side. Raises PlanError if the file cannot be written."""
-    figure = new_figure(_OPTION, 15, 1.5 + 0.45 * len(shown))
+    """Draw time and memory of the plans by part, side by side. Raises HvdkitError if the file cannot be written."""
+    figure = new_figure(PLOT, 15, 1.5 + 0.45 * len(shown))
     times, memories = figure.subplots(1, 2)
     names = [f"{number}. {candidate.layout}" for number, candidate in enumerate(shown, 1)]
     steps = [{PARTS[part]: size for part, size in candidate.time.parts().items()} for candidate in shown]
@@ -142,10 +134,7 @@ def write_plot(shown: Sequence[Candidate], job: Job, path: Path) -> None:
     numbers = [str(number) for number in range(1, len(shown) + 1)]
     draw_bars(memories, dict(zip(numbers, sizes, strict=True)), title="memory of a rank, GiB", show="{:.1f}".format)
     memories.axvline(job.cluster.gpu.memory / GIB, linestyle="--", color="black")
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise PlanError(f"{path} cannot be written: {error.strerror}. Name a file in an existing folder.") from None
+    save_figure(figure, path)
 
 
 def _row(candidate: Candidate, best: Candidate, job: Job) -> list[str]:
