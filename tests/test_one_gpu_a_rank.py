@@ -192,9 +192,9 @@ def test_hvdrun_refuses_or_warns_before_the_start(
     driver, devices = write_gpus(tmp_path, GPUS[:2])
     agent = shutil.copytree(AGENT, tmp_path / "hvdkit/launch/agent")
     shutil.copy(Path(AGENT).parents[1] / "handshake.py", tmp_path / "hvdkit")
-    text = (agent / "gpus.py").read_text()
+    text = (agent / "devices.py").read_text()
     found = text.replace("/proc/driver/nvidia/gpus", str(driver)).replace("/sys/bus/pci/devices", str(devices))
-    (agent / "gpus.py").write_text(found)
+    (agent / "devices.py").write_text(found)
     monkeypatch.setattr(hvdrun, "plan_job", lambda *parts: replace(plan_job(*parts), agent=str(agent)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     script = "import json, os; print(json.dumps([os.environ.get('NCCL_HOSTID'), os.environ.get('NCCL_NET')]))"
