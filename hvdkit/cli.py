@@ -135,10 +135,10 @@ def _run(name: str | None, words: Sequence[str]) -> int:
         raise HvdkitError("no command was given. See hvdkit --help.")
     parser = build_parser(None if name is None else [name])
     options, unknown = parser.parse_known_args(words)
-    command = parser.commands.choices.get(options.name, parser)
+    command = parser.commands.choices.get(name or "", parser)
     if unknown:
         flags = [flag for flag in command._option_string_actions if flag.startswith("--")]
-        hint = nearest(unknown[0].partition("=")[0], flags, 0.6)
+        hint = nearest(unknown[0].partition("=")[0], flags)
         command.error(f"unknown argument{'s' * (len(unknown) > 1)} {' '.join(unknown)}{'.' * bool(hint)}{hint}")
     return int(options.run(options) or 0)
 

@@ -61,6 +61,7 @@ WRONG = {
     "hvdkit: no command was given. See hvdkit --help.": [],
     "hvdkit: unknown argument --verbos. Did you mean --version? See hvdkit --help.": ["--verbos"],
     "hvdkit docter: there is no such command. Did you mean doctor? See hvdkit --help.": ["docter"],
+    "hvdkit examples: unknown argument --jsn. Did you mean --json? See hvdkit examples --help.": ["examples", "--jsn"],
     "hvdkit hosts: unknown argument --slot-per-host. Did you mean --slots-per-host? See hvdkit hosts --help.": [
         *("hosts", "--slot-per-host", "3")
     ],

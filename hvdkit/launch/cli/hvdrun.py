@@ -150,3 +150,7 @@ def _build_runner(
         shown = {name: "..." if name in job.forwarded else value for name, value in launch.variables.items()}
         output.say(describe_launch(replace(launch, variables=shown)))  # a value of -x may be a secret
     return runner
+
+
+if __name__ == "__main__":
+    sys.exit(main())
