@@ -20,8 +20,7 @@ from typing import Any
 
 from hvdkit.engine import runtime as engine
 from hvdkit.errors import HorovodInternalError, LaunchError
-from hvdkit.launch.plan.environment import find_launcher_variables
-from hvdkit.launch.plan.rank_variables import plan_rank_variables
+from hvdkit.launch.plan.environment import find_launcher_variables, plan_rank_variables
 from hvdkit.startup import begin
 from hvdkit.transport.gloo.backend import JOB_SECRET
 from hvdkit.transport.gloo.library import TcpStores

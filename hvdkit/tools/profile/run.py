@@ -16,6 +16,7 @@ from hvdkit.config import read_environment
 from hvdkit.errors import ProfileError
 from hvdkit.launch.agent.session_reaper import die_with_parent
 from hvdkit.launch.plan.mpi import parse_version
+from hvdkit.launch.process import run_program
 from hvdkit.profiling.mesh_steps import MeshSteps, describe_mesh_steps, find_mesh_steps
 from hvdkit.profiling.network import parse_network
 from hvdkit.profiling.recordings import RankRecording, read_recordings, write_recordings
@@ -118,15 +119,5 @@ def forward(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
 
 def _is_open_mpi(mpirun: str, environ: Mapping[str, str]) -> bool:
-    try:
-        answer = subprocess.run(
-            [mpirun, "--version"],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=20,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False  # starting it shows a better error
-    return (parse_version(answer.stdout + answer.stderr) or ("",))[0] == "open_mpi"
+    answer = run_program([mpirun, "--version"], environ=environ, timeout_s=20.0)  # starting it shows a better error
+    return (parse_version(answer.output) or ("",))[0] == "open_mpi"
