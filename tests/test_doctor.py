@@ -146,8 +146,9 @@ def test_a_table_says_of_every_finding_how_it_was_made() -> None:
     names = {cause[1] for cause in (*OF_PYTHON, *OF_SSH)}
     for path in Path(doctor_package.__file__).parent.rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Finding":
-                names |= {str(word.value) for word in call.args[1:2] if isinstance(word, ast.Constant)}
+            if isinstance(call, ast.Call) and ast.unparse(call.func).partition(".")[0] == "Finding":
+                name = call.args[0 if isinstance(call.func, ast.Attribute) else 1]
+                names |= {str(name.value)} if isinstance(name, ast.Constant) else set()
     assert len(names) > 60
     assert [name for name in sorted(names) if f"`{name}`" not in table] == []
 

@@ -29,6 +29,21 @@ class Finding:
     cure: str
     hosts: tuple[str, ...] = ()
 
+    @classmethod
+    def error(cls, name: str, seen: str, cure: str, hosts: tuple[str, ...] = ()) -> Finding:
+        """Make one of this severity."""
+        return cls("error", name, seen, cure, hosts)
+
+    @classmethod
+    def warning(cls, name: str, seen: str, cure: str, hosts: tuple[str, ...] = ()) -> Finding:
+        """Make one of this severity."""
+        return cls("warning", name, seen, cure, hosts)
+
+    @classmethod
+    def note(cls, name: str, seen: str, cure: str, hosts: tuple[str, ...] = ()) -> Finding:
+        """Make one of this severity."""
+        return cls("note", name, seen, cure, hosts)
+
 
 def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
     """Sort by severity, the worst first; otherwise the order stays."""

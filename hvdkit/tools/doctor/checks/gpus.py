@@ -27,8 +27,7 @@ def check_nccl(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
     found, settings = facts.accelerators, facts.settings
     if len(found.nccl_wheels) > 1:
         wheels = " and ".join(f"{name} {version}" for name, version in found.nccl_wheels.items())
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "nccl-twice",
             f"{wheels} are both installed: they have the same files, and those of the one installed last are there.",
             "Use an environment each for frameworks with CUDA 12 and with CUDA 13. Here, run: pip uninstall -y "
@@ -76,8 +75,7 @@ def check_driver(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
         least = f"{_LEAST_DRIVER[newest]} or later" if newest in _LEAST_DRIVER else f"one for CUDA {newest}"
         text = ", ".join(f"{name} needs CUDA {major}" for name, major in old.items())
         shown = f", which runs CUDA up to {found.driver_cuda}" if runs else ""
-        yield Finding(
-            "error",
+        yield Finding.error(
             "cuda-driver-old",
             f"The GPU driver is {found.driver}{shown}, and {text}: it will find no GPU, or fail.",
             f"Ask your site for the driver {least}, or install builds for an older CUDA.",
@@ -96,8 +94,7 @@ def check_uneven_hosts(survey: Survey) -> Iterator[Finding]:
     ]
     if affected and len(set(slots.values())) > 1:
         counts = ", ".join(f"{count} on {name}" for name, count in slots.items())
-        yield Finding(
-            "error",
+        yield Finding.error(
             "nccl-uneven-hosts",
             f"NCCL {_DEADLOCKS} hangs at the start where hosts have different numbers of ranks: {counts} "
             "(NVIDIA/nccl#2385).",
@@ -117,8 +114,7 @@ def check_accelerators(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
     """Check GPUs and the variables that select them."""
     found = facts.accelerators
     if found.error:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "gpu-driver",
             f"The GPU driver does not answer: {found.error}.",
             "Frameworks will not find the GPUs either. Load the driver or ask your site; a login host needs no driver.",
@@ -126,8 +122,7 @@ def check_accelerators(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
     builds = list_builds(facts)
     without = [name for name, cuda in builds.items() if not cuda]
     if found.gpus and without and ("torch" in without or not any(builds.values())):
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "gpu-unused",
             f"There are {len(found.gpus)} GPUs ({found.gpus[0].name}), but the installed {', '.join(without)} "
             "will not use them: built for CPUs.",
@@ -141,8 +136,7 @@ def _check_visible(found: Accelerators) -> Iterator[Finding]:
         return
     words = [word.strip() for word in found.visible.split(",")]
     if words in ([""], ["-1"], ["NoDevFiles"]):
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "gpu-hidden",
             f"CUDA_VISIBLE_DEVICES={found.visible!r} hides all {len(found.gpus)} GPUs.",
             "Unset it, unless the job is to run on CPUs.",
@@ -150,16 +144,14 @@ def _check_visible(found: Accelerators) -> Iterator[Finding]:
         return
     wrong = [word for word in words if not _exists(word, found)]
     if wrong:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "gpu-not-there",
             f"CUDA_VISIBLE_DEVICES={found.visible} names {', '.join(wrong)}, and this host has {len(found.gpus)} GPUs, "
             "numbered from 0: CUDA ignores that one and all after it.",
             "Correct it, or unset it and let the scheduler or hvdrun set it.",
         )
     elif len(set(words)) < len(words):
-        yield Finding(
-            "error",
+        yield Finding.error(
             "gpu-twice",
             f"CUDA_VISIBLE_DEVICES={found.visible} names a GPU twice: CUDA then shows none at all.",
             "Name each GPU once.",
@@ -192,8 +184,7 @@ def check_fabric(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
             "With --gpus-per-task or --gpu-bind each rank sees one GPU only, and it is number 0.",
         )
     elif 0 < job.ranks_here < visible:
-        yield Finding(
-            "note",
+        yield Finding.note(
             "gpu-idle",
             f"{job.ranks_here} ranks would use {job.ranks_here} of the {visible} GPUs of {facts.host}.",
             "Start one rank a GPU (slots, --ntasks-per-node), or ask for fewer GPUs.",
@@ -216,8 +207,7 @@ def _check_nccl(facts: HostFacts) -> Iterator[Finding]:
         why = "there is no libnccl-net.so in LD_LIBRARY_PATH, which NCCL needs for Slingshot"
         cure = "Load your site's module for it (aws-ofi-nccl or aws-ofi-rccl); NCCL_DEBUG=INFO shows what NCCL uses."
     if why:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "nccl-on-tcp",
             f"NCCL will use TCP in place of {devices}: {why}. That is several times slower.",
             cure,

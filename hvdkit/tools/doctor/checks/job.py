@@ -27,8 +27,7 @@ def check_scheduler(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
             "PBS": "Request them: -l select=NODES:mpiprocs=N (without mpiprocs a node has one slot), or start fewer.",
             "LSB": "Request them: bsub -n N, or start fewer.",
         }.get(where, "Raise slots=N in the hostfile (-H host:N) if the hosts have the cores, or start fewer.")
-        yield Finding(
-            "error",
+        yield Finding.error(
             "slots",
             f"{job.ranks} ranks are requested, but the hosts have {job.slots} slots: mpirun ends with 'not enough "
             "slots'.",
@@ -43,22 +42,19 @@ def _check_slurm(environ: Mapping[str, str]) -> Iterator[Finding]:
     tasks, each = _read_count(environ, "SLURM_NTASKS"), _read_count(environ, "SLURM_NTASKS_PER_NODE")
     counts = parse_counts(environ.get("SLURM_TASKS_PER_NODE", ""))
     if tasks and each and nodes and tasks != nodes * each:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "slurm-tasks",
             f"--ntasks={tasks} and {nodes} nodes with --ntasks-per-node={each} disagree: they are {nodes * each}.",
             "Give --nodes and --ntasks-per-node, and leave --ntasks out.",
         )
     elif tasks and 0 < tasks < nodes:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "slurm-tasks",
             f"{tasks} task{'s' * (tasks > 1)} on {nodes} nodes: {nodes - tasks} would have nothing to do.",
             "Give --nodes and --ntasks-per-node; --ntasks counts those of all nodes.",
         )
     elif len(set(counts)) > 1:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "slurm-tasks",
             f"The nodes get {', '.join(map(str, counts))} tasks: --ntasks leaves it to Slurm where they go.",
             "Give --ntasks-per-node in place of --ntasks.",
@@ -69,8 +65,7 @@ def _check_slurm(environ: Mapping[str, str]) -> Iterator[Finding]:
         one = (
             " Right for torchrun, which starts one process a GPU by itself; for srun and hvdrun" if here == 1 else " So"
         )
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "slurm-gpus",
             f"A node has {gpus} GPUs and {here} task{'s' * (here > 1)}.{one} "
             + (f"{gpus - here} GPUs are idle." if here < gpus else "tasks share a GPU."),
@@ -79,8 +74,7 @@ def _check_slurm(environ: Mapping[str, str]) -> Iterator[Finding]:
     step = environ.get("SLURM_STEP_ID", "")
     wanted = _read_count(environ, "SLURM_CPUS_PER_TASK")
     if wanted > 1 and not step and _read_count(environ, "SRUN_CPUS_PER_TASK") != wanted:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "cpus-per-task",
             f"--cpus-per-task={wanted} is the batch script's: since Slurm 22.05 srun does not inherit it, and each "
             "task gets one core.",
@@ -89,8 +83,7 @@ def _check_slurm(environ: Mapping[str, str]) -> Iterator[Finding]:
     local = _read_count(environ, "LOCAL_WORLD_SIZE")
     beside = parse_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if step and is_torchrun(environ) and local > 1 and beside and beside[0] > 1:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "torchrun-per-gpu",
             f"srun starts {beside[0]} torchruns on a node, and each of them {local} ranks: {beside[0] * local} on "
             "one node.",
@@ -118,7 +111,7 @@ def check_variables(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
     try:
         launcher = read_world(environ).launcher
     except WorldError as error:
-        yield Finding("error", "launcher-variables", str(error), "Start again from a fresh shell.")
+        yield Finding.error("launcher-variables", str(error), "Start again from a fresh shell.")
         return
     if launcher != "torchrun":
         yield from _check_rank(environ, launcher)
@@ -126,8 +119,7 @@ def check_variables(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
     hosts = max(job.hosts, *map(_number, (environ.get("SLURM_JOB_NUM_NODES", ""), environ.get("SLURM_NNODES", ""))))
     address = environ.get("MASTER_ADDR", "")
     if hosts > 1 and _is_loopback(address):
-        yield Finding(
-            "error",
+        yield Finding.error(
             "master-address",
             f"MASTER_ADDR={address} is a loopback address, but there are {hosts} hosts: they cannot reach one another.",
             'Set it to the first host\'s name: export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | '
@@ -141,16 +133,14 @@ def _check_rank(environ: Mapping[str, str], launcher: str) -> Iterator[Finding]:
         return
     slurm = environ.get("SLURM_PROCID", "") if launcher == "slurm" else ""
     if "SLURM_JOB_ID" in environ and (launcher == "none" or (slurm and slurm != rank)):
-        yield Finding(
-            "error",
+        yield Finding.error(
             "rank-exported",
             f"RANK={rank} is set in the batch script, so it is the same for every task.",
             "Set it in the step, where each task has its own: srun bash -c 'RANK=$SLURM_PROCID python train.py'. "
             "hvdkit needs no RANK: leave it out.",
         )
     elif launcher == "none":
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "rank-exported",
             f"RANK={rank} is set, but no launcher has started this process: torch.distributed would use it.",
             "Run: unset RANK WORLD_SIZE LOCAL_RANK",
@@ -163,8 +153,7 @@ def _check_port(facts: HostFacts) -> Iterator[Finding]:
         environ.get("MASTER_ADDR", "")
     )
     if not port.free and own:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "master-port",
             f"MASTER_PORT={port.number} is in use on {facts.host}, perhaps by another job.",
             "Derive it from the job: export MASTER_PORT=$((10000 + ${SLURM_JOB_ID:-$$} % 20000)).",
@@ -172,8 +161,7 @@ def _check_port(facts: HostFacts) -> Iterator[Finding]:
     elif port.number and "SLURM_ARRAY_TASK_ID" in environ:
         job = environ.get("SLURM_JOB_ID", "")
         if str(port.number)[-3:] != job[-3:] and port.number != 10000 + _number(job) % 20000:
-            yield Finding(
-                "warning",
+            yield Finding.warning(
                 "master-port",
                 f"MASTER_PORT={port.number} looks the same for all tasks of this job array: two on one host would "
                 "collide.",
@@ -201,32 +189,29 @@ def check_script(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
     if script is None:
         return
     if script.problem:
-        yield Finding(
-            "error", "script", f"{script.path} cannot be read: {script.problem}.", "Correct the path or the script."
+        yield Finding.error(
+            "script", f"{script.path} cannot be read: {script.problem}.", "Correct the path or the script."
         )
         return
     gpus = len(facts.accelerators.gpus)
     tasks = max(job.ranks, job.slots, int(_number(facts.environ.get("SLURM_NTASKS", ""))))
     if not script.distributed and (tasks > 1 or job.hosts > 1 or gpus > 1):
         many = f"{tasks} ranks" if tasks > 1 else f"{gpus} GPUs" if gpus > 1 else f"{job.hosts} hosts"
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "script-not-distributed",
             f"{script.path} uses no distributed training: {many} would not share the work, they would each do all "
             "of it or nothing.",
             "Add hvdkit: import it, call hvd.init() and wrap the optimizer; or ask for one GPU.",
         )
     if script.visible_late:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "visible-devices-late",
             f"{script.path}:{script.visible_late} sets CUDA_VISIBLE_DEVICES after MPI or CUDA was started: it has no "
             "effect.",
             "Set it earlier, in the job script; or do not set it, and choose the device by hvd.local_rank().",
         )
     if script.device_by_rank and (facts.accelerators.visible or "").count(",") == 0 and facts.accelerators.visible:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "device-by-rank",
             f"{script.path}:{script.device_by_rank} uses the local rank as the device number, but a rank sees "
             f"one GPU here (CUDA_VISIBLE_DEVICES={facts.accelerators.visible}): all but rank 0 fail with 'invalid "
@@ -234,8 +219,7 @@ def check_script(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
             "Use device local_rank % torch.cuda.device_count(), or let every task see all GPUs of its host.",
         )
     if script.backend_mpi and facts.mpi.kind not in ("open_mpi", "") and gpus:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "backend-mpi",
             f"{script.path}:{script.backend_mpi} uses torch's backend mpi with {facts.mpi.name}: torch sends GPU "
             "tensors only through an Open MPI that is built for CUDA.",
@@ -243,8 +227,7 @@ def check_script(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
         )
     scheduler = find_scheduler(facts.environ)
     if scheduler and not script.saves:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "no-checkpoint",
             f"{script.path} contains no call that saves a checkpoint: when {_NAMES[scheduler]} ends the job at its "
             "time limit, the work is lost.",
@@ -258,8 +241,7 @@ def check_small_job(survey: Survey) -> Iterator[Finding]:
     if job is None:
         return
     if job.error:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "job-fails",
             f"An allreduce of 16 MiB over all hosts fails: {job.error}",
             f"It works over one network alone: set {job.remedy}."
@@ -269,8 +251,7 @@ def check_small_job(survey: Survey) -> Iterator[Finding]:
     size = len(job.ranks)
     if size > 1 and any(rank.size != size for rank in job.ranks):
         sizes = sorted({rank.size for rank in job.ranks})
-        yield Finding(
-            "error",
+        yield Finding.error(
             "singletons",
             f"{size} ranks were started, but their worlds have size {', '.join(map(str, sizes))}.",
             "The launcher and the library that mpi4py loads belong to different MPIs: run hvdkit doctor on each host.",
@@ -281,8 +262,7 @@ def check_small_job(survey: Survey) -> Iterator[Finding]:
         if rank.cores == 1 < cores.get(rank.host, 0):
             bound[rank.host].append(rank.rank)
     for host, ranks in bound.items():
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "rank-one-core",
             f"The launcher binds rank {', '.join(map(str, ranks))} on {host} to one core of {cores[host]}.",
             "Unset the variable that requests binding (OMPI_MCA_hwloc_base_binding_policy, "
@@ -291,8 +271,7 @@ def check_small_job(survey: Survey) -> Iterator[Finding]:
         )
     yield from _check_gpus(survey)
     if job.slow:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "allreduce-slow",
             f"An allreduce of {job.bytes / 2**20:.0f} MiB over all hosts took {job.seconds:.2f} s; from the network's "
             f"bandwidth {job.expected_s:.2f} s are expected.",
@@ -310,8 +289,7 @@ def _check_gpus(survey: Survey) -> Iterator[Finding]:
             seen[(rank.host, rank.visible)].append(rank.rank)
     for (host, visible), ranks in seen.items():
         if len(ranks) > 1:
-            yield Finding(
-                "error",
+            yield Finding.error(
                 "gpu-for-two-ranks",
                 f"Ranks {', '.join(map(str, ranks))} on {host} share one GPU (CUDA_VISIBLE_DEVICES={visible}).",
                 "Unset CUDA_VISIBLE_DEVICES where the job is started, and choose the device by hvd.local_rank().",

@@ -185,22 +185,20 @@ def check_mpi(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
         yield Finding("warning" if away else "error", "mpi-missing", f"MPI cannot be used: {mpi.why}. {rest}", mpi.cure)
         return
     if facts.mpi.threads == "MPI_THREAD_SERIALIZED":
-        yield Finding(
-            "note",
+        yield Finding.note(
             "mpi-threads",
             f"{facts.mpi.path or facts.mpi.library} allows one thread at a time: hvdkit's threads take turns.",
             "No action is needed; a library with MPI_THREAD_MULTIPLE overlaps more.",
         )
     if facts.hvdrun.error:
-        yield Finding("error", "mpirun-missing", f"hvdrun cannot start ranks: {facts.hvdrun.error}", GET_MPI)
+        yield Finding.error("mpirun-missing", f"hvdrun cannot start ranks: {facts.hvdrun.error}", GET_MPI)
     else:
         yield from _check_families(facts)
     for launcher in facts.launchers:
         # A scheduler's commands on a host that is not of its cluster (any more) do no harm.
         idle = launcher.name in _JOBS and _JOBS[launcher.name] not in facts.environ
         if launcher.error and not idle:
-            yield Finding(
-                "warning",
+            yield Finding.warning(
                 "launcher-broken",
                 f"{launcher.path} does not work: {launcher.error}",
                 "Repair it, load the module that it belongs to, or take its folder off PATH.",
@@ -216,8 +214,7 @@ def _check_families(facts: HostFacts) -> Iterator[Finding]:
         return
     # hvdrun has its ranks load the library that belongs to its mpirun, where it finds that.
     if _FAMILIES.get(hvdrun.kind, family) != family and not hvdrun.library:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "launcher-of-other-mpi",
             f"hvdrun uses {hvdrun.mpirun} ({hvdrun.name} {hvdrun.version}), but mpi4py loads {name} "
             f"({library.path}): every rank would be in a world of size 1.",
@@ -232,8 +229,7 @@ def _check_families(facts: HostFacts) -> Iterator[Finding]:
                 if set(trial.sizes) == {1}
                 else "in a world of size 1"
             )
-            yield Finding(
-                "warning",
+            yield Finding.warning(
                 "launcher-of-other-mpi",
                 f"{launcher.name} on PATH is {KIND_NAMES[launcher.kind]} {launcher.version} ({launcher.path}), and "
                 f"mpi4py loads {name} ({library.path}): every rank that it starts is {tried}.",
@@ -241,16 +237,14 @@ def _check_families(facts: HostFacts) -> Iterator[Finding]:
             )
             return
     if set(trial.sizes) == {1}:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "singletons",
             f"{trial.mpirun} -n 2 started two ranks that are each in a world of size 1, though launcher and library "
             f"are both {name}: two installations of it, or one without PMI.",
             _ONE_MPI,
         )
     elif trial.error:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "mpirun-fails",
             f"{trial.mpirun} -n 2 does not start two ranks: {trial.error}",
             "hvdrun may work; else repair this MPI or use another one.",
@@ -265,14 +259,13 @@ def check_srun(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
     option = f"srun --mpi={best}" if best else "srun of a Slurm built with PMIx" if pmix else "srun --mpi=pmi2"
     cure = f"Start with {option}; or with hvdrun or mpirun in place of srun, which find the allocation by themselves."
     if len(trial.sizes) > 1 and set(trial.sizes) == {1}:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "srun-singletons",
             f"srun started two ranks that are each in a world of size 1: its PMI is not that of {facts.mpi.name}.",
             cure,
         )
     elif trial.error:
-        yield Finding("warning", "srun-fails", f"srun -n 2 does not start two ranks of MPI: {trial.error}", cure)
+        yield Finding.warning("srun-fails", f"srun -n 2 does not start two ranks of MPI: {trial.error}", cure)
 
 
 def _first_of_kind(facts: HostFacts) -> Iterator[Launcher]:

@@ -16,21 +16,19 @@ def check_names(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
     network = facts.machine.network
     if not network.localhost or not are_loopback(network.localhost):
         seen = f"resolves to {', '.join(network.localhost)}" if network.localhost else "resolves to no address"
-        yield Finding("error", "localhost", f"The name localhost {seen}.", "Put into /etc/hosts: 127.0.0.1 localhost")
+        yield Finding.error("localhost", f"The name localhost {seen}.", "Put into /etc/hosts: 127.0.0.1 localhost")
     if not network.loopback_up:
-        yield Finding("error", "loopback-down", "The interface lo is down.", "As root: ip link set lo up")
+        yield Finding.error("loopback-down", "The interface lo is down.", "As root: ip link set lo up")
     if job.hosts < 2:
         return
     if not network.addresses:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "hostname",
             f"The hostname {facts.host} resolves to no address on the host itself.",
             f"Put it into DNS, or into /etc/hosts of every host: ADDRESS {facts.host}",
         )
     elif are_loopback(network.addresses):
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "hostname",
             f"{facts.host} resolves to {', '.join(network.addresses)} on the host itself: on the other hosts that "
             "address is their own (MASTER_ADDR=$(hostname -i), Gloo).",
@@ -56,8 +54,7 @@ def check_hostnames(survey: Survey) -> Iterator[Finding]:
         listed = name.rpartition("@")[2]
         alone = len(listed_names[facts.host]) == 1  # else there is a worse finding
         if alone and listed != "localhost" and not _is_address(listed) and _short(facts.host) != _short(listed):
-            yield Finding(
-                "note",
+            yield Finding.note(
                 "hostname-differs",
                 f"{listed} has the hostname {facts.host}: programs that compare names (torchrun, Slurm) take them "
                 "for two hosts.",
@@ -68,16 +65,14 @@ def check_hostnames(survey: Survey) -> Iterator[Finding]:
         if len(names) < 2:
             continue
         if all(addresses[name] == addresses[names[0]] for name in names):
-            yield Finding(
-                "error",
+            yield Finding.error(
                 "host-twice",
                 f"{' and '.join(names)} are the same host, {hostname}.",
                 "List it once, with the slots of both.",
                 tuple(names),
             )
         else:
-            yield Finding(
-                "error",
+            yield Finding.error(
                 "hostname-twice",
                 f"{' and '.join(names)} both have the hostname {hostname}: MPI and NCCL take their ranks for those of "
                 "one host, and look for shared memory that is not there.",
@@ -94,8 +89,7 @@ def check_lookups(survey: Survey) -> Iterator[Finding]:
         found = {each.source: each.addresses for each in survey.lookups if each.name == name and each.source != target}
         unknown = [source for source, addresses in found.items() if not addresses]
         if unknown:
-            yield Finding(
-                "error",
+            yield Finding.error(
                 "name-unknown",
                 f"The name {name} resolves to no address on {', '.join(unknown)}.",
                 f"Put {name} into DNS, or the same /etc/hosts on every host.",
@@ -103,8 +97,7 @@ def check_lookups(survey: Survey) -> Iterator[Finding]:
             )
         looped = [source for source, addresses in found.items() if addresses and are_loopback(addresses)]
         if looped:
-            yield Finding(
-                "error",
+            yield Finding.error(
                 "name-loopback",
                 f"The name {name} resolves to the loopback address {found[looped[0]][0]} on {', '.join(looped)}.",
                 f"Correct {name} in /etc/hosts of {', '.join(looped)}.",
@@ -122,8 +115,7 @@ def _check_master(survey: Survey) -> Iterator[Finding]:
         if each.name != name or each.source not in answering:
             continue
         if not each.addresses:
-            yield Finding(
-                "error",
+            yield Finding.error(
                 "master-address",
                 f"MASTER_ADDR={name} resolves to no address on {each.source}.",
                 "Set it to a name of the job's first host that all hosts can resolve.",
@@ -133,8 +125,7 @@ def _check_master(survey: Survey) -> Iterator[Finding]:
         if not are_loopback(each.addresses) and not any(
             address in addresses_of(facts) for facts in answering.values() for address in each.addresses
         ):
-            yield Finding(
-                "error",
+            yield Finding.error(
                 "master-address",
                 f"MASTER_ADDR={name} resolves to {each.addresses[0]}, which is no host of the job; perhaps the login "
                 "host (SLURM_LAUNCH_NODE_IPADDR).",

@@ -86,8 +86,7 @@ def check_speed(survey: Survey) -> Iterator[Finding]:
     }
     best = max(rates, key=lambda network: rates[network], default=None)
     if best is not None and rates[best] > _FASTER * slowest:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "slow-network",
             f"The host names resolve to a network with {slowest:.0f} Mbit/s, but {describe_subnet(survey, best)} "
             f"has {rates[best]:.0f}.",
@@ -100,16 +99,14 @@ def _explain_reach(survey: Survey, target: str, address: str, problem: str, sour
     way = describe_common_network(survey)
     hosts = tuple(sources)
     if problem == "other" and own:
-        return Finding(
-            "error",
+        return Finding.error(
             "name-other-host",
             f"When {', '.join(sources)} connects to {address}, an address of {target}, another machine answers.",
             f"Give {target} an address that no other machine, container or virtual machine has.{way}",
             hosts,
         )
     if not own:
-        return Finding(
-            "error",
+        return Finding.error(
             "name-other-host",
             f"On {', '.join(sources)} the name {target} resolves to {address}, which is not an address of {target}.",
             f"Correct {target} in DNS, or in /etc/hosts of {', '.join(sources)}.{way}",
@@ -118,8 +115,7 @@ def _explain_reach(survey: Survey, target: str, address: str, problem: str, sour
     network = subnet_of(survey.answering[target], address)
     apart = [source for source in sources if network and not _has_network(survey, source, network)]
     if apart:
-        return Finding(
-            "error",
+        return Finding.error(
             "wrong-subnet",
             f"{', '.join(apart)} cannot reach {where} ({problem}): this address is in the network {network}, and "
             f"{', '.join(apart)} has no address in it.",
@@ -127,8 +123,7 @@ def _explain_reach(survey: Survey, target: str, address: str, problem: str, sour
             hosts,
         )
     cause = {"timeout": "packets are dropped", "refused": "the connection is refused"}.get(problem, problem)
-    return Finding(
-        "error",
+    return Finding.error(
         "port-unreachable",
         f"{', '.join(sources)} cannot connect to a port of {where}: {cause}. The name and ssh work.",
         "Open the firewall between the hosts for all ports (MPI, NCCL and Gloo use any free port), or "
@@ -200,15 +195,13 @@ def check_interfaces(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
         chosen = select(variable, value, interfaces)
         have = ", ".join(dict.fromkeys(f"{each.name} ({each.address})" for each in interfaces if not each.loopback))
         if not chosen:
-            yield Finding(
-                "error",
+            yield Finding.error(
                 "interface-missing",
                 f"{variable}={value}, but {facts.host} has no such interface; it has {have or 'only loopback'}.",
                 f"Name an interface of every host, or a subnet if the variable allows it, or unset {variable}.",
             )
         elif job.hosts > 1 and all(not each.between_hosts for each in chosen):
-            yield Finding(
-                "error",
+            yield Finding.error(
                 "interface-inside",
                 f"{variable}={value} is {', '.join(f'{each.name} ({each.address})' for each in chosen)}, which leads "
                 "to no other host.",
@@ -257,8 +250,7 @@ def check_chosen_interfaces(survey: Survey) -> Iterator[Finding]:
             continue
         source, target = broken[0]
         shown = ", ".join(f"{name} {each}" for name in chosen for each in chosen[name])
-        yield Finding(
-            "error",
+        yield Finding.error(
             "interface-apart",
             f"{variable}={values[source]} is not one network: {shown}. From {source} it does not reach {target}.",
             f"Name the interface between the hosts, or unset {variable}.{describe_common_network(survey)}",

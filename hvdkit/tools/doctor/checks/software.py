@@ -19,19 +19,17 @@ _BACKENDS = {"tensorflow": "hvdkit[tensorflow]", "torch": "hvdkit[torch]", "jax"
 def check_packages(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
     """Check frameworks and settings."""
     if facts.settings_error:
-        yield Finding("error", "settings", facts.settings_error, "Correct or unset the variable; init() would fail.")
+        yield Finding.error("settings", facts.settings_error, "Correct or unset the variable; init() would fail.")
     versions = framework_versions(facts.packages)
     if not versions.keys() & {"torch", "tensorflow", "jax"}:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "framework-missing",
             f"None of torch, TensorFlow and JAX is installed in {facts.prefix}.",
             "Run: pip install 'hvdkit[torch]', or activate the environment that has one.",
         )
     twins = [name for name in PACKAGES_OF["tensorflow"] if name in facts.packages]
     if len(twins) > 1:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "tensorflow-twice",
             f"{' and '.join(twins)} are both installed: their files overwrite each other.",
             f"Run: pip uninstall -y {' '.join(twins)}; then install one of them.",
@@ -42,8 +40,7 @@ def check_packages(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
 
 def _check_keras(facts: HostFacts, version: str, frameworks: set[str]) -> Iterator[Finding]:
     if parse_numbers(version) < _KERAS_LEAST:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "keras-old",
             f"Keras {version} is installed, hvdkit.keras needs 3.5.",
             "Run: pip install -U keras",
@@ -51,8 +48,7 @@ def _check_keras(facts: HostFacts, version: str, frameworks: set[str]) -> Iterat
         return
     backend, origin = facts.keras_backend, facts.keras_backend_origin
     if backend not in _BACKENDS:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "keras-backend",
             f"Keras is set to the unknown backend {backend!r} (from {origin}).",
             f"Set KERAS_BACKEND to one of {', '.join(sorted(frameworks & _BACKENDS.keys())) or ', '.join(_BACKENDS)}.",
@@ -75,14 +71,13 @@ def check_horovod(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
     wanted = facts.settings.get("engine") == "horovod"
     ability = next(ability for ability in assess_engines(facts) if ability.name == "horovod")
     if wanted and not ability.works:
-        yield Finding("error", "engine-missing", f"The engine is set to horovod, but {ability.why}.", ability.cure)
+        yield Finding.error("engine-missing", f"The engine is set to horovod, but {ability.why}.", ability.cure)
         return
     severity: Severity = "error" if wanted else "warning"
     if not horovod.version:
         return
     if horovod.version != HOROVOD:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "horovod-version",
             f"Horovod {horovod.version} is installed ({horovod.folder}); hvdkit supports {HOROVOD}.",
             f"{GET_HOROVOD}, or leave the engine at native.",
@@ -127,8 +122,7 @@ def check_clocks(survey: Survey) -> Iterator[Finding]:
     for host in survey.hosts:
         if host.facts is not None and abs(host.offset_s) - host.error_s > _CLOCK_S:
             ahead = "ahead of" if host.offset_s > 0 else "behind"
-            yield Finding(
-                "warning",
+            yield Finding.warning(
                 "clock-differs",
                 f"The clock of {host.name} is {abs(host.offset_s):.1f} s {ahead} this host's.",
                 "Synchronize the clocks of all hosts (chronyd or ntpd).",

@@ -64,7 +64,7 @@ def explain(host: str, failure: Failure, via: str, options: Sequence[str] = ()) 
         _unknown(host, failure, via, options),
     )
     words = {"host": host, "python": sys.executable}
-    return Finding("error", name, _fill(seen, words), _fill(cure, words), (host,))
+    return Finding.error(name, _fill(seen, words), _fill(cure, words), (host,))
 
 
 def _unknown(host: str, failure: Failure, via: str, options: Sequence[str]) -> tuple[str, str, str]:
