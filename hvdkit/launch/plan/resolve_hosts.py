@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hvdkit.errors import LaunchError
+from hvdkit.launch.agent.devices import allowed_cpus
 from hvdkit.launch.agent.host_info import read_interfaces
 from hvdkit.launch.allocations import read_allocation
 from hvdkit.launch.allocations.schedulers import SCHEDULERS
@@ -53,7 +53,7 @@ _SSH_TIMEOUT_S = 5.0
 
 def count_cores() -> int:
     """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(allowed_cpus())
 
 
 @functools.cache

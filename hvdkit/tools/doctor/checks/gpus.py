@@ -208,7 +208,5 @@ def _check_nccl(facts: HostFacts) -> Iterator[Finding]:
         cure = "Load your site's module for it (aws-ofi-nccl or aws-ofi-rccl); NCCL_DEBUG=INFO shows what NCCL uses."
     if why:
         yield Finding.warning(
-            "nccl-on-tcp",
-            f"NCCL will use TCP in place of {devices}: {why}. That is several times slower.",
-            cure,
+            "nccl-on-tcp", f"NCCL will use TCP in place of {devices}: {why}. That is several times slower.", cure
         )

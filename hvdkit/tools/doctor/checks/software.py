@@ -41,9 +41,7 @@ def check_packages(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
 def _check_keras(facts: HostFacts, version: str, frameworks: set[str]) -> Iterator[Finding]:
     if parse_numbers(version) < _KERAS_LEAST:
         yield Finding.warning(
-            "keras-old",
-            f"Keras {version} is installed, hvdkit.keras needs 3.5.",
-            "Run: pip install -U keras",
+            "keras-old", f"Keras {version} is installed, hvdkit.keras needs 3.5.", "Run: pip install -U keras"
         )
         return
     backend, origin = facts.keras_backend, facts.keras_backend_origin

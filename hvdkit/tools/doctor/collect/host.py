@@ -20,6 +20,7 @@ from pathlib import Path
 import hvdkit
 from hvdkit.config import read_settings
 from hvdkit.errors import ConfigError
+from hvdkit.launch.agent.devices import allowed_cpus
 from hvdkit.launch.agent.host_info import read_interfaces
 from hvdkit.launch.plan.network import InterfaceAddress, parse_interfaces
 from hvdkit.launch.plan.resolve_hosts import is_own_address, resolve
@@ -53,9 +54,7 @@ def read_limits() -> ResourceLimits:
 
 def read_cpu() -> CpuFacts:
     """Read which cores there are, which may be used, and for how much of the time."""
-    cores = os.cpu_count() or 1
-    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(cores)
-    return CpuFacts(cores, tuple(allowed), parse_quota(_read("/sys/fs/cgroup/cpu.max")))
+    return CpuFacts(os.cpu_count() or 1, tuple(sorted(allowed_cpus())), parse_quota(_read("/sys/fs/cgroup/cpu.max")))
 
 
 def parse_quota(text: str) -> float:
