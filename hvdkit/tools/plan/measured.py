@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from hvdkit.errors import PlanError
+from hvdkit.launch.plan.resolve_hosts import count_cores
 from hvdkit.optional_import import optional_import
 from hvdkit.tools.bench.plan import OURS
 from hvdkit.tools.bench.report import Report, bandwidths
@@ -43,7 +44,7 @@ def measured_cpu(ranks: int) -> Gpu:
     Values are float32 there: twice the bytes that the formulas count, so rates are halved. Where there are more ranks
     than cores, each has its share of one.
     """
-    rates = _on_ranks(min(ranks, _cores()), _measure_rates, ())
+    rates = _on_ranks(min(ranks, count_cores()), _measure_rates, ())
     flops, bandwidth = (min(rate[index] for rate in rates) / _sharing(ranks) for index in (0, 1))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / ranks
     return Gpu(f"CPU rank, {ranks} on this machine", memory, flops, bandwidth / 2, 1, bandwidth / 2, bandwidth / 2)
@@ -53,17 +54,13 @@ def measured_layer(model: Transformer, gpu: Gpu, ranks: int) -> Calibration:
     """Measure one layer of the model, forward and backward on one sample, on all cores that the ranks have."""
     found = Calibration(1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 32.0, 1.0, 60.0)
     time_of = layer_time(model, Layout(1, 1, 1, 1), gpu, found)
-    seconds = max(_on_ranks(min(ranks, _cores()), _measure_layer, (model,))) * _sharing(ranks)
+    seconds = max(_on_ranks(min(ranks, count_cores()), _measure_layer, (model,))) * _sharing(ranks)
     return replace(found, layer_scale=seconds / (time_of.forward + time_of.backward))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _sharing(ranks: int) -> float:
     """Ranks of a core."""
-    return max(1.0, ranks / _cores())
+    return max(1.0, ranks / count_cores())
 
 
 def _on_ranks(ranks: int, measure: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
