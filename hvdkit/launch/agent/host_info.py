@@ -52,10 +52,10 @@ def read_interfaces() -> list[list[object]]:
             entry = each.contents
             wanted = entry.flags & _UP and not entry.flags & _LOOPBACK
             if wanted and entry.address and entry.netmask and entry.address.contents.family in _PLACES:
-                name = os.fsdecode(entry.name)
-                mask = _bytes_of(entry.netmask.contents, entry.address.contents.family)
+                name, family = os.fsdecode(entry.name), entry.address.contents.family
+                address, mask = (_bytes_of(each.contents, family) for each in (entry.address, entry.netmask))
                 bits = bin(int.from_bytes(mask, "big")).count("1")
-                found.append([name, _text_of(entry.address.contents), bits, read_speed(name)])
+                found.append([name, socket.inet_ntop(family, address), bits, read_speed(name)])
             each = entry.next
     finally:
         libc.freeifaddrs(first)
@@ -68,10 +68,6 @@ _PLACES = {int(socket.AF_INET): slice(2, 6), int(socket.AF_INET6): slice(6, 22)}
 
 def _bytes_of(address: _SocketAddress, family: int) -> bytes:
     return bytes(address.data)[_PLACES[family]]
-
-
-def _text_of(address: _SocketAddress) -> str:
-    return socket.inet_ntop(address.family, _bytes_of(address, address.family))
 
 
 def read_speed(name: str) -> int:

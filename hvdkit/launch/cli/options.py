@@ -259,8 +259,9 @@ def _add_output(parser: OptionParser) -> None:
 
 def _add_elastic(parser: OptionParser) -> None:
     group = parser.add_argument_group("elastic")
-    for setting in sorted((each for each in read_settings({}) if each.name in _ELASTIC), key=_position):
-        _add_setting(parser, group, setting)
+    settings = {each.name: each for each in read_settings({})}
+    for name in _ELASTIC:
+        _add_setting(parser, group, settings[name])
     parser.add(
         group,
         "--host-discovery-script",
@@ -293,10 +294,6 @@ def _add_elastic(parser: OptionParser) -> None:
         metavar="SECONDS",
         help="time to wait for --min-np slots (default: 600)",
     )
-
-
-def _position(setting: Setting) -> int:
-    return _ELASTIC.index(setting.name)
 
 
 def _add_setting(parser: OptionParser, group: argparse._ArgumentGroup, setting: Setting) -> None:

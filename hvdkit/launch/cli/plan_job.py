@@ -83,6 +83,7 @@ def plan_job(
         variables["HVDKIT_PREFIX"] = "0"
     if options.output_filename:
         variables["HVDKIT_OUTPUT_DIRECTORY"] = os.path.abspath(options.output_filename)
+    allocated = f"{ranks} rank{'s' * (ranks != 1)} on {format_hosts(found.hosts)}, from {found.source}."
     return Job(
         command=tuple(plan_command(options.command, module=options.module, path=path)),
         ranks=ranks,
@@ -93,7 +94,7 @@ def plan_job(
         forwarded=tuple(sent),
         root=os.geteuid() == 0,
         python=sys.executable,
-        notes=(*found.notes, *([_describe_allocation(found, ranks)] if found.allocated else [])),
+        notes=(*found.notes, *([allocated] if found.allocated else [])),
         ssh_options=read_ssh_options(options),
         launcher_arguments=split_words("--mpi-args", options.mpi_args) or (),
         binding=split_words("--binding-args", options.binding_args),
@@ -201,7 +202,3 @@ def _find_hosts(options: argparse.Namespace, environ: Mapping[str, str]) -> Foun
         options.hosts, options.hostfile, environ, format=options.hostfile_format, slots=options.slots_per_host
     )
     return found or FoundHosts((), "this machine", describe_incomplete_slurm_job(environ))
-
-
-def _describe_allocation(found: FoundHosts, ranks: int) -> str:
-    return f"{ranks} rank{'s' * (ranks != 1)} on {format_hosts(found.hosts)}, from {found.source}."

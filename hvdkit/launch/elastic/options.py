@@ -103,9 +103,10 @@ def find_discovered(options: argparse.Namespace, environ: Mapping[str, str]) -> 
             lambda hosts: choose_ranks(count_slots(hosts), policy),
             wait_s=policy.wait_s,
             may_grow=lambda: True,
-            on_wait=lambda hosts: _say(
-                f"{describe_slots(hosts, policy.min_ranks)}: waiting up to {policy.wait_s:g} s for more "
-                "(--elastic-timeout)."
+            on_wait=lambda hosts: print(
+                f"hvdrun: {describe_slots(hosts, policy.min_ranks)}: waiting up to {policy.wait_s:g} s for more "
+                "(--elastic-timeout).",
+                file=sys.stderr,
             ),
         )
     )
@@ -155,7 +156,3 @@ def starts_over_ssh(choice: LauncherChoice, scheduler: str, environ: Mapping[str
     own = [name for name in environ if re.fullmatch(r"(PRTE|OMPI)_MCA_plm_(ssh|rsh)_agent|HYDRA_LAUNCHER.*", name)]
     by_mpi = choice.launcher in ("mpirun", "mpiexec") and choice.mpi is not None and choice.mpi.kind != "pals"
     return not own and (choice.launcher == "ssh" or (by_mpi and not scheduler))
-
-
-def _say(what: str) -> None:
-    print(f"hvdrun: {what}", file=sys.stderr)

@@ -111,7 +111,7 @@ def find_addresses(hosts: Iterable[Host]) -> tuple[str, ...]:
     for host in hosts:
         if is_local(host):
             continue
-        for target in resolve(host.name) or resolve(_ssh_hostname(host)):
+        for target in resolve(host.name) or resolve(_ssh_settings(host).get("hostname", host.name)):
             own = _address_towards(target)
             if own:
                 addresses[own] = None
@@ -156,10 +156,6 @@ def _address_towards(target: str) -> str:
 def _ssh_settings(host: Host) -> Mapping[str, str]:
     result = run_program(["ssh", "-G", "--", host.login], timeout_s=_SSH_TIMEOUT_S)
     return dict(line.partition(" ")[::2] for line in result.stdout.splitlines())
-
-
-def _ssh_hostname(host: Host) -> str:
-    return _ssh_settings(host).get("hostname", host.name)
 
 
 def _ssh_knows(host: Host) -> bool:

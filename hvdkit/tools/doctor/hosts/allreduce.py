@@ -50,7 +50,8 @@ def _run(hosts: Sequence[Host], environ: Mapping[str, str], survey: Survey) -> A
     timed = next((item for item in objects if "seconds" in item), None)
     if timed is None or result.status != 0:
         return Allreduce(ranks=ranks, error=_explain(result))
-    expected = expect_seconds(COUNT * 4, len(hosts), _slowest(survey))
+    slowest_mbit = min((each.mbit for each in survey.reaches if each.named and each.mbit), default=0.0)
+    expected = expect_seconds(COUNT * 4, len(hosts), slowest_mbit)
     return Allreduce(COUNT * 4, timed["seconds"], expected, timed["transport"], ranks)
 
 
@@ -59,10 +60,6 @@ def expect_seconds(size: int, hosts: int, mbit: float) -> float:
     if hosts < 2 or mbit <= 0:
         return 0.0
     return 2 * (hosts - 1) / hosts * size * 8e-6 / min(mbit, _FASTEST_MBIT)
-
-
-def _slowest(survey: Survey) -> float:
-    return min((each.mbit for each in survey.reaches if each.named and each.mbit), default=0.0)
 
 
 def _explain(result: ProcessResult) -> str:
