@@ -355,7 +355,8 @@ def read_settings(environ: Mapping[str, str] | None = None) -> list[Setting]:
                 else:
                     value, origin = item.metadata["parse"](text), name
             except ValueError as error:
-                problems.append(f"{name}={text!r}: {error}")
+                why = {int: "use a whole number", float: "use a number"}.get(item.metadata["parse"], str(error))
+                problems.append(f"{name}={text!r}: {why}")
             break
         found.append(
             Setting(

@@ -67,7 +67,8 @@ def find_problem(name: str, value: Any, default: Any, metadata: Mapping[str, Any
     if not isinstance(value, types):
         return f"{name} is {value!r}; it must be {kind}"
     if least is not None and not (math.isfinite(value) and least <= value <= most):
-        return f"{name} is {value}; it must be {f'{least} or more' if most == math.inf else f'from {least} to {most}'}"
+        bounds = f"{least} or more" if most == math.inf else f"from {least} to {most}"
+        return f"{name} is {value}; it must be {bounds}{'' if math.isfinite(value) else ', and finite'}"
     return ""
 
 

@@ -113,6 +113,12 @@ BAD = {
     "the Python module packag does not exist": ["-np", "1", "-m", "packag"],
     "Did you mean package.train?": ["-np", "1", "-m", "package.trian"],
     "package is a package without __main__.py. Name a module in it: -m package.MODULE": ["-np", "1", "-m", "package"],
+    "begins with an empty word. Check the quotes": ["-np", "1", "-m", ""],
+    "--output-filename is empty": ["-np", "1", "--output-filename", "", "true"],
+    "argument --min-np: 'nan': use a whole number. See": ["-np", "1", "--min-np", "nan", "true"],
+    "argument --stall-check-s: stall_check_s is inf; it must be 0 or more, and finite": [
+        *("-np", "1", "--stall-check-s", "inf", "true")
+    ],
     "argument --fusion-bytes: 'x': ": ["-np", "1", "--fusion-bytes", "x", "true"],
     "-x NOT_SET_HERE: the variable is not set here": ["-np", "1", "-x", "NOT_SET_HERE", "true"],
     "'A-B' is not a variable's name": ["-np", "1", "-x", "A-B=1", "true"],

@@ -72,6 +72,8 @@ def check_command(words: Sequence[str], *, module: bool, path: str) -> None:
 
 
 def _check_command(words: Sequence[str], *, module: bool, path: str) -> None:
+    if not words[0]:
+        raise LaunchError("the command begins with an empty word. Check the quotes and variables of the command line.")
     if module:
         _check_module(words[0])
         return
@@ -92,8 +94,6 @@ def _check_command(words: Sequence[str], *, module: bool, path: str) -> None:
 def _check_program(program: str, path: str) -> None:
     if shutil.which(program, path=path) is not None:
         return
-    if not program:
-        raise LaunchError("the command begins with an empty word. Check the quotes and variables of the command line.")
     if Path(program).is_dir():
         raise LaunchError(f"{program} is a directory, not a program. Check the path.")
     if os.sep not in program:

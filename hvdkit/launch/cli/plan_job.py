@@ -158,6 +158,8 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
     for one, has_one, other, has_other in pairs:
         if has_one and has_other:
             raise LaunchError(f"{one} contradicts {other}. Leave one of them out.")
+    if options.output_filename == "":
+        raise LaunchError("--output-filename is empty. Name a directory, or leave it out.")
     launcher = choose_launcher(options)
     ssh = [flag for flag, value in (("-p", options.ssh_port), ("-i", options.ssh_identity_file)) if value is not None]
     if ssh and launcher in ("srun", "jsrun"):
