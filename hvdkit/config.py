@@ -355,8 +355,8 @@ def read_settings(environ: Mapping[str, str] | None = None) -> list[Setting]:
                 else:
                     value, origin = item.metadata["parse"](text), name
             except ValueError as error:
-                why = {int: "use a whole number", float: "use a number"}.get(item.metadata["parse"], str(error))
-                problems.append(f"{name}={text!r}: {why}")
+                kinds = {int: "use a whole number", float: "use a number"} if name != disable else {}
+                problems.append(f"{name}={text!r}: {kinds.get(item.metadata['parse'], str(error))}")
             break
         found.append(
             Setting(

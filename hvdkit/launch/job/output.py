@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 _HVDRUN = -1
 # A return to the line's start, or a control sequence other than that of a colour.
@@ -146,6 +149,8 @@ class LauncherOutput:
 
     async def read(self, stream: asyncio.StreamReader) -> None:
         """Read to the end."""
+        import asyncio  # slow to load, and hvdrun --help gets here
+
         while data := await stream.read(1 << 16):
             self._held += data
             if self._at_once:
