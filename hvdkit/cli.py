@@ -20,9 +20,9 @@ ENTRY_POINTS = "hvdkit.commands"
 # Title of a group in the help -> its commands -> their modules, which are imported when they are needed.
 _GROUPS = {
     "running jobs": {
-        "jobs": "hvdkit.tools.jobs.jobs",
-        "stacks": "hvdkit.tools.jobs.stacks",
-        "stop": "hvdkit.tools.jobs.stop",
+        "jobs": "hvdkit.tools.jobs",
+        "stacks": "hvdkit.tools.jobs",
+        "stop": "hvdkit.tools.jobs",
     },
     "batch systems and hosts": {
         "submit": "hvdkit.tools.submit.command",
@@ -167,6 +167,8 @@ def _add(name: str, external: Mapping[str, EntryPoint], commands: _Commands, *, 
 
     required: raise HvdkitError if the package that brings it cannot be loaded; else the help says so in its place.
     """
+    if name in commands.choices:
+        return  # its module has been asked for another command
     if name in _MODULES:
         import_module(_MODULES[name]).add_command(commands)
         return

@@ -12,7 +12,7 @@ import pytest
 from hvdrun_job import SLEEP, environment, read_pids, started
 
 from hvdkit.launch.job.runtime_dir import find_jobs
-from hvdkit.tools.jobs.jobs import format_jobs
+from hvdkit.tools.jobs import format_jobs
 
 HVDKIT = [sys.executable, "-m", "hvdkit"]
 

@@ -29,7 +29,7 @@ from hvdkit.launch.introspect.stack_report import (
 )
 from hvdkit.launch.job.runtime_dir import RuntimeDirectory, find_jobs
 from hvdkit.stacks import offer_all_stacks, offer_stacks
-from hvdkit.tools.jobs import jobs
+from hvdkit.tools import jobs
 
 ALL = """\
 Thread 0x00007f0000000001 (most recent call first):

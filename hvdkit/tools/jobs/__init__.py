@@ -1,1 +1,0 @@
-"""Commands for the running hvdrun jobs of this user on this host."""
