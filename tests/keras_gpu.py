@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from unittest import mock
 
 import keras
 import numpy as np
+from device_recording import check_records
 from keras_training import (
     ROWS,
     assert_alike,
@@ -22,7 +24,7 @@ from keras_training import (
     mine,
     raises,
 )
-from stand_in import stand_in_path, synchronizations
+from stand_in import ask_to_fail, stand_in_path, synchronizations
 
 import hvdkit.keras as hvd
 from hvdkit.errors import PlanMismatchError
@@ -55,8 +57,8 @@ def _jax_gpu() -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def _gpu() -> Iterator[dict[str, Any]]:
-    """The stand-in under Keras's backend. Within, NCCL is to be used and the host to wait for no device."""
+def _gpu(waits: int = 0) -> Iterator[dict[str, Any]]:
+    """The stand-in under Keras's backend. Within, NCCL is to be used and the host to wait for the device so often."""
     name = keras.backend.backend()
     context = _jax_gpu() if name == "jax" else importlib.import_module("gpu_world").stand_in_gpu()
     enqueue = Communicator.all_reduce
@@ -69,7 +71,7 @@ def _gpu() -> Iterator[dict[str, Any]]:
     with context as settings, mock.patch.object(Communicator, "all_reduce", count):
         before = synchronizations()
         yield settings
-        assert calls and synchronizations() == before
+        assert calls and synchronizations() == before + waits
 
 
 def train(option: dict[str, Any], tolerance: float = 1e-5, compression: str = "none", **wrap: Any) -> None:
@@ -82,6 +84,26 @@ def train(option: dict[str, Any], tolerance: float = 1e-5, compression: str = "n
         optimizer = hvd.DistributedOptimizer(make_optimizer(spec), compression=chosen, **wrap)
         fit(model, optimizer, mine(data), rows=ROWS)
         assert_alike(model, reference, tolerance)
+
+
+def record(folder: str) -> None:
+    """Profile and timeline have the GPU's times; the host waits for it once, to set the clock."""
+    with _gpu(waits=1) as settings, joined(**settings):
+        optimizer = hvd.DistributedOptimizer(make_optimizer(SGD))
+        check_records(lambda: fit(make_model(), optimizer, mine(make_data()), rows=ROWS), 12, folder)
+
+
+def nccl_fails() -> None:
+    """A failure of NCCL in a step is what this step and every later one raises, on each rank with its name."""
+    with _gpu() as settings, joined(**settings):
+        model, data = make_model(), mine(make_data())
+        fit(model, hvd.DistributedOptimizer(make_optimizer(SGD)), data, rows=ROWS, epochs=1)
+        ask_to_fail("ncclAllReduce", 2, after=1)
+        for _ in range(2):
+            with raises(
+                Exception, f"ncclAllReduce failed on rank {hvd.rank()} on {socket.gethostname()}, GPU 0: unhand"
+            ):
+                model.fit(*data, batch_size=ROWS, verbose=0)
 
 
 def apply_by_hand() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -12,8 +13,9 @@ from unittest import mock
 
 import keras
 import tensorflow as tf
+from device_recording import check_records
 from keras_training import raises
-from stand_in import stand_in_path, synchronizations
+from stand_in import ask_to_fail, stand_in_path, synchronizations
 from tensorflow_world import joined
 
 import hvdkit.tensorflow as hvd
@@ -76,6 +78,29 @@ def _step() -> Any:
         return hvd.DistributedGradientTape(tape).gradient(loss, variable)
 
     return step
+
+
+def record(folder: str, mode: str) -> None:
+    """Profile and timeline have the GPU's times; the host waits for an event once, to set the clock."""
+    before = synchronizations()
+    with stand_in_gpu() as settings, joined(**settings):
+        step = _step() if mode == "eager" else tf.function(_step())
+        check_records(lambda: [step(tf.constant(1.0)) for _ in range(5)], 5, folder)
+    assert synchronizations() == before + 1
+
+
+def nccl_fails() -> None:
+    """A failure of NCCL in a step is what this step and every later one raises, on each rank with its name."""
+    with stand_in_gpu() as settings, joined(**settings):
+        step, one = _step(), tf.constant(1.0)
+        graph = tf.function(step)
+        step(one), graph(one)
+        ask_to_fail("ncclAllReduce", 2)
+        for again in (graph, step, graph):
+            with raises(
+                tf.errors.OpError, f"ncclAllReduce failed on rank {hvd.rank()} on {socket.gethostname()}, GPU 0"
+            ):
+                again(one)
 
 
 def other_worlds() -> None:

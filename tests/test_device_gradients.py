@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import time
 from typing import Any
 from unittest import mock
@@ -17,10 +18,11 @@ from gpu_world import stand_in_gpu, train_on_gpus
 from nccl_checks import connect_group
 from pipe_ranks import run_piped
 from ranks import run_ranks
-from stand_in import find_compiler, synchronizations
+from stand_in import ask_to_fail, find_compiler, synchronizations
 from torch_world import Case, assert_alike, joined, train_here, train_on_ranks
 
 import hvdkit.torch as hvd
+from hvdkit.engine import runtime
 from hvdkit.engine.observe.recording import HEAD, RECORDER, STAMPS
 from hvdkit.engine.planned.plan import TensorSpec, plan_buckets
 from hvdkit.errors import HorovodInternalError, TransportError
@@ -31,6 +33,7 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.nccl.buckets import NcclBuckets
 from hvdkit.transport.nccl.choose import Finding, find_problem
+from hvdkit.transport.nccl.group import DeviceGroup, describe_slow
 
 pytestmark = [
     pytest.mark.ranks,
@@ -216,6 +219,106 @@ def test_a_killed_rank_ends_the_wait_of_the_others() -> None:
     assert killed is None
     for seconds, message, where in others:
         assert seconds < 10.0 and f"NCCL's operations on {where} were ended" in message
+
+
+def _step(model: torch.nn.Module, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(2, 12)).square().sum().backward()
+    optimizer.step()
+
+
+def _wrapped() -> tuple[torch.nn.Module, Any]:
+    model = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.Linear(8, 4), torch.nn.Linear(4, 2))
+    return model, hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+
+
+def a_bucket_fails() -> tuple[list[str], float, float]:
+    """What steps say in which, and after which, NCCL fails in the second bucket; seconds of statistics before that."""
+    said = []
+    with stand_in_gpu() as settings, joined(**settings, fusion_bytes=256):
+        model, optimizer = _wrapped()
+        for _ in range(5):
+            _step(model, optimizer)
+        statistics = optimizer._sync.strategy.statistics
+        seconds = statistics.busy_s, statistics.exposed_s
+        ask_to_fail("ncclAllReduce", 2, after=1)
+        for call in (_step, _step, lambda *_: optimizer.step()):
+            with pytest.raises(TransportError) as failed:
+                call(model, optimizer)
+            said.append(str(failed.value))
+    return said, *seconds
+
+
+def test_a_failure_of_nccl_is_raised_by_this_step_and_later_ones() -> None:
+    for rank, (said, busy_s, exposed_s) in enumerate(run_ranks(2, a_bucket_fails, fresh=True)):
+        where = f"rank {rank} on {socket.gethostname()}, GPU 0"
+        assert f"ncclAllReduce failed on {where}: unhandled system error" in said[0], said[0]
+        assert f"NCCL's operations on {where} were ended" in said[0] and set(said) == {said[0]}
+        assert 0.0 < exposed_s < busy_s, "times of the GPU"
+
+
+def one_rank_fails() -> str:
+    with stand_in_gpu() as settings, joined(**settings):
+        model, optimizer = _wrapped()
+        _step(model, optimizer)
+        if hvd.rank() == 0:
+            ask_to_fail("ncclAllReduce", 2)
+        with pytest.raises(TransportError) as failed:
+            while True:
+                _step(model, optimizer)
+        runtime.shutdown(idle=False)  # as elastic.run() does then
+    return f"{type(failed.value).__name__}: {failed.value}"
+
+
+@pytest.mark.slow
+def test_the_others_hear_of_a_failure_when_the_rank_leaves() -> None:
+    first, second = run_ranks(2, one_rank_fails, fresh=True)
+    assert first.startswith("TransportError: ncclAllReduce failed on rank 0") and second.startswith("RankLostError")
+
+
+def in_order() -> list[tuple[str, int]]:
+    """The communicators of operations, as this rank issues them: two optimizers in one backward, and named ones."""
+    issued: list[tuple[str, int]] = []
+
+    def enqueue(group: DeviceGroup, *arguments: Any) -> None:
+        issued.append((group.name, group.size))
+        plain(group, *arguments)
+
+    plain = DeviceGroup.enqueue
+    with (
+        stand_in_gpu() as settings,
+        joined(**settings, fusion_bytes=256),
+        mock.patch.object(DeviceGroup, "enqueue", enqueue),
+    ):
+        pair = hvd.add_process_set([0, 2])
+        (one, first), (two, second) = _wrapped(), _wrapped()
+        norm = hvd.SyncBatchNorm(12).train()
+        for _ in range(4):
+            for optimizer in (first, second):
+                optimizer.zero_grad()
+            inputs = norm(torch.randn(4, 12, requires_grad=True))
+            if hvd.rank() != 1:
+                hvd.allreduce(torch.ones(3), process_set=pair)
+            (one(inputs).square().sum() + two(inputs).square().sum()).backward()
+            first.step()
+            hvd.allreduce(torch.ones(3))
+            second.step()
+    return issued
+
+
+def test_operations_of_several_communicators_are_issued_in_one_order() -> None:
+    first, second, third = run_ranks(3, in_order, env={"STAND_IN_PAUSE_US": "300"})
+    assert first == third and second == [each for each in first if each[1] == 3]
+    assert len(set(first)) == 4 and len({each for each in first if each[0].startswith("optimizer")}) == 2
+
+
+def test_slow_operations_name_those_beside_them() -> None:
+    group, other = (mock.Mock(spec=DeviceGroup, where="rank 0 on node1, GPU 0") for _ in range(2))
+    group.name, other.name = "optimizer.1", "the common communicator"
+    assert "different orders" not in describe_slow(group, [], 61.2)
+    text = describe_slow(group, [other], 61.2)
+    assert "of optimizer.1 on rank 0 on node1, GPU 0 have been under way for 61 s" in text
+    assert "Those of the common communicator are under way on this GPU too" in text and "different orders" in text
 
 
 OWN = [Finding("", "node1", "a", 0, (2, 29, 7)), Finding("", "node1", "b", 1, (2, 29, 7))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,17 @@ def test_what_an_optimizer_does_on_jax(option: dict[str, Any]) -> None:
 @pytest.mark.parametrize("compression, tolerance", [("fp16", 5e-3), ("bf16", 5e-2)])
 def test_compression_on_jax_costs_no_more_than_its_bits(compression: str, tolerance: float) -> None:
     run_check(3, "jax", "keras_gpu:train", {}, tolerance, compression)
+
+
+@pytest.mark.parametrize("backend", ["jax", pytest.param("torch", marks=pytest.mark.slow)])
+def test_profile_and_timeline_have_the_gpus_times(backend: str, tmp_path: Path) -> None:
+    run_check(2, backend, "keras_gpu:record", str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_a_failure_of_nccl_is_raised_by_this_step_and_later_ones(backend: str) -> None:
+    run_check(2, backend, "keras_gpu:nccl_fails", fresh=True)
 
 
 @pytest.mark.slow

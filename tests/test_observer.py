@@ -12,8 +12,10 @@ import pytest
 from hvdkit.engine.observe.device_clock import DeviceClock
 from hvdkit.engine.observe.observer import DRAINED, FILL, FILLED, REDUCED, STARTED, WAIT, PlanObserver
 from hvdkit.engine.observe.recording import HEAD, RECORDER, STAMPS, PlanFacts
+from hvdkit.engine.observe.stragglers import Window
 from hvdkit.engine.observe.timeline import Timeline
-from hvdkit.transport.device import Event, HostDevice
+from hvdkit.engine.planned.on_device import Streams
+from hvdkit.transport.device import Event, HostDevice, HostEvent
 
 FACTS = PlanFacts("optimizer.1", (0, 1), (8, 8), (8, 8), ("w", "b"), threaded=False)
 NAMES = [["gradients.w"], ["gradients.b"]]
@@ -162,3 +164,76 @@ def test_a_new_timeline_has_nothing_of_before(tmp_path: Path) -> None:
     timeline.stop()
     times = [one["ts"] for one in json.loads(path.read_text()) if "ts" in one]
     assert len(times) > 2 and min(times) >= 0
+
+
+def test_seconds_of_a_device_are_its_own_and_cost_three_marks_a_round() -> None:
+    device, seconds, windows = SlowDevice(), list[tuple[float, float]](), list[Window]()
+    clock = DeviceClock(device, lambda: 0)
+    observer = PlanObserver(FACTS, NAMES, None, windows.append, clock, lambda *two: seconds.append(two))
+    for number in range(100):
+        device.given += number  # each round takes longer than the one before
+        play(observer, number)
+    assert not seconds and device.waits == 0
+    assert device.given == 99 * 100 // 2 + 100 * 3, "marks count as work of the device"
+    device.passed = device.given
+    play(observer, 100)
+    assert seconds == [pytest.approx((0.002, 0.001), abs=1e-6)] * 100
+    assert [(one.first, one.last) for one in windows] == [(1, 49), (50, 99)]
+    assert [one.waited_s for one in windows] == pytest.approx([0.001] * 2, abs=1e-6)
+    assert [one.round_s for one in windows] == pytest.approx([0.003 + 0.025, 0.003 + 0.075], abs=1e-6), "medians"
+
+
+def test_seconds_of_rounds_before_a_recording_are_not_read_on_its_clock(tmp_path: Path) -> None:
+    timeline, device, seconds = Timeline(), SlowDevice(), list[tuple[float, float]]()
+    clock = DeviceClock(device, lambda: 0)
+    observer = PlanObserver(FACTS, NAMES, timeline, device=clock, measured=lambda *two: seconds.append(two))
+    play(observer, 0)
+    timeline.start(str(tmp_path / "trace.json"))
+    play(observer, 1)  # at its end the clock is set
+    play(observer, 2)
+    device.passed = device.given
+    timeline.stop()
+    play(observer, 3)
+    assert seconds == [pytest.approx((0.012, 0.006), abs=1e-6)] and device.waits == 1
+
+
+def test_a_stream_that_fills_a_bucket_waits_for_the_others() -> None:
+    device, current = StreamsDevice(), 7
+    streams = Streams(device, lambda: current)
+    for current in (7, 7):
+        streams.note()
+    streams.join()
+    assert device.waits_of == [], "one stream is all there is"
+    for current in (9, 7, 11):
+        streams.note()
+    streams.join()
+    assert sorted(device.waits_of) == [(11, 7), (11, 9)]
+    streams.clear()
+    streams.join()
+    assert len(device.waits_of) == 2
+
+
+class StreamsDevice(HostDevice):
+    """waits_of: which stream waits for which."""
+
+    def __init__(self) -> None:
+        self.waits_of: list[tuple[int, int]] = []
+
+    def make_event(self, *, timing: bool = False) -> HostEvent:
+        """See Device.make_event."""
+        return StreamEvent()
+
+    def wait(self, stream: int, event: Event) -> None:
+        """See Device.wait."""
+        assert isinstance(event, StreamEvent)
+        self.waits_of.append((stream, event.stream))
+
+
+class StreamEvent(HostEvent):
+    """stream: on which it was recorded."""
+
+    stream = -1
+
+    def record(self, stream: int) -> None:
+        """See Event.record."""
+        self.stream = stream

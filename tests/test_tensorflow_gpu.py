@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,16 @@ def _check(size: int, file: str, check: str, *args: Any) -> None:
 @pytest.mark.parametrize("mode", ["graph", pytest.param("eager", marks=pytest.mark.slow)])
 def test_ranks_train_as_one_process(mode: str) -> None:
     _check(2, "tensorflow_training", "as_one_process", mode, ["SGD"])
+
+
+@pytest.mark.parametrize("mode", ["eager", pytest.param("graph", marks=pytest.mark.slow)])
+def test_profile_and_timeline_have_the_gpus_times(mode: str, tmp_path: Path) -> None:
+    run_check(2, "tensorflow", "tensorflow_gpu:record", str(tmp_path), mode)
+
+
+@pytest.mark.slow
+def test_a_failure_of_nccl_is_raised_by_this_step_and_later_ones() -> None:
+    run_check(2, "tensorflow", "tensorflow_gpu:nccl_fails", fresh=True)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ for nothing. Calls are in no order but that of XLA, which is the same on all ran
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from hvdkit.engine import runtime
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.engine.planned.agreement import check_agreement
+from hvdkit.engine.planned.device_rounds import DeviceRounds
 from hvdkit.engine.planned.plan import TensorSpec, describe_plan
 from hvdkit.engine.strategy import Strategy
 from hvdkit.errors import HorovodInternalError
@@ -40,6 +42,8 @@ class DeviceReduction:
         self._dtypes = [tensor.dtype if wire == "none" else wire for tensor, wire in zip(tensors, wires, strict=True)]
         self._index: int | None = None
         self._arrays: DeviceArrays | None = None
+        self._rounds: DeviceRounds | None = None
+        self._lock = threading.Lock()
         self._call = jax_in_place.BufferCall(self._enqueue)
 
     def enter(self) -> bool:
@@ -49,7 +53,7 @@ class DeviceReduction:
         """
         current, group = runtime.runtime("a reduction of gradients"), self._settings.group
         self._index = jax_gpu.common_gpu()
-        options = self._strategy.options
+        options, name = self._strategy.options, f"arrays.{group.engine.count('arrays')}"
 
         def attach(_: Transport, __: Sequence[int]) -> DeviceArrays | None:
             wanted = jax_gpu.device_settings(current.config)
@@ -59,9 +63,20 @@ class DeviceReduction:
             current.plans += 1
             check_agreement(group.transport, describe_plan(self._tensors, 0, f"NCCL, {options}"))
             counts = [(dtype, tensor.count) for dtype, tensor in zip(self._dtypes, self._tensors, strict=True)]
-            return DeviceArrays(devices, counts, 1.0 / devices.size if options.average else 1.0)
+            arrays = DeviceArrays(devices, counts, 1.0 / devices.size if options.average else 1.0)
+            self._rounds = DeviceRounds(
+                name,
+                group,
+                devices.device,
+                self._tensors,
+                current.timeline,
+                self._strategy.statistics,
+                nbytes=arrays.nbytes,
+                sent_bytes=arrays.sent_bytes,
+            )
+            return arrays
 
-        self._arrays = collective_step(group.engine, "plan", attach, name=f"arrays.{group.engine.count('arrays')}")
+        self._arrays = collective_step(group.engine, "plan", attach, name=name)
         return self._arrays is not None
 
     def __call__(self, gradients: Sequence[Any]) -> list[Any]:
@@ -76,23 +91,22 @@ class DeviceReduction:
                 "This training step was compiled to reduce gradients by NCCL, which these ranks cannot use together. "
                 "Compile the model again after init()."
             )
-        assert self._arrays is not None
+        arrays, rounds = self._arrays, self._rounds
+        assert arrays is not None and rounds is not None
         if buffers and (index := jax_gpu.index_of(buffers[0])) != self._index:
             raise HorovodInternalError(
                 f"The gradients are on GPU {index}, but the first step was traced for GPU {self._index}, and NCCL is "
                 'connected there. Select the GPU before the first step: jax.config.update("jax_default_device", '
                 "jax.local_devices()[hvd.local_rank()]), or start the ranks so that each sees one GPU."
             )
-        sources, targets = map(jax_gpu.address_of, buffers), map(jax_gpu.address_of, results)
-        self._arrays.reduce(list(sources), list(targets), jax_gpu.stream_of(context))
-        statistics = self._strategy.statistics
-        statistics.generations += 1
-        statistics.reduced_bytes += self._arrays.nbytes
-        statistics.sent_bytes += self._arrays.sent_bytes
+        sources, targets = list(map(jax_gpu.address_of, buffers)), list(map(jax_gpu.address_of, results))
+        stream = jax_gpu.stream_of(context)
+        with self._lock:
+            rounds.run(stream, lambda: arrays.start(sources, targets, stream), lambda: arrays.join(stream))
 
     def close(self) -> None:
         """Let go of the device group; programs that were compiled before connect anew. Nothing is to be under way."""
-        self._arrays = None
+        self._arrays = self._rounds = None
 
 
 def open_device_reduction(

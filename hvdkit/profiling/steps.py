@@ -54,7 +54,7 @@ class Steps:
 
 
 def find_steps(recordings: Sequence[RankRecording]) -> Steps:
-    """The steps of the plan with the most rounds, and among these the most ranks, that all its ranks recorded.
+    """The steps of the plan with the most rounds, the most ranks and the most bytes, in this order, of all its ranks.
 
     Raises ProfileError if there are none.
     """
@@ -73,7 +73,7 @@ def find_steps(recordings: Sequence[RankRecording]) -> Steps:
             f"{len(recordings)} ranks sent a recording, but they reduced no gradients. A profile needs steps with "
             f"hvdkit's DistributedOptimizer or DistributedGradientTape, 2 ranks or more, and hvdkit's own engine."
         )
-    chosen = max(plans, key=lambda key: (plans[key], len(key[1])))
+    chosen = max(plans, key=lambda key: (plans[key], len(key[1]), sum(key[2])))
     mine = [(each, facts, rows) for each in recordings for facts, rows in each.plans if _key(facts) == chosen]
     facts = mine[0][1]
     numbers = _common([rows[:, _ROUND] for _, _, rows in mine])[1:]  # the beginning of the first one is not known

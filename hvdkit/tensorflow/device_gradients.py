@@ -22,11 +22,11 @@ from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.groups import Group
 from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.engine.planned.agreement import check_agreement
+from hvdkit.engine.planned.device_rounds import DeviceRounds
 from hvdkit.engine.planned.plan import TensorSpec, describe_plan
 from hvdkit.engine.planned.presence import Presence
 from hvdkit.engine.planned.reducer import Context
 from hvdkit.engine.planned.settings import settings_of
-from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.strategy import Strategy
 from hvdkit.log import logger
 from hvdkit.tensorflow import gpu
@@ -34,13 +34,12 @@ from hvdkit.tensorflow.tracing import call_on_device, check_nothing_dropped
 from hvdkit.tensorflow.variables import VariableSpec
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import FLOATS
-from hvdkit.transport.nccl.communicator import Communicator
-from hvdkit.transport.nccl.group import DeviceGroup
+from hvdkit.transport.nccl.arrays import DeviceArrays
 from hvdkit.transport.nccl.groups import DeviceSettings, close_groups, open_group
-from hvdkit.transport.nccl.library import REDUCIBLE
 from hvdkit.transport.polling import Backoff
 
-_GROUPED = 64  # allreduces that are one operation of NCCL
+#: CUDA's own, to which TensorFlow gives nothing: what it has given others is done, as the host has waited for that.
+_DEFAULT_STREAM = 0
 
 
 def open_device_gradients(
@@ -73,9 +72,23 @@ def open_device_gradients(
         if devices is None:
             return None
         assert device is not None
-        context = Context(transport, name, group.engine, current.timeline)
-        presence = Presence(context, [spec.name for spec in specs], settings_of(config))
-        return DeviceGradients(presence, devices, device, specs, options)
+        told = Context(transport, f"{name}.used", group.engine)
+        presence = Presence(told, [spec.name for spec in specs], settings_of(config))
+        before, after = options.factors(devices.size, devices.transport.local_ranks)
+        sent = [one.dtype if wire == "none" else str(wire) for one, wire in zip(tensors, wires, strict=True)]
+        counts = [(dtype, tensor.count) for dtype, tensor in zip(sent, tensors, strict=True)]
+        arrays = DeviceArrays(devices, counts, before * after)
+        rounds = DeviceRounds(
+            name,
+            group,
+            devices.device,
+            tensors,
+            current.timeline,
+            strategy.statistics,
+            nbytes=arrays.nbytes,
+            sent_bytes=arrays.sent_bytes,
+        )
+        return DeviceGradients(presence, arrays, rounds, device, specs, sent)
 
     opened: DeviceGradients | None = collective_step(group.engine, "plan", open_all, name=name)
     return opened
@@ -92,24 +105,22 @@ def _find_problem(specs: Sequence[VariableSpec], wires: Sequence[Any]) -> str:
 class DeviceGradients:
     """Dense gradients of one list of variables, see ArrayGradients; opened by all ranks together.
 
-    presence: tells which of the gradients the ranks have. device: TensorFlow's name of the GPU.
+    presence: tells which of the gradients the ranks have. device: TensorFlow's name of the GPU. sent: the dtype in
+    which each of the gradients is reduced.
     A gradient is multiplied by its rank's part of an average before the sum, in the dtype that is sent, as NCCL does.
     """
 
     def __init__(
         self,
         presence: Presence,
-        devices: DeviceGroup,
+        arrays: DeviceArrays,
+        rounds: DeviceRounds,
         device: str,
         specs: Sequence[VariableSpec],
-        options: ReduceOptions,
+        sent: Sequence[str],
     ) -> None:
-        self._presence, self._devices, self._device, self._specs = presence, devices, device, list(specs)
-        wires = [options.wire_for(spec.name, spec.dtype) for spec in specs]
-        self._sent = [spec.dtype if wire == "none" else str(wire) for spec, wire in zip(specs, wires, strict=True)]
-        before, after = options.factors(devices.size, devices.transport.local_ranks)
-        self._factor = before * after
-        self._ready, self._done = devices.device.make_event(), devices.device.make_event()
+        self._presence, self._arrays, self._rounds = presence, arrays, rounds
+        self._device, self._specs, self._sent = device, list(specs), list(sent)
         self._lock = threading.Lock()
         presence.on_zero_round(functools.partial(_take_part, weakref.ref(self)))
 
@@ -169,9 +180,9 @@ class DeviceGradients:
     def take_part_with_zeros(self) -> None:
         """What a rank that has joined does in a step of the others; collective."""
         with self._lock, tf.init_scope():
-            self._add_up([None] * len(self._specs))
+            self._add_up([None] * len(self._specs), joined=True)
 
-    def _add_up(self, gradients: Sequence[Any]) -> list[Any]:
+    def _add_up(self, gradients: Sequence[Any], *, joined: bool = False) -> list[Any]:
         with tf.device(self._device):
             sources = [
                 tf.zeros(spec.shape, sent) if one is None else one
@@ -180,13 +191,14 @@ class DeviceGradients:
             results = [gpu.empty_like(one) for one in sources]
         # The memory of results may have been that of tensors which the GPU still reads: the addresses are asked for
         # after that, so that the wait in it is for these too.
-        calls = [
-            (gpu.address_of(source), gpu.address_of(result), source.shape.num_elements(), dtype)
-            for source, result, dtype in zip(sources, results, self._sent, strict=True)
-            if source.shape.num_elements()
+        addresses = [
+            (gpu.address_of(source), gpu.address_of(result)) if source.shape.num_elements() else (0, 0)
+            for source, result in zip(sources, results, strict=True)
         ]
-        self._devices.run(functools.partial(_enqueue, calls, self._factor), 0, self._ready, self._done)
-        self._devices.wait(self._done, Backoff().pause)
+        at, to = [one for one, _ in addresses], [one for _, one in addresses]
+        arrays, stream = self._arrays, _DEFAULT_STREAM
+        self._rounds.run(stream, lambda: arrays.start(at, to, stream), lambda: arrays.join(stream), joined=joined)
+        arrays.wait(Backoff().pause)
         return results
 
     def close(self) -> None:
@@ -198,17 +210,6 @@ def _take_part(held: weakref.ref[DeviceGradients]) -> None:
     gradients = held()
     if gradients is not None:
         gradients.take_part_with_zeros()
-
-
-def _enqueue(
-    calls: Sequence[tuple[int, int, int, str]], factor: float, communicator: Communicator, stream: int
-) -> None:
-    """Enqueue allreduces, each as (source, target, elements, dtype)."""
-    operations = {dtype: communicator.scaled_sum(dtype, factor) for _, _, _, dtype in calls}
-    for first in range(0, len(calls), _GROUPED):
-        with communicator.grouped():
-            for source, target, count, dtype in calls[first : first + _GROUPED]:
-                communicator.all_reduce(source, target, count, REDUCIBLE[dtype], operations[dtype], stream)
 
 
 runtime.on_shutdown(close_groups)

@@ -19,8 +19,8 @@ class CompiledNotice:
 
     def after_reduction(self, statistics: Statistics, named: Named, rank: int) -> None:
         """Log it if the module is compiled. named: the parameters, by name."""
-        if self._logged or statistics.generations < _AFTER:
-            return
+        if self._logged or statistics.generations < _AFTER or not statistics.exposed_s:
+            return  # a GPU's seconds come later
         self._logged = True
         if rank == 0 and (any("_orig_mod." in name for name, _ in named) or _backward_compiled()):
             logger.warning(

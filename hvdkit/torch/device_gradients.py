@@ -11,6 +11,7 @@ from hvdkit.engine import runtime
 from hvdkit.engine.allreduce import GradientReducer
 from hvdkit.engine.groups import Group
 from hvdkit.engine.observe.device_clock import DeviceClock
+from hvdkit.engine.planned.on_device import OnDevice, Streams
 from hvdkit.engine.planned.reducer import BucketReducer, Context, Statistics
 from hvdkit.engine.planned.settings import PlanSettings, settings_of
 from hvdkit.engine.request import ReduceOptions
@@ -92,7 +93,7 @@ def find_device_place(current: Runtime, parameters: Parameters, group: Group) ->
     if devices is None:
         return None
     assert index is not None
-    return Place(_open_buckets(devices, index), _settings(current.config), _clock(devices, index))
+    return Place(_open_buckets(devices, index), _settings(current.config), _on_device(devices, index))
 
 
 def _open_buckets(devices: DeviceGroup, index: int) -> Callable[[Sequence[BucketSpec], int | None], NcclBuckets]:
@@ -109,12 +110,13 @@ def _context(current: Runtime, name: str, group: Group, devices: DeviceGroup, in
         current.timeline,
         open_buckets=_open_buckets(devices, index),
         open_masks=functools.partial(DeviceMasks, static=static),
-        device_clock=_clock(devices, index),
+        device=_on_device(devices, index),
     )
 
 
-def _clock(devices: DeviceGroup, index: int) -> DeviceClock:
-    return DeviceClock(devices.device, functools.partial(gpu.current_stream, index))
+def _on_device(devices: DeviceGroup, index: int) -> OnDevice:
+    device, stream = devices.device, functools.partial(gpu.current_stream, index)
+    return OnDevice(DeviceClock(device, stream), Streams(device, stream), devices.check)
 
 
 def _settings(config: Config) -> PlanSettings:

@@ -31,7 +31,6 @@ from hvdkit.transport.nccl.collectives import Reduction, can_reduce
 from hvdkit.transport.nccl.communicator import Communicator
 from hvdkit.transport.nccl.group import DeviceGroup
 from hvdkit.transport.nccl.groups import close_groups, open_group, opened_gpu, settle_groups
-from hvdkit.transport.nccl.library import NcclError
 
 #: This process's GPU for named operations, once it is known, under the key "index".
 _own: dict[str, int] = {}
@@ -126,21 +125,17 @@ class TorchDevices:
         return self._group is not None
 
     def run(self, ready: Sequence[Ready], operations: Sequence[Operation]) -> None:
-        """See Devices.run. Raises RankLostError, TransportError or NcclError, with which the group has failed then."""
+        """See Devices.run. Raises RankLostError or TransportError, with which the group has failed then."""
         group = self._group
         assert group is not None
         done = group.device.make_event()
         events = {buffer.ready for each in operations for buffer in each.buffers if isinstance(buffer, GpuBuffer)}
         body = self._reduce if ready[0].asked.kind == "allreduce" else self._exchange
-        try:
-            group.enqueue(
-                lambda communicator, stream: body(communicator, stream, operations),
-                [event for event in events if event is not None],
-                done,
-            )
-        except NcclError as error:
-            group.fail(error)
-            raise
+        group.enqueue(
+            lambda communicator, stream: body(communicator, stream, operations),
+            [event for event in events if event is not None],
+            done,
+        )
         for operation in operations:
             operation.outcome = Outcome(group, done)
 

@@ -60,6 +60,9 @@ class DirectGradients:
                 self._mask = self._send_mask()  # before it, so that both go in one cycle of Horovod's
             self._send(index)
 
+    def check(self) -> None:
+        """See BucketReducer.check. Horovod tells of failures where its results are waited for."""
+
     def forget_arrivals(self) -> None:
         """See BucketReducer.forget_arrivals. Nothing is remembered: a gradient is sent when it arrives."""
 

@@ -11,7 +11,8 @@ from hvdkit.transport.device import Device, Event
 class DeviceClock:
     """Marks points in the work of the stream that a framework gives work to, and tells when the device was there.
 
-    The host waits for the device in set() alone. The clocks of host and device are taken to run alike from there on.
+    The host waits for the device in set() alone. Before set() times are seconds since the first mark; from it on they
+    are those of the host's clock, and the clocks of host and device are taken to run alike.
     Used by one thread at a time, but for read(), which may be called by another one.
     """
 
@@ -36,13 +37,12 @@ class DeviceClock:
         return event
 
     def read(self, marks: Sequence[Event]) -> list[float]:
-        """When the device was there, in seconds of recording.clock; takes the marks back.
+        """When the device was there, in seconds; takes the marks back.
 
         marks: in the order of mark(), all done, after the last set(). Raises TransportError if the device has failed.
         """
-        assert self._known is not None
-        known, known_s = self._known
+        known, known_s = self._known or (marks[0], 0.0)
         times = [known_s + event.elapsed_ms(known) / 1000.0 for event in marks]
-        self._free += [known, *marks[:-1]]
+        self._free += marks[:-1] if self._known is None else [known, *marks[:-1]]
         self._known = marks[-1], times[-1]  # near the next ones: milliseconds come as float32
         return times

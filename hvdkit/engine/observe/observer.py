@@ -30,8 +30,10 @@ class PlanObserver:
     """Observes one plan on one rank; an event costs two comparisons while neither timeline nor profile is on.
 
     names: of each bucket's slots, for the timeline. report: sends a window of rounds to rank 0. device: of buckets in a
-    device's memory: then stages are times of the device's work, which are read in later rounds, once it is done. The
-    window's seconds are the host's in any case.
+    device's memory: then all times are of the device's work, and are read in later rounds, once it is done. While
+    neither timeline nor profile is on, three points of a round are marked: where its first bucket begins, where
+    training begins to wait, and where the round ends. measured: gets the seconds between the first and the last, and
+    between the second and the last; these are what the rank has waited in a window of a device's rounds.
     The caller holds the reducer's lock.
     """
 
@@ -42,6 +44,7 @@ class PlanObserver:
         timeline: Timeline | None = None,
         report: Callable[[Window], None] | None = None,
         device: DeviceClock | None = None,
+        measured: Callable[[float, float], None] | None = None,
     ) -> None:
         self._facts, self._names, self._timeline = facts, names, timeline or Timeline()
         self._report = report if len(facts.ranks) > 1 else None
@@ -50,24 +53,25 @@ class PlanObserver:
         self._rounds_s: list[float] = []
         self._finishing_s = self._ended_s = 0.0
         self._stamps: list[float] | None = None
-        self._device = device
-        #: Of a device, while timeline or recording is on: kind and bucket of each.
-        self._marks: list[tuple[int, int, Event]] | None = None
+        self._device, self._measured = device, measured
+        self._marks: list[tuple[int, int, Event]] = []  # of a device: kind and bucket of each
+        self._every_stage = False  # of a device: is the round recorded or drawn?
+        self._end_of_device = 0, 0.0  # of the last round that was read: the clock's times_set, and when
         self._begin_round()
 
     def _begin_round(self) -> None:
         if self._device is None:
             self._stamps = [0.0] * (len(STAMPS) * len(self._facts.nbytes)) if RECORDER.on else None
             return
-        before, on = self._marks, RECORDER.on or self._timeline.on
-        if on and before is None:
+        before, self._every_stage = self._every_stage, RECORDER.on or self._timeline.on
+        if self._every_stage and not before:
             self._device.set()
-        self._marks = [] if on else None
+        self._marks = []
 
     def event(self, kind: int, bucket: int) -> None:
         """Record that the bucket has reached a stage: FILL, FILLED, ..."""
         if self._device is not None:
-            if self._marks is not None:
+            if self._every_stage or (kind == FILL and not self._marks):
                 self._marks.append((kind, bucket, self._device.mark()))
             return
         if self._stamps is not None:
@@ -87,24 +91,32 @@ class PlanObserver:
     def finishing(self) -> None:
         """Record that all gradients have arrived and training waits for results."""
         self._finishing_s = clock()
-        if self._device is not None and self._marks is not None:
+        if self._device is not None:
             self._marks.append((_FINISHING, 0, self._device.mark()))
 
     def round_ended(self, number: int, waited_s: float) -> None:
-        """Record the end of a round. number: the same on all ranks. waited_s: seconds that this rank waited in it."""
+        """Record the end of a round. number: the same on all ranks. waited_s: seconds that this rank waited in it.
+
+        They are not used where there is a device.
+        """
         now = clock()
         if self._stamps is not None:
             RECORDER.waited_s += waited_s
             RECORDER.add(self._facts, number, self._finishing_s, now, self._stamps)
-        if self._device is not None and self._marks:
+        if self._device is not None:
             self._read_later(self._device, number, self._marks)
         self._begin_round()
+        if self._device is None:
+            self._count(number, waited_s, now - self._ended_s if self._ended_s else None)
+            self._ended_s = now
+
+    def _count(self, number: int, waited_s: float, round_s: float | None) -> None:
+        """Add a round to the window; report that at its end. round_s: None where the round before is not known."""
         if self._report is None:
             return
-        if self._ended_s:
+        if round_s is not None:
             self._waits_s.append(waited_s)
-            self._rounds_s.append(now - self._ended_s)
-        self._ended_s = now
+            self._rounds_s.append(round_s)
         if (number + 1) % self._length == 0 and self._waits_s:
             first = number + 1 - len(self._waits_s)
             self._report(Window(self._facts.name, first, number, median(self._waits_s), median(self._rounds_s)))
@@ -112,20 +124,31 @@ class PlanObserver:
 
     def _read_later(self, device: DeviceClock, number: int, marks: list[tuple[int, int, Event]]) -> None:
         marks.append((_ENDED, 0, device.mark()))
-        loading, times_set = RECORDER.end_loading() if RECORDER.on else None, device.times_set
+        every_stage, times_set = self._every_stage, device.times_set
+        loading = RECORDER.end_loading() if every_stage and RECORDER.on else None
 
         def read() -> None:
             if device.times_set != times_set:  # of a timeline or recording that has ended
                 return
             times = device.read([event for _, _, event in marks])
             stages = [(kind, bucket, at) for (kind, bucket, _), at in zip(marks, times, strict=True)]
+            self._measure(number, stages, times_set)
             if loading is not None:
                 self._record(number, stages, loading)
-            for kind, bucket, at in stages:
+            for kind, bucket, at in stages if every_stage else ():
                 self._draw(kind, bucket, at)
 
         READINGS.flush()
         READINGS.add(marks[-1][2], read)
+
+    def _measure(self, number: int, stages: Sequence[tuple[int, int, float]], times_set: int) -> None:
+        finishing_s = next(at for kind, _, at in stages if kind == _FINISHING)
+        began_s, ended_s = stages[0][2], stages[-1][2]
+        if self._measured is not None:
+            self._measured(ended_s - began_s, ended_s - finishing_s)
+        set_before, before_s = self._end_of_device
+        self._end_of_device = times_set, ended_s
+        self._count(number, ended_s - finishing_s, ended_s - before_s if before_s and set_before == times_set else None)
 
     def _record(self, number: int, stages: Sequence[tuple[int, int, float]], loading: tuple[float, float, int]) -> None:
         stamps, ends = [0.0] * (len(STAMPS) * len(self._facts.nbytes)), {}

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hvdkit.engine.api import Engine
-from hvdkit.engine.observe.device_clock import DeviceClock
 from hvdkit.engine.observe.observer import DRAINED, FILL, FILLED, REDUCED, STARTED, WAIT, PlanObserver
 from hvdkit.engine.observe.recording import PlanFacts
 from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.engine.planned.agreement import check_agreement
+from hvdkit.engine.planned.on_device import OnDevice
 from hvdkit.engine.planned.plan import Bucket, Plan, TensorSpec, describe_plan, plan_buckets
 from hvdkit.engine.planned.progress import ProgressThread
 from hvdkit.engine.planned.settings import PlanSettings
@@ -35,7 +35,8 @@ class Statistics:
 
     reduced_bytes: of buckets. sent_bytes: what this rank gave to the network; 0 where ranks share memory.
     busy_s: from the first bucket's start to the last one's end, summed over generations.
-    exposed_s: the part of it in which training stood still. waited_s: the time in which training waited for other ranks
+    exposed_s: the part of it in which training stood still. Of buckets on a GPU both are the GPU's times, added in a
+    later round, when the GPU has passed them. waited_s: the time in which training waited for other ranks
     or the network, also during backward; None if a GPU's stream waits, and not this process.
     """
 
@@ -54,7 +55,7 @@ class Context:
     transport: of the ranks that train together. name: of the plan, the same on all ranks. engine: of the same ranks,
     for ranks that join, the stall report and stragglers; None for none of these. timeline: of this process.
     spare_core: has this rank a core for a progress thread? open_buckets, open_masks: of buckets that are not in the
-    transport's memory but on a device; None for the transport's. device_clock: of that device.
+    transport's memory, as they are on a device; None for the transport's. device: None for the host.
     """
 
     transport: Transport
@@ -64,7 +65,7 @@ class Context:
     spare_core: bool = False
     open_buckets: Callable[[Sequence[BucketSpec], int | None], Buckets] | None = None
     open_masks: Callable[[Sequence[Bucket], Sequence[Buffer]], Masks] | None = None
-    device_clock: DeviceClock | None = None
+    device: OnDevice | None = None
 
 
 class BucketReducer:
@@ -105,6 +106,7 @@ class BucketReducer:
         self._zero_rounds: ZeroRounds | None = None
         self._watch: Watch | None = None
         self._rounds = Counter[str]()
+        self._streams = None if context.device is None else context.device.streams
         self._open(settings)
         engine = context.engine
         if engine is not None:
@@ -156,15 +158,21 @@ class BucketReducer:
         )
         stalls = None if engine is None else engine.stall_report
         report = None if stalls is None else stalls.report_window
-        return PlanObserver(
-            facts, [plan.names_of_slots(index) for index in indices], context.timeline, report, context.device_clock
-        )
+        clock = None if context.device is None else context.device.clock
+        names = [plan.names_of_slots(index) for index in indices]
+        return PlanObserver(facts, names, context.timeline, report, clock, self._add_seconds)
+
+    def _add_seconds(self, busy_s: float, exposed_s: float) -> None:
+        self.statistics.busy_s += busy_s
+        self.statistics.exposed_s += exposed_s
 
     def _begin_round(self) -> None:
         self._missing = self._needs.copy()  # tensors that have not arrived
         self._next = 0  # bucket to start next
         self._started: deque[int] = deque()  # and not drained
         self._waited_s = 0.0
+        if self._streams is not None:
+            self._streams.clear()
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -180,6 +188,11 @@ class BucketReducer:
         """Has any of the tensor been sent in this round?"""
         return self._buckets_needing[tensor][0] < self._next
 
+    def check(self) -> None:
+        """Raise what the device has failed with, if it has."""
+        if self.context.device is not None:
+            self.context.device.check()
+
     def forget_arrivals(self) -> None:
         """Begin the round anew; none of its buckets is started."""
         with self._lock:
@@ -188,6 +201,8 @@ class BucketReducer:
     def arrived(self, tensor: int) -> None:
         """This rank has the tensor; starts its bucket if that was the last one missing, and buckets before have."""
         with self._lock:
+            if self._streams is not None:
+                self._streams.note()
             missing = self._missing
             for bucket in self._buckets_needing[tensor]:
                 missing[bucket] -= 1
@@ -203,6 +218,8 @@ class BucketReducer:
             self._began_s = time.perf_counter()
         event = self._observer.event
         event(FILL, bucket)
+        if self._streams is not None:
+            self._streams.join()
         data = self._data[bucket]
         filled = self._source.fill(bucket, data, self._owned[bucket])
         for start, stop in self._padding[bucket]:
@@ -256,7 +273,7 @@ class BucketReducer:
             while self._started:
                 self._drain_oldest()
             self._observer.round_ended(self._rounds[self.context.name], self._waited_s)
-            on_device = self.context.open_buckets is not None
+            on_device = self.context.device is not None
             statistics.waited_s = None if on_device else (statistics.waited_s or 0.0) + self._waited_s
             self._begin_round()
             self._count_round()
@@ -264,8 +281,8 @@ class BucketReducer:
         statistics.generations += 1
         statistics.reduced_bytes += self._nbytes
         statistics.sent_bytes += self._buckets.sent_bytes
-        statistics.busy_s += ended - self._began_s
-        statistics.exposed_s += ended - began
+        if not on_device:
+            self._add_seconds(ended - self._began_s, ended - began)
         if self.on_round_end is not None:
             self.on_round_end()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hvdkit.engine import runtime
 from hvdkit.engine.groups import Group
-from hvdkit.engine.observe.device_clock import DeviceClock
+from hvdkit.engine.planned.on_device import OnDevice
 from hvdkit.engine.planned.settings import PlanSettings, settings_of
 from hvdkit.transport.buckets import Buckets, BucketSpec
 
@@ -16,12 +16,12 @@ from hvdkit.transport.buckets import Buckets, BucketSpec
 class Place:
     """open_buckets: as Transport.open_buckets(). settings: of the plan; the same for gradients and parameters.
 
-    device_clock: of the buckets' device; None for the host.
+    device: of the buckets; None for the host.
     """
 
     open_buckets: Callable[[Sequence[BucketSpec], int | None], Buckets]
     settings: PlanSettings
-    device_clock: DeviceClock | None = None
+    device: OnDevice | None = None
 
 
 def place_on_host(group: Group) -> Place:

@@ -67,7 +67,7 @@ class ScatterGradients(AllReduce):
             has_spare_core(current.cores, parameters.compute_threads),
             open_buckets=lambda specs, depth: _ScatterBuckets(place.open_buckets(specs, depth)),
             open_masks=lambda _, __: _NoMasks(),
-            device_clock=place.device_clock,
+            device=place.device,
         )
         reducer = BucketReducer(
             context,

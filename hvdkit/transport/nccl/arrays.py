@@ -1,8 +1,8 @@
-"""Arrays in device memory that are reduced where they lie, all of them as one operation of NCCL."""
+"""Arrays in device memory that are reduced where they lie, many of them as one operation of NCCL."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.buffer import COMPLEX, STORAGE
@@ -11,6 +11,7 @@ from hvdkit.transport.nccl.group import DeviceGroup
 from hvdkit.transport.nccl.library import REDUCIBLE
 
 _PARTS = {"complex64": "float32", "complex128": "float64"}
+_MOST_TOGETHER = 64  # allreduces in an operation of NCCL
 
 
 class DeviceArrays:
@@ -34,19 +35,27 @@ class DeviceArrays:
         self.sent_bytes = 2 * (group.size - 1) * self.nbytes // group.size
         self._ready, self._done = group.device.make_event(), group.device.make_event()
 
-    def reduce(self, sources: Sequence[int], targets: Sequence[int], stream: int) -> None:
-        """Enqueue the reduction after what `stream` has been given; what it is given from then on comes after it.
+    def start(self, sources: Sequence[int], targets: Sequence[int], stream: int) -> None:
+        """Enqueue the reduction after what `stream` has been given. The host waits for nothing.
 
-        sources, targets: addresses, in the order of `arrays`; a target may be its source. The host waits for nothing.
-        Raises RankLostError or TransportError if an earlier operation has failed, NcclError if NCCL fails.
+        sources, targets: addresses, in the order of `arrays`; a target may be its source.
+        Raises RankLostError or TransportError if this or an earlier operation has failed.
         """
 
         def enqueue(communicator: Communicator, own_stream: int) -> None:
             sums = [communicator.scaled_sum(dtype, self._factor) for dtype, _ in self._arrays]
-            with communicator.grouped():
-                for (dtype, count), op, source, target in zip(self._arrays, sums, sources, targets, strict=True):
-                    if count:
+            calls = [one for one in zip(self._arrays, sums, sources, targets, strict=True) if one[0][1]]
+            for first in range(0, len(calls), _MOST_TOGETHER):
+                with communicator.grouped():
+                    for (dtype, count), op, source, target in calls[first : first + _MOST_TOGETHER]:
                         communicator.all_reduce(source, target, count, REDUCIBLE[dtype], op, own_stream)
 
         self._group.run(enqueue, stream, self._ready, self._done)
+
+    def join(self, stream: int) -> None:
+        """Let what `stream` is given from now on come after the reduction; raises as start() does."""
         self._group.join(stream, self._done)
+
+    def wait(self, pause: Callable[[], object]) -> None:
+        """Return when the reduction is done, calling pause() meanwhile; raises as start() does."""
+        self._group.wait(self._done, pause)

@@ -10,7 +10,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -37,14 +37,20 @@ class DeviceGroup:
     """A communicator of NCCL among the ranks of a transport, made by all of them together, and its stream.
 
     transport: of the ranks, in host memory: by it they meet, and it knows of ranks that have ended. where: this rank
-    with its host and GPU, for messages. timeout_s: for connecting.
+    with its host and GPU, for messages. timeout_s: for connecting. name: what the operations are of, for messages.
     Raises NcclError, TransportError or RankLostError where the ranks cannot be connected.
     """
 
     def __init__(
-        self, transport: Transport, device: CudaDevice, library: Library, where: str, timeout_s: float
+        self,
+        transport: Transport,
+        device: CudaDevice,
+        library: Library,
+        where: str,
+        timeout_s: float,
+        name: str = "",
     ) -> None:
-        self.transport, self.device, self.where = transport, device, where
+        self.transport, self.device, self.where, self.name = transport, device, where, name
         self.rank, self.size = transport.rank, transport.size
         self._failure: HvdkitError | None = None
         self._lock = threading.RLock()  # keeps what run() gives to streams together
@@ -67,7 +73,8 @@ class DeviceGroup:
         """Let `body` enqueue operations after what the stream `producer` has been given; all ranks do so in one order.
 
         ready, done: events of the device, recorded before and after the operations.
-        Raises RankLostError or TransportError if an earlier operation has failed, NcclError if NCCL fails.
+        Raises RankLostError or TransportError if this operation or an earlier one has failed. What is under way is
+        ended then, and every later call raises the same.
         """
         ready.record(producer)
         self.enqueue(body, [ready], done)
@@ -76,14 +83,14 @@ class DeviceGroup:
         """As run(), after events that have been recorded already."""
         self.check()
         with self._lock, self.device.current():
-            for event in ready:
-                self.device.wait(self._stream, event)
             try:
+                for event in ready:
+                    self.device.wait(self._stream, event)
                 body(self._communicator, self._stream)
-            except TransportError:
-                self.check()  # why the communicator was aborted meanwhile, if it was
-                raise
-            done.record(self._stream)
+                done.record(self._stream)
+            except TransportError as error:
+                # One that came first is why the communicator was aborted meanwhile.
+                raise self.fail(error) from error
             self._last = done
             self._runs += 1
 
@@ -112,10 +119,17 @@ class DeviceGroup:
         if self._failure is not None:
             raise self._failure
 
-    def inspect(self) -> None:
+    @property
+    def under_way(self) -> bool:
+        """Has an operation not been done? Asks the device."""
+        last = self._last
+        return last is not None and not self._closed and self._failure is None and not last.done()
+
+    def inspect(self, groups: Sequence[DeviceGroup] = ()) -> None:
         """Look after ranks that have ended while operations are under way; called by a thread of its own now and then.
 
         A lost rank ends the operations, whose results are then undefined, so that nothing waits for them for ever.
+        groups: all of this process, for messages.
         """
         runs, last = self._runs, self._last
         if self._failure is not None or self._closed or last is None or runs == self._finished_runs:
@@ -124,12 +138,12 @@ class DeviceGroup:
             if last.done():
                 self._finished_runs, self._lost_s = runs, 0.0
             else:
-                self._look_after_peers(runs, time.monotonic())
+                self._look_after_peers(runs, time.monotonic(), groups)
         except HvdkitError as error:
             if not self._closed:
                 self.fail(error)
 
-    def _look_after_peers(self, runs: int, now: float) -> None:
+    def _look_after_peers(self, runs: int, now: float, groups: Sequence[DeviceGroup]) -> None:
         try:
             self.transport.check()
         except RankLostError:
@@ -143,19 +157,16 @@ class DeviceGroup:
             self._pending = runs, now
         elif now - self._pending[1] > _SLOW_S and self._warned_runs != runs:
             self._warned_runs = runs
-            logger.warning(
-                "NCCL's operations on %s have been under way for %d s. The usual cause is a rank that has not called "
-                "what the others have. `hvdkit stacks` shows where the ranks are.",
-                self.where,
-                now - self._pending[1],
-            )
+            others = [one for one in groups if one is not self and one.device is self.device and one.under_way]
+            logger.warning("%s", describe_slow(self, others, now - self._pending[1]))
 
-    def fail(self, error: HvdkitError) -> None:
-        """End what is under way on this rank, and have later calls raise `error`."""
+    def fail(self, error: HvdkitError) -> HvdkitError:
+        """End what is under way on this rank, and have later calls raise `error`, or what came first; returns that."""
         kind = RankLostError if isinstance(error, RankLostError) else TransportError
         self._failure = self._failure or kind(f"{error} NCCL's operations on {self.where} were ended.")
         # NCCL may wait for the whole GPU, and so for another communicator that has to be aborted too.
         threading.Thread(target=self._abort, name="hvdkit-nccl-abort", daemon=True).start()
+        return self._failure
 
     def _abort(self) -> None:
         with contextlib.suppress(HvdkitError), self.device.current():
@@ -176,3 +187,17 @@ class DeviceGroup:
             self._abort()
         with contextlib.suppress(HvdkitError):
             self.device.destroy_stream(self._stream)
+
+
+def describe_slow(group: DeviceGroup, others: Sequence[DeviceGroup], seconds: float) -> str:
+    """The warning of operations that take long. others: with operations under way on the same GPU."""
+    beside = ", ".join(dict.fromkeys(other.name for other in others))
+    order = (
+        f" Those of {beside} are under way on this GPU too: where ranks have issued operations of several "
+        "communicators in different orders, they may wait for one another (docs/guides/gpus.md#order-of-operations)."
+    )
+    return (
+        f"NCCL's operations of {group.name} on {group.where} have been under way for {seconds:.0f} s. The usual cause "
+        f"is a rank that has not called what the others have.{order if beside else ''} `hvdkit stacks` shows where the "
+        "ranks are."
+    )

@@ -60,7 +60,7 @@ def open_group(
     key = (transport, device.index, name)
     if key not in _groups:
         where = f"rank {transport.rank} on {host}, GPU {index}"
-        _groups[key] = DeviceGroup(transport, device, library, where, _TIMEOUT_S)
+        _groups[key] = DeviceGroup(transport, device, library, where, _TIMEOUT_S, name or "the common communicator")
         watch(_groups[key])
     return _groups[key]
 

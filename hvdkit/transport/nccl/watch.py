@@ -35,7 +35,7 @@ def _look() -> None:
         with _lock:
             groups = list(_groups)
         for group in groups:
-            group.inspect()
+            group.inspect(groups)
 
 
 def _forget() -> None:
