@@ -239,7 +239,7 @@ def a_bucket_fails() -> tuple[list[str], float, float]:
         model, optimizer = _wrapped()
         for _ in range(5):
             _step(model, optimizer)
-        statistics = optimizer._sync.strategy.statistics
+        statistics = optimizer._hvdkit.strategy.statistics
         seconds = statistics.busy_s, statistics.exposed_s
         ask_to_fail("ncclAllReduce", 2, after=1)
         for call in (_step, _step, lambda *_: optimizer.step()):
@@ -310,6 +310,16 @@ def test_operations_of_several_communicators_are_issued_in_one_order() -> None:
     first, second, third = run_ranks(3, in_order, env={"STAND_IN_PAUSE_US": "300"})
     assert first == third and second == [each for each in first if each[1] == 3]
     assert len(set(first)) == 4 and len({each for each in first if each[0].startswith("optimizer")}) == 2
+
+
+def test_a_capture_in_a_cuda_graph_is_refused_with_the_reason() -> None:
+    with (
+        mock.patch.object(torch.cuda, "current_stream", lambda _: mock.Mock(cuda_stream=5)),
+        mock.patch.object(torch.cuda, "is_current_stream_capturing", side_effect=[False, True]),
+    ):
+        assert gpu.current_stream(0) == 5
+        with pytest.raises(HorovodInternalError, match=r"while a CUDA graph is being captured.*synchronize"):
+            gpu.current_stream(0)
 
 
 def test_slow_operations_name_those_beside_them() -> None:

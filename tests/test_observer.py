@@ -198,13 +198,12 @@ def test_seconds_of_rounds_before_a_recording_are_not_read_on_its_clock(tmp_path
 
 
 def test_a_stream_that_fills_a_bucket_waits_for_the_others() -> None:
-    device, current = StreamsDevice(), 7
-    streams = Streams(device, lambda: current)
-    for current in (7, 7):
-        streams.note()
+    device, current = StreamsDevice(), [7]
+    streams = Streams(device, lambda: current[0])
+    streams.note()
     streams.join()
     assert device.waits_of == [], "one stream is all there is"
-    for current in (9, 7, 11):
+    for current[0] in (9, 7, 11):
         streams.note()
     streams.join()
     assert sorted(device.waits_of) == [(11, 7), (11, 9)]
