@@ -84,6 +84,7 @@ class AllReduce(Strategy):
             self._arrived.add(index)
             reducer.arrived(index)
         elif reducer.started(index):
+            reducer.check()
             assert self._parameters is not None
             raise HorovodInternalError(
                 f"The gradient of {self._parameters.tensors[index].name} was written again after its reduction had "

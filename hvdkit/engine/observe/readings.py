@@ -49,7 +49,7 @@ class Readings:
             with self._lock:
                 lost = len(self._waiting)
                 self._waiting.clear()
-            logger.warning("The profile or timeline lacks the last %d steps of a GPU: %s", lost, error)
+            logger.warning("Profile, timeline and statistics lack the last %d steps of a GPU: %s", lost, error)
 
     def settle(self) -> None:
         """Wait for the device, and do all."""

@@ -40,12 +40,8 @@ class DeviceRounds:
         names = [[f"gradients.{tensor.name}" for tensor in tensors]]
         stalls, clock = engine.stall_report, DeviceClock(device, lambda: self._stream)
         report = None if stalls is None else stalls.report_window
-        self._observer = PlanObserver(facts, names, timeline, report, clock, self._add_seconds)
+        self._observer = PlanObserver(facts, names, timeline, report, clock, statistics.add_seconds)
         statistics.waited_s = None
-
-    def _add_seconds(self, busy_s: float, exposed_s: float) -> None:
-        self._statistics.busy_s += busy_s
-        self._statistics.exposed_s += exposed_s
 
     def run(self, stream: int, start: Callable[[], None], join: Callable[[], None], *, joined: bool = False) -> None:
         """Do a round: start() enqueues the reduction after what `stream` has been given, join() lets that wait for it.

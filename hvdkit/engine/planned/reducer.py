@@ -47,6 +47,11 @@ class Statistics:
     exposed_s: float = 0.0
     waited_s: float | None = 0.0
 
+    def add_seconds(self, busy_s: float, exposed_s: float) -> None:
+        """Add those of a generation."""
+        self.busy_s += busy_s
+        self.exposed_s += exposed_s
+
 
 @dataclass(frozen=True)
 class Context:
@@ -160,11 +165,7 @@ class BucketReducer:
         report = None if stalls is None else stalls.report_window
         clock = None if context.device is None else context.device.clock
         names = [plan.names_of_slots(index) for index in indices]
-        return PlanObserver(facts, names, context.timeline, report, clock, self._add_seconds)
-
-    def _add_seconds(self, busy_s: float, exposed_s: float) -> None:
-        self.statistics.busy_s += busy_s
-        self.statistics.exposed_s += exposed_s
+        return PlanObserver(facts, names, context.timeline, report, clock, self.statistics.add_seconds)
 
     def _begin_round(self) -> None:
         self._missing = self._needs.copy()  # tensors that have not arrived
@@ -282,7 +283,7 @@ class BucketReducer:
         statistics.reduced_bytes += self._nbytes
         statistics.sent_bytes += self._buckets.sent_bytes
         if not on_device:
-            self._add_seconds(ended - self._began_s, ended - began)
+            statistics.add_seconds(ended - self._began_s, ended - began)
         if self.on_round_end is not None:
             self.on_round_end()
 
