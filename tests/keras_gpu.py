@@ -99,11 +99,13 @@ def nccl_fails() -> None:
         model, data = make_model(), mine(make_data())
         fit(model, hvd.DistributedOptimizer(make_optimizer(SGD)), data, rows=ROWS, epochs=1)
         ask_to_fail("ncclAllReduce", 2, after=1)
+        where = f"rank {hvd.rank()} on {socket.gethostname()}, GPU 0"
         for _ in range(2):
-            with raises(
-                Exception, f"ncclAllReduce failed on rank {hvd.rank()} on {socket.gethostname()}, GPU 0: unhand"
-            ):
+            with raises(Exception, f"ncclAllReduce failed on {where}: unhandled system error"):
                 model.fit(*data, batch_size=ROWS, verbose=0)
+            if keras.backend.backend() == "jax":  # Keras has lost the model's variables; the communicator is common
+                model = make_model()
+                model.compile(hvd.DistributedOptimizer(make_optimizer(SGD)), "mse")
 
 
 def apply_by_hand() -> None:
