@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,11 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
         "warning",
     ),
     "an old NCCL": ({"accelerators__nccl": "2.17.1"}, "nccl-old", "warning"),
+    "a GPU with the memory of an earlier job": (
+        {"accelerators__gpus": (*GPUS[:3], replace(GPUS[3], used_bytes=60 * 2**30))},
+        "gpu-in-use",
+        "warning",
+    ),
     "a GPU twice": ({"accelerators__visible": "1,1"}, "gpu-twice", "error"),
 }
 
@@ -204,9 +210,10 @@ def test_the_kind_of_a_library(says: str, kind: str, name: str) -> None:
 
 
 def test_nvidia_smi_is_read() -> None:
-    gpus, driver = parse_gpus("0, GPU-5f, NVIDIA A100, 40960 MiB, 535.1\n1, GPU-6f, NVIDIA A100, [N/A], 535.1\nnoise\n")
+    lines = "0, GPU-5f, NVIDIA A100, 40960 MiB, 535.1, 7 MiB\n1, GPU-6f, NVIDIA A100, [N/A], 535.1\nnoise\n"
+    gpus, driver = parse_gpus(lines)
     assert [(gpu.index, gpu.uuid, gpu.memory_bytes) for gpu in gpus] == [(0, "GPU-5f", 40960 * 2**20), (1, "GPU-6f", 0)]
-    assert driver == "535.1"
+    assert [gpu.used_bytes for gpu in gpus] == [7 * 2**20, 0] and driver == "535.1"
 
 
 def test_kerass_backend_is_what_keras_would_take(tmp_path: Path) -> None:

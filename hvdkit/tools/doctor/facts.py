@@ -209,12 +209,13 @@ class Horovod:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as its driver shows it."""
+    """A GPU as its driver shows it. used_bytes: of its memory, by all processes; 0 if unknown."""
 
     index: int
     uuid: str
     name: str
     memory_bytes: int
+    used_bytes: int = 0
 
 
 @dataclass(frozen=True)

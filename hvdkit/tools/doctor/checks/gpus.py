@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hvdkit.tools.build_horovod.versions import parse_numbers
-from hvdkit.tools.doctor.facts import Accelerators, HostFacts
+from hvdkit.tools.doctor.facts import Accelerators, Gpu, HostFacts
 from hvdkit.tools.doctor.findings import Finding, JobRequest, Severity
 from hvdkit.tools.doctor.survey import Survey
 from hvdkit.transport.nccl.library import OLDEST
@@ -103,6 +103,8 @@ def check_uneven_hosts(survey: Survey) -> Iterator[Finding]:
         )
 
 
+_MOST_USED = 0.1  # of a GPU's memory: a desktop or a driver's own may take some
+
 _CUDA_BUILDS = {
     "torch": "of torch see pytorch.org/get-started",
     "tensorflow": "of TensorFlow run: pip install 'tensorflow[and-cuda]'",
@@ -128,7 +130,18 @@ def check_accelerators(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
             "will not use them: built for CPUs.",
             f"For a build for CUDA {'; '.join(_CUDA_BUILDS[name] for name in without)}.",
         )
+    used = [gpu for gpu in found.gpus if 0 < _MOST_USED * gpu.memory_bytes < gpu.used_bytes]
+    if used:
+        yield Finding.warning(
+            "gpu-in-use",
+            f"Memory is in use before the job: {', '.join(map(_describe_use, used))}. Ranks there may run out of it.",
+            "nvidia-smi shows the processes. End those that an earlier job has left, or ask for GPUs of your own.",
+        )
     yield from _check_visible(found)
+
+
+def _describe_use(gpu: Gpu) -> str:
+    return f"{gpu.used_bytes / 2**30:.0f} of {gpu.memory_bytes / 2**30:.0f} GiB of GPU {gpu.index}"
 
 
 def _check_visible(found: Accelerators) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from hvdkit.tools.doctor.facts import Accelerators, Gpu
 
 _TIMEOUT_S = 10.0
 _LOAD_S = 30.0
-_QUERY = "index,uuid,name,memory.total,driver_version"
+_QUERY = "index,uuid,name,memory.total,driver_version,memory.used"
 _DEVICE = re.compile(r"nvidia\d+|kfd")
 _JAX_PLUGIN = "jax-cuda{}-plugin"
 _TENSORFLOW_CUDA = re.compile(r"'cuda_version', '([\d.]+)'")
@@ -67,11 +67,17 @@ def parse_gpus(text: str) -> tuple[tuple[Gpu, ...], str]:
     gpus, driver = [], ""
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
-        if len(fields) == 5 and fields[0].isdecimal():
-            memory = re.match(r"\d+", fields[3])
-            gpus.append(Gpu(int(fields[0]), fields[1], fields[2], int(memory.group()) * 2**20 if memory else 0))
+        if len(fields) >= 5 and fields[0].isdecimal():
+            used = _parse_mib(fields[5]) if len(fields) > 5 else 0
+            gpus.append(Gpu(int(fields[0]), fields[1], fields[2], _parse_mib(fields[3]), used))
             driver = fields[4]
     return tuple(gpus), driver
+
+
+def _parse_mib(text: str) -> int:
+    """Bytes of "143771 MiB"; 0 for a text without a number."""
+    found = re.match(r"\d+", text)
+    return int(found.group()) * 2**20 if found else 0
 
 
 def _ask_driver(environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str, str]:
