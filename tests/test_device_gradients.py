@@ -19,7 +19,7 @@ from nccl_checks import connect_group
 from pipe_ranks import run_piped
 from ranks import run_ranks
 from stand_in import ask_to_fail, find_compiler, synchronizations
-from torch_world import Case, assert_alike, joined, train_here, train_on_ranks
+from torch_world import Case, assert_alike, joined, train, train_here, train_on_ranks
 
 import hvdkit.torch as hvd
 from hvdkit.engine import runtime
@@ -54,6 +54,28 @@ def test_ranks_train_as_one_process(dtype: str, tolerance: float) -> None:
 
 def test_buckets_of_any_size_accumulation_and_clipping() -> None:
     _check(Case(passes=3, clip=0.3), 2, 1e-10, settings={"fusion_bytes": 256})
+
+
+@pytest.mark.slow
+def test_mixed_precision_skips_the_step_of_an_infinite_loss_on_all_ranks() -> None:
+    _check(Case("Adam", ADAM, dtype="float32", steps=4, autocast=True, clip=1.0, infinite_at=1), 2, 5e-3)
+
+
+def in_a_set(case: Case) -> Any:
+    """Ranks 0 and 2 train together, rank 1 by itself; each as rank and size of its set."""
+    with stand_in_gpu() as settings, joined(**settings, fusion_bytes=256):
+        mine = [hvd.add_process_set(ranks) for ranks in ([0, 2], [1])][hvd.rank() % 2]
+        model, plain = case.make()
+        optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), process_set=mine)
+        return train(case, model, optimizer, rank=mine.rank(), of=mine.size(), size=2)
+
+
+@pytest.mark.slow
+def test_process_sets_train_by_themselves() -> None:
+    first, alone, third = run_ranks(3, in_a_set, Case())
+    expected = train_here(Case(), 2)
+    assert_alike([first, third], expected, 1e-10)
+    assert_alike([alone], expected, 1e-10)
 
 
 @pytest.mark.parametrize("shard", ["optimizer", "gradients"])
