@@ -272,7 +272,7 @@ def a_bucket_fails() -> tuple[list[str], float, float]:
 
 
 def test_a_failure_of_nccl_is_raised_by_this_step_and_later_ones() -> None:
-    for rank, (said, busy_s, exposed_s) in enumerate(run_ranks(2, a_bucket_fails, fresh=True)):
+    for rank, (said, busy_s, exposed_s) in enumerate(run_ranks(2, a_bucket_fails)):
         where = f"rank {rank} on {socket.gethostname()}, GPU 0"
         assert f"ncclAllReduce failed on {where}: unhandled system error" in said[0], said[0]
         assert f"NCCL's operations on {where} were ended" in said[0] and set(said) == {said[0]}

@@ -40,7 +40,7 @@ def test_profile_and_timeline_have_the_gpus_times(backend: str, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_a_failure_of_nccl_is_raised_by_this_step_and_later_ones(backend: str) -> None:
-    run_check(2, backend, "keras_gpu:nccl_fails", fresh=True)
+    run_check(2, backend, "keras_gpu:nccl_fails")
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def test_profile_and_timeline_have_the_gpus_times(mode: str, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_failure_of_nccl_is_raised_by_this_step_and_later_ones() -> None:
-    run_check(2, "tensorflow", "tensorflow_gpu:nccl_fails", fresh=True)
+    run_check(2, "tensorflow", "tensorflow_gpu:nccl_fails")
 
 
 @pytest.mark.slow
