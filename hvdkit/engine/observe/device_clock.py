@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 from hvdkit.engine.observe.recording import clock
@@ -19,16 +20,18 @@ class DeviceClock:
     def __init__(self, device: Device, current_stream: Callable[[], int]) -> None:
         self._device, self._current_stream = device, current_stream
         self._known: tuple[Event, float] | None = None
-        #: How often the clock has been set. Marks from before the last time are not to be read.
+        #: How often the clock has been set.
         self.times_set = 0
+        self._lock = threading.Lock()  # around the two of them
         self._free: list[Event] = []
 
     def set(self) -> None:
         """Find out what a point of the device is on the host's clock. The host waits for the stream."""
         event = self.mark()
         event.synchronize()
-        self._known = event, clock()
-        self.times_set += 1
+        with self._lock:
+            self._known = event, clock()
+            self.times_set += 1
 
     def mark(self) -> Event:
         """An event after what the stream has been given."""
@@ -36,13 +39,17 @@ class DeviceClock:
         event.record(self._current_stream())
         return event
 
-    def read(self, marks: Sequence[Event]) -> list[float]:
-        """When the device was there, in seconds; takes the marks back.
+    def read(self, marks: Sequence[Event], times_set: int) -> list[float] | None:
+        """When the device was there, in seconds; takes the marks back. None if the clock was set since.
 
-        marks: in the order of mark(), all done, after the last set(). Raises TransportError if the device has failed.
+        marks: in the order of mark(), all done. times_set: of the clock then. Raises TransportError if the device has
+        failed.
         """
-        known, known_s = self._known or (marks[0], 0.0)
-        times = [known_s + event.elapsed_ms(known) / 1000.0 for event in marks]
-        self._free += marks[:-1] if self._known is None else [known, *marks[:-1]]
-        self._known = marks[-1], times[-1]  # near the next ones: milliseconds come as float32
+        with self._lock:
+            if times_set != self.times_set:
+                return None
+            known, known_s = self._known or (marks[0], 0.0)
+            times = [known_s + event.elapsed_ms(known) / 1000.0 for event in marks]
+            self._free += marks[:-1] if self._known is None else [known, *marks[:-1]]
+            self._known = marks[-1], times[-1]  # near the next ones: milliseconds come as float32
         return times

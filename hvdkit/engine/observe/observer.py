@@ -128,9 +128,9 @@ class PlanObserver:
         loading = RECORDER.end_loading() if every_stage and RECORDER.on else None
 
         def read() -> None:
-            if device.times_set != times_set:  # of a timeline or recording that has ended
+            times = device.read([event for _, _, event in marks], times_set)
+            if times is None:  # of a timeline or recording that has ended, or of before one
                 return
-            times = device.read([event for _, _, event in marks])
             stages = [(kind, bucket, at) for (kind, bucket, _), at in zip(marks, times, strict=True)]
             self._measure(number, stages, times_set)
             if loading is not None:
