@@ -61,7 +61,7 @@ class DirectGradients:
             self._send(index)
 
     def check(self) -> None:
-        """See BucketReducer.check. Horovod tells of failures where its results are waited for."""
+        """Do nothing: Horovod tells of failures where its results are waited for."""
 
     def forget_arrivals(self) -> None:
         """See BucketReducer.forget_arrivals. Nothing is remembered: a gradient is sent when it arrives."""
