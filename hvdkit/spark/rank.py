@@ -1,0 +1,64 @@
+"""`python -m hvdkit.spark.rank DESCRIPTOR HOST`: the process of a rank, started by its task. See task.py."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+
+from hvdkit.errors import HorovodInternalError, HvdkitError
+from hvdkit.integrations.ranks import Outcome, Store, call_function, enter_rank, offer_store
+from hvdkit.spark.reports import Status
+from hvdkit.transport.addresses import address_towards
+
+
+def main(descriptor: int, driver: str) -> int:
+    """Offer a store, become the rank that the task says, call the function and send what it did.
+
+    driver: a host that all executors reach.
+    """
+    os.set_inheritable(descriptor, False)
+    with Connection(descriptor) as task:
+        try:
+            store = offer_store()
+        except HvdkitError as error:
+            task.send(str(error))
+            return 1
+        task.send((address_towards(driver), store.port))
+        variables, function = task.recv()
+        status, outcome = _call(variables, function, store)
+        task.send((status, outcome))
+    return 0
+
+
+def _call(variables: dict[str, str], function: bytes, store: Store) -> tuple[Status, bytes]:
+    enter_rank(variables)
+    if variables["RANK"] != "0":
+        store.close()
+    outcome = call_function(_load_and_call, (function,), last=True, dumps=cloudpickle.dumps)
+    if outcome.error is None:
+        status: Status = "returned"
+    else:
+        status = "lost a rank" if isinstance(outcome.error, HorovodInternalError) else "raised"
+        sys.stderr.write(outcome.traceback)
+    try:
+        return status, cloudpickle.dumps(outcome)
+    except Exception as error:
+        kind = type(outcome.value).__name__
+        text = f"The function returned a {kind}, which cannot be pickled: {type(error).__name__}: {error}"
+        return "raised", pickle.dumps(Outcome(error=TypeError(text)))
+
+
+def _load_and_call(function: bytes) -> Any:
+    fn: Callable[..., Any]
+    fn, args, kwargs = pickle.loads(function)
+    return fn(*args, **kwargs)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2]))

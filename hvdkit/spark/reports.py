@@ -1,0 +1,70 @@
+"""What the tasks of a job report of their ranks, and which of the failures is the cause of the others."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hvdkit.errors import HorovodInternalError
+
+Status = Literal["returned", "raised", "lost a rank", "died", "not started", "repeated"]
+
+#: Whatever failed first is the cause: a rank that has lost another one, or that Spark starts again, only follows.
+_CAUSES: tuple[Status, ...] = ("not started", "raised", "died", "lost a rank", "repeated")
+
+
+@dataclass(frozen=True)
+class Report:
+    """How the rank of a task ended.
+
+    rank: the number of the task until it is known. host: "" for a failure of no certain rank. outcome: of a rank that
+    returned or raised, pickled (see integrations/ranks.py). text: of the others, what happened. "lost a rank" is a rank that raised HorovodInternalError; "repeated" a task of a stage that Spark
+    starts again because it has lost a task.
+    """
+
+    rank: int
+    host: str
+    status: Status
+    outcome: bytes = b""
+    text: str = ""
+
+
+def find_cause(reports: Sequence[Report]) -> Report | None:
+    """The report that explains the others; None if all ranks returned."""
+    for status in _CAUSES:
+        for report in sorted(reports, key=lambda report: report.rank):
+            if report.status == status:
+                return report
+    return None
+
+
+def read_results(reports: Sequence[Report]) -> list[Any]:
+    """What each rank returned, by rank.
+
+    Raises what the function raised on a rank, HorovodInternalError for a rank that ended otherwise.
+    """
+    cause = find_cause(reports)
+    if cause is not None:
+        raise_failure(cause)
+    return [_load(report) for report in sorted(reports, key=lambda report: report.rank)]
+
+
+def raise_failure(cause: Report) -> None:
+    """Raise the failure that a report tells of."""
+    if cause.outcome:
+        _load(cause)
+    raise HorovodInternalError(f"Rank {cause.rank} on {cause.host}: {cause.text}" if cause.host else cause.text)
+
+
+def _load(report: Report) -> Any:
+    where = f"rank {report.rank} on {report.host}"
+    try:
+        outcome = pickle.loads(report.outcome)
+    except Exception as error:
+        raise HorovodInternalError(
+            f"What {where} returned or raised cannot be unpickled here: {type(error).__name__}: {error}. Its class must "
+            "be importable on the driver."
+        ) from error
+    return outcome.get(where)
