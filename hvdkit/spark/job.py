@@ -84,11 +84,11 @@ def run_job(context: SparkContext, spec: RankSpec, ranks: int, start_timeout: fl
             context.cancelJobGroup(group)
             thread.join(_END_S)
     reports = collected.reports or list(failures.value)
-    if not collected.reports and find_cause(reports) is None:
-        raise _explain(verdict, collected.error, start_timeout, ranks)
     cause = find_cause(reports)
-    if cause is not None and cause.status == "repeated":
+    if (verdict == "lost" and cause is None) or (cause is not None and cause.status == "repeated"):
         return [_describe_loss(context, executors)]
+    if not reports:
+        raise _explain(verdict, collected.error, start_timeout, ranks)
     return reports
 
 
@@ -98,9 +98,7 @@ def _explain(verdict: Verdict | None, error: BaseException | None, start_timeout
             f"The {ranks} ranks have not started within {start_timeout:g} s (start_timeout). Does another job of this "
             "application use the executors? See the driver's log, and Spark's web interface."
         )
-    reason = str(error).strip() if error is not None else "it did not end"
-    if verdict == "lost":
-        return HorovodInternalError(f"Spark has lost a task of the job, and cannot start it again: {reason}")
+    reason = str(error).partition("Driver stacktrace")[0].strip() if error is not None else "its job has not ended"
     return HorovodInternalError(f"Spark could not run the ranks: {reason}")
 
 
