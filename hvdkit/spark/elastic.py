@@ -7,9 +7,8 @@ from typing import Any
 
 from hvdkit.errors import LaunchError
 from hvdkit.log import logger
-from hvdkit.spark.job import run_job
-from hvdkit.spark.reports import Report, find_cause, raise_failure, read_results
-from hvdkit.spark.runner import START_TIMEOUT_S, check_count, check_timeout, make_spec, plan_env, refuse
+from hvdkit.spark.reports import Report, describe_failure, find_cause, raise_failure, read_results
+from hvdkit.spark.runner import START_TIMEOUT_S, check_count, check_timeout, make_spec, plan_env, refuse, start_job
 from hvdkit.spark.session import count_slots, find_context, wait_for_slots
 
 #: Seconds that executors have to come back, before fewer ranks go on than before.
@@ -47,9 +46,9 @@ def run_elastic(
     start again: the ranks that are left cannot continue by themselves, because that needs MPI.
     checkpoints: the directory of the commits, which all executors must see; HVDKIT_ELASTIC_CHECKPOINTS in `env` is the
     same. num_proc: ranks at the start; None for max_num_proc, or as many as tasks run at the same time. min_num_proc:
-    ranks that are enough to start again; None for num_proc. max_num_proc: most ranks; None for num_proc. elastic_timeout:
-    seconds to wait for executors before a restart; 600 if None. reset_limit: most restarts; 10 if None. min_np, max_np:
-    older names. The other arguments are those of run().
+    ranks that are enough to start again; None for num_proc. max_num_proc: most ranks; None for num_proc.
+    elastic_timeout: seconds to wait for executors before a restart; 600 if None. reset_limit: most restarts; 10 if
+    None. min_np, max_np: older names. The other arguments are those of run().
     Raises what run() raises, when fn raises an exception that is not HorovodInternalError or after the last restart.
     """
     given = {"stdout": stdout, "stderr": stderr, "prefix_output_with_timestamp": prefix_output_with_timestamp}
@@ -71,7 +70,7 @@ def run_elastic(
         else:
             ranks = wait_for_slots(count, least, most, elastic_s, _SETTLE_S)
         spec = make_spec(context, fn, args, kwargs, variables, start_s, executable or "")
-        return run_job(context, spec, ranks, start_s)
+        return start_job(context, spec, ranks, start_s)
 
     return read_results(repeat(attempt, _RESTARTS if reset_limit is None else reset_limit))
 
@@ -91,8 +90,7 @@ def repeat(attempt: Callable[[int], list[Report]], limit: int) -> list[Report]:
             logger.error("not started again: it was restarted %d times, the limit (reset_limit).", restarts)
             raise_failure(cause)
         restarts += 1
-        what = cause.text or "a collective operation failed"
-        logger.warning("rank %d on %s: %s; starting the job again (restart %d)", cause.rank, cause.host, what, restarts)
+        logger.warning("starting the job again (restart %d): %s", restarts, describe_failure(cause))
 
 
 def plan_elastic_env(env: Mapping[str, str], checkpoints: str | None) -> dict[str, str]:

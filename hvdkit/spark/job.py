@@ -3,53 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark import BarrierTaskContext, InheritableThread, SparkContext
+from pyspark import InheritableThread, SparkContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from hvdkit.errors import HorovodInternalError, LaunchError
-from hvdkit.spark.reports import Report, find_cause
-from hvdkit.spark.task import RankSpec, run_rank
+from hvdkit.spark.reports import Report
+from hvdkit.spark.task import RankSpec
 from hvdkit.spark.watch import Progress, Verdict, Watch
 
 _LOOK_S = 0.25
 _END_S = 15.0  # Spark kills the Python workers of a cancelled job within 4 s
 
 
-class _Reports(AccumulatorParam[list[Report]]):
-    """Adds lists. An accumulator tells the driver of a failed rank while the other tasks still run."""
-
-    def zero(self, value: list[Report]) -> list[Report]:
-        return []
-
-    def addInPlace(self, value1: list[Report], value2: list[Report]) -> list[Report]:  # noqa: N802, N803
-        return [*value1, *value2]
-
-
-@dataclass
-class _Task:
-    """Runs on an executor: a rank."""
-
-    spec: RankSpec
-    failures: Accumulator[list[Report]]
-
-    def __call__(self, _: Iterable[Any]) -> Iterator[Report]:
-        report = run_rank(self.spec, BarrierTaskContext.get())
-        if report.status not in ("returned", "repeated"):
-            self.failures.add([report])
-        yield report
-
-
 @dataclass
 class _Collected:
     """What the thread of the job leaves."""
 
-    reports: list[Report] = field(default_factory=list)
+    reports: list[Any] = field(default_factory=list)
     error: BaseException | None = None
 
 
@@ -61,13 +38,13 @@ def run_job(context: SparkContext, spec: RankSpec, ranks: int, start_timeout: fl
     fails otherwise.
     """
     group, collected = f"hvdkit-{uuid.uuid4().hex}", _Collected()
-    failures = context.accumulator([], _Reports())
+    failures = _open_failures(context)
     executors = _list_executors(context)
 
     def collect() -> None:
         try:
             context.setJobGroup(group, f"hvdkit: {ranks} ranks", interruptOnCancel=True)
-            task = _Task(spec, failures)
+            task = _plan_task(pickle.dumps(spec), failures)
             collected.reports = context.parallelize(range(ranks), ranks).barrier().mapPartitions(task).collect()
         except BaseException as error:
             collected.error = error
@@ -83,13 +60,53 @@ def run_job(context: SparkContext, spec: RankSpec, ranks: int, start_timeout: fl
         if thread.is_alive():
             context.cancelJobGroup(group)
             thread.join(_END_S)
-    reports = collected.reports or list(failures.value)
-    cause = find_cause(reports)
-    if (verdict == "lost" and cause is None) or (cause is not None and cause.status == "repeated"):
+    reports = [Report(**each) for each in collected.reports or failures.value]
+    if verdict == "lost" and not reports:
         return [_describe_loss(context, executors)]
     if not reports:
         raise _explain(verdict, collected.error, start_timeout, ranks)
     return reports
+
+
+def _open_failures(context: SparkContext) -> Accumulator[list[dict[str, Any]]]:
+    """Reports of ranks that have failed: the driver sees them while other tasks still run."""
+
+    class Lists(AccumulatorParam[list[dict[str, Any]]]):  # here, so that it is pickled by value: see _plan_task
+        def zero(self, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            return []
+
+        def addInPlace(self, value1: list[dict[str, Any]], value2: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            return [*value1, *value2]
+
+    return context.accumulator([], Lists())
+
+
+def _plan_task(
+    spec: bytes, failures: Accumulator[list[dict[str, Any]]]
+) -> Callable[[Iterable[Any]], Iterator[dict[str, Any]]]:
+    """What runs on an executor. It is pickled by value, so that it can report that there is no hvdkit."""
+
+    def run_task(_: Iterable[Any]) -> Iterator[dict[str, Any]]:
+        import dataclasses
+        import pickle
+        import socket
+
+        from pyspark import BarrierTaskContext
+
+        context = BarrierTaskContext.get()
+        try:
+            from hvdkit.spark.task import run_rank
+
+            report = dataclasses.asdict(run_rank(pickle.loads(spec), context))
+        except ImportError as error:
+            text = f"the executor cannot import hvdkit: {error}. Install hvdkit[spark] there, as on the driver"
+            number, host = context.partitionId(), socket.gethostname()
+            report = {"rank": number, "host": host, "status": "not started", "text": text}
+        if report["status"] != "returned":
+            failures.add([report])
+        yield report
+
+    return run_task
 
 
 def _explain(verdict: Verdict | None, error: BaseException | None, start_timeout: float, ranks: int) -> Exception:
@@ -110,7 +127,7 @@ def _describe_loss(context: SparkContext, before: Sequence[str]) -> Report:
         f"Spark has lost a task of the job. {which}The executor may have been killed, been preempted or run out of "
         "memory: see Lost executor and Lost task in the driver's log for the cause."
     )
-    return Report(-1, "", "repeated", text=text)
+    return Report(-1, "", "executor lost", text=text)
 
 
 def _list_executors(context: SparkContext) -> list[str]:
@@ -126,5 +143,5 @@ def _read_progress(context: SparkContext, group: str) -> Progress | None:
         for number in info.stageIds if info is not None else ():
             with contextlib.suppress(AttributeError):  # the stage is not there yet
                 stage = tracker.getStageInfo(number)
-                return Progress(stage.numActiveTasks, stage.currentAttemptId)  # type: ignore[union-attr]
+                return Progress(stage.numActiveTasks, stage.currentAttemptId)
     return None

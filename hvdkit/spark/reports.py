@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from hvdkit.errors import HorovodInternalError
 
-Status = Literal["returned", "raised", "lost a rank", "died", "not started", "repeated"]
+Status = Literal["returned", "raised", "lost a rank", "died", "not started", "executor lost"]
 
-#: Whatever failed first is the cause: a rank that has lost another one, or that Spark starts again, only follows.
-_CAUSES: tuple[Status, ...] = ("not started", "raised", "died", "lost a rank", "repeated")
+#: Whatever failed first is the cause: a rank that has lost another one only follows.
+_CAUSES: tuple[Status, ...] = ("not started", "raised", "died", "lost a rank", "executor lost")
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Report:
     """How the rank of a task ended.
 
     rank: the number of the task until it is known. host: "" for a failure of no certain rank. outcome: of a rank that
-    returned or raised, pickled (see integrations/ranks.py). text: of the others, what happened. "lost a rank" is a rank that raised HorovodInternalError; "repeated" a task of a stage that Spark
-    starts again because it has lost a task.
+    returned or raised, pickled (see integrations/ranks.py). text: of the others, what happened. "lost a rank" is a rank
+    that raised HorovodInternalError.
     """
 
     rank: int
@@ -55,7 +55,13 @@ def raise_failure(cause: Report) -> None:
     """Raise the failure that a report tells of."""
     if cause.outcome:
         _load(cause)
-    raise HorovodInternalError(f"Rank {cause.rank} on {cause.host}: {cause.text}" if cause.host else cause.text)
+    raise HorovodInternalError(describe_failure(cause))
+
+
+def describe_failure(cause: Report) -> str:
+    """Name the rank, and say what happened to it."""
+    text = cause.text or "a collective operation failed"
+    return f"Rank {cause.rank} on {cause.host}: {text}" if cause.host else text
 
 
 def _load(report: Report) -> Any:
@@ -64,7 +70,7 @@ def _load(report: Report) -> Any:
         outcome = pickle.loads(report.outcome)
     except Exception as error:
         raise HorovodInternalError(
-            f"What {where} returned or raised cannot be unpickled here: {type(error).__name__}: {error}. Its class must "
-            "be importable on the driver."
+            f"What {where} returned or raised cannot be unpickled here: {type(error).__name__}: {error}. Its class "
+            "must be importable on the driver."
         ) from error
     return outcome.get(where)

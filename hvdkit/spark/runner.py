@@ -8,12 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
-from pyspark import SparkContext
 
 from hvdkit.errors import LaunchError
 from hvdkit.integrations.ranks import new_secret
-from hvdkit.spark.job import run_job
-from hvdkit.spark.reports import read_results
+from hvdkit.spark.reports import Report, read_results
 from hvdkit.spark.session import count_slots, find_context, wait_for_slots
 from hvdkit.spark.task import RankSpec
 
@@ -23,8 +21,8 @@ START_TIMEOUT_S = 600.0
 _REFUSED = {
     "use_mpi": "MPI starts no processes on Spark's executors; ranks communicate over Gloo and shared memory",
     "extra_mpi_args": "MPI starts no processes on Spark's executors",
-    "stdout": "the output of ranks is in the logs of the executors, and the last lines of a rank that died are in the error",
-    "stderr": "the output of ranks is in the logs of the executors, and the last lines of a rank that died are in the error",
+    "stdout": "the output of ranks is in the logs of their executors",
+    "stderr": "the output of ranks is in the logs of their executors",
     "prefix_output_with_timestamp": "the lines of ranks have their number in front",
 }
 
@@ -65,11 +63,18 @@ def run(
     check_count("num_proc", ranks)
     wait_for_slots(lambda: count_slots(context), ranks, ranks, timeout_s)
     spec = make_spec(context, fn, args, kwargs, plan_env(env, verbose, nics), timeout_s, executable or "")
-    return read_results(run_job(context, spec, ranks, timeout_s))
+    return read_results(start_job(context, spec, ranks, timeout_s))
+
+
+def start_job(context: Any, spec: RankSpec, ranks: int, start_timeout: float) -> list[Report]:
+    """See job.run_job, which needs pyspark."""
+    from hvdkit.spark.job import run_job
+
+    return run_job(context, spec, ranks, start_timeout)
 
 
 def make_spec(
-    context: SparkContext,
+    context: Any,
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,

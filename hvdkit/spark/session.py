@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-
-from pyspark import SparkContext
+from typing import Any
 
 from hvdkit.errors import LaunchError
 from hvdkit.log import logger
+from hvdkit.optional_import import optional_import
 
 _PAUSE_S = 0.5
 _SAY_AFTER_S = 5.0
 
 
-def find_context() -> SparkContext:
+def find_context() -> Any:
     """The active SparkContext. Raises LaunchError if there is none, or one in which no barrier stage can run."""
-    context = SparkContext._active_spark_context
+    context = optional_import("pyspark", "spark").SparkContext._active_spark_context
     if context is None:
         raise LaunchError(
             "There is no active SparkContext in this process. Create one first: SparkSession.builder.getOrCreate(). A "
@@ -24,13 +24,13 @@ def find_context() -> SparkContext:
         )
     if context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
         raise LaunchError(
-            "The ranks are tasks of a barrier stage, which Spark does not run with dynamic allocation. Start Spark with "
-            "spark.dynamicAllocation.enabled=false."
+            "The ranks are tasks of a barrier stage, which Spark does not run with dynamic allocation. Start Spark "
+            "with spark.dynamicAllocation.enabled=false."
         )
     return context
 
 
-def count_slots(context: SparkContext) -> int:
+def count_slots(context: Any) -> int:
     """The number of tasks that run at the same time on the executors that are registered now."""
     scala = context._jsc.sc()
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))

@@ -56,13 +56,10 @@ class RankSpec:
 class Context(Protocol):
     """What a rank needs of pyspark's BarrierTaskContext."""
 
-    def partitionId(self) -> int:  # noqa: N802
+    def partitionId(self) -> int:
         """The number of the task."""
 
-    def stageAttemptNumber(self) -> int:  # noqa: N802
-        """0 unless Spark has started the stage again."""
-
-    def allGather(self, message: str = "") -> list[str]:  # noqa: N802
+    def allGather(self, message: str = "") -> list[str]:
         """The messages of all tasks, by number; every task calls it."""
 
     def resources(self) -> Any:
@@ -72,9 +69,6 @@ class Context(Protocol):
 def run_rank(spec: RankSpec, context: Context) -> Report:
     """Run the rank of this task to its end. Every task of the stage calls it."""
     index, host = context.partitionId(), socket.gethostname()
-    if context.stageAttemptNumber() > 0:
-        # Spark starts a stage again if it loses one of its tasks. The function is not called again behind its back.
-        return Report(index, host, "repeated")
     with _started(spec, index) as process:
         offer, problem = process.read_offer(spec.start_timeout)
         if offer is not None:

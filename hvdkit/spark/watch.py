@@ -7,8 +7,6 @@ from typing import Literal
 
 #: Seconds that the other ranks have to report, too, when one has failed.
 GRACE_S = 8.0
-#: Seconds that Spark has to start a stage again that has lost a task, so that its tasks report.
-REPEAT_S = 8.0
 
 Verdict = Literal["failed", "lost", "late"]
 
@@ -27,7 +25,7 @@ class Watch:
     def __init__(self, ranks: int, start_timeout: float, began: float) -> None:
         self._ranks, self._start_timeout, self._began = ranks, start_timeout, began
         self._started = False
-        self._since: dict[Verdict, float] = {}
+        self._failed: float | None = None
 
     def judge(self, now: float, progress: Progress | None, failed: bool) -> Verdict | None:
         """Why the job is to be ended now; None if it is to go on.
@@ -36,11 +34,11 @@ class Watch:
         """
         if progress is not None and progress.active >= self._ranks:
             self._started = True
-        lost = progress is not None and progress.attempt > 0
-        if lost and now - self._since.setdefault("lost", now) >= REPEAT_S:
+        if progress is not None and progress.attempt > 0:
+            # Spark starts a stage again that has lost a task. Its processes take longer to load torch than the driver
+            # takes to see this, so the function is not called again.
             return "lost"
-        if failed and now - self._since.setdefault("failed", now) >= GRACE_S:
-            return "failed"
-        if not (self._started or lost or failed) and now - self._began >= self._start_timeout:
-            return "late"
-        return None
+        if failed:
+            self._failed = now if self._failed is None else self._failed
+            return "failed" if now - self._failed >= GRACE_S else None
+        return "late" if not self._started and now - self._began >= self._start_timeout else None

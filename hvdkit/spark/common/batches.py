@@ -82,7 +82,7 @@ class Batches:
         return -(-self.rows // self._batch_size)
 
     def epoch(self, number: int, steps: int | None = None) -> Iterator[Arrays]:
-        """The batches of an epoch, by column. steps: so many; the data begin again, in another order, where they end."""
+        """The batches of an epoch, by column. steps: their number; after the last row the first ones come again."""
         left, again = len(self) if steps is None else steps, 0
         while left > 0:
             for batch in self._once(number, again):

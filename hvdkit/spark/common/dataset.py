@@ -27,7 +27,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class DataSet:
-    """The row groups of a folder, in an order that all ranks share. widths: of the columns with arrays; 0 for scalars."""
+    """The row groups of a folder, in the order of all ranks. widths: of the columns with arrays; 0 for scalars."""
 
     groups: tuple[RowGroup, ...]
     widths: dict[str, int]
@@ -90,15 +90,15 @@ def _width(name: str, column: Any) -> int:
 
 def _to_array(name: str, column: Any, width: int) -> NDArray[Any]:
     if column.null_count:
-        raise ConfigError(f"Column {name!r} has {column.null_count} nulls. Fill or drop them: df.dropna() or df.fillna().")
+        raise ConfigError(f"Column {name!r} has {column.null_count} nulls. Call df.dropna() or df.fillna().")
     compute = importlib.import_module("pyarrow.compute")
     rows = len(column)
     if width:
         lengths = compute.unique(compute.list_value_length(column)).to_pylist()
         if lengths not in ([width], []):
             raise ConfigError(
-                f"Column {name!r} has arrays of the lengths {', '.join(map(str, sorted(lengths)))}, but every row needs "
-                f"{width} values, as the first one has."
+                f"Column {name!r} has arrays of the lengths {', '.join(map(str, sorted(lengths)))}, but every row "
+                f"needs {width} values, as the first one has."
             )
         column = compute.list_flatten(column)
         if column.null_count:

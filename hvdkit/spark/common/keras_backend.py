@@ -1,4 +1,4 @@
-"""Keras in a Python worker of Spark, on the backend that the driver uses. Outside of spark/keras, which imports Keras."""
+"""Keras in a Python worker of Spark, on the backend of the driver. Not in spark/keras, which imports Keras."""
 
 from __future__ import annotations
 

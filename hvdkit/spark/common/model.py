@@ -43,8 +43,8 @@ class HorovodModel(Model, Saved):
         widths, batch_size = self.getOrDefault("output_widths"), self.getOrDefault("batch_size")
         if not (features and outputs and widths) or len(outputs) != len(widths):
             raise ConfigError(
-                f"{type(self).__name__} needs the parameters feature_columns, output_cols and output_widths, the last two "
-                f"of the same length; they are {features}, {outputs} and {widths}."
+                f"{type(self).__name__} needs the parameters feature_columns, output_cols and output_widths, the last "
+                f"two of the same length; they are {features}, {outputs} and {widths}."
             )
         names = [f"output_{number}" for number in range(len(outputs))]
         kind = StructType([StructField(name, ArrayType(FloatType())) for name in names])
@@ -71,7 +71,9 @@ def plan_rows(
                 predict(shape_arrays([array[start : start + batch_size] for array in arrays], shapes))
                 for start in range(0, len(columns[0]), batch_size)
             ]
-            outputs = [np.concatenate([_flat(batch[at]) for batch in batches]) if batches else [] for at in range(len(names))]
+            outputs = [
+                np.concatenate([_flat(batch[at]) for batch in batches]) if batches else [] for at in range(len(names))
+            ]
             yield pd.DataFrame({name: list(rows) for name, rows in zip(names, outputs, strict=True)})
 
     return predict_rows

@@ -81,7 +81,7 @@ REFUSED = {
     ),
     **dict.fromkeys(("continuous_cols", "categorical_cols"), "list all columns in feature_cols"),
     **dict.fromkeys(("loss_constructors",), "functions and modules are pickled by value: pass them as loss"),
-    **dict.fromkeys(("train_minibatch_fn",), "write the training loop as a function, and start it by hvdkit.spark.run()"),
+    **dict.fromkeys(("train_minibatch_fn",), "write the loop as a function, and start it by hvdkit.spark.run()"),
     **dict.fromkeys(("checkpoint_callback",), "the store keeps the last epoch of each run; pass others as callbacks"),
     **dict.fromkeys(("backend_env",), "pass backend=SparkBackend(num_proc, env=...)"),
     **dict.fromkeys(("mp_start_method",), "no process is started for the data"),
@@ -137,7 +137,7 @@ class NamedParams(Params):
         self._setDefault(**self.hvdkit_defaults)
         self.setParams(**values)
 
-    def setParams(self, **values: Any) -> Any:  # noqa: N802
+    def setParams(self, **values: Any) -> Any:
         """Set parameters by name; None leaves one as it is. Raises ConfigError for a parameter that there is not."""
         given = {name: value for name, value in values.items() if value is not None}
         for name in given:

@@ -16,7 +16,7 @@ _OBJECTS = "hvdkit_objects"
 
 
 class Saved(NamedParams, MLWritable, MLReadable[Any]):
-    """What `write().save(path)` saves and `load(path)` loads. **A file executes code when it is loaded**: it is a pickle."""
+    """What `write().save(path)` saves and `load(path)` loads. Loading executes what is saved, as it is a pickle."""
 
     def write(self) -> MLWriter:
         """The writer, as pyspark.ml has it: .overwrite().save(path)."""
@@ -44,7 +44,7 @@ class _Writer(MLWriter):
         super().__init__()
         self._instance = instance
 
-    def saveImpl(self, path: str) -> None:  # noqa: N802
+    def saveImpl(self, path: str) -> None:
         values = {param.name: value for param, value in self._instance._paramMap.items()}
         objects = {name: value for name, value in values.items() if not _is_json(value)}
         data = base64.b64encode(self._instance.dump_objects(objects)).decode()

@@ -50,8 +50,8 @@ def write_data(
 ) -> bool:
     """Write the rows of training and of validation to the store; returns whether there are rows of validation.
 
-    validation: the part of the rows that is drawn for it, or the column that is true (or above 0) in its rows. index: of
-    the data set, see Store.get_train_data_path. partitions: files of each.
+    validation: the part of the rows that is drawn for it, or the column that is true (or above 0) in its rows. index:
+    of the data set, see Store.get_train_data_path. partitions: files of each.
     Raises ConfigError for columns that cannot be written.
     """
     numbers = [as_numbers(df, name).alias(name) for name in columns]
@@ -60,7 +60,7 @@ def write_data(
         return False
     if isinstance(validation, str):
         if validation not in df.columns:
-            raise ConfigError(f"validation={validation!r} is no column of the DataFrame; it has {', '.join(df.columns)}.")
+            raise ConfigError(f"validation={validation!r} is no column; there are {', '.join(df.columns)}.")
         chosen = sql.coalesce(sql.col(f"`{validation}`").cast("double") > 0, sql.lit(False))
     else:
         chosen = sql.rand(seed) < validation

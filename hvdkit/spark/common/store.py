@@ -144,7 +144,7 @@ class LocalStore(FilesystemStore):
 
 
 class HDFSStore(Store):
-    """Horovod's name of a store on HDFS, whose prefix is hdfs://HOST:PORT/PATH. fsspec reads it by pyarrow and libhdfs."""
+    """Horovod's name of a store at hdfs://HOST:PORT/PATH, which fsspec reads by pyarrow and libhdfs."""
 
 
 class DBFSLocalStore(Store):

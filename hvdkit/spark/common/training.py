@@ -20,7 +20,7 @@ Shapes = list[list[int]]
 
 @dataclass(frozen=True)
 class Training:
-    """Data and options, as the parameters of the estimator have them. weight: the column of sample weights; "" for none."""
+    """Data and options, as the estimator's parameters have them. weight: the column of sample weights; "" for none."""
 
     store: Store
     run_id: str
@@ -113,7 +113,7 @@ def check_shapes(training: Training) -> None:
     """Raise ConfigError for a shape that the numbers of a row do not fill."""
     for columns, shapes in ((training.features, training.input_shapes), (training.labels, training.label_shapes)):
         if shapes is not None and len(shapes) != len(columns):
-            raise ConfigError(f"There are {len(columns)} columns ({', '.join(columns)}) for {len(shapes)} shapes: {shapes}.")
+            raise ConfigError(f"There are {len(columns)} columns for {len(shapes)} shapes: {columns}, {shapes}.")
         for column, shape in zip(columns, shapes or (), strict=False):
             width, wanted = training.train.widths[column] or 1, math.prod(shape[1:])
             if shape[:1] == [-1] and -1 not in shape[1:] and width != wanted:

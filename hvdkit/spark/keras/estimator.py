@@ -11,10 +11,10 @@ import keras
 
 from hvdkit.errors import ConfigError
 from hvdkit.spark.common.estimator import HorovodEstimator
+from hvdkit.spark.common.keras_backend import make_keras_predict
 from hvdkit.spark.common.model import HorovodModel, Predict
 from hvdkit.spark.common.params import Definition, with_params
 from hvdkit.spark.common.training import Shapes, Trained, Training
-from hvdkit.spark.common.keras_backend import make_keras_predict
 from hvdkit.spark.keras.models import dump_model, dump_objects, load_model, load_objects, load_values
 from hvdkit.spark.keras.training import KerasObjects, train
 

@@ -36,9 +36,11 @@ class TorchEstimator(HorovodEstimator):
         if self.getOrDefault("optimizer") is None or not self.getOrDefault("loss"):
             raise ConfigError("TorchEstimator needs the parameters optimizer and loss.")
         if not isinstance(self.getOrDefault("model"), torch.nn.Module):
-            raise ConfigError(f"TorchEstimator: model is a {type(self.getOrDefault('model')).__name__}, no torch Module.")
+            raise ConfigError(
+                f"TorchEstimator: model is a {type(self.getOrDefault('model')).__name__}, no torch Module."
+            )
         held = {id(each) for group in self.getOrDefault("optimizer").param_groups for each in group["params"]}
-        if not held <= {id(each) for each in self.getOrDefault("model").parameters()}:
+        if not held <= {id(each) for each in model.parameters()}:
             raise ConfigError("TorchEstimator: the optimizer has parameters that are not those of the model.")
 
     def _plan_ranks(self) -> tuple[Callable[[Training, bytes], Trained | None], bytes, dict[str, str]]:

@@ -90,7 +90,7 @@ def name_metrics(metrics: Sequence[Function] | Mapping[str, Function] | None) ->
         return dict(metrics)
     named = {getattr(each, "__name__", type(each).__name__): each for each in metrics}
     if len(named) < len(metrics):
-        raise ConfigError(f"Two metrics have the same name: {', '.join(named)}. Pass a dict: metrics={{'name': metric}}.")
+        raise ConfigError(f"Two metrics have the same name: {', '.join(named)}. Pass a dict of name to metric.")
     return named
 
 
