@@ -35,10 +35,9 @@ class TorchEstimator(HorovodEstimator):
     def _check_framework(self) -> None:
         if self.getOrDefault("optimizer") is None or not self.getOrDefault("loss"):
             raise ConfigError("TorchEstimator needs the parameters optimizer and loss.")
-        if not isinstance(self.getOrDefault("model"), torch.nn.Module):
-            raise ConfigError(
-                f"TorchEstimator: model is a {type(self.getOrDefault('model')).__name__}, no torch Module."
-            )
+        model = self.getOrDefault("model")
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigError(f"TorchEstimator: model is a {type(model).__name__}, no torch.nn.Module.")
         held = {id(each) for group in self.getOrDefault("optimizer").param_groups for each in group["params"]}
         if not held <= {id(each) for each in model.parameters()}:
             raise ConfigError("TorchEstimator: the optimizer has parameters that are not those of the model.")
