@@ -49,7 +49,7 @@ class HorovodModel(Model, Saved):
         names = [f"output_{number}" for number in range(len(outputs))]
         kind = StructType([StructField(name, ArrayType(FloatType())) for name in names])
         function = plan_rows(self._plan_prediction(), names, self.getOrDefault("input_shapes"), batch_size)
-        predict: Any = sql.pandas_udf(function, kind)  # type: ignore[call-overload]
+        predict: Any = sql.pandas_udf(function, kind)
         found = dataset.withColumn(_ALL, predict(*(as_numbers(dataset, name) for name in features)))
         for name, output, width in zip(names, outputs, widths, strict=True):
             array = sql.col(f"{_ALL}.{name}")
@@ -71,10 +71,9 @@ def plan_rows(
                 predict(shape_arrays([array[start : start + batch_size] for array in arrays], shapes))
                 for start in range(0, len(columns[0]), batch_size)
             ]
-            outputs = [
-                np.concatenate([_flat(batch[at]) for batch in batches]) if batches else [] for at in range(len(names))
-            ]
-            yield pd.DataFrame({name: list(rows) for name, rows in zip(names, outputs, strict=True)})
+            yield pd.DataFrame(
+                {name: [row for batch in batches for row in _flat(batch[at])] for at, name in enumerate(names)}
+            )
 
     return predict_rows
 

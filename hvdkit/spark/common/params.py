@@ -95,7 +95,7 @@ def with_params(*definitions: Definition) -> Callable[[Kind], Kind]:
 
     def add(kind: Kind) -> Kind:
         defaults = {**getattr(kind, "hvdkit_defaults", {}), **{each.name: each.default for each in definitions}}
-        kind.hvdkit_defaults = defaults  # type: ignore[attr-defined]
+        kind.hvdkit_defaults = defaults
         for each in definitions:
             convert = {} if each.convert is None else {"typeConverter": _optional(each.convert)}
             setattr(kind, each.name, Param(Params._dummy(), each.name, each.doc, **convert))

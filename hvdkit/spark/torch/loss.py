@@ -104,7 +104,7 @@ def _by_row(loss: Any) -> Function:
         if not hasattr(loss, "reduction"):
             raise ConfigError(f"sample_weight_col needs a loss with `reduction`; {type(loss).__name__} has none.")
         loss = copy.copy(loss)
-        loss.reduction = "none"  # type: ignore[assignment]
+        loss.reduction = "none"
         module: Function = loss
         return module
     return lambda output, label: loss(output, label, reduction="none")

@@ -52,7 +52,7 @@ def train(training: Training, objects: bytes) -> Trained | None:
         means = Means()
         for number, batch in enumerate(rows.epoch(epoch, steps), 1):
             value = loss.compute(model, training.split(batch), device, means)
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             if number % passes == 0 or number == steps:
                 optimizer.step()
                 optimizer.zero_grad()
