@@ -1,0 +1,176 @@
+"""What hvdkit on Spark decides, as pure functions: no pyspark, no Java."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdkit.errors import ConfigError, HorovodInternalError, LaunchError
+from hvdkit.integrations.ranks import Offer, Outcome
+from hvdkit.spark.common import batches
+from hvdkit.spark.common.batches import Batches, plan_pieces
+from hvdkit.spark.common.checkpoints import Checkpoint, Checkpoints
+from hvdkit.spark.common.dataset import Arrays, DataSet, RowGroup
+from hvdkit.spark.common.store import Store
+from hvdkit.spark.elastic import plan_elastic_env, plan_sizes, repeat
+from hvdkit.spark.reports import Report, Status, read_results
+from hvdkit.spark.runner import plan_env, refuse
+from hvdkit.spark.session import wait_for_slots
+from hvdkit.spark.task import RankSpec, plan_environment, plan_rank
+from hvdkit.spark.watch import GRACE_S, Progress, Watch
+
+GROUPS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
+
+
+@given(GROUPS, st.integers(1, 5))
+def test_row_groups_are_divided_among_ranks(rows: list[int], size: int) -> None:
+    starts = np.cumsum([0, *rows])
+
+    def numbers(rank: int, *, evaluation: bool) -> list[int]:
+        pieces = plan_pieces(rows, rank, size, evaluation=evaluation)
+        return [row for group, start, stop in pieces for row in range(starts[group] + start, starts[group] + stop)]
+
+    total = sum(rows)
+    training = [numbers(rank, evaluation=False) for rank in range(size)]
+    share = -(-total // size)
+    assert [len(each) for each in training] == [share] * size
+    wanted = [row % total for row in range(share * size)]
+    assert [row for each in training for row in each] == wanted, "the first rows are repeated at the end"
+    testing = [numbers(rank, evaluation=True) for rank in range(size)]
+    assert [row for each in testing for row in each] == list(range(total))
+    assert max(map(len, testing)) - min(map(len, testing)) <= 1
+
+
+def read_numbers(store: Any, group: RowGroup, widths: dict[str, int], start: int, stop: int) -> Arrays:
+    return {"row": np.arange(group.number * 10 + start, group.number * 10 + stop)}
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_an_epoch_has_every_row_once_in_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch, cache: bool) -> None:
+    monkeypatch.setattr(batches, "read_group", read_numbers)
+    data = DataSet(tuple(RowGroup("file", number, 10) for number in range(5)), {"row": 0})
+    options: dict[str, Any] = {"seed": 0, "buffer_rows": 12, "cache": cache}
+    seen = []
+    for rank in range(2):
+        mine = Batches(Store("memory://rows"), data, 4, rank=rank, size=2, **options)
+        first, second = ([batch["row"].tolist() for batch in mine.epoch(epoch)] for epoch in (0, 1))
+        assert [len(batch) for batch in first] == [4] * 6 + [1] and len(mine) == 7
+        assert first != second and sorted(sum(first, [])) == sorted(sum(second, []))
+        assert sum(map(len, mine.epoch(0, 9)), 0) == 9, "a longer epoch begins the rows again"
+        assert [batch["row"].tolist() for batch in mine.epoch(0)] == first, "an epoch can be repeated"
+        seen += sum(first, [])
+    assert sorted(seen) == list(range(50))
+    plain = Batches(Store("memory://rows"), data, 4, rank=0, size=1)
+    assert sum((batch["row"].tolist() for batch in plain.epoch(3)), []) == list(range(50))
+
+
+@pytest.mark.parametrize("prefix", ["", "memory://hvdkit-spark-test"])
+def test_the_newest_complete_checkpoint_is_loaded(tmp_path: Path, prefix: str) -> None:
+    store = Store.create(prefix or str(tmp_path))
+    assert store.prefix_path == (prefix or f"file://{tmp_path}")
+    run = Checkpoints(store, "mine")
+    assert run.load() is None
+    for epoch in (1, 2):
+        run.save(Checkpoint(b"state %d" % epoch, {"loss": [1.0] * epoch}, epoch))
+    assert store.list(store.get_checkpoint_path("mine")) == ["epoch-000002"]
+    store.write(f"{store.get_checkpoint_path('mine')}/epoch-000003/state", b"half")
+    assert run.load() == Checkpoint(b"state 2", {"loss": [1.0, 1.0]}, 2)
+    assert (
+        pickle.loads(pickle.dumps(store)).read(f"{store.get_checkpoint_path('mine')}/epoch-000002/state") == b"state 2"
+    )
+    store.remove(store.prefix_path)
+    assert run.load() is None
+
+
+def test_paths_of_stores_are_those_of_spark_and_of_python() -> None:
+    store = Store.create("/dbfs/models")
+    assert store.get_train_data_path(7) == "dbfs:/models/intermediate_train_data.7"
+    assert store.get_localized_path(store.get_run_path("a")) == "/dbfs/models/runs/a"
+    with pytest.raises(ConfigError, match="nothing://there cannot be opened"):
+        Store.create("nothing://there")
+
+
+def outcome(value: Any = None, error: BaseException | None = None) -> bytes:
+    return pickle.dumps(Outcome(value, error, "a traceback"))
+
+
+def test_the_cause_is_told_from_what_follows_from_it() -> None:
+    follows = Report(0, "a", "lost a rank", outcome(error=HorovodInternalError("rank 1 is lost")))
+    done = [Report(1, "b", "returned", outcome(1)), Report(0, "a", "returned", outcome(0))]
+    assert read_results(done) == [0, 1]
+    with pytest.raises(KeyError) as raised:
+        read_results([follows, Report(1, "b", "raised", outcome(error=KeyError("cause")))])
+    assert "rank 1 on b" in str(raised.value.__cause__)
+    with pytest.raises(HorovodInternalError, match="Rank 1 on b: killed"):
+        read_results([follows, Report(1, "b", "died", text="killed")])
+    with pytest.raises(HorovodInternalError, match="rank 1 is lost"):
+        read_results([follows])
+
+
+def test_a_job_is_ended_when_it_is_late_has_failed_or_is_started_again() -> None:
+    running, waiting = Progress(2, 0), Progress(1, 0)
+    watch = Watch(2, 30.0, 0.0)
+    assert watch.judge(29.0, waiting, False) is None and watch.judge(30.0, None, False) == "late"
+    assert watch.judge(31.0, running, False) is None and watch.judge(1000.0, waiting, False) is None
+    assert watch.judge(1000.0, running, True) is None and watch.judge(1000.0 + GRACE_S, running, True) == "failed"
+    assert Watch(2, 30.0, 0.0).judge(1.0, Progress(0, 1), True) == "lost"
+
+
+def test_waiting_for_executors_ends() -> None:
+    assert wait_for_slots(lambda: 5, 2, 3, 0.0) == 3
+    assert wait_for_slots(lambda: 2, 2, 3, 0.0) == 2
+    with pytest.raises(LaunchError, match=r"4 ranks need 4 tasks at the same time.* room for 2 .*after 0 s"):
+        wait_for_slots(lambda: 2, 4, 4, 0.0)
+
+
+def test_every_task_makes_the_same_plan_of_ranks() -> None:
+    offers = [Offer(0, "b", "1.1.1.2", 10), Offer(1, "a", "1.1.1.1", 20), Offer(2, "b", "1.1.1.2", 30)]
+    spec = RankSpec(b"", {}, "0" * 64, "job", "driver", 1.0)
+    planned = dict(plan_rank(spec, offers, index) for index in range(3))
+    assert [planned[rank]["LOCAL_RANK"] for rank in range(3)] == ["0", "1", "0"], "ranks of a host follow each other"
+    assert {(each["MASTER_ADDR"], each["MASTER_PORT"], each["WORLD_SIZE"]) for each in planned.values()} == {
+        ("1.1.1.2", "10", "3")
+    }
+
+
+def test_variables_of_ranks() -> None:
+    assert plan_env({"A": "1", "GLOO_SOCKET_IFNAME": "ib0"}, 2, ["eth0"]) == {
+        "A": "1",
+        "GLOO_SOCKET_IFNAME": "ib0",
+        "HVDKIT_LOG_LEVEL": "info",
+    }
+    spec = RankSpec(b"", {"A": "2"}, "", "job", "driver", 1.0, alias_horovod=True)
+    found = plan_environment(spec, {"A": "1", "B": "1"}, ["", "/job", Path(pickle.__file__).parent.as_posix()])
+    assert (found["A"], found["B"], found["HVDKIT_ALIAS_HOROVOD"]) == ("2", "1", "1")
+    assert found["PYTHONPATH"].split(":")[1:] == ["/job"]
+    with pytest.raises(LaunchError, match=r"run\(use_mpi=...\) is not possible: MPI starts no"):
+        refuse("run", {"stdout": None, "use_mpi": True})
+
+
+def attempts(*statuses: Status) -> Callable[[int], list[Report]]:
+    return lambda restarts: [Report(0, "a", statuses[restarts], text=f"attempt {restarts}")]
+
+
+def test_losses_are_repeated_and_exceptions_are_not() -> None:
+    assert repeat(attempts("executor lost", "died", "returned"), 2)[0].status == "returned"
+    assert repeat(attempts("lost a rank", "raised"), 5)[0].status == "raised"
+    with pytest.raises(HorovodInternalError, match="Rank 0 on a: attempt 1"):
+        repeat(attempts("died", "died", "returned"), 1)
+
+
+def test_elastic_jobs_say_what_they_need() -> None:
+    assert plan_sizes(None, None, None, 4) == (4, 4, 4)
+    assert plan_sizes(3, 2, None, 4) == (3, 2, 3)
+    assert plan_sizes(None, 2, 8, 0) == (8, 2, 8)
+    with pytest.raises(LaunchError, match="they are 3, 2, 2"):
+        plan_sizes(2, 3, None, 4)
+    with pytest.raises(LaunchError, match="Set checkpoints="):
+        plan_elastic_env({}, None)
+    assert plan_elastic_env({}, "/shared")["HVDKIT_ELASTIC_RESTARTS"] == "1"
