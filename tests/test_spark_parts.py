@@ -20,11 +20,11 @@ from hvdkit.spark.common.checkpoints import Checkpoint, Checkpoints
 from hvdkit.spark.common.dataset import Arrays, DataSet, RowGroup
 from hvdkit.spark.common.store import Store
 from hvdkit.spark.elastic import plan_elastic_env, plan_sizes, repeat
-from hvdkit.spark.reports import Report, Status, read_results
+from hvdkit.spark.reports import Report, Status, describe_loss, read_results
 from hvdkit.spark.runner import plan_env, refuse
 from hvdkit.spark.session import wait_for_slots
 from hvdkit.spark.task import RankSpec, plan_environment, plan_rank
-from hvdkit.spark.watch import GRACE_S, Progress, Watch
+from hvdkit.spark.watch import GRACE_S, Watch
 
 GROUPS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
@@ -52,6 +52,10 @@ def read_numbers(store: Any, group: RowGroup, widths: dict[str, int], start: int
     return {"row": np.arange(group.number * 10 + start, group.number * 10 + stop)}
 
 
+def flat(batches: list[list[int]]) -> list[int]:
+    return [row for batch in batches for row in batch]
+
+
 @pytest.mark.parametrize("cache", [False, True])
 def test_an_epoch_has_every_row_once_in_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch, cache: bool) -> None:
     monkeypatch.setattr(batches, "read_group", read_numbers)
@@ -62,13 +66,13 @@ def test_an_epoch_has_every_row_once_in_an_order_of_its_own(monkeypatch: pytest.
         mine = Batches(Store("memory://rows"), data, 4, rank=rank, size=2, **options)
         first, second = ([batch["row"].tolist() for batch in mine.epoch(epoch)] for epoch in (0, 1))
         assert [len(batch) for batch in first] == [4] * 6 + [1] and len(mine) == 7
-        assert first != second and sorted(sum(first, [])) == sorted(sum(second, []))
-        assert sum(map(len, mine.epoch(0, 9)), 0) == 9, "a longer epoch begins the rows again"
+        assert first != second and sorted(flat(first)) == sorted(flat(second))
+        assert len(list(mine.epoch(0, 9))) == 9, "a longer epoch begins the rows again"
         assert [batch["row"].tolist() for batch in mine.epoch(0)] == first, "an epoch can be repeated"
-        seen += sum(first, [])
+        seen += flat(first)
     assert sorted(seen) == list(range(50))
     plain = Batches(Store("memory://rows"), data, 4, rank=0, size=1)
-    assert sum((batch["row"].tolist() for batch in plain.epoch(3)), []) == list(range(50))
+    assert flat([batch["row"].tolist() for batch in plain.epoch(3)]) == list(range(50))
 
 
 @pytest.mark.parametrize("prefix", ["", "memory://hvdkit-spark-test"])
@@ -114,13 +118,11 @@ def test_the_cause_is_told_from_what_follows_from_it() -> None:
         read_results([follows])
 
 
-def test_a_job_is_ended_when_it_is_late_has_failed_or_is_started_again() -> None:
-    running, waiting = Progress(2, 0), Progress(1, 0)
+def test_a_job_is_ended_when_it_is_late_or_has_failed() -> None:
     watch = Watch(2, 30.0, 0.0)
-    assert watch.judge(29.0, waiting, False) is None and watch.judge(30.0, None, False) == "late"
-    assert watch.judge(31.0, running, False) is None and watch.judge(1000.0, waiting, False) is None
-    assert watch.judge(1000.0, running, True) is None and watch.judge(1000.0 + GRACE_S, running, True) == "failed"
-    assert Watch(2, 30.0, 0.0).judge(1.0, Progress(0, 1), True) == "lost"
+    assert watch.judge(29.0, 1, False) is None and watch.judge(30.0, 0, False) == "late"
+    assert watch.judge(31.0, 2, False) is None and watch.judge(1000.0, 1, False) is None
+    assert watch.judge(1000.0, 2, True) is None and watch.judge(1000.0 + GRACE_S, 1, True) == "failed"
 
 
 def test_waiting_for_executors_ends() -> None:
@@ -174,3 +176,18 @@ def test_elastic_jobs_say_what_they_need() -> None:
     with pytest.raises(LaunchError, match="Set checkpoints="):
         plan_elastic_env({}, None)
     assert plan_elastic_env({}, "/shared")["HVDKIT_ELASTIC_RESTARTS"] == "1"
+
+
+LOST = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Could not recover from a failed barrier ResultStage. \
+Most recent failure reason: Stage failed because barrier task ResultTask(3, 1) finished unsuccessfully.
+ExecutorLostFailure (executor 0 exited caused by one of the running tasks) Reason: Command exited with code 137
+\tat org.apache.spark.scheduler.DAGScheduler.$anonfun$abortStage$3(DAGScheduler.scala:4568)"""
+
+
+def test_a_lost_executor_is_told_from_other_errors_of_spark() -> None:
+    report = describe_loss(LOST)
+    assert report.status == "executor lost"
+    assert "(executor 0 exited caused by one of the running tasks) Reason: Command exited with code 137." in report.text
+    with pytest.raises(HorovodInternalError, match="Spark could not run the ranks: no more memory$"):
+        describe_loss("no more memory\n\tat java")

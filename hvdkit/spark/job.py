@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark import InheritableThread, SparkContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
-from hvdkit.errors import HorovodInternalError, LaunchError
-from hvdkit.spark.reports import Report
+from hvdkit.errors import LaunchError
+from hvdkit.spark.reports import Report, describe_loss
 from hvdkit.spark.task import RankSpec
-from hvdkit.spark.watch import Progress, Verdict, Watch
+from hvdkit.spark.watch import Watch
 
 _LOOK_S = 0.25
 _END_S = 15.0  # Spark kills the Python workers of a cancelled job within 4 s
@@ -35,11 +34,10 @@ def run_job(context: SparkContext, spec: RankSpec, ranks: int, start_timeout: fl
 
     The job is cancelled when a rank fails, and when this call is interrupted; Spark then ends its tasks, and with them
     the ranks. Raises LaunchError if the ranks do not start within start_timeout seconds, HorovodInternalError if Spark
-    fails otherwise.
+    itself cannot run it.
     """
     group, collected = f"hvdkit-{uuid.uuid4().hex}", _Collected()
     failures = _open_failures(context)
-    executors = _list_executors(context)
 
     def collect() -> None:
         try:
@@ -55,17 +53,20 @@ def run_job(context: SparkContext, spec: RankSpec, ranks: int, start_timeout: fl
     try:
         while thread.is_alive() and verdict is None:
             thread.join(_LOOK_S)
-            verdict = watch.judge(time.monotonic(), _read_progress(context, group), bool(failures.value))
+            verdict = watch.judge(time.monotonic(), _count_active(context, group), bool(failures.value))
     finally:
         if thread.is_alive():
             context.cancelJobGroup(group)
             thread.join(_END_S)
     reports = [Report(**each) for each in collected.reports or failures.value]
-    if verdict == "lost" and not reports:
-        return [_describe_loss(context, executors)]
-    if not reports:
-        raise _explain(verdict, collected.error, start_timeout, ranks)
-    return reports
+    if reports:
+        return reports
+    if verdict == "late":
+        raise LaunchError(
+            f"The {ranks} ranks have not started within {start_timeout:g} s (start_timeout). Does another job of this "
+            "application use the executors? See the driver's log, and Spark's web interface."
+        )
+    return [describe_loss(str(collected.error))]
 
 
 def _open_failures(context: SparkContext) -> Accumulator[list[dict[str, Any]]]:
@@ -109,39 +110,11 @@ def _plan_task(
     return run_task
 
 
-def _explain(verdict: Verdict | None, error: BaseException | None, start_timeout: float, ranks: int) -> Exception:
-    if verdict == "late":
-        return LaunchError(
-            f"The {ranks} ranks have not started within {start_timeout:g} s (start_timeout). Does another job of this "
-            "application use the executors? See the driver's log, and Spark's web interface."
-        )
-    reason = str(error).partition("Driver stacktrace")[0].strip() if error is not None else "its job has not ended"
-    return HorovodInternalError(f"Spark could not run the ranks: {reason}")
-
-
-def _describe_loss(context: SparkContext, before: Sequence[str]) -> Report:
-    now = _list_executors(context)
-    gone = [each for each in before if each not in now]
-    which = f"The executor at {', '.join(gone)} is gone. " if gone else ""
-    text = (
-        f"Spark has lost a task of the job. {which}The executor may have been killed, been preempted or run out of "
-        "memory: see Lost executor and Lost task in the driver's log for the cause."
-    )
-    return Report(-1, "", "executor lost", text=text)
-
-
-def _list_executors(context: SparkContext) -> list[str]:
-    """The executors of the application, and the driver, as host:port."""
-    infos = context._jsc.sc().statusTracker().getExecutorInfos()
-    return [f"{info.host()}:{info.port()}" for info in infos]
-
-
-def _read_progress(context: SparkContext, group: str) -> Progress | None:
-    tracker = context.statusTracker()
+def _count_active(context: SparkContext, group: str) -> int:
+    """The tasks of the job that run now."""
+    tracker, active = context.statusTracker(), 0
     for job in tracker.getJobIdsForGroup(group):
         info = tracker.getJobInfo(job)
-        for number in info.stageIds if info is not None else ():
-            with contextlib.suppress(AttributeError):  # the stage is not there yet
-                stage = tracker.getStageInfo(number)
-                return Progress(stage.numActiveTasks, stage.currentAttemptId)
-    return None
+        stages = [tracker.getStageInfo(number) for number in (info.stageIds if info is not None else ())]
+        active += sum(stage.numActiveTasks for stage in stages if stage is not None)
+    return active

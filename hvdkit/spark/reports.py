@@ -64,6 +64,18 @@ def describe_failure(cause: Report) -> str:
     return f"Rank {cause.rank} on {cause.host}: {text}" if cause.host else text
 
 
+def describe_loss(error: str) -> Report:
+    """A report of a task that Spark has lost. error: Spark's own, which ends its job at once.
+
+    Raises HorovodInternalError if it is another error.
+    """
+    reason = error.partition("\n\tat ")[0].rpartition("Most recent failure reason:")[2].strip()
+    if "ExecutorLostFailure" not in reason:
+        raise HorovodInternalError(f"Spark could not run the ranks: {reason}")
+    text = f"Spark has lost a task of the job: {reason}. The driver's log may say more (Lost executor)."
+    return Report(-1, "", "executor lost", text=text)
+
+
 def _load(report: Report) -> Any:
     where = f"rank {report.rank} on {report.host}"
     try:

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 #: Seconds that the other ranks have to report, too, when one has failed.
 GRACE_S = 8.0
 
-Verdict = Literal["failed", "lost", "late"]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """A stage as Spark tells of it. active: its running tasks. attempt: 0 unless Spark has started it again."""
-
-    active: int
-    attempt: int
+Verdict = Literal["failed", "late"]
 
 
 class Watch:
@@ -27,17 +18,13 @@ class Watch:
         self._started = False
         self._failed: float | None = None
 
-    def judge(self, now: float, progress: Progress | None, failed: bool) -> Verdict | None:
+    def judge(self, now: float, active: int, failed: bool) -> Verdict | None:
         """Why the job is to be ended now; None if it is to go on.
 
-        progress: None while Spark has no stage of this job. failed: has a rank reported a failure?
+        active: running tasks. failed: has a rank reported a failure?
         """
-        if progress is not None and progress.active >= self._ranks:
+        if active >= self._ranks:
             self._started = True
-        if progress is not None and progress.attempt > 0:
-            # Spark starts a stage again that has lost a task. Its processes take longer to load torch than the driver
-            # takes to see this, so the function is not called again.
-            return "lost"
         if failed:
             self._failed = now if self._failed is None else self._failed
             return "failed" if now - self._failed >= GRACE_S else None
