@@ -179,7 +179,7 @@ def test_elastic_jobs_say_what_they_need() -> None:
 
 
 LOST = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
-: org.apache.spark.SparkException: Job aborted due to stage failure: Could not recover from a failed barrier ResultStage. \
+: org.apache.spark.SparkException: Job aborted due to failure: Could not recover from a failed barrier ResultStage. \
 Most recent failure reason: Stage failed because barrier task ResultTask(3, 1) finished unsuccessfully.
 ExecutorLostFailure (executor 0 exited caused by one of the running tasks) Reason: Command exited with code 137
 \tat org.apache.spark.scheduler.DAGScheduler.$anonfun$abortStage$3(DAGScheduler.scala:4568)"""
@@ -189,5 +189,5 @@ def test_a_lost_executor_is_told_from_other_errors_of_spark() -> None:
     report = describe_loss(LOST)
     assert report.status == "executor lost"
     assert "(executor 0 exited caused by one of the running tasks) Reason: Command exited with code 137." in report.text
-    with pytest.raises(HorovodInternalError, match="Spark could not run the ranks: no more memory$"):
+    with pytest.raises(HorovodInternalError, match=r"Spark could not run the ranks: no more memory$"):
         describe_loss("no more memory\n\tat java")
