@@ -73,9 +73,7 @@ def train(epochs: int) -> float:
 
 def main(args: argparse.Namespace) -> int:
     """Start Spark, train, print the accuracy and return the exit code."""
-    spark = (
-        SparkSession.builder.master(args.master).getOrCreate() if args.master else SparkSession.builder.getOrCreate()
-    )
+    spark = SparkSession.builder.getOrCreate()
     if args.by_hand:
         accuracy = hvdkit.spark.run(train, (args.epochs,), num_proc=args.ranks)[0]  # hvd
     else:
