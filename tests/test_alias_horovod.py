@@ -59,7 +59,7 @@ def test_every_module_that_is_promised_is_there(theirs: str) -> None:
     assert place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()
 
 
-@pytest.mark.parametrize("name", [*REFUSED, "horovod.spark.torch.estimator", "horovod.torch.nonsense"])
+@pytest.mark.parametrize("name", [*REFUSED, "horovod.spark.lightning.estimator", "horovod.torch.nonsense"])
 def test_what_is_refused_is_named_with_the_way_round(name: str) -> None:
     said = refusal(name)
     assert said.startswith(f"{name} is not in hvdkit") and said.endswith(".") and len(said) > 80
@@ -88,7 +88,7 @@ from horovod.torch.elastic import run
 from horovod.run import run
 import horovod.run
 assert callable(horovod.run) and horovod.run.run is run
-for use in ("import horovod.mxnet", "from horovod import spark", "horovod.data", "from horovod.spark import run"):
+for use in ("import horovod.mxnet", "horovod.data", "from horovod.spark.lightning import TorchEstimator"):
     try:
         exec(use)
     except (ImportError, AttributeError) as error:
@@ -97,7 +97,7 @@ for use in ("import horovod.mxnet", "from horovod import spark", "horovod.data",
         raise AssertionError(use)
 """
     said = run_python(code).splitlines()
-    assert [line.split()[0] for line in said] == ["horovod.mxnet", "horovod.spark", "horovod.data", "horovod.spark"]
+    assert [line.split()[0] for line in said] == ["horovod.mxnet", "horovod.data", "horovod.spark.lightning"]
 
 
 def test_horovod_imported_before_is_an_error_that_says_where_from(tmp_path: Path) -> None:

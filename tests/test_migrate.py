@@ -27,7 +27,7 @@ GOLDEN = Path(__file__).parent / "golden"
 BY_HAND = {
     "ddp_groups": "new_group",
     "ddp_spawn": "torch.multiprocessing.spawn",
-    "horovod_launchers": "hvdkit has no horovod.spark",
+    "horovod_launchers": "hvdkit has no horovod.run",
     "horovod_sessions": "TensorFlow 1",
     "keras_generators": "a generator",
     "keras_schedules": "the schedule counts the steps",

@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "migrate" / "hvdkit_migrate"
 NAMES = PACKAGE / "hvdkit_names.json"
 #: Modules of Horovod's whose packages only the tier of the integrations has.
-INTEGRATIONS = ("ray",)
+INTEGRATIONS = (
+    "ray spark spark.common spark.common.backend spark.common.store spark.keras spark.runner spark.torch".split()
+)
 
 
 def imports_of(path: Path) -> set[str]:

@@ -79,6 +79,7 @@ def test_every_example_has_a_plain_twin_unless_it_has_a_loop_of_tensorflow_or_sh
         "pytorch_uneven.py",
         "pytorch_zero.py",
         "ray_digits.py",
+        "spark_digits.py",
         "tensorflow2_digits.py",
     }
     assert {path.name for path in EXAMPLES.glob("*.py")} - set(TWINS) == without

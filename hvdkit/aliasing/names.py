@@ -13,6 +13,8 @@ tensorflow.keras tensorflow.keras.callbacks tensorflow.keras.elastic
 torch torch.compression torch.elastic torch.elastic.sampler torch.elastic.state torch.functions torch.mpi_ops
 torch.optimizer torch.sync_batch_norm
 ray
+spark spark.common spark.common.backend spark.common.store spark.runner
+spark.keras spark.keras.estimator spark.torch spark.torch.estimator
 """
 
 #: Horovod's module -> hvdkit's.
@@ -22,14 +24,13 @@ MODULES = {f"horovod.{name}": f"hvdkit.{name}" for name in _SAME.split()} | {
     "horovod.ray.elastic": "hvdkit.ray.executor",
 }
 
-_HVDRUN = "Start the script itself on the hosts: hvdrun -H host1:4,host2:4 --alias-horovod python train.py"
-
 #: What Horovod has beside these, and hvdkit has not -> the way round. The modules below are meant too.
 REFUSED = {
     "horovod.mxnet": "MXNet is retired. Port the model to PyTorch or Keras, which hvdkit supports",
-    "horovod.spark": f"{_HVDRUN}. First write the data from Spark to files that each rank can read, such as Parquet",
     "horovod.ray.elastic_v2": "Use horovod.ray.RayExecutor(min_workers=..., max_workers=...)",
     "horovod.ray.ray_logger": "Return the values from the function, or send them to an actor of your own",
+    "horovod.spark.lightning": "Call Lightning's Trainer in a function, and start it by horovod.spark.run()",
+    "horovod.spark.tensorflow": "Use tf.data on each rank, with dataset.shard(hvd.size(), hvd.rank()) and prefetch()",
     "horovod.data": "Use torch's DataLoader with num_workers, or tf.data's prefetch; both also load in the background",
     "horovod.tensorflow.data": "Use tf.data on each rank, with dataset.shard(hvd.size(), hvd.rank()) and prefetch()",
     "horovod.runner.launch": "Use the command hvdrun, or horovod.run(function, np=2)",
@@ -65,6 +66,6 @@ def refusal(name: str) -> str:
             return f"{name} is not in hvdkit, which replaces Horovod in this process. {way}."
     return (
         f"{name} is not in hvdkit, which replaces Horovod in this process. hvdkit has horovod.torch, "
-        f"horovod.tensorflow, horovod.keras, horovod.tensorflow.keras and horovod.ray; see "
+        f"horovod.tensorflow, horovod.keras, horovod.tensorflow.keras, horovod.ray and horovod.spark; see "
         "docs/guides/horovod_scripts.md."
     )

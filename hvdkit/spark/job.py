@@ -72,14 +72,14 @@ def run_job(context: SparkContext, spec: RankSpec, ranks: int, start_timeout: fl
 def _open_failures(context: SparkContext) -> Accumulator[list[dict[str, Any]]]:
     """Reports of ranks that have failed: the driver sees them while other tasks still run."""
 
-    class Lists(AccumulatorParam[list[dict[str, Any]]]):  # here, so that it is pickled by value: see _plan_task
+    class _Lists(AccumulatorParam[list[dict[str, Any]]]):  # here, so that it is pickled by value: see _plan_task
         def zero(self, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
             return []
 
         def addInPlace(self, value1: list[dict[str, Any]], value2: list[dict[str, Any]]) -> list[dict[str, Any]]:
             return [*value1, *value2]
 
-    return context.accumulator([], Lists())
+    return context.accumulator([], _Lists())
 
 
 def _plan_task(

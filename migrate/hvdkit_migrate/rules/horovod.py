@@ -14,7 +14,8 @@ from hvdkit_migrate.names import dotted_name
 from hvdkit_migrate.script import last, matches
 
 _GONE = {
-    "horovod.spark": "start the script with hvdrun or hvdkit submit, on data that the ranks read themselves",
+    "horovod.spark.lightning": "call Lightning's Trainer in a function, and start it by hvdkit.spark.run()",
+    "horovod.spark.tensorflow": "tf.data on each rank",
     "horovod.run": "start the script with hvdrun, and call the function on each rank",
     "horovod.runner": "start the script with hvdrun, and call the function on each rank",
     "horovod.mxnet": "MXNet is retired; port the model to PyTorch",
@@ -93,7 +94,7 @@ def _rename_uses(draft: Draft) -> None:
             continue
         if not isinstance(above, cst.Attribute) or above.value is not name:
             continue
-        if above.attr.value in ("run", "spark"):
+        if above.attr.value == "run":
             path = f"horovod.{above.attr.value}"
             draft.breaks(above, f"hvdkit has no {path}.", _GONE[path])
         else:
