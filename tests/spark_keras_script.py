@@ -36,6 +36,7 @@ with local_cluster() as spark, tempfile.TemporaryDirectory() as folder:
         batch_size=8,
         epochs=2,
         run_id="keras",
+        partitions_per_process=1,
         num_proc=2,
     )
     first = estimator.fit(df)

@@ -69,7 +69,7 @@ def describe_loss(error: str) -> Report:
 
     Raises HorovodInternalError if it is another error.
     """
-    reason = error.partition("\n\tat ")[0].rpartition("Most recent failure reason:")[2].strip()
+    reason = " ".join(error.partition("\n\tat ")[0].rpartition("Most recent failure reason:")[2].split())
     if "ExecutorLostFailure" not in reason:
         raise HorovodInternalError(f"Spark could not run the ranks: {reason}")
     text = f"Spark has lost a task of the job: {reason}. The driver's log may say more (Lost executor)."
