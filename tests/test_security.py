@@ -50,7 +50,7 @@ EXECUTING = {
     "spark/job.py": "the driver, for its executors",
     "spark/rank.py": "the driver, for its ranks",
     "spark/reports.py": "ranks of run(), through Spark",
-    "spark/common/persistence.py": "who has saved an estimator or model: as with all pickles, its reader must trust him",
+    "spark/common/persistence.py": "who has saved an estimator or model; whoever loads it must trust him",
     "spark/keras/models.py": "the same, and the driver, for its executors",
     "spark/keras/training.py": "the driver, for its ranks",
     "spark/torch/estimator.py": "the driver, for its executors",
