@@ -179,5 +179,14 @@ def run_script(*command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize("options", [["--epochs", "6"], ["--by-hand", "--epochs", "4"]], ids=["estimator", "by_hand"])
+def test_the_example_learns(options: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master local[2] --conf spark.ui.enabled=false pyspark-shell")
+    monkeypatch.chdir(tmp_path)
+    printed = run_script(str(HERE.parent / "examples" / "spark_digits.py"), *options, "--min-accuracy", "0.85")
+    assert re.search(r"^2 ranks  test accuracy 9", printed, re.MULTILINE)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_keras_models_are_trained_continued_saved_and_transform() -> None:
     assert "all is well" in run_script(str(HERE / "without_tensorflow.py"), str(HERE / "spark_keras_script.py"))
