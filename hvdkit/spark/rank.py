@@ -40,24 +40,28 @@ def _call(variables: dict[str, str], function: bytes, store: Store) -> tuple[Sta
     enter_rank(variables)
     if variables["RANK"] != "0":
         store.close()
-    outcome = call_function(_load_and_call, (function,), last=True, dumps=cloudpickle.dumps)
-    if outcome.error is None:
-        status: Status = "returned"
-    else:
-        status = "lost a rank" if isinstance(outcome.error, HorovodInternalError) else "raised"
-        sys.stderr.write(outcome.traceback)
+    status: Status = "raised"
+
+    def load_and_call() -> Any:
+        nonlocal status
+        fn: Callable[..., Any]
+        fn, args, kwargs = pickle.loads(function)
+        try:
+            value = fn(*args, **kwargs)
+        except HorovodInternalError:
+            status = "lost a rank"
+            raise
+        status = "returned"
+        return value
+
+    outcome = call_function(load_and_call, last=True, dumps=cloudpickle.dumps)
+    sys.stderr.write(outcome.traceback)
     try:
         return status, cloudpickle.dumps(outcome)
     except Exception as error:
         kind = type(outcome.value).__name__
         text = f"The function returned a {kind}, which cannot be pickled: {type(error).__name__}: {error}"
         return "raised", pickle.dumps(Outcome(error=TypeError(text)))
-
-
-def _load_and_call(function: bytes) -> Any:
-    fn: Callable[..., Any]
-    fn, args, kwargs = pickle.loads(function)
-    return fn(*args, **kwargs)
 
 
 if __name__ == "__main__":

@@ -178,24 +178,26 @@ def _started(spec: RankSpec, index: int) -> Iterator[_RankProcess]:
     descriptor = theirs.fileno()
     command = [spec.executable or sys.executable, "-m", "hvdkit.spark.rank", str(descriptor), spec.driver]
     reaper = SessionReaper()
-    with theirs:
-        process = subprocess.Popen(
-            command,
-            env=plan_environment(spec, read_environment(), sys.path),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            pass_fds=(descriptor,),
-        )
-    reaper.watch(process.pid)
-    rank = _RankProcess(process, ours, index)
     try:
-        yield rank
+        with theirs:
+            process = subprocess.Popen(
+                command,
+                env=plan_environment(spec, read_environment(), sys.path),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+                pass_fds=(descriptor,),
+            )
+        reaper.watch(process.pid)
+        rank = _RankProcess(process, ours, index)
+        try:
+            yield rank
+        finally:
+            rank.close()
     finally:
-        rank.close()
         reaper.dismiss()
 
 

@@ -94,11 +94,12 @@ class HorovodEstimator(Estimator[Any], Saved):
             buffer_rows=self.getOrDefault("shuffle_buffer_size"),
             cache=self.getOrDefault("inmemory_cache_all"),
             seed=self.getOrDefault("random_seed"),
-            use_gpu=self.getOrDefault("use_gpu"),
             verbose=self.getOrDefault("verbose"),
         )
         check_shapes(training)
         function, objects, env = self._plan_ranks()
+        if not self.getOrDefault("use_gpu"):
+            env["CUDA_VISIBLE_DEVICES"] = ""
         trained = next((one for one in backend.run(function, (training, objects), env=env) if one is not None), None)
         if trained is None:
             raise HorovodInternalError("No rank has returned the trained model.")

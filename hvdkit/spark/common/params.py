@@ -54,7 +54,7 @@ ESTIMATOR = (
     Definition("partitions_per_process", "Parquet files for each rank", _int, 4),
     Definition("random_seed", "seed of the framework, of the shuffling and of the rows of validation", _int, 0),
     Definition("run_id", "name of the run in the store; its last checkpoint is continued", _text),
-    Definition("use_gpu", "use GPUs if there are any?", _bool, True),
+    Definition("use_gpu", "use GPUs? False hides those of the executors", _bool, True),
     Definition("verbose", "0 or 1: a line for each epoch in the log of rank 0's executor", _int, 1),
 )
 

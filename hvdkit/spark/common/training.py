@@ -40,7 +40,6 @@ class Training:
     buffer_rows: int
     cache: bool
     seed: int
-    use_gpu: bool
     verbose: int
 
     def open_train(self, rank: int, size: int) -> Batches:

@@ -20,7 +20,7 @@ def train(training: Training, objects: bytes) -> Trained | None:
     """Train on all ranks; returns the model on rank 0. objects: the pickled parameters of the estimator."""
     hvd.init()
     given = pickle.loads(objects)
-    device = hvd.local_device() if training.use_gpu else torch.device("cpu")
+    device = hvd.local_device()
     torch.manual_seed(training.seed + hvd.rank())
     model: torch.nn.Module = given["model"].to(device)
     optimizer: torch.optim.Optimizer = given["optimizer"]
