@@ -43,11 +43,7 @@ class ProcessResult:
 
 
 def run_program(
-    argv: Sequence[str],
-    *,
-    environ: Mapping[str, str] | None = None,
-    timeout_s: float,
-    merge: bool = False,
+    argv: Sequence[str], *, environ: Mapping[str, str] | None = None, timeout_s: float, merge: bool = False
 ) -> ProcessResult:
     """Run a program to its end; its process group is killed when it exceeds the limit or this call is interrupted.
 

@@ -39,10 +39,7 @@ class Example:
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to those of hvdkit."""
     parser = commands.add_parser(
-        "examples",
-        help="list the example scripts, or write one here",
-        description=_EXPLANATION,
-        epilog=_EXAMPLES,
+        "examples", help="list the example scripts, or write one here", description=_EXPLANATION, epilog=_EXAMPLES
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="write this example into the current folder")
     form = parser.add_mutually_exclusive_group()
