@@ -147,10 +147,13 @@ def findings() -> dict[str, list[tuple[str, str, str]]]:
     found: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
     for path in sorted(_DOCTOR.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding" and len(node.args) >= 4:
-                severity, name, seen, cure = (_text_of(argument) for argument in node.args[:4])
-                if isinstance(node.args[1], ast.Constant):
-                    found[name].append((severity, seen, cure))
+            if not isinstance(node, ast.Call):
+                continue
+            kind, _, severity = ast.unparse(node.func).partition(".")  # Finding(severity, ...), or Finding.error(...)
+            words = [ast.Constant(severity), *node.args] if severity else node.args
+            if kind == "Finding" and len(words) >= 4 and isinstance(words[1], ast.Constant):
+                severity, name, seen, cure = (_text_of(word) for word in words[:4])
+                found[name].append((severity, seen, cure))
     return dict(sorted(found.items()))
 
 
