@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hvdkit.launch.allocations.default_hostfile import read_default_hostfile
+from hvdkit.launch.allocations.sagemaker import read_sagemaker
 from hvdkit.launch.allocations.schedulers import SCHEDULERS
 from hvdkit.launch.hostfiles import FoundHosts
 
@@ -18,7 +19,7 @@ def read_allocation(environ: Mapping[str, str], slots: int | None = None) -> Fou
     """
     variables = {name: value for name, value in environ.items() if value.strip()}
     # The default hostfile comes last: inside a scheduler's job the scheduler's list takes precedence.
-    for read in (*(scheduler.read for scheduler in SCHEDULERS), read_default_hostfile):
+    for read in (*(scheduler.read for scheduler in SCHEDULERS), read_sagemaker, read_default_hostfile):
         found = read(variables, slots)
         if found is not None:
             return found

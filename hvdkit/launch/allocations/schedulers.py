@@ -1,4 +1,4 @@
-"""The allocations of schedulers: Slurm, PBS (Pro, OpenPBS, Torque), LSF and SGE (Grid Engine)."""
+"""The allocations of schedulers: Slurm, PBS (Pro, OpenPBS, Torque), LSF, SGE (Grid Engine), Flux and HTCondor."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from hvdkit.errors import LaunchError
+from hvdkit.launch.allocations.flux import read_flux
+from hvdkit.launch.allocations.htcondor import read_htcondor
 from hvdkit.launch.hostfiles import FoundHosts, Host, find_hostfile, merge_hosts
 from hvdkit.launch.hostfiles.grammars import count_repeats
 from hvdkit.launch.hostfiles.names import is_slots
@@ -22,6 +24,7 @@ from hvdkit.world import is_slurm_step
 _SLURM_LISTS = r"SLURM_(JOB_)?NODELIST|SLURM_JOB_NODELIST_HET_GROUP_\d+"
 _SLURM_MORE = "request more from Slurm with --ntasks-per-node, or set them here with --slots-per-host"
 _PBS_MORE = "request more from PBS with select=...:mpiprocs=N, or set them here with --slots-per-host"
+_TORQUE_MORE = "request more from Torque with -l nodes=N:ppn=M, or set them here with --slots-per-host"
 _LSF_MORE = "request more from LSF with bsub -n and -R 'span[ptile=N]', or set them here with --slots-per-host"
 _SGE_MORE = "request more with qsub -pe, or set them here with --slots-per-host"
 _LAUNCH_HOST = re.compile(r"batch|login|launch")
@@ -143,9 +146,10 @@ def _read_pbs(environ: Mapping[str, str], slots: int | None) -> FoundHosts | Non
     if "PBS_NODEFILE" not in environ:
         return None
     source = f"PBS job {environ.get('PBS_JOBID', '')}".rstrip()
-    found = _read_nodefile("pbs", environ["PBS_NODEFILE"], source, slots, _PBS_MORE)
+    more = _TORQUE_MORE if "PBS_NUM_PPN" in environ else _PBS_MORE  # which PBS Professional and OpenPBS do not set
+    found = _read_nodefile("pbs", environ["PBS_NODEFILE"], source, slots, more)
     repeated = any(host.slots != 1 for host in found.hosts)
-    note = f"{source}: Its nodefile lists each host once, which is one rank per host: {_PBS_MORE}."
+    note = f"{source}: Its nodefile lists each host once, which is one rank per host: {more}."
     return found if slots or repeated else replace(found, notes=(*found.notes, note))
 
 
@@ -153,7 +157,13 @@ def _read_sge(environ: Mapping[str, str], slots: int | None) -> FoundHosts | Non
     if "PE_HOSTFILE" not in environ:
         return None
     source = f"SGE job {environ.get('JOB_ID', '')}".rstrip()
-    return _read_nodefile("sge", environ["PE_HOSTFILE"], source, slots, _SGE_MORE)
+    found = _read_nodefile("sge", environ["PE_HOSTFILE"], source, slots, _SGE_MORE)
+    number = environ.get("NHOSTS", "")
+    if is_slots(number) and int(number) != len(found.hosts):
+        raise LaunchError(
+            f"{source}: NHOSTS={number}, but its PE_HOSTFILE has {len(found.hosts)} hosts. Name the hosts with -H."
+        )
+    return found
 
 
 def _read_lsf(environ: Mapping[str, str], slots: int | None) -> FoundHosts | None:
@@ -205,4 +215,6 @@ SCHEDULERS = (
     AllocationReader("pbs", "PBS_JOBID", "PBS_NODEFILE", _read_pbs),
     AllocationReader("lsf", "LSB_JOBID", "LSB_DJOB_HOSTFILE", _read_lsf),
     AllocationReader("sge", "PE_HOSTFILE", "PE_HOSTFILE", _read_sge),
+    AllocationReader("flux", "FLUX_URI", "", read_flux),
+    AllocationReader("htcondor", "_CONDOR_PROCNO", "", read_htcondor),
 )

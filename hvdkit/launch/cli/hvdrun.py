@@ -29,7 +29,6 @@ from hvdkit.launch.job.output import Output
 from hvdkit.launch.launchers import build_launch
 from hvdkit.launch.plan.job import Job, Launch, format_shell_line, plan_places
 from hvdkit.launch.plan.launcher_choice import LauncherChoice, detect_launchers, plan_launcher
-from hvdkit.launch.plan.network import parse_wish
 from hvdkit.launch.plan.resolve_hosts import find_addresses
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ def _build_runner(
         addresses=addresses,
         planned=plan_places(job.ranks, job.hosts) if as_planned and not one_host_of_many_names else (),
         slots={host.name: host.slots or 0 for host in job.hosts} if job.elastic else {},
-        networks=parse_wish(options.network_interfaces) if options.network_interfaces is not None else (),
+        networks=job.networks,
         start_timeout_s=options.start_timeout,
         save_timeout_s=options.save_timeout,
         verbose=options.verbose,

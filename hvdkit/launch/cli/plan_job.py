@@ -54,7 +54,9 @@ def plan_job(
     path = environ.get("PATH", os.defpath)
     if local:
         check_command(options.command, module=options.module, path=path)
-    networks = parse_wish(options.network_interfaces) if options.network_interfaces is not None else ()
+    networks = (found.interface,) if found.interface else ()
+    if options.network_interfaces is not None:
+        networks = parse_wish(options.network_interfaces)
     variables = {**sent, **_refuse_twice(sent, options.settings)}
     if not local:
         variables.update(plan_daemon_variables(hosts, networks, environ))
@@ -100,6 +102,7 @@ def plan_job(
         binding=split_words("--binding-args", options.binding_args),
         bind=_choose_binding(config.bind, options.binding_args),
         own_gpus=_choose_own_gpus(options, config),
+        networks=networks,
         tcp=options.tcp,
         elastic=config.elastic,
     )

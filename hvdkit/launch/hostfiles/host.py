@@ -36,6 +36,7 @@ class FoundHosts:
     ranks: number of tasks that the scheduler's job has; None for one on each slot.
     more: how to get more slots from this source; "" for no special advice.
     allocated: from a scheduler's allocation (or the launcher pod of an MPIJob), not from the command line.
+    interface: name of the network interface that all hosts are to use; "" for hvdrun's choice.
     """
 
     hosts: tuple[Host, ...]
@@ -44,6 +45,7 @@ class FoundHosts:
     ranks: int | None = None
     more: str = ""
     allocated: bool = False
+    interface: str = ""
 
 
 def merge_hosts(hosts: Iterable[Host]) -> tuple[Host, ...]:

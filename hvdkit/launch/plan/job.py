@@ -30,6 +30,7 @@ class Job:
     binding: the launcher's own options for binding ranks to cores; with None it does not bind. bind: how hvdkit then
     binds, see the setting.
     own_gpus: what asks for one GPU a rank; "" to warn of ranks that share one, None to allow it.
+    networks: interfaces or subnets for traffic between hosts; () to choose.
     tcp: use only TCP between hosts.
     elastic: ranks continue when others die.
     """
@@ -50,6 +51,7 @@ class Job:
     binding: tuple[str, ...] | None = None
     bind: str = "auto"
     own_gpus: str | None = ""
+    networks: tuple[str, ...] = ()
     tcp: bool = False
     elastic: bool = False
 

@@ -143,7 +143,7 @@ def _explain_mpirun(environment: LauncherEnvironment, mpi: Mpi) -> str:
         return f"{launcher}: all ranks are on this machine"
     if not environment.scheduler:
         return f"{launcher}, over ssh: the hosts are named, and this is not a scheduler's job"
-    names = {"slurm": "srun", "pbs": "PBS", "lsf": "LSF", "sge": "qrsh"}
+    names = {"slurm": "srun", "pbs": "PBS", "lsf": "LSF", "sge": "qrsh", "flux": "Flux", "htcondor": "HTCondor"}
     through = names.get(environment.scheduler, environment.scheduler)
     return f"{launcher}: it starts its daemons through {through} if it was built with support for it, else over ssh"
 

@@ -180,7 +180,7 @@ def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-_NAMES = {"slurm": "Slurm", "pbs": "PBS", "lsf": "LSF", "sge": "SGE"}
+_NAMES = {"slurm": "Slurm", "pbs": "PBS", "lsf": "LSF", "sge": "SGE", "flux": "Flux", "htcondor": "HTCondor"}
 
 
 def check_script(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:

@@ -1,0 +1,58 @@
+"""The hosts of a SageMaker training job, from the variables that its training toolkit sets (ENVIRONMENT_VARIABLES.md).
+
+The toolkit starts the entry point on every host, or with distribution={"mpi": ...} the ranks by its own mpirun.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from hvdkit.errors import LaunchError
+from hvdkit.launch.hostfiles import FoundHosts, Host
+from hvdkit.launch.hostfiles.names import check_name
+
+_MORE = "set them here with --slots-per-host"
+_INTERFACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,14}", re.ASCII)
+
+
+def read_sagemaker(environ: Mapping[str, str], slots: int | None = None) -> FoundHosts | None:
+    """Read SM_HOSTS, with a slot for each of SM_NUM_GPUS GPUs, or one; None outside of SageMaker.
+
+    Raises LaunchError on a host other than the first, where a second hvdrun would start all ranks again.
+    """
+    if "SM_HOSTS" not in environ:
+        return None
+    names = _read_hosts(environ["SM_HOSTS"])
+    current = environ.get("SM_CURRENT_HOST", names[0])
+    if current not in names:
+        raise LaunchError(
+            f"SM_CURRENT_HOST={current!r} is not in SM_HOSTS={environ['SM_HOSTS']}. Name the hosts with -H."
+        )
+    if current != names[0]:
+        raise LaunchError(
+            f"SageMaker has started the entry point on each of {len(names)} hosts, and this is {current}. Start hvdrun on "
+            f"{names[0]} only, and sshd on the others (examples/sagemaker/train.sh does so)."
+        )
+    gpus = environ.get("SM_NUM_GPUS", "0")
+    if not re.fullmatch(r"[0-9]{1,3}", gpus, re.ASCII):
+        raise LaunchError(f"SM_NUM_GPUS={gpus!r} is not a number of GPUs. Correct it, or use --slots-per-host.")
+    interface = environ.get("SM_NETWORK_INTERFACE_NAME", "")
+    if interface and not _INTERFACE.fullmatch(interface):
+        raise LaunchError(f"SM_NETWORK_INTERFACE_NAME={interface!r} is not the name of an interface. Correct or unset it.")
+    hosts = tuple(Host(name, slots or max(1, int(gpus))) for name in names)
+    return FoundHosts(hosts, "SageMaker's SM_HOSTS", more=_MORE, allocated=True, interface=interface)
+
+
+def _read_hosts(text: str) -> list[str]:
+    cure = 'It must be a JSON list of names like ["algo-1","algo-2"]. Correct it, or name the hosts with -H.'
+    try:
+        names = json.loads(text)
+        if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+            raise ValueError("it is not a list of names")
+        if len(set(names)) < len(names):
+            raise ValueError("it names a host twice")
+        return [check_name(name) for name in names]
+    except (ValueError, RecursionError) as problem:
+        raise LaunchError(f"SM_HOSTS={text[:200]!r}: {problem}. {cure}") from None
