@@ -34,7 +34,7 @@ from hvdkit.tools.build_horovod import versions, wheel
 from hvdkit.tools.doctor.checks import job as doctor_job
 from hvdkit.tools.doctor.collect import gpus, host
 from hvdkit.tools.doctor.collect import script as doctor_script
-from hvdkit.tools.submit import job, kubernetes, lsf, pbs, slurm
+from hvdkit.tools.submit import job, kubernetes, lsf, pbs, slurm, trainjob
 from hvdkit.transport.gloo import rendezvous, rendezvous_store
 
 ROOT = Path(__file__).parents[1] / "hvdkit"
@@ -205,6 +205,7 @@ TEXTS: dict[str, Parser] = {
             pbs.read_pbs_state,
             lsf.read_lsf_state,
             kubernetes.read_mpijob_state,
+            trainjob.read_trainjob_state,
         )
     },
     "tools.doctor.collect.gpus.parse_gpus": Parser(gpus.parse_gpus, ["0", ",", "GPU-1", "80 MiB", "\n"]),

@@ -11,7 +11,9 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
+import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,9 +34,12 @@ from hvdkit.tools.submit.lsf import read_lsf_state
 from hvdkit.tools.submit.pbs import read_pbs_state
 from hvdkit.tools.submit.scheduler import State
 from hvdkit.tools.submit.slurm import read_slurm_state
-from hvdkit.tools.submit.table import SCHEDULERS, find_defaults
+from hvdkit.tools.submit.table import KINDS, SCHEDULERS, find_defaults
+from hvdkit.tools.submit.trainjob import read_trainjob_state
 
 GOLDEN = Path(__file__).parent / "golden"
+EXAMPLES = Path(__file__).parents[1] / "examples" / "kubernetes"
+SCHEMAS = json.loads((Path(__file__).parent / "kubernetes_schemas.json").read_text())
 DIRECTIVES = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB"}
 
 PLAIN = BatchJob(command=("python", "train.py"), nodes=4, tasks_per_node=8, seconds=7200)
@@ -67,15 +72,19 @@ def jobs() -> dict[str, tuple[str, BatchJob]]:
     for name, directive in DIRECTIVES.items():
         found[f"submit_{name}_plain.sh"] = (name, PLAIN)
         found[f"submit_{name}_full.sh"] = (name, replace(FULL, extra=(f"{directive} -x y",)))
-    found["submit_k8s_plain.yaml"] = ("k8s", replace(PLAIN, image="site/x:1"))
-    found["submit_k8s_full.yaml"] = ("k8s", KUBERNETES)
+    for name, prefix in (("mpijob", "submit_k8s"), ("trainjob", "submit_trainjob")):
+        found[f"{prefix}_plain.yaml"] = (name, replace(PLAIN, image="site/x:1"))
+        found[f"{prefix}_full.yaml"] = (name, KUBERNETES)
     return found
+
+
+WRITERS = {**SCHEDULERS, **KINDS}
 
 
 @pytest.mark.parametrize("name", jobs())
 def test_the_script_is_the_recorded_one(name: str) -> None:
     scheduler, job = jobs()[name]
-    script = SCHEDULERS[scheduler].write(job)
+    script = WRITERS[scheduler].write(job)
     path = GOLDEN / name
     if os.environ.get("HVDKIT_TEST_RECORD") == "1":
         path.write_text(script)
@@ -98,19 +107,61 @@ def check_syntax(script: str) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.glob("submit_*.yaml")))
-def test_the_manifest_is_yaml_with_the_fields_of_an_mpijob(name: str) -> None:
+def read_manifest(text: str) -> list[dict[str, Any]]:
+    """The objects of a manifest, each valid by the schema of its operator."""
     yaml = pytest.importorskip("yaml")
-    job = yaml.safe_load((GOLDEN / name).read_text())
-    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
-    replicas = job["spec"]["mpiReplicaSpecs"]
-    assert replicas["Launcher"]["template"]["spec"]["containers"][0]["command"][:3] == [
-        "hvdrun",
-        "--hostfile",
-        "/etc/mpi/hostfile",
-    ]
-    assert replicas["Worker"]["replicas"] in (2, 4)
-    assert job["spec"]["slotsPerWorker"] in (4, 8)
+    objects: list[dict[str, Any]] = list(yaml.safe_load_all(text))
+    for each in objects:
+        jsonschema.validate(each, {"$ref": f"#/definitions/{each['kind']}", "definitions": SCHEMAS["definitions"]})
+    return objects
+
+
+def find_launcher(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    """The container that hvdrun runs in."""
+    spec = objects[0]["spec"]
+    if objects[0]["kind"] == "MPIJob":
+        return cast(dict[str, Any], spec["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0])
+    jobs = {job["name"]: job for job in spec["template"]["spec"]["replicatedJobs"]}
+    return cast(dict[str, Any], jobs["launcher"]["template"]["spec"]["template"]["spec"]["containers"][0])
+
+
+@pytest.mark.parametrize(
+    "name", [path.name for path in sorted([*GOLDEN.glob("submit_*.yaml"), *EXAMPLES.glob("*job.yaml")])]
+)
+def test_a_manifest_is_valid_by_the_schemas_of_the_operators(name: str) -> None:
+    path = GOLDEN / name
+    objects = read_manifest((path if path.exists() else EXAMPLES / name).read_text())
+    assert find_launcher(objects)["command"][:3] == ["hvdrun", "--hostfile", "/etc/mpi/hostfile"]
+    if objects[0]["kind"] == "MPIJob":
+        assert objects[0]["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] in (2, 4)
+        assert objects[0]["spec"]["slotsPerWorker"] in (2, 4, 8)
+    else:
+        runtime, job = objects
+        assert job["spec"]["runtimeRef"]["kind"] == runtime["kind"]
+        assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+        assert job["spec"]["trainer"]["numNodes"] in (2, 4)
+        assert job["spec"]["trainer"]["numProcPerNode"] == runtime["spec"]["mlPolicy"]["mpi"]["numProcPerNode"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_schemas_find_a_field_that_no_operator_has(kind: str) -> None:
+    jsonschema_errors = pytest.importorskip("jsonschema.exceptions")
+    text = KINDS[kind].write(replace(PLAIN, image="x"))
+    for wrong in (("replicas:", "replica:"), ("mpiImplementation: OpenMPI", "mpiImplementation: Open MPI")):
+        if wrong[0] in text:
+            with pytest.raises(jsonschema_errors.ValidationError):
+                read_manifest(text.replace(*wrong))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_example_is_what_the_command_in_it_writes(
+    kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first lines of examples/kubernetes/KIND.yaml say how it was written."""
+    text = (EXAMPLES / f"{kind}.yaml").read_text()
+    command = re.findall(r"^# (hvdkit submit .*?[^\\])$", text, re.MULTILINE | re.DOTALL)[0].replace("\\\n#", "")
+    assert cli.main(shlex.split(command)[1:]) == 0
+    assert text.endswith(capsys.readouterr().out)
 
 
 HOSTILE = [
@@ -197,11 +248,10 @@ def test_a_shell_agrees_that_quoted_words_are_inert(scheduler: str, tmp_path: Pa
     assert not (tmp_path / "pwned").exists()
 
 
-def test_kubernetes_does_not_expand_a_dollar_either() -> None:
-    yaml = pytest.importorskip("yaml")
+@pytest.mark.parametrize("kind", KINDS)
+def test_kubernetes_does_not_expand_a_dollar_either(kind: str) -> None:
     job = replace(PLAIN, command=("python", "$(HOME)", "a: b # c", "'\"{}"), environ={"A": "$$(B)"}, image="x")
-    launcher = yaml.safe_load(SCHEDULERS["k8s"].write(job))["spec"]["mpiReplicaSpecs"]["Launcher"]
-    container = launcher["template"]["spec"]["containers"][0]
+    container = find_launcher(read_manifest(KINDS[kind].write(job)))
     assert container["command"][3:] == ["python", "$$(HOME)", "a: b # c", "'\"{}"]
     assert container["env"] == [{"name": "A", "value": "$$$$(B)"}]
 
@@ -221,9 +271,10 @@ def test_all_problems_of_a_job_are_told_together() -> None:
         assert part in str(caught.value)
 
 
-def test_kubernetes_names_what_to_do_about_each_flag_it_has_no_use_for() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_kubernetes_names_what_to_do_about_each_flag_it_has_no_use_for(kind: str) -> None:
     with pytest.raises(SubmitError) as caught:
-        SCHEDULERS["k8s"].write(replace(FULL, name="Digits_1"))
+        KINDS[kind].write(replace(FULL, name="Digits_1"))
     for part in ("--image", "--job-name", "--module", "--venv", "--account", "--signal", "--mail", "--output"):
         assert part in str(caught.value)
 
@@ -296,7 +347,13 @@ def test_states_are_read() -> None:
     )
     assert read_mpijob_state(kubernetes.format("Running")) == State("running", "running")
     assert read_mpijob_state(kubernetes.format("Failed")) == State("ended", "failed", 1)
-    for read in (read_slurm_state, read_pbs_state, read_lsf_state, read_mpijob_state):
+    assert read_trainjob_state(kubernetes.format("Complete")) == State("ended", "complete", 0)
+    assert read_trainjob_state(kubernetes.format("Failed")) == State("ended", "failed", 1)
+    assert read_trainjob_state(kubernetes.format("Suspended")) == State("waiting", "created suspended")
+    launcher = '{"status": {"jobsStatus": [{"name": "node", "active": 1}, {"name": "launcher", "active": %d}]}}'
+    assert read_trainjob_state(launcher % 1) == State("running", "running")
+    assert read_trainjob_state(launcher % 0) == State("waiting", "created")
+    for read in (read_slurm_state, read_pbs_state, read_lsf_state, read_mpijob_state, read_trainjob_state):
         assert read("") is None
         assert read("error: nobody knows\n") is None
 
@@ -307,6 +364,8 @@ def test_ids_are_read() -> None:
     assert SCHEDULERS["pbs"].read_id("123.head-1.site.org\n") == "123.head-1.site.org"
     assert SCHEDULERS["lsf"].read_id("Job <123> is submitted to default queue <normal>.\n") == "123"
     assert SCHEDULERS["k8s"].read_id("mpijob.kubeflow.org/train\n") == "train"
+    names = "clustertrainingruntime.trainer.kubeflow.org/train\ntrainjob.trainer.kubeflow.org/train\n"
+    assert KINDS["trainjob"].read_id(names) == "train"
     assert not SCHEDULERS["slurm"].read_id("no")
 
 
@@ -342,6 +401,7 @@ BAD = {
     "is not SIGNAL@TIME with USR1 or USR2": ["--signal", "TERM@60"],
     "would be sent before the job starts": ["--signal", "USR1@2h"],
     "is not NAME=VALUE": ["--env", "A"],
+    "--kind trainjob is for Kubernetes": ["--kind", "trainjob"],
     "sbatch is not on PATH": [],
     "has no bin/activate": ["--venv", "missing"],
     "mpirun starts ranks": ["--", "mpirun", "-np", "4"],

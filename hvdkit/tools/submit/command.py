@@ -19,7 +19,7 @@ from hvdkit.launch.cli.numbers import count, count_or_none
 from hvdkit.tools.submit.follow import Follower, ask_state, submit_script
 from hvdkit.tools.submit.job import BatchJob, parse_time, parse_variable, parse_warning
 from hvdkit.tools.submit.scheduler import Scheduler
-from hvdkit.tools.submit.table import SCHEDULERS, find_scheduler
+from hvdkit.tools.submit.table import KINDS, SCHEDULERS, find_scheduler
 from hvdkit.tools.training_command import PLACEMENT, find_launcher, split_command, strip_dashes
 
 _EXPLANATION = """\
@@ -105,6 +105,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="start only after this job has succeeded; repeatable",
     )
     add("--image", default="", help="container image; Kubernetes only")
+    add(
+        "--kind",
+        choices=tuple(KINDS),
+        help="on Kubernetes: an MPIJob of the MPI Operator (default), or a TrainJob of Kubeflow Trainer",
+    )
     add("--dry-run", action="store_true", help="print the script; submit nothing")
     add("--json", action="store_true", help="print scheduler, job id, log and the command that cancels the job as JSON")
     add(
@@ -120,7 +125,10 @@ def run(options: argparse.Namespace) -> int:
     """Carry out the command; returns the exit code. Raises SubmitError if nothing was submitted."""
     if options.json and options.follow:
         raise SubmitError("--json prints one document, and --follow the job's log. Leave one of them out.")
-    scheduler = SCHEDULERS[options.scheduler or find_scheduler(read_environment())]
+    if options.kind is not None and options.scheduler != "k8s":
+        raise SubmitError(f"--kind {options.kind} is for Kubernetes. Add --scheduler k8s, or leave it out.")
+    name = options.scheduler or find_scheduler(read_environment())
+    scheduler = KINDS[options.kind] if options.kind else SCHEDULERS[name]
     job = make_job(options)
     script = scheduler.write(job)
     problems = [] if options.scheduler == "k8s" else list(_check_files(job))

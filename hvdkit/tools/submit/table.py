@@ -11,8 +11,12 @@ from hvdkit.tools.submit.lsf import LSF
 from hvdkit.tools.submit.pbs import PBS
 from hvdkit.tools.submit.scheduler import Scheduler
 from hvdkit.tools.submit.slurm import SLURM
+from hvdkit.tools.submit.trainjob import TRAINJOB
 
 SCHEDULERS: Mapping[str, Scheduler] = {"slurm": SLURM, "pbs": PBS, "lsf": LSF, "k8s": KUBERNETES}
+
+#: What a job is on Kubernetes, by the name that --kind takes.
+KINDS: Mapping[str, Scheduler] = {"mpijob": KUBERNETES, "trainjob": TRAINJOB}
 
 
 def find_scheduler(environ: Mapping[str, str]) -> str:
