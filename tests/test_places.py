@@ -118,7 +118,9 @@ def test_a_flux_job_of_one_task_has_the_resources_of_the_job(tmp_path: Path) -> 
 def test_a_flux_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="flux is not on PATH"):
         read_allocation({"FLUX_URI": "local:///x", "PATH": str(tmp_path)})
-    with pytest.raises(LaunchError, match=r"flux resource R: it ended with status 3: flux: resource R: no such command"):
+    with pytest.raises(
+        LaunchError, match=r"flux resource R: it ended with status 3: flux: resource R: no such command"
+    ):
         read_allocation(fake_flux(tmp_path, {}))
     with pytest.raises(LaunchError, match="is not a resource set of version 1"):
         read_allocation(fake_flux(tmp_path, {"resource R": {"version": 1}}))
@@ -127,8 +129,11 @@ def test_a_flux_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
         read_allocation(fake_flux(tmp_path, {"resource R": few}))
 
 
-@given(st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3)
-       | st.dictionaries(st.sampled_from(["execution", "R_lite", "nodelist", "rank", "children", "core"]), inner)))  # fmt: skip
+KEYS = st.sampled_from(["execution", "R_lite", "nodelist", "rank", "children", "core"])
+LEAVES = st.none() | st.integers() | st.text(max_size=5)
+
+
+@given(st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner)))
 def test_any_resources_are_hosts_or_a_value_error(resources: object) -> None:
     try:
         hosts = parse_resources(json.dumps(resources))

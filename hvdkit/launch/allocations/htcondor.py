@@ -27,8 +27,8 @@ def read_htcondor(environ: Mapping[str, str], slots: int | None = None) -> Found
         return None
     if node != "0":
         raise LaunchError(
-            f"HTCondor has started this on each of {nodes} nodes, and this is node {node}. Start hvdrun on node 0 only, "
-            "as openmpiscript does with mpirun."
+            f"HTCondor has started this on each of {nodes} nodes, and this is node {node}. Start hvdrun on node 0 "
+            "only, as openmpiscript does with mpirun."
         )
     path = environ.get("CONDOR_CONTACT_FILE") or f"{environ.get('_CONDOR_SCRATCH_DIR', '.')}/contact"
     try:

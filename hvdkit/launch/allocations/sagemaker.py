@@ -32,15 +32,17 @@ def read_sagemaker(environ: Mapping[str, str], slots: int | None = None) -> Foun
         )
     if current != names[0]:
         raise LaunchError(
-            f"SageMaker has started the entry point on each of {len(names)} hosts, and this is {current}. Start hvdrun on "
-            f"{names[0]} only, and sshd on the others (examples/sagemaker/train.sh does so)."
+            f"SageMaker has started the entry point on each of {len(names)} hosts, and this is {current}. Start hvdrun "
+            f"on {names[0]} only, and sshd on the others (examples/sagemaker/train.sh does so)."
         )
     gpus = environ.get("SM_NUM_GPUS", "0")
     if not re.fullmatch(r"[0-9]{1,3}", gpus, re.ASCII):
         raise LaunchError(f"SM_NUM_GPUS={gpus!r} is not a number of GPUs. Correct it, or use --slots-per-host.")
     interface = environ.get("SM_NETWORK_INTERFACE_NAME", "")
     if interface and not _INTERFACE.fullmatch(interface):
-        raise LaunchError(f"SM_NETWORK_INTERFACE_NAME={interface!r} is not the name of an interface. Correct or unset it.")
+        raise LaunchError(
+            f"SM_NETWORK_INTERFACE_NAME={interface!r} is not the name of an interface. Correct or unset it."
+        )
     hosts = tuple(Host(name, slots or max(1, int(gpus))) for name in names)
     return FoundHosts(hosts, "SageMaker's SM_HOSTS", more=_MORE, allocated=True, interface=interface)
 

@@ -1,0 +1,240 @@
+"""Where dispatchers and workers of tf.data service say that they are there, and training ranks wait for them.
+
+A server on rank 0 of the compute job. Requests and answers are JSON in the frames of hvdkit.handshake; whoever connects
+first proves the key, which is in the file that the compute job writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hvdkit.handshake import ANSWER_BYTES, Challenge, Session, open_connection, receive_exactly
+from hvdkit.transport.addresses import LOOPBACK, list_addresses
+
+_PURPOSE = b"tf.data service"
+_FRAME = b"J"
+_HANDSHAKE_S = 5.0
+_HANDSHAKES = 64
+_CONNECT_S = 5.0
+_MARGIN_S = 10.0  # for an answer, beyond the time that the other side may wait
+_CLOSE_S = 5.0
+_KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+
+
+class ComputeService:
+    """The server. dispatchers, workers_per_dispatcher: how many will register. key: at least 16 random bytes."""
+
+    def __init__(self, dispatchers: int, workers_per_dispatcher: int, key: bytes) -> None:
+        for name, number in (("dispatchers", dispatchers), ("workers per dispatcher", workers_per_dispatcher)):
+            if number < 1:
+                raise ValueError(f"{number} {name} are too few. There must be one or more.")
+        self._workers_per_dispatcher, self._key = workers_per_dispatcher, key
+        self._addresses: list[str | None] = [None] * dispatchers
+        self._workers: list[set[int]] = [set() for _ in range(dispatchers)]
+        self._ended = False
+        self._changed = threading.Condition()
+        self._handshakes = threading.Semaphore(_HANDSHAKES)
+        self._serving: set[threading.Thread] = set()
+        self._listener = socket.create_server(("", 0), backlog=128)
+        threading.Thread(target=self._accept, name="hvdkit tf.data registration", daemon=True).start()
+
+    def addresses(self) -> dict[str, list[tuple[str, int]]]:
+        """The addresses of this host and the port, in Horovod's form: by interface, whose name is not used."""
+        port = int(self._listener.getsockname()[1])
+        return {"all": [(address, port) for address in list_addresses(LOOPBACK)]}
+
+    def shutdown(self) -> None:
+        """Let everybody go who waits for the end, and close."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends accept(); close() alone does not
+        self._listener.close()
+        for thread in list(self._serving):
+            if thread is not threading.current_thread():
+                thread.join(_CLOSE_S)
+
+    def _accept(self) -> None:
+        while not self._ended:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self._handshakes.acquire()
+            thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
+            self._serving.add(thread)
+            thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection, contextlib.suppress(OSError, ValueError):  # who connected goes away, or sends nonsense
+                session = self._shake_hands(connection)
+                if session is not None:
+                    payload = receive_frame(connection, session)
+                    connection.sendall(session.seal(_FRAME, json.dumps(self._answer(payload)).encode()))
+        finally:
+            self._serving.discard(threading.current_thread())
+
+    def _shake_hands(self, connection: socket.socket) -> Session | None:
+        try:
+            connection.settimeout(_HANDSHAKE_S)
+            challenge = Challenge(self._key, _PURPOSE)
+            connection.sendall(challenge.nonce)
+            proven = challenge.check(receive_exactly(connection, ANSWER_BYTES))
+            if proven is None:
+                return None
+            connection.sendall(proven.proof)
+            return proven.session
+        finally:
+            self._handshakes.release()
+
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return {"answer": self._do(request)}
+        except TimeoutError as error:
+            return {"timeout": str(error)}
+        except (KeyError, TypeError, ValueError) as error:
+            return {"error": str(error)}
+
+    def _do(self, request: Mapping[str, Any]) -> Any:
+        call, seconds = request["call"], request.get("timeout")
+        if call == "shutdown":
+            threading.Thread(target=self.shutdown, daemon=True).start()
+            return None
+        if call == "wait_for_shutdown":
+            self._wait(lambda: self._ended, None, "")
+            return None
+        number = int(request["dispatcher"])
+        if not 0 <= number < len(self._addresses):
+            raise ValueError(
+                f"There is no dispatcher {number}: this service has {len(self._addresses)}, counted from 0. With more "
+                "than one dispatcher start as many training ranks as there are dispatchers."
+            )
+        if call == "register_dispatcher":
+            self._register(number, str(request["address"]))
+        elif call == "wait_for_dispatcher":
+            self._wait(lambda: self._addresses[number] is not None, seconds, f"dispatcher {number} has not registered")
+            return self._addresses[number]
+        elif call == "register_worker":
+            with self._changed:
+                self._workers[number].add(int(request["worker"]))
+                self._changed.notify_all()
+        elif call == "wait_for_workers":
+            workers, most = self._workers[number], self._workers_per_dispatcher
+            self._wait(
+                lambda: len(workers) >= most, seconds, f"not all {most} workers of dispatcher {number} are there"
+            )
+        else:
+            raise ValueError(f"{call!r} is not a request. Both jobs must have the same hvdkit.")
+        return None
+
+    def _register(self, number: int, address: str) -> None:
+        with self._changed:
+            if self._addresses[number] not in (None, address):
+                raise ValueError(
+                    f"Dispatcher {number} is registered at {self._addresses[number]} already, and now at {address}. Start "
+                    "a compute job for each training job."
+                )
+            self._addresses[number] = address
+            self._changed.notify_all()
+
+    def _wait(self, true: Callable[[], bool], seconds: float | None, problem: str) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: true() or self._ended, seconds)
+            if true():
+                return
+        if self._ended:
+            raise ValueError(f"The compute service was shut down while {problem}.")
+        raise TimeoutError(f"After {seconds:g} s {problem}. See the output of both jobs, or raise the timeout.")
+
+
+class ComputeClient:
+    """Speaks to the server. Errors: ConnectionError where none answers, TimeoutError, ValueError for a wrong request.
+
+    addresses, key: of the configuration. verbose: Horovod's, not used.
+    """
+
+    def __init__(self, addresses: Mapping[str, Sequence[tuple[str, int]]], key: bytes, verbose: int = 1) -> None:
+        self._places = list(dict.fromkeys((str(one[0]), int(one[1])) for each in addresses.values() for one in each))
+        self._key = key
+
+    def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
+        """Say where a dispatcher listens."""
+        self._ask("register_dispatcher", dispatcher=dispatcher_id, address=dispatcher_address)
+
+    def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float) -> str:
+        """Wait for a dispatcher, and return its address."""
+        return str(self._ask("wait_for_dispatcher", timeout, dispatcher=dispatcher_id))
+
+    def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
+        """Say that a worker has started."""
+        self._ask("register_worker", dispatcher=dispatcher_id, worker=worker_id)
+
+    def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout: float) -> None:
+        """Wait for all workers of a dispatcher."""
+        self._ask("wait_for_workers", timeout, dispatcher=dispatcher_id)
+
+    def shutdown(self) -> None:
+        """End the compute job."""
+        self._ask("shutdown")
+
+    def wait_for_shutdown(self) -> None:
+        """Wait until somebody calls shutdown(), however long."""
+        self._ask("wait_for_shutdown", None, endless=True)
+
+    def find_own_address(self) -> str:
+        """The address of this host from which it reaches the service, and others reach it."""
+        connection, _ = self._connect()
+        with connection:
+            return str(connection.getsockname()[0])
+
+    def _ask(self, call: str, timeout: float | None = 0.0, *, endless: bool = False, **arguments: Any) -> Any:
+        connection, session = self._connect()
+        with connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE:
+                if hasattr(socket, name):  # not on every system
+                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            connection.settimeout(None if endless else (timeout or 0.0) + _MARGIN_S)
+            request = {"call": call, "timeout": timeout, **arguments}
+            connection.sendall(session.seal(_FRAME, json.dumps(request).encode()))
+            try:
+                answer = receive_frame(connection, session)
+            except OSError as error:
+                raise ConnectionError(f"The compute service has gone away: {error}. See its job's output.") from None
+        if "timeout" in answer:
+            raise TimeoutError(answer["timeout"])
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        return answer["answer"]
+
+    def _connect(self) -> tuple[socket.socket, Session]:
+        problems = []
+        for address, port in self._places:
+            try:
+                return open_connection(address, port, self._key, _PURPOSE, timeout_s=_CONNECT_S)
+            except OSError as error:
+                problems.append(f"{address} port {port}: {error}")
+        raise ConnectionError(
+            f"The compute service does not answer ({'; '.join(problems) or 'no address'}). It has ended, or its file is that "
+            "of an earlier one: start the compute job first, and remove old files."
+        )
+
+
+def receive_frame(connection: socket.socket, session: Session) -> dict[str, Any]:
+    """Read the next frame, an object in JSON. Raises OSError, ValueError for anything else."""
+    while True:
+        data = connection.recv(1 << 16)
+        if not data:
+            raise ConnectionResetError("the other side closed the connection")
+        for _, payload in session.receive(data):
+            found = json.loads(payload)
+            if not isinstance(found, dict):
+                raise ValueError(f"{payload[:80]!r} is not an object")
+            return found
