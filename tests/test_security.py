@@ -32,7 +32,16 @@ FILES = sorted((ROOT / "hvdkit").rglob("*.py"))
 #: What opens a socket that others can connect to; with a dot: as a method only.
 LISTENING = {
     *("create_server", "start_server", "start_unix_server", "create_unix_server", ".listen", ".bind"),
-    *("Listener", "TCPStore", "ProcessGroupGloo", "HTTPServer", "TCPServer", "ThreadingHTTPServer"),
+    *(
+        "DispatchServer",
+        "WorkerServer",
+        "Listener",
+        "TCPStore",
+        "ProcessGroupGloo",
+        "HTTPServer",
+        "TCPServer",
+        "ThreadingHTTPServer",
+    ),
 }
 #: What has a call of such a name, and opens nothing that others can connect to.
 NOT_LISTENING = {

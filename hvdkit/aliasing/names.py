@@ -10,6 +10,7 @@ common common.elastic common.exceptions common.process_sets common.util
 keras keras.callbacks keras.elastic
 tensorflow tensorflow.compression tensorflow.elastic tensorflow.functions tensorflow.mpi_ops tensorflow.sync_batch_norm
 tensorflow.keras tensorflow.keras.callbacks tensorflow.keras.elastic
+tensorflow.data tensorflow.data.compute_service tensorflow.data.compute_worker
 torch torch.compression torch.elastic torch.elastic.sampler torch.elastic.state torch.functions torch.mpi_ops
 torch.optimizer torch.sync_batch_norm
 ray
@@ -32,7 +33,6 @@ REFUSED = {
     "horovod.spark.lightning": "Call Lightning's Trainer in a function, and start it by horovod.spark.run()",
     "horovod.spark.tensorflow": "Use tf.data on each rank, with dataset.shard(hvd.size(), hvd.rank()) and prefetch()",
     "horovod.data": "Use torch's DataLoader with num_workers, or tf.data's prefetch; both also load in the background",
-    "horovod.tensorflow.data": "Use tf.data on each rank, with dataset.shard(hvd.size(), hvd.rank()) and prefetch()",
     "horovod.runner.launch": "Use the command hvdrun, or horovod.run(function, np=2)",
     "horovod.runner.elastic": "Start elastic jobs with hvdrun --elastic",
     "horovod._keras": "It is internal to Horovod; use the public names of horovod.keras or horovod.tensorflow.keras",

@@ -1,4 +1,4 @@
-"""Open MPI 4 from Debian's packages, in a folder that stands over /usr on the lab's hosts; this machine gets none of it."""
+"""Open MPI 4 from Debian's packages, in a folder that stands over /usr on the lab's hosts only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""hvdrun in the launcher pod of an MPIJob and of a TrainJob: the operators' file, names and variables on these hosts."""
+"""hvdrun in the launcher pod of an MPIJob and of a TrainJob: the operators' file, names and variables."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cluster.network import wire_address
 
 pytestmark = pytest.mark.cluster
 
-# pkg/controller/mpi_job_controller.go of kubeflow/mpi-operator, and of kubeflow/trainer pkg/runtime/framework/plugins/mpi
-# with pkg/constants. The last ones are those of its pull request 4029, for Open MPI 5.
+# pkg/controller/mpi_job_controller.go of kubeflow/mpi-operator; pkg/runtime/framework/plugins/mpi and pkg/constants of
+# kubeflow/trainer. The last ones are those of its pull request 4029, for Open MPI 5.
 _ORTE = {
     "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
     "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",

@@ -127,9 +127,7 @@ class ComputeService:
                 self._changed.notify_all()
         elif call == "wait_for_workers":
             workers, most = self._workers[number], self._workers_per_dispatcher
-            self._wait(
-                lambda: len(workers) >= most, seconds, f"not all {most} workers of dispatcher {number} are there"
-            )
+            self._wait(lambda: len(workers) >= most, seconds, f"dispatcher {number} has not all its {most} workers")
         else:
             raise ValueError(f"{call!r} is not a request. Both jobs must have the same hvdkit.")
         return None
@@ -138,8 +136,8 @@ class ComputeService:
         with self._changed:
             if self._addresses[number] not in (None, address):
                 raise ValueError(
-                    f"Dispatcher {number} is registered at {self._addresses[number]} already, and now at {address}. Start "
-                    "a compute job for each training job."
+                    f"Dispatcher {number} is registered at {self._addresses[number]} already, and now at {address}. "
+                    "Start a compute job for each training job."
                 )
             self._addresses[number] = address
             self._changed.notify_all()
@@ -215,16 +213,22 @@ class ComputeClient:
         return answer["answer"]
 
     def _connect(self) -> tuple[socket.socket, Session]:
-        problems = []
+        problems: list[str] = []
         for address, port in self._places:
-            try:
-                return open_connection(address, port, self._key, _PURPOSE, timeout_s=_CONNECT_S)
-            except OSError as error:
-                problems.append(f"{address} port {port}: {error}")
+            found = self._try(address, port, problems)
+            if found is not None:
+                return found
         raise ConnectionError(
-            f"The compute service does not answer ({'; '.join(problems) or 'no address'}). It has ended, or its file is that "
-            "of an earlier one: start the compute job first, and remove old files."
+            f"The compute service does not answer ({'; '.join(problems) or 'no address'}). It has ended, or "
+            "its file is that of an earlier one: start the compute job first, and remove old files."
         )
+
+    def _try(self, address: str, port: int, problems: list[str]) -> tuple[socket.socket, Session] | None:
+        try:
+            return open_connection(address, port, self._key, _PURPOSE, timeout_s=_CONNECT_S)
+        except OSError as error:
+            problems.append(f"{address} port {port}: {error}")
+        return None
 
 
 def receive_frame(connection: socket.socket, session: Session) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""A job as a TrainJob of Kubeflow Trainer (trainer.kubeflow.org/v1alpha1) and the runtime that it refers to, in YAML.
+"""A job as a TrainJob of Kubeflow Trainer (trainer.kubeflow.org/v1alpha1) and the runtime that it names, in YAML.
 
-The runtime has the name of the job, and all that depends on the image and the command. Of the TrainJob's own fields only the
-numbers are used: which containers its image and command apply to differs between versions of Trainer.
+The runtime has the name of the job, and all that depends on the image and the command. Of the TrainJob's own fields
+only the numbers are used: which containers its image and command apply to differs between versions of Trainer.
 """
 
 from __future__ import annotations
