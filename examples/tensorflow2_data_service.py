@@ -69,7 +69,7 @@ def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     with tf.GradientTape() as tape:
         loss = loss_of(y, model(x, training=True))
     tape = hvd.DistributedGradientTape(tape)  # hvd
-    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
     return loss
 
 

@@ -67,7 +67,7 @@ def test_a_wrong_request_is_an_error_with_the_cure(service: ComputeService) -> N
 
 def test_only_who_knows_the_key_is_heard(service: ComputeService) -> None:
     stranger = ComputeClient({"lo": service.addresses()["all"][-1:]}, b"x" * 32)
-    with pytest.raises(ConnectionError, match="does not answer .*its file is that of an earlier one"):
+    with pytest.raises(ConnectionError, match=r"does not answer .*its file is that of an earlier one"):
         stranger.shutdown()
     client(service).register_dispatcher(0, "grpc://a:7")
 
