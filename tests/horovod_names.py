@@ -15,7 +15,8 @@ from typing import Any
 MODULES = """
 torch torch.elastic torch.mpi_ops torch.compression torch.functions torch.optimizer torch.sync_batch_norm
 tensorflow tensorflow.elastic tensorflow.compression tensorflow.functions tensorflow.keras tensorflow.keras.callbacks
-tensorflow.keras.elastic keras keras.callbacks keras.elastic
+tensorflow.keras.elastic tensorflow.data.compute_service tensorflow.data.compute_worker keras keras.callbacks
+keras.elastic
 common.util common.process_sets common.exceptions common.elastic
 """
 

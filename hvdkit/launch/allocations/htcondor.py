@@ -33,9 +33,9 @@ def read_htcondor(environ: Mapping[str, str], slots: int | None = None) -> Found
     path = environ.get("CONDOR_CONTACT_FILE") or f"{environ.get('_CONDOR_SCRATCH_DIR', '.')}/contact"
     try:
         hosts = _parse_contacts(Path(path).read_text(errors="replace"), path)
-    except OSError as problem:
+    except (OSError, ValueError) as problem:  # ValueError: a null byte in the name
         raise LaunchError(
-            f"HTCondor's contact file {path} cannot be read: {problem.strerror}. Source sshd.sh of HTCondor's libexec "
+            f"HTCondor's contact file {path!r} cannot be read: {problem}. Source sshd.sh of HTCondor's libexec "
             "before hvdrun, or name the hosts with -H."
         ) from None
     if slots:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hvdkit.handshake import ANSWER_BYTES, Challenge, Session, open_connection, receive_exactly
-from hvdkit.transport.addresses import LOOPBACK, list_addresses
+from hvdkit.transport.addresses import LOOPBACK, address_of, list_addresses
 
 _PURPOSE = b"tf.data service"
 _FRAME = b"J"
@@ -27,13 +27,19 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
 
 class ComputeService:
-    """The server. dispatchers, workers_per_dispatcher: how many will register. key: at least 16 random bytes."""
+    """The server. dispatchers, workers_per_dispatcher: how many will register. key: at least 16 random bytes.
 
-    def __init__(self, dispatchers: int, workers_per_dispatcher: int, key: bytes) -> None:
+    nics: interfaces whose addresses are given out; None for all of this host.
+    """
+
+    def __init__(
+        self, dispatchers: int, workers_per_dispatcher: int, key: bytes, nics: Sequence[str] | None = None
+    ) -> None:
         for name, number in (("dispatchers", dispatchers), ("workers per dispatcher", workers_per_dispatcher)):
             if number < 1:
                 raise ValueError(f"{number} {name} are too few. There must be one or more.")
         self._workers_per_dispatcher, self._key = workers_per_dispatcher, key
+        self._own = [address_of(name) for name in nics] if nics else list_addresses(LOOPBACK)
         self._addresses: list[str | None] = [None] * dispatchers
         self._workers: list[set[int]] = [set() for _ in range(dispatchers)]
         self._ended = False
@@ -46,7 +52,7 @@ class ComputeService:
     def addresses(self) -> dict[str, list[tuple[str, int]]]:
         """The addresses of this host and the port, in Horovod's form: by interface, whose name is not used."""
         port = int(self._listener.getsockname()[1])
-        return {"all": [(address, port) for address in list_addresses(LOOPBACK)]}
+        return {"all": [(address, port) for address in self._own]}
 
     def shutdown(self) -> None:
         """Let everybody go who waits for the end, and close."""
@@ -155,11 +161,14 @@ class ComputeService:
 class ComputeClient:
     """Speaks to the server. Errors: ConnectionError where none answers, TimeoutError, ValueError for a wrong request.
 
-    addresses, key: of the configuration. verbose: Horovod's, not used.
+    compute_addresses, key: of the configuration. verbose: Horovod's, not used.
     """
 
-    def __init__(self, addresses: Mapping[str, Sequence[tuple[str, int]]], key: bytes, verbose: int = 1) -> None:
-        self._places = list(dict.fromkeys((str(one[0]), int(one[1])) for each in addresses.values() for one in each))
+    def __init__(
+        self, compute_addresses: Mapping[str, Sequence[tuple[str, int]]], key: bytes, verbose: int = 1
+    ) -> None:
+        places = ((str(one[0]), int(one[1])) for each in compute_addresses.values() for one in each)
+        self._places = list(dict.fromkeys(places))
         self._key = key
 
     def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:

@@ -92,7 +92,7 @@ _TIMEOUT_S = 20.0
 # Two ranks that are alone would each leave Open MPI's file in shared memory behind; others meet by TCP too.
 _TIDY = {**WITHOUT_FABRICS, "OMPI_MCA_btl": "self,tcp"}
 #: An allocation's hosts are not what is tried here.
-_SCHEDULERS = re.compile(r"(SLURM|SLURMD|SRUN|PBS|LSB|LS|SGE|PE)_.*")
+_SCHEDULERS = re.compile(r"(SLURM|SLURMD|SRUN|PBS|LSB|LS|SGE|PE|FLUX)_.*")
 
 
 def try_two_ranks(environ: Mapping[str, str]) -> Trial:
