@@ -166,7 +166,15 @@ def test_every_element_comes_once_from_each_dispatcher(side: str, dispatchers: i
 @pytest.mark.parametrize("options", [[], ["--dispatcher-side", "training"]], ids=["compute", "training"])
 def test_the_example_learns_from_a_compute_job(tmp_path: Path, options: list[str]) -> None:
     env = {**environment(), "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    worker = [sys.executable, "-m", "hvdkit.tensorflow.data.compute_worker", "service.json", *options]
+    worker = [
+        sys.executable,
+        "-m",
+        "hvdkit.tensorflow.data.compute_worker",
+        "service.json",
+        "--timeout",
+        "30",
+        *options,
+    ]
     with subprocess.Popen([*HVDRUN, "-np", "2", *worker], env=env, cwd=tmp_path, stderr=subprocess.PIPE) as compute:
         try:
             script = [sys.executable, str(EXAMPLES / "tensorflow2_data_service.py"), "--service", "service.json"]
@@ -180,7 +188,7 @@ def test_the_example_learns_from_a_compute_job(tmp_path: Path, options: list[str
             )
             assert done.returncode == 0, done.stdout + done.stderr
             assert len(re.findall(r"^\[0\] epoch \d  loss ", done.stdout, re.MULTILINE)) == 4
-            assert compute.wait(30) == 0
+            assert compute.wait(100) == 0
             assert list(tmp_path.iterdir()) == [], "the compute job removes its file"
         finally:
             compute.terminate()

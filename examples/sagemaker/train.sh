@@ -9,9 +9,9 @@ mkdir -p /run/sshd
 /usr/sbin/sshd 2>/dev/null || true # where one is running already
 
 if [ "$SM_CURRENT_HOST" != "${hosts[0]}" ]; then
-    trap 'exit 0' TERM
-    echo $$ >"$ready"
     sleep infinity &
+    trap 'kill $!; exit 0' TERM
+    echo $$ >"$ready"
     wait
 fi
 

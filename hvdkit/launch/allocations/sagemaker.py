@@ -44,7 +44,9 @@ def read_sagemaker(environ: Mapping[str, str], slots: int | None = None) -> Foun
             f"SM_NETWORK_INTERFACE_NAME={interface!r} is not the name of an interface. Correct or unset it."
         )
     hosts = tuple(Host(name, slots or max(1, int(gpus))) for name in names)
-    return FoundHosts(hosts, "SageMaker's SM_HOSTS", more=_MORE, allocated=True, interface=interface)
+    note = f"SM_NETWORK_INTERFACE_NAME={interface}: ranks on different hosts use it, as with --network-interfaces."
+    notes = (note,) if interface and len(names) > 1 else ()
+    return FoundHosts(hosts, "SageMaker's SM_HOSTS", notes, more=_MORE, allocated=True, interface=interface)
 
 
 def _read_hosts(text: str) -> list[str]:

@@ -54,7 +54,7 @@ def plan_job(
     path = environ.get("PATH", os.defpath)
     if local:
         check_command(options.command, module=options.module, path=path)
-    networks = (found.interface,) if found.interface else ()
+    networks: tuple[str, ...] = (found.interface,) if found.interface else ()
     if options.network_interfaces is not None:
         networks = parse_wish(options.network_interfaces)
     variables = {**sent, **_refuse_twice(sent, options.settings)}

@@ -176,9 +176,12 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
                 dispatcher_timeout_ms=compute_config.timeout * 1000,
             )
         )
-        stack.callback(worker._stop)  # TensorFlow has no public way to end a server
-        compute.register_worker_for_dispatcher(number, rank())
-        compute.wait_for_shutdown()
+        try:
+            compute.register_worker_for_dispatcher(number, rank())
+            compute.wait_for_shutdown()
+        finally:
+            worker._stop()  # TensorFlow has no public way to end a server
+        barrier()  # a worker whose dispatcher has gone ends after the timeout only
 
 
 @contextlib.contextmanager
