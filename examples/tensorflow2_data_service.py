@@ -63,8 +63,7 @@ optimizer = keras.optimizers.Adam(2e-3)
 loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-@tf.function
-def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+def train_on(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Train on a batch."""
     with tf.GradientTape() as tape:
         loss = loss_of(y, model(x, training=True))
@@ -73,6 +72,7 @@ def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return loss
 
 
+step = tf.function(train_on)
 hvd.broadcast_variables(model.variables, root_rank=0)  # hvd
 config = TfDataServiceConfig.read(options.service, wait_for_file_creation=True) if options.service else None  # hvd
 with tf_data_service(config, hvd.rank()) if config else contextlib.nullcontext() as address:  # hvd

@@ -262,7 +262,8 @@ VARIABLES = ["SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SLUR
              "SLURM_HET_SIZE", "SLURM_JOB_NODELIST_HET_GROUP_0", "SLURM_TASKS_PER_NODE_HET_GROUP_0", "LSB_JOBID",
              "LSB_HOSTS", "LSB_MCPU_HOSTS", "LSB_DJOB_HOSTFILE", "PBS_NODEFILE", "PE_HOSTFILE", "I_MPI_PERHOST",
              "HYDRA_HOST_FILE", "OMPI_MCA_orte_default_hostfile", "SM_HOSTS", "SM_CURRENT_HOST", "SM_NUM_GPUS",
-             "NHOSTS", "_CONDOR_PROCNO", "_CONDOR_NPROCS", "CONDOR_CONTACT_FILE", "FLUX_URI", "PBS_NUM_PPN"]  # fmt: skip
+             "NHOSTS", "_CONDOR_PROCNO", "_CONDOR_NPROCS", "CONDOR_CONTACT_FILE", "FLUX_URI", "PBS_NUM_PPN",
+             ]  # fmt: skip
 VALUES = st.one_of(
     st.sampled_from(
         ["7", "1", "0", "n[1-2]", "2(x2)", "2,1", "a 2 b 1", "a a b", "4294967290", "/dev/null", "-o", '["n1"]']

@@ -53,6 +53,20 @@ def test_whoever_waits_is_told_when_the_others_are_there(service: ComputeService
         one.wait_for_dispatcher_registration(0, 0.01)
 
 
+def test_a_dispatcher_ends_after_its_workers(service: ComputeService) -> None:
+    one = client(service)
+    for worker in (0, 1):
+        one.register_worker_for_dispatcher(0, worker)
+    waiting = threading.Thread(target=lambda: (one.wait_for_end(0), one.unregister_worker(0, 1)))
+    waiting.start()
+    with pytest.raises(TimeoutError, match="workers of dispatcher 0 have not ended"):
+        one.end_dispatcher(0, 0.01)
+    waiting.join(30)
+    one.unregister_worker(0, 0)
+    one.end_dispatcher(0, 30)
+    one.end_dispatcher(1, 30)  # that has none
+
+
 def test_a_wrong_request_is_an_error_with_the_cure(service: ComputeService) -> None:
     one = client(service)
     with pytest.raises(ValueError, match=r"no dispatcher 2: this service has 2.*as many training ranks"):

@@ -111,6 +111,7 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[
     with contextlib.ExitStack() as stack:
         if on_training_side and (not one or rank == 0):
             stack.enter_context(_dispatcher(compute, number))
+            stack.callback(_end_workers, compute, number, compute_config.timeout)
         address = compute.wait_for_dispatcher_registration(number, compute_config.timeout)
         compute.wait_for_dispatcher_worker_registration(number, compute_config.timeout)
         yield address
@@ -178,10 +179,20 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
         )
         try:
             compute.register_worker_for_dispatcher(number, rank())
-            compute.wait_for_shutdown()
+            compute.wait_for_end(number)
         finally:
             worker._stop()  # TensorFlow has no public way to end a server
+        if compute_config.dispatcher_side == "training":
+            compute.unregister_worker(number, rank())
+            compute.wait_for_shutdown()
         barrier()  # a worker whose dispatcher has gone ends after the timeout only
+
+
+def _end_workers(compute: ComputeClient, number: int, timeout: int) -> None:
+    try:
+        compute.end_dispatcher(number, timeout)
+    except (ConnectionError, TimeoutError) as problem:
+        logger.warning("Dispatcher %d ends before its workers. %s", number, problem)
 
 
 @contextlib.contextmanager

@@ -42,6 +42,7 @@ class ComputeService:
         self._own = [address_of(name) for name in nics] if nics else list_addresses(LOOPBACK)
         self._addresses: list[str | None] = [None] * dispatchers
         self._workers: list[set[int]] = [set() for _ in range(dispatchers)]
+        self._ended_dispatchers: set[int] = set()
         self._ended = False
         self._changed = threading.Condition()
         self._handshakes = threading.Semaphore(_HANDSHAKES)
@@ -134,6 +135,18 @@ class ComputeService:
         elif call == "wait_for_workers":
             workers, most = self._workers[number], self._workers_per_dispatcher
             self._wait(lambda: len(workers) >= most, seconds, f"dispatcher {number} has not all its {most} workers")
+        elif call == "unregister_worker":
+            with self._changed:
+                self._workers[number].discard(int(request["worker"]))
+                self._changed.notify_all()
+        elif call == "wait_for_end":
+            self._wait(lambda: self._ended or number in self._ended_dispatchers, None, "")
+        elif call == "end_dispatcher":
+            with self._changed:
+                self._ended_dispatchers.add(number)
+                self._changed.notify_all()
+            workers = self._workers[number]
+            self._wait(lambda: self._ended or not workers, seconds, f"workers of dispatcher {number} have not ended")
         else:
             raise ValueError(f"{call!r} is not a request. Both jobs must have the same hvdkit.")
         return None
@@ -186,6 +199,18 @@ class ComputeClient:
     def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout: float) -> None:
         """Wait for all workers of a dispatcher."""
         self._ask("wait_for_workers", timeout, dispatcher=dispatcher_id)
+
+    def end_dispatcher(self, dispatcher_id: int, timeout: float) -> None:
+        """Have the workers of a dispatcher end before it does: without it they would end after a long time only."""
+        self._ask("end_dispatcher", timeout, dispatcher=dispatcher_id)
+
+    def wait_for_end(self, dispatcher_id: int) -> None:
+        """Wait until a dispatcher is about to end, or somebody calls shutdown(), however long."""
+        self._ask("wait_for_end", None, endless=True, dispatcher=dispatcher_id)
+
+    def unregister_worker(self, dispatcher_id: int, worker_id: int) -> None:
+        """Say that a worker has ended."""
+        self._ask("unregister_worker", dispatcher=dispatcher_id, worker=worker_id)
 
     def shutdown(self) -> None:
         """End the compute job."""
