@@ -15,7 +15,7 @@ from typing import Any
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.hostfiles import FoundHosts, Host
-from hvdkit.launch.hostfiles.ranges import MOST_HOSTS
+from hvdkit.launch.hostfiles.names import MOST_HOSTS
 from hvdkit.launch.hostfiles.scheduler_lists import parse_nodelist
 from hvdkit.launch.process import run_program
 
