@@ -57,7 +57,12 @@ def test_a_dispatcher_ends_after_its_workers(service: ComputeService) -> None:
     one = client(service)
     for worker in (0, 1):
         one.register_worker_for_dispatcher(0, worker)
-    waiting = threading.Thread(target=lambda: (one.wait_for_end(0), one.unregister_worker(0, 1)))
+
+    def end_worker() -> None:
+        one.wait_for_end(0)
+        one.unregister_worker(0, 1)
+
+    waiting = threading.Thread(target=end_worker)
     waiting.start()
     with pytest.raises(TimeoutError, match="workers of dispatcher 0 have not ended"):
         one.end_dispatcher(0, 0.01)
