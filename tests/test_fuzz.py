@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hvdkit import config, handshake, launcher_channel, setting, world
 from hvdkit.errors import ConfigError, HostfileError, HvdkitError, LaunchError, ProfileError, TransportError, WorldError
 from hvdkit.launch.agent import devices, rank_identity, stream
-from hvdkit.launch.allocations import read_allocation
+from hvdkit.launch.allocations import flux, read_allocation
 from hvdkit.launch.cli import horovod
 from hvdkit.launch.cli import launcher_options as starter_flags
 from hvdkit.launch.cli.options import parse_arguments
@@ -145,6 +145,12 @@ TEXTS: dict[str, Parser] = {
         lambda text: discovery.parse_discovered(text, "hosts.sh", None), _HOSTS, (LaunchError,)
     ),
     "launch.hostfiles.grammars.parse_numbered": Parser(grammars.parse_numbered, _HOSTS, (ValueError,)),
+    "launch.allocations.flux.parse_idset": Parser(flux.parse_idset, _HOSTS, (ValueError,)),
+    "launch.allocations.flux.parse_resources": Parser(
+        flux.parse_resources,
+        ['{"execution":{"R_lite":[', '{"rank":"0","children":{"core":"', '0-3"}}', "]", '"nodelist":["', '"]}', ","],
+        (ValueError,),
+    ),
     "launch.hostfiles.scheduler_lists.parse_lsf_pairs": Parser(scheduler_lists.parse_lsf_pairs, _HOSTS, (ValueError,)),
     "launch.hostfiles.scheduler_lists.parse_lsf_repeats": Parser(
         scheduler_lists.parse_lsf_repeats, _HOSTS, (ValueError,)

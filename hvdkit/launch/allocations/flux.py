@@ -49,7 +49,7 @@ def read_flux(environ: Mapping[str, str], slots: int | None = None) -> FoundHost
         )
     try:
         hosts = parse_resources(result.stdout, slots)
-    except (ValueError, RecursionError) as problem:
+    except ValueError as problem:
         raise LaunchError(f"{command}: {problem}. Name the hosts with -H.") from None
     counted = "GPU" if any("gpu" in children for _, children in _list_children(json.loads(result.stdout))) else "core"
     note = f"{source}: a host has a slot for each {counted}. Set another number of ranks with --slots-per-host."
@@ -65,7 +65,7 @@ def parse_resources(text: str, slots: int | None = None) -> tuple[Host, ...]:
         if len(children) != len(names):
             raise ValueError(f"it has resources of {len(children)} ranks, and {len(names)} hosts")
         counts = [_count_slots(children[rank]) for rank in sorted(children)]
-    except (KeyError, TypeError, AttributeError) as problem:
+    except (KeyError, TypeError, AttributeError, RecursionError) as problem:
         raise ValueError(f"{text[:200]!r} is not a resource set of version 1 ({problem})") from None
     if not names:
         raise ValueError("it has no hosts")
