@@ -33,9 +33,8 @@ Wrap = Callable[[torch.optim.Optimizer, nn.Module], Any]
 SYNCHRONOUS, ALONE = "synchronous", "rank 0 alone, without communication"
 
 
-def find_ways(every: int, start_after: int) -> dict[str, Wrap]:
+def find_ways(every: int, start_after: int, outer: hvd.OuterSGD) -> dict[str, Wrap]:
     """Ways of training by name."""
-    outer = hvd.OuterSGD()
     return {
         SYNCHRONOUS: lambda optimizer, model: hvd.DistributedOptimizer(optimizer, model.named_parameters()),
         ALONE: lambda optimizer, model: optimizer,
@@ -76,6 +75,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--start-after", type=int, default=50)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--outer", type=float, nargs=2, default=(0.7, 0.9), help="learning rate and momentum")
     parser.add_argument("--text", type=int, default=400_000)
     parser.add_argument("--lr", type=float, default=0.004, help="of the language model")
     parser.add_argument("--passes", type=int, default=4, help="over its text")
@@ -86,12 +87,12 @@ def main() -> None:
     torch.set_num_threads(1)
     ways = {
         name: wrap
-        for name, wrap in find_ways(options.every, options.start_after).items()
+        for name, wrap in find_ways(options.every, options.start_after, hvd.OuterSGD(*options.outer)).items()
         if name == SYNCHRONOUS or not options.ways or any(part in name for part in options.ways)
     }
     if options.only != "language":
         accuracies = {
-            name: [100 * train_digits(wrap, seed, options.epochs) for seed in range(options.seeds)]
+            name: [100 * train_digits(wrap, options.first_seed + seed, options.epochs) for seed in range(options.seeds)]
             for name, wrap in ways.items()
         }
         best = statistics.mean(accuracies[SYNCHRONOUS])

@@ -36,7 +36,7 @@ Named = Iterable[tuple[str, nn.Parameter]]
 class Way:
     """A strategy. wrap: the optimizer. balanced: rows by speed. own_pace: steps by speed.
 
-    predicted: its name in hvdkit's prediction, if any.
+    predicted: its name in hvdkit's prediction, if any. backup: gradients of steps that are decided are not computed.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Way:
     balanced: bool = False
     own_pace: bool = False
     predicted: str = ""
+    backup: bool = False
 
 
 def _fp16(optimizer: Optimizer, named: Named) -> Any:
@@ -56,6 +57,12 @@ WAYS = (
     Way("balanced rows", hvd.DistributedOptimizer, balanced=True, predicted="balanced rows"),
     Way("local SGD, every 8", functools.partial(hvd.LocalSGD, every=8), predicted="local SGD, every 8"),
     Way("DiLoCo, every 20", functools.partial(hvd.DiLoCo, every=20)),
+    Way(
+        "backup steps, drop 1",
+        functools.partial(hvd.BackupSteps, drop=1),
+        backup=True,
+        predicted="backup steps, drop 1",
+    ),
     Way("asynchronous, staleness 0", functools.partial(hvd.AsynchronousOptimizer, staleness=0)),
     Way(
         "asynchronous, staleness 4",
@@ -89,7 +96,8 @@ def train(way: Way, row_s: float, epochs: int, share: float) -> tuple[list[tuple
     else:
         sampler = hvd.data.ShardedSampler(data)
         loader = DataLoader(data, _BATCH // hvd.size(), sampler=sampler, drop_last=True)
-    steps = round(epochs * len(loader) * (share if way.own_pace else 1.0))
+    more = hvd.size() / (hvd.size() - 1) if way.backup else 1.0  # as many gradients, of which some are dropped
+    steps = round(epochs * len(loader) * (share if way.own_pace else more))
     kept: list[tuple[float, nn.Module]] = [(0.0, copy.deepcopy(model))]
     number = itertools.count(1)
     hvd.barrier()
@@ -97,9 +105,10 @@ def train(way: Way, row_s: float, epochs: int, share: float) -> tuple[list[tuple
     for epoch in range(-(-steps // len(loader))):
         sampler.set_epoch(epoch)
         for inputs, targets in itertools.islice(loader, steps - epoch * len(loader)):
-            time.sleep(row_s * len(targets))
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(inputs), targets).backward()
+            if not (way.backup and optimizer.behind):
+                time.sleep(row_s * len(targets))
+                nn.functional.cross_entropy(model(inputs), targets).backward()
             optimizer.step()
             now = time.perf_counter()
             if next(number) % max(1, steps // _POINTS) == 0:

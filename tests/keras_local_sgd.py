@@ -121,3 +121,8 @@ def in_particular() -> None:
         assert optimizer.strategy.steps == 0
         model.fit(x, y, batch_size=ROWS, verbose=0)
         assert size == 1 or optimizer.strategy.steps == 6
+
+        # Ranks that have taken different numbers of steps are told, also one that is in a meeting.
+        with raises(Exception, "steps"):  # inside of a compiled step one of the backend
+            model.fit(x[: (1 + rank) * ROWS], y[: (1 + rank) * ROWS], batch_size=ROWS, verbose=0)
+            optimizer.synchronize_parameters()

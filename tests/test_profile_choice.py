@@ -14,12 +14,13 @@ from hvdkit.profiling.network import parse_network
 from hvdkit.profiling.text import describe
 from hvdkit.profiling.verdict import analyse
 
-FP16, BALANCED, LOCAL, DILOCO, ASYNCHRONOUS = (
+FP16, BALANCED, LOCAL, DILOCO, ASYNCHRONOUS, BACKUP = (
     "fp16 compression",
     "balanced rows",
     "local SGD, every 8",
     "DiLoCo, every 100",
     "asynchronous, staleness 4",
+    "backup steps, drop 1",
 )
 
 
@@ -67,7 +68,9 @@ def test_a_slower_network_makes_no_strategy_faster(job: Measured, times_slower: 
 def test_equal_ranks_without_communication_stay_synchronous() -> None:
     found = compare_strategies(Measured([0.1] * 4, 0.1))
     assert found.best == found.fastest == "synchronous"
-    assert list(times(found).values()) == pytest.approx([0.1] * len(found.choices))
+    each = times(found)
+    assert each.pop(BACKUP) == pytest.approx(0.4 / 3)  # a step has the samples of three
+    assert list(each.values()) == pytest.approx([0.1] * len(each))
 
 
 def test_a_rank_at_a_third_of_the_speed_asks_for_balanced_rows() -> None:
@@ -79,6 +82,7 @@ def test_a_rank_at_a_third_of_the_speed_asks_for_balanced_rows() -> None:
 def test_nobody_is_further_ahead_than_the_bound_on_staleness() -> None:
     found = compare_strategies(Measured([0.1, 0.1, 10.0], 10.0))
     assert found.named(ASYNCHRONOUS).speedup == pytest.approx((5 + 5 + 1) / 3)
+    assert found.named(BACKUP).speedup == pytest.approx(17 * 2 / 3)
 
 
 @pytest.mark.parametrize("own", [[], [0.1, 0.0]])

@@ -15,7 +15,8 @@ from ranks import run_ranks
 from torch_world import Case, Weights, assert_alike, joined, weights
 
 import hvdkit.torch as hvd
-from hvdkit.asynchronous.parameter_server import LOST, PUSH, STOP, ServerLink, slices
+from hvdkit.asynchronous.asynchronous import SharedValues, slices
+from hvdkit.asynchronous.server import LOST, PUSH, STOP, ServerLink
 from hvdkit.asynchronous.staleness import Clocks
 from hvdkit.errors import RankLostError
 from hvdkit.transport.buffer import Buffer
@@ -109,7 +110,7 @@ class _Messages:
 
 def test_a_server_that_ends_tells_also_ranks_that_compute() -> None:
     transport: Any = _Messages(0, {1: STOP, 2: PUSH})
-    link = ServerLink(transport, 0, np.zeros(2, np.float32), Clocks(4, 0, scaled=False))
+    link = ServerLink(transport, 0, 2, "float32", SharedValues(np.zeros(2, np.float32), Clocks(4, 0, scaled=False)))
     link.ask(PUSH)
     with pytest.raises(RankLostError, match="have shut hvdkit down"):
         link.answer()
@@ -121,7 +122,7 @@ def test_a_server_that_ends_tells_also_ranks_that_compute() -> None:
 
 def test_a_rank_whose_request_fails_does_not_wait_for_others_when_it_closes() -> None:
     transport: Any = _Messages(1, {})
-    link = ServerLink(transport, 0, np.zeros(2, np.float32), Clocks(4, 0, scaled=False))
+    link = ServerLink(transport, 0, 2, "float32", SharedValues(np.zeros(2, np.float32), Clocks(4, 0, scaled=False)))
     with pytest.raises(RankLostError):
         link.ask(PUSH)
     link.close()
@@ -179,21 +180,32 @@ def _refusals() -> list[str]:
             {"servers": 0},
             {"servers": hvd.size() + 1},
             {"staleness": 1.5},
+            {"op": hvd.Sum, "compression": hvd.Compression.fp16},
         ]
         for each in arguments:
             _, plain = SGD.make()
             with pytest.raises((ValueError, TypeError)) as caught:
                 hvd.AsynchronousOptimizer(plain, **each)
             messages.append(str(caught.value))
+        model, plain = SGD.make()
+        optimizer = hvd.AsynchronousOptimizer(plain, model.named_parameters())
+        model(SGD.batch(0, 0, 1)[0]).sum().backward()
+        optimizer.step()
+        with pytest.raises(ValueError, match="finish") as caught:
+            hvd.join()
+        messages.append(str(caught.value))
+        optimizer.finish()
     return messages
 
 
 @pytest.mark.native("Horovod's core has no messages")
 @pytest.mark.ranks
-def test_bad_numbers_are_refused() -> None:
+def test_what_cannot_be_used_is_refused() -> None:
     for messages in run_ranks(2, _refusals):
         assert "staleness is -1" in messages[0] and "servers is 0" in messages[1]
         assert "at most servers=2" in messages[2] and "integer" in messages[3]
+        assert "no argument op, compression" in messages[4] and "hvd.LocalSGD" in messages[4]
+        assert "hvd.join() was called on rank" in messages[5]
 
 
 _VICTIM = """

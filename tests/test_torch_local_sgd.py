@@ -286,6 +286,12 @@ def _in_particular() -> None:
             optimizer.step()
         with pytest.raises(hvd.HorovodInternalError, match=r"steps.*\b1\b.*\b2\b|steps.*\b2\b.*\b1\b"):
             optimizer.synchronize_parameters()
+        optimizer = hvd.LocalSGD(torch.optim.SGD([parameter], 1.0), every=2)
+        with pytest.raises(hvd.HorovodInternalError, match=r"steps.*\b1\b.*\b2\b|steps.*\b2\b.*\b1\b"):
+            for _ in range(1 + rank):  # the last one is in a meeting then
+                parameter.grad = torch.ones(2)
+                optimizer.step()
+            optimizer.synchronize_parameters()
 
 
 @pytest.mark.native("nothing here depends on the engine")

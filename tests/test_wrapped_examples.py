@@ -66,6 +66,7 @@ def test_a_plain_script_writes_one_checkpoint(tmp_path: Path, name: str) -> None
 def test_every_example_has_a_plain_twin_unless_it_has_a_loop_of_tensorflow_or_shows_nothing_new_without_ranks() -> None:
     without = {
         "federated_digits.py",
+        "keras_asynchronous.py",
         "keras_distribution.py",
         "keras_elastic_digits.py",
         "keras_zero.py",
@@ -76,6 +77,7 @@ def test_every_example_has_a_plain_twin_unless_it_has_a_loop_of_tensorflow_or_sh
         "pytorch_simulation.py",
         "pytorch_diloco.py",
         "pytorch_asynchronous.py",
+        "pytorch_backup_steps.py",
         "pytorch_uneven.py",
         "pytorch_zero.py",
         "ray_digits.py",

@@ -26,8 +26,9 @@ _SLOW_OF_FILE = {
     "test_between": "[5- [3-gloo- many_segments",
     "test_built": "mpi4py; the_script_may_too use_gloo_say_so",
     "test_compare_run": "a_planted_mistake_is_named[-",
-    "test_examples": "any_number_of_ranks two_ranks[keras_ two_ranks[pytorch_a two_ranks[pytorch_d two_ranks[pytorch_e "
-    "two_ranks[pytorch_l two_ranks[pytorch_m two_ranks[pytorch_t two_ranks[pytorch_u two_ranks[pytorch_z",
+    "test_examples": "any_number_of_ranks two_ranks[keras_ two_ranks[pytorch_a two_ranks[pytorch_b two_ranks[pytorch_d "
+    "two_ranks[pytorch_e two_ranks[pytorch_l two_ranks[pytorch_m two_ranks[pytorch_t "
+    "two_ranks[pytorch_u two_ranks[pytorch_z",
     "test_garbage": "[1--True] [1-gc.disable()-False]",
     "test_gloo": "[large_ [half_ [allgather- [barrier- [reduce_ [all_ [small_and_ message-shared",
     "test_hvdrun": "keeps_none_of_them[mpi- keeps_none_of_them[gloo- keeps_none_of_them[auto-[[1",

@@ -1,8 +1,8 @@
-"""The values of parameters as numpy arrays to compute with: 16-bit ones in float32."""
+"""What a GradientSource has, as numpy arrays to compute with: 16-bit numbers in float32."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -20,10 +20,14 @@ def math_dtype(dtype: str) -> str:
 
 
 class ParameterValues:
-    """Reads and writes each tensor of a source by itself. Gives the source a plan of its own."""
+    """Reads and writes each tensor of a source by itself. Gives the source a plan of its own.
+
+    unused: the tensors that this rank did not use when they were read last.
+    """
 
     def __init__(self, tensors: Sequence[TensorSpec], source: GradientSource) -> None:
         self._tensors, self._source = tensors, source
+        self.unused: frozenset[int] = frozenset()
         self._buffers = [make_buffer(tensor.count, tensor.dtype) for tensor in tensors]
         buckets = [
             Bucket(tensor.dtype, (Slot(index, 0, tensor.count),), tensor.count, frozenset({index}))
@@ -37,17 +41,17 @@ class ParameterValues:
         The memory is the caller's to change, until the next read() or write() of the tensor.
         """
         buffer = self._buffers[index]
-        self._source.fill(index, buffer, (0, 0))
+        self.unused = (self.unused - {index}) | self._source.fill(index, buffer, (0, 0)).locally_unused
         return buffer.array if buffer.dtype not in HALF else _cast(buffer, "float32").array
 
-    def write(self, index: int, values: Array) -> None:
-        """Give the tensor these values, (n,), rounded to its dtype; after read()."""
+    def write(self, index: int, values: Array, unused: Collection[int] = ()) -> None:
+        """Give the tensor these values, (n,), rounded to its dtype; after read(). unused: see GradientSource.drain."""
         buffer = self._buffers[index]
         if buffer.dtype in HALF:
             _arithmetic.cast(buffer, Buffer(values, "float32"))
         elif values is not buffer.array:
             np.copyto(buffer.array, values)
-        self._source.drain(index, buffer, ())
+        self._source.drain(index, buffer, unused)
 
     def rounded(self, index: int, values: Array) -> Array:
         """What read() returns after write() of these values; they themselves where nothing is rounded."""
@@ -55,6 +59,38 @@ class ParameterValues:
         if dtype not in HALF:
             return values
         return _cast(_cast(Buffer(values, "float32"), dtype), "float32").array
+
+
+class FlatValues:
+    """All tensors of a source one after the other, in one array.
+
+    count, dtype: of the array: float64 where a tensor is, else float32. unused: as of ParameterValues.
+    """
+
+    def __init__(self, tensors: Sequence[TensorSpec], source: GradientSource) -> None:
+        self._tensors, self._values = tensors, ParameterValues(tensors, source)
+        self.count = sum(tensor.count for tensor in tensors)
+        self.dtype = max((math_dtype(tensor.dtype) for tensor in tensors), default="float32")
+
+    @property
+    def unused(self) -> frozenset[int]:
+        """The tensors that this rank did not use when they were read."""
+        return self._values.unused
+
+    def read(self, flat: Array) -> None:
+        """Fill `flat` (count,)."""
+        at = 0
+        for index, tensor in enumerate(self._tensors):
+            flat[at : at + tensor.count] = self._values.read(index)
+            at += tensor.count
+
+    def write(self, flat: Array, unused: Collection[int] = ()) -> None:
+        """Give the tensors what is in `flat` (count,); after read(). unused: see GradientSource.drain."""
+        at = 0
+        for index, tensor in enumerate(self._tensors):
+            values = flat[at : at + tensor.count].astype(math_dtype(tensor.dtype), copy=False)
+            self._values.write(index, values, {index}.intersection(unused))
+            at += tensor.count
 
 
 def zeros_for(tensor: TensorSpec) -> Array:

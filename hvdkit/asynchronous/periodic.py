@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from hvdkit.asynchronous.arguments import check_integer
 from hvdkit.asynchronous.delta_average import EVEN_STEPS, DeltaAverage
 from hvdkit.asynchronous.fragments import due_fragment, split_fragments
 from hvdkit.asynchronous.outer import OuterSGD
@@ -76,10 +77,10 @@ class PeriodicAverage(Strategy):
         gradients: AllReduce | None = None,
     ) -> None:
         who = f"{type(self).__name__}()"
-        _check_integer(who, "every", every, 1)
-        _check_integer(who, "start_after", start_after, 0)
-        _check_integer(who, "fragments", fragments, 1)
-        _check_integer(who, "overlap", overlap, 0)
+        check_integer(who, "every", every, 1)
+        check_integer(who, "start_after", start_after, 0)
+        check_integer(who, "fragments", fragments, 1)
+        check_integer(who, "overlap", overlap, 0)
         if fragments > every:
             raise ValueError(
                 f"{who}: fragments is {fragments} and every is {every}; at most one fragment meets after a step, so "
@@ -207,14 +208,29 @@ class PeriodicAverage(Strategy):
             self._end_warm_up()
         if local <= 0:
             return
-        for fragment in self._fragments:
-            if fragment.began is not None and self._steps - fragment.began >= self._overlap:
-                self._end(fragment)
-        due = due_fragment(local, self.every, self._fragment_count)
-        if due is not None and self._fragments:
+        ending = [
+            fragment
+            for fragment in self._fragments
+            if fragment.began is not None and self._steps - fragment.began >= self._overlap
+        ]
+        due = due_fragment(local, self.every, self._fragment_count) if self._fragments else None
+        if ending or (due is not None and not self._overlap):
+            self._agree()
+        for fragment in ending:
+            self._end(fragment)
+        if due is not None:
             self._begin(self._fragments[due], keep=self._overlap > 0)
             if not self._overlap:
                 self._end(self._fragments[due])
+
+    def _agree(self) -> None:
+        """Have all ranks come here after the same step, or raise HorovodInternalError on all of them; collective.
+
+        Otherwise a rank in a meeting would wait for one that has ended its steps and waits in synchronize().
+        """
+        assert self._parameters is not None
+        steps = [("steps", str(self._steps))]
+        collective_step(self._group.engine, "meeting", None, name=self._parameters.name, options=steps)
 
     def _end_warm_up(self) -> None:
         """Let the present values be the shared ones: of rank 0, whose rounding may differ; collective.
@@ -240,9 +256,13 @@ class PeriodicAverage(Strategy):
     def synchronize(self) -> None:
         """Have all parameters meet now, as far as they have not since the last step; collective.
 
-        Afterwards they are equal on all ranks, and no average is under way.
+        Afterwards they are equal on all ranks, and no average is under way. Raises HorovodInternalError if ranks have
+        taken different numbers of steps.
         """
-        if self._steps <= self.start_after or self._parameters is None:
+        if self._parameters is None:
+            return
+        self._agree()
+        if self._steps <= self.start_after:
             return
         for fragment in self._fragments:
             if fragment.began is not None:
@@ -331,10 +351,3 @@ class PeriodicAverage(Strategy):
         self._velocity = {name: np.array(array) for name, array in state.get("velocity", {}).items()}
         self._met = {name: int(step) for name, step in state.get("met", {}).items()}
         self._reading = self._parameters is not None
-
-
-def _check_integer(who: str, name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{who}: {name} is {value!r}; it must be an integer.")
-    if value < least:
-        raise ValueError(f"{who}: {name} is {value}; it must be {least} or more.")

@@ -118,17 +118,17 @@ class ArraySync:
         finally:
             self._values.abandon()
 
-    def change_values(self, kind: str, change: Callable[[], None], values: Sequence[Array], targets: Targets) -> None:
-        """Have the strategy change the parameters outside of a step, by `change`; collective. The others: as above.
+    def change_values(self, change: Callable[[], None], values: Sequence[Array], targets: Targets) -> None:
+        """Have the strategy change the parameters outside of a step, by `change`; collective if that is.
 
-        kind: see collective_step(). Does nothing to parameters that the strategy is not attached to.
+        values, targets: as above. Does nothing to parameters that the strategy is not attached to.
         """
         if _attached.get(id(self._strategy)) is not self:
             change = _nothing
         self._values.begin(targets)
         self._put_values(values)
         try:
-            collective_step(self._group.engine, kind, lambda _, __: change(), name=self._parameters.name)
+            change()
             self._values.finish()
         finally:
             self._values.abandon()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -161,7 +162,8 @@ def _known(value: int | None) -> int:
 def join_ranks() -> int:
     """Do what join() of an adapter does. Returns the rank that joined last.
 
-    Raises ConfigError with check_replicas, because the parameters of joined ranks differ.
+    Raises ConfigError with check_replicas, because the parameters of joined ranks differ, and ValueError where an
+    optimizer's strategy needs every rank in its steps.
     """
     current = engine.runtime("join()")
     if current.config.check_replicas:
@@ -171,6 +173,8 @@ def join_ranks() -> int:
         )
     # This rank has no more work in any of the sets, and takes part in the others' until all of their ranks have joined.
     engines = current.sets.engines()
+    for reason in itertools.chain.from_iterable(each.joining.refusals.values() for each in engines):
+        raise ValueError(f"hvd.join() was called on rank {current.world.rank}. {reason}")
     joins = [each.join() for each in engines]
     waiting = Backoff(engines[0].transport.check)
     while not all(join.done for join in joins):

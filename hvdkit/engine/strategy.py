@@ -60,6 +60,8 @@ class Strategy:
     repeatable: bool = True
     #: Are the parameters of all ranks equal after each after_step()? Then HVDKIT_CHECK_REPLICAS compares them.
     equal_replicas: bool = True
+    #: Do all ranks take every step together? Where not, nothing that asks all ranks may come with a step.
+    lockstep: bool = True
 
     @property
     def statistics(self) -> Statistics:

@@ -41,7 +41,9 @@ from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras import callbacks, checkpoint, distribution, elastic
+from hvdkit.keras.asynchronous import AsynchronousOptimizer
 from hvdkit.keras.averages import average_metrics, evaluate
+from hvdkit.keras.backup_steps import BackupSteps
 from hvdkit.keras.basics import cuda_built, describe, init, rocm_built
 from hvdkit.keras.compression import Compression
 from hvdkit.keras.data import shard
@@ -61,7 +63,9 @@ from hvdkit.training.schedules import linear_scale, square_root_scale
 
 __all__ = [
     "Adasum",
+    "AsynchronousOptimizer",
     "Average",
+    "BackupSteps",
     "Compression",
     "DiLoCo",
     "DistributedOptimizer",

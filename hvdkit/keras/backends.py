@@ -38,10 +38,10 @@ class StrategyDriver(Protocol):
         due: has it? A bool of the backend, the same on all ranks: it has not in the middle of a window.
         """
 
-    def change_values(self, kind: str, change: Callable[[], None]) -> None:
-        """Have the strategy change the variables between two steps, by `change`; collective.
+    def change_values(self, change: Callable[[], None]) -> None:
+        """Have the strategy change the variables between two steps, by `change`; collective if that is.
 
-        kind: see collective_step(). Does nothing before the first step.
+        Does nothing before the first step.
         """
 
     def agree(self, flag: Any) -> Any:

@@ -70,7 +70,7 @@ def DistributedOptimizer(
     other than TensorFlow, PyTorch and JAX. A step raises PlanMismatchError if the ranks train different variables,
     RankLostError if a rank has died; a compiled step raises an error of the backend with the same text.
     """
-    return _wrap(
+    return wrap_optimizer(
         optimizer,
         Settings(compression, op, gradient_predivide_factor, sparse_as_dense, process_set, strategy),
         passes=backward_passes_per_step,
@@ -111,7 +111,7 @@ def PartialDistributedOptimizer(
         raise ValueError(
             f"PartialDistributedOptimizer(): local_layers holds {wrong[0]!r}; it must hold Keras layers only."
         )
-    return _wrap(
+    return wrap_optimizer(
         optimizer,
         Settings(compression, op, gradient_predivide_factor, sparse_as_dense, process_set, strategy),
         passes=backward_passes_per_step,
@@ -121,7 +121,7 @@ def PartialDistributedOptimizer(
     )
 
 
-def _wrap(
+def wrap_optimizer(
     optimizer: Any,
     settings: Settings,
     *,
@@ -130,7 +130,9 @@ def _wrap(
     local_layers: Sequence[Any] = (),
     scale_local: bool = True,
     shard: str | None = None,
+    mixin: type[Distributed] | None = None,
 ) -> Any:
+    """Do what DistributedOptimizer() does. mixin: what the optimizer has more than any other; None: by its strategy."""
     engine.runtime("DistributedOptimizer()")
     _refuse_other_keras(optimizer)
     optimizer = keras.optimizers.get(optimizer)
@@ -152,7 +154,9 @@ def _wrap(
         scale_local=scale_local,
         passes_factor=1.0 if average_passes else float(passes),
     )
-    mix_in(inner, PeriodicOptimizer if isinstance(settings.strategy, PeriodicAverage) else Distributed, sync)
+    if mixin is None:
+        mixin = PeriodicOptimizer if isinstance(settings.strategy, PeriodicAverage) else Distributed
+    mix_in(inner, mixin, sync)
     if outer is not None:
         mix_in(outer, DistributedLossScale, sync)
     if inner.built and not inner.gradient_accumulation_steps:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
-import keras
-import numpy as np
-
 from hvdkit.asynchronous.periodic import PeriodicAverage
-from hvdkit.engine.reduce_op import Average
 from hvdkit.keras.distributed import Distributed, sync_of
 from hvdkit.keras.state import broadcast_object, saved_variables, sync_state
-from hvdkit.keras.values import allreduce
-from hvdkit.log import logger
+from hvdkit.keras.statistics import average_statistics, warn_of_statistics
 
 
 class PeriodicOptimizer(Distributed):
@@ -30,41 +24,22 @@ class PeriodicOptimizer(Distributed):
         """The optimizer's own."""
         super().build(variables)
         if sync_of(self).model is None:
-            _warn_of_statistics(variables, type(self.strategy).__name__)
+            warn_of_statistics(variables, type(self.strategy).__name__, "synchronize_parameters")
 
     def synchronize_parameters(self) -> None:
         """Make the variables equal on all ranks now, and what the `model` does not train; collective.
 
         Call it before variables are evaluated or saved: after fit(), or in on_epoch_end() of a callback. Of DiLoCo the
         outer optimizer takes its step. Does nothing to variables that have met since the last step. Raises
-        HorovodInternalError if a rank has left.
+        HorovodInternalError if a rank has left, or has taken another number of steps.
         """
         sync = sync_of(self)
         if not sync.process_set.included():
             return
         if sync.model is not None:
             sync_state(sync.model)
-        sync.change_values("synchronize_parameters", self.strategy.synchronize)
-        for number, variable in enumerate(sync.model.non_trainable_weights if sync.model is not None else ()):
-            if "float" in keras.backend.standardize_dtype(variable.dtype):
-                # In float64 the average of equal numbers of float32 is that number.
-                value = np.asarray(keras.ops.convert_to_numpy(variable), np.float64)
-                name = f"optimizer {sync.number}.{number}"
-                variable.assign(allreduce(value, name, op=Average, process_set=sync.process_set))
-
-
-def _warn_of_statistics(variables: Any, call: str) -> None:
-    """Warn where the optimizer trains a BatchNormalization, whose moving statistics are then each rank's own."""
-    trained = {id(variable) for variable in variables}
-    # An optimizer does not know its layers.
-    layers = [one for one in gc.get_objects() if issubclass(type(one), keras.layers.BatchNormalization)]
-    if any(id(weight) in trained for layer in layers for weight in layer.trainable_weights):
-        logger.warning(
-            "hvd.%s: the model has BatchNormalization, whose moving statistics are of each rank's own batches. Pass "
-            "model=model, so that optimizer.synchronize_parameters() averages them, or use layers without moving "
-            "statistics (GroupNormalization, LayerNormalization).",
-            call,
-        )
+        sync.change_values(self.strategy.synchronize)
+        average_statistics(sync)
 
 
 class SavedPeriodicOptimizer:

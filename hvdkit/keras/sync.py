@@ -130,14 +130,18 @@ class GradientSync:
         local = self._local_ids()
         return [variable for variable in variables if id(variable) not in local]
 
-    def change_values(self, kind: str, change: Callable[[], None]) -> None:
+    def change_values(self, change: Callable[[], None]) -> None:
         """Have the strategy change the variables between two steps; see StrategyDriver.change_values."""
         if self._driver is not None:
-            self._driver.change_values(kind, change)
+            self._driver.change_values(change)
 
     def agree(self, flag: Any) -> Any:
-        """Is a scalar bool true on all ranks? Collective, unless the gradients it was made of are reduced already."""
-        return flag if self._done or self._driver is None else self._driver.agree(flag)
+        """Is a scalar bool true on all ranks? Collective, unless the gradients it was made of are reduced already.
+
+        Where ranks do not take the same steps: on this rank.
+        """
+        alone = self.strategy is not None and not self.strategy.lockstep
+        return flag if self._done or self._driver is None or alone else self._driver.agree(flag)
 
     @contextmanager
     def done(self) -> Iterator[None]:

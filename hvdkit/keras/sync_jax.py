@@ -61,10 +61,10 @@ class JaxDriver:
         if self._reduced is not None:
             self._reduced.after_step(due)
 
-    def change_values(self, kind: str, change: Callable[[], None]) -> None:
+    def change_values(self, change: Callable[[], None]) -> None:
         settle()
         if self._reduced is not None:
-            self._reduced.change_values(kind, change)
+            self._reduced.change_values(change)
 
     def agree(self, flag: Any) -> Any:
         def ask(local_flag: Any) -> Any:
@@ -147,13 +147,13 @@ class _Variables:
         assert self._sync is not None
         self._sync.after_step([_flat(array) for array in arrays], [_flat(array) for array in results])
 
-    def change_values(self, kind: str, change: Callable[[], None]) -> None:
+    def change_values(self, change: Callable[[], None]) -> None:
         """See StrategyDriver.change_values; eagerly."""
         if self._sync is None or not self._uses_values:
             return
         values = [np.asarray(variable.value) for variable in self._variables]
         results = [np.empty_like(value) for value in values]
-        self._sync.change_values(kind, change, [_flat(value) for value in values], [_flat(one) for one in results])
+        self._sync.change_values(change, [_flat(value) for value in values], [_flat(one) for one in results])
         for variable, result in zip(self._variables, results, strict=True):
             variable.assign(result)
 

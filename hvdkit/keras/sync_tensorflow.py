@@ -51,9 +51,9 @@ class TensorflowDriver:
         if self._reduced is not None:
             self._reduced.after_step(due)
 
-    def change_values(self, kind: str, change: Callable[[], None]) -> None:
+    def change_values(self, change: Callable[[], None]) -> None:
         if self._reduced is not None:
-            self._reduced.change_values(kind, change)
+            self._reduced.change_values(change)
 
     def agree(self, flag: Any) -> Any:
         def ask(local_flag: Any) -> Any:

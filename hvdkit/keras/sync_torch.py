@@ -85,9 +85,9 @@ class TorchDriver:
         if self._reduced is not None and due:
             self._reduced.end_step()
 
-    def change_values(self, kind: str, change: Callable[[], None]) -> None:
+    def change_values(self, change: Callable[[], None]) -> None:
         if self._reduced is not None:
-            self._reduced.together(kind, lambda _, __: change())
+            change()
 
     def agree(self, flag: Any) -> Any:
         return torch.tensor(self._settings.agree(flag))

@@ -16,6 +16,7 @@ SYNCHRONOUS = "synchronous"
 _WORTH = 1.05  # times as fast: less is within what such a prediction is off by
 _LOCAL_EVERY, _OUTER_EVERY = 8, 100
 _STALENESS = 4
+_AHEAD = 16  # steps, of BackupSteps
 
 
 @dataclass(frozen=True)
@@ -155,9 +156,19 @@ def compare_strategies(measured: Measured) -> Strategies:
             _asynchronous(measured, _STALENESS),
             False,
             f"hvd.AsynchronousOptimizer(optimizer, staleness={_STALENESS})",
-            "gradients of old parameters: a step is worth less, and results are not repeatable. PyTorch only",
+            "gradients of old parameters: a step is worth less, and results are not repeatable",
         ),
     ]
+    if len(own) > 1:
+        found.append(
+            (
+                "backup steps, drop 1",
+                _backup(measured),
+                False,
+                "hvd.BackupSteps(optimizer, drop=1)",
+                "the slowest rank's gradients of a step are dropped, so a step has fewer samples; all ranks stay equal",
+            )
+        )
     choices = tuple(Choice(name, step_s, now / step_s, same, use, trade) for name, step_s, same, use, trade in found)
     return Strategies(choices, _fastest([one for one in choices if one.same]), _fastest(choices))
 
@@ -169,6 +180,13 @@ def _fastest(choices: Sequence[Choice]) -> str:
 
 def _meeting_every(measured: Measured, every: int) -> float:
     return max(measured.own_s) + measured.noise_s / math.sqrt(every) + measured.meeting_s / every
+
+
+def _backup(measured: Measured) -> float:
+    """Steps of the second slowest rank, as many more as have the samples of all ranks; one server's link has it all."""
+    own = sorted(measured.own_s)
+    step_s = max(own[-2] + measured.server_s, own[-1] / (_AHEAD + 1), measured.remote * measured.server_s / 2)
+    return step_s * len(own) / (len(own) - 1)
 
 
 def _asynchronous(measured: Measured, staleness: int) -> float:

@@ -128,11 +128,11 @@ class ArrayGradients:
         self._sync.after_step([self._flat(index, value) for index, value in enumerate(values)], self._new_values)
         return [self._new_values.take(index) for index in range(len(values))]
 
-    def change_values(self, kind: str, change: Callable[[], None], values: Sequence[Any]) -> list[Any]:
+    def change_values(self, change: Callable[[], None], values: Sequence[Any]) -> list[Any]:
         """What `change` makes of the variables, outside of a step; see ArraySync.change_values."""
         self._new_values.begin()
         flat = [self._flat(index, array_of(value)) for index, value in enumerate(values)]
-        self._sync.change_values(kind, change, flat, self._new_values)
+        self._sync.change_values(change, flat, self._new_values)
         return [as_tensor(self._new_values.take(index), spec.dtype) for index, spec in enumerate(self._specs)]
 
     def _flat(self, index: int, array: Array) -> Array:

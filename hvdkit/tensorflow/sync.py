@@ -129,13 +129,13 @@ class GradientSync:
         for variable, result in zip(self._variables, results, strict=True):
             variable.assign(result)
 
-    def change_values(self, kind: str, change: Callable[[], None]) -> None:
-        """Have the strategy change the variables between two steps, by `change`; eagerly, collective.
+    def change_values(self, change: Callable[[], None]) -> None:
+        """Have the strategy change the variables between two steps, by `change`; eagerly, collective if that is.
 
-        kind: see collective_step(). Does nothing before the first step.
+        Does nothing before the first step.
         """
         if self._variables and isinstance(self._gradients, ArrayGradients):
-            results = self._gradients.change_values(kind, change, self._read_values())
+            results = self._gradients.change_values(change, self._read_values())
             for variable, result in zip(self._variables, results, strict=True):
                 variable.assign(result)
 

@@ -41,6 +41,7 @@ from hvdkit.errors import HorovodInternalError
 from hvdkit.profiling.session import profile, scaling_report
 from hvdkit.torch import checkpoint, data, elastic, learning_rate, metrics, mpi_ops
 from hvdkit.torch.asynchronous import AsynchronousOptimizer
+from hvdkit.torch.backup_steps import BackupSteps
 from hvdkit.torch.basics import cuda_built, describe, init, local_device, rocm_built
 from hvdkit.torch.compression import Compression
 from hvdkit.torch.handles import poll, synchronize
@@ -85,6 +86,7 @@ __all__ = [
     "Adasum",
     "AsynchronousOptimizer",
     "Average",
+    "BackupSteps",
     "Compression",
     "DiLoCo",
     "DistributedOptimizer",

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from hvdkit.asynchronous.asynchronous import Asynchronous, check_numbers, check_servers
-from hvdkit.engine.groups import ProcessSet, check_process_set, global_process_set
-from hvdkit.engine.strategy import Strategy
-from hvdkit.log import logger
+from hvdkit.asynchronous.asynchronous import Asynchronous, choose_asynchronous
+from hvdkit.asynchronous.backup_steps import BackupSteps
+from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.torch.local_sgd import warn_of_statistics
 from hvdkit.torch.ops import barrier
 from hvdkit.torch.optimizer import DistributedOptimizer, NamedParameters
@@ -25,13 +24,13 @@ class AsynchronousWrapped(Wrapped):
     def finish(self) -> None:
         """Wait until all ranks call it; afterwards their parameters are equal; collective. Steps may follow.
 
-        Ranks may have taken different numbers of steps, except with staleness=0. Call it before the parameters are
-        evaluated or saved, and before hvd.join() and the end of the script. Raises RankLostError if a rank has ended.
+        Ranks may have taken different numbers of steps, except with staleness=0 and BackupSteps(). Call it before the
+        parameters are evaluated or saved, and before the end of the script. Raises RankLostError if a rank has ended.
         """
         sync = self._hvdkit
         if sync is None:
             return
-        if isinstance(sync.strategy, Asynchronous):
+        if isinstance(sync.strategy, Asynchronous | BackupSteps):
             sync.strategy.finish()
         else:
             barrier(process_set=self._hvdkit_set)
@@ -46,13 +45,15 @@ def AsynchronousOptimizer(
     scale_by_staleness: bool = False,
     backward_passes_per_step: int = 1,
     process_set: ProcessSet = global_process_set,
+    **others: Any,
 ) -> Any:
     """Make an optimizer step at this rank's pace; it waits only for ranks whose values would get too old.
 
     Returns the same object, as DistributedOptimizer() does. The optimizer steps on this rank's own gradients; the
     change of the parameters, divided by the number of ranks, goes to the servers, which add it as it comes, and the
     rank goes on from the values that are there then. The optimizer's state is each rank's own. Call its finish() on all
-    ranks after their last step, before evaluating, saving or joining; ranks may take different numbers of steps.
+    ranks after their last step, before evaluating or saving, in place of hvd.join(); ranks may take different numbers
+    of steps.
 
     named_parameters: as for DistributedOptimizer().
     staleness: a rank waits when it has sent more changes than this since another rank began the step that it is in; so
@@ -61,20 +62,13 @@ def AsynchronousOptimizer(
     servers: threads of the first so many ranks keep a slice of the parameters each.
     scale_by_staleness: multiply a change by 1 / (1 + s), where s is the number of changes of other ranks since this
     rank had its values, in rounds of as many as there are ranks, rounded down.
-    backward_passes_per_step: as for DistributedOptimizer().
+    backward_passes_per_step: as for DistributedOptimizer(). others: refused, with what to use for them.
 
     Raises what DistributedOptimizer() raises; ValueError or TypeError for numbers that cannot be used.
     """
-    check_process_set(process_set, "AsynchronousOptimizer()")
-    check_numbers(staleness, servers)
-    strategy: Strategy | None = None
-    if process_set.included():
-        size = process_set.size()
-        check_servers(servers, size)
-        if size == 1:
-            logger.warning("hvd.AsynchronousOptimizer: there is one rank, which trains as without hvdkit.")
-        elif staleness:
-            strategy = Asynchronous(staleness, servers=servers, scale_by_staleness=scale_by_staleness)
+    strategy = choose_asynchronous(
+        staleness, servers, scaled=scale_by_staleness, process_set=process_set, others=others
+    )
     wrapped = DistributedOptimizer(
         optimizer,
         named_parameters,

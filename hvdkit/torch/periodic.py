@@ -40,8 +40,7 @@ class PeriodicWrapped(Wrapped):
         sync, strategy = self._hvdkit, self.strategy
         if sync is None or strategy is None:
             return
-        steps = [("steps", str(strategy.steps))]
-        sync.together("synchronize_parameters", lambda _, __: strategy.synchronize(), steps)
+        strategy.synchronize()
         if self._hvdkit_buffers:
             # In float64 the average of equal numbers of float32 is that number.
             means = [buffer.double() for buffer in self._hvdkit_buffers]

@@ -49,6 +49,8 @@ class Joining:
         self.operations = 0
         #: What to do in an operation, by name, that this rank has not submitted; a method of something that may go.
         self.contributions: dict[str, Callable[[], Action | None]] = {}
+        #: What goes on only if no rank joins, and what to do instead of join(), in words.
+        self.refusals: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self._done: weakref.WeakSet[JoinedPlan] = weakref.WeakSet()
         self._wanted: set[str] | None = None
         self._began: tuple[dict[str, int], int] = {}, 0

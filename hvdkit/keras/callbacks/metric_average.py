@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.keras.asynchronous import finish_steps
 from hvdkit.keras.averages import average_metrics
 
 
@@ -15,7 +16,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     The result is exact for unequal shards and for metrics that are not means; see average_metrics(). Put it before
     callbacks that use metrics (ReduceLROnPlateau, TensorBoard, ModelCheckpoint, EarlyStopping), so that these act alike
-    on every rank.
+    on every rank. Before it asks the other ranks it calls finish() of an optimizer that has it.
 
     device: accepted as in Horovod, and ignored. process_set: the ranks to average over.
     """
@@ -35,6 +36,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
     def on_test_begin(self, logs: Any = None) -> None:
         """Keep the metrics of training: validation uses the same objects for its own."""
         if self._in_epoch and self._training is None:
+            finish_steps(self.model)
             self._training = average_metrics(self.model, process_set=self.process_set)
 
     def on_test_end(self, logs: Any = None) -> None:
@@ -46,6 +48,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Put the averages into the logs."""
         self._in_epoch = False
+        finish_steps(self.model)
         if logs is None:
             return
         validation = {f"val_{name}": value for name, value in self._testing.items()}

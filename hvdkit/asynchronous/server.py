@@ -1,10 +1,10 @@
-"""A parameter server: a thread of a rank that keeps a slice of the parameters and adds the changes that ranks send.
+"""A server: a thread of a rank that takes numbers from all ranks, and answers each of them when its Service says so.
 
 Messages are those of a transport, so they work alike over MPI, over Gloo and inside a host. Each server has a
 transport of its own: of a process only one thread uses it, on the server's rank the server's, elsewhere the one that
 trains. MPI's one-sided operations are not used: a server must decide which rank waits, and ULFM repairs no windows.
 
-A request is HEAD and a change (n,), an answer is HEAD and the values (n,), each one message of the same size.
+A request is HEAD and numbers (n,), an answer is HEAD and numbers (n,), each one message of the same size.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from hvdkit.asynchronous.staleness import Clocks
 from hvdkit.errors import RankLostError, TransportError
 from hvdkit.log import logger
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Array, make_buffer
 from hvdkit.transport.request import Request, leave_behind
 
-#: Elements before the change or the values, of their dtype: the kind of the message, so that these stay aligned.
-HEAD = 2
+#: Elements before the numbers, of their dtype, so that these stay aligned: the kind of the message, and in answers what
+#: the service adds.
+HEAD = 4
 PUSH, FINISH, STOP, LOST = 1.0, 2.0, 3.0, 4.0
 _REQUEST_TAG, _ANSWER_TAG = 1, 2
 _IDLE_S = 0.001
@@ -32,29 +35,47 @@ _CHECK_S = 0.1
 _END_S = 5.0
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a rank gets: numbers (n,), which are copied at once, and up to HEAD - 1 more."""
+
+    numbers: Array
+    notes: tuple[float, ...] = ()
+
+
+class Service(Protocol):
+    """What a server does with requests; called by its thread alone."""
+
+    def take(self, rank: int, kind: float, numbers: Array) -> None:
+        """A PUSH or FINISH of this rank has come, which waits for its answer now. numbers: (n,), to be copied."""
+
+    def answers(self, waiting: Collection[int]) -> Mapping[int, Answer]:
+        """Those of the waiting ranks that may go on. Raises TransportError if one of them never could."""
+
+
 class ServerLink:
     """One server as one rank sees it; on the server's own rank it holds the server.
 
-    transport: of this server alone; closed with it. root: the server's rank. start: the slice's first values (n,),
-    the same on all ranks. Made by all ranks together.
+    transport: of this server alone; closed with it. root: the server's rank. count, dtype: of the numbers.
+    service: used on the server's rank. Made by all ranks together.
     """
 
-    def __init__(self, transport: Transport, root: int, start: Array, clocks: Clocks) -> None:
+    def __init__(self, transport: Transport, root: int, count: int, dtype: str, service: Service) -> None:
         self._transport, self._root = transport, root
-        self._message = make_buffer(HEAD + start.size, start.dtype.name)
+        self._message = make_buffer(HEAD + count, dtype)
         self._message.array[:HEAD] = 0
-        self._answer = make_buffer(HEAD + start.size, start.dtype.name)
-        self._server = _Server(transport, start, clocks) if transport.rank == root else None
+        self._answer = make_buffer(HEAD + count, dtype)
+        self._server = _Server(transport, count, dtype, service) if transport.rank == root else None
         self._asked: Request | None = None
         self._failed = False
 
-    def ask(self, kind: float, change: Array | None = None) -> None:
-        """Send a request; answer() follows, except after STOP. change: (n,)."""
+    def ask(self, kind: float, numbers: Array | None = None) -> None:
+        """Send a request; answer() follows, except after STOP. numbers: (n,)."""
         self._message.array[0] = kind
-        if change is None:
+        if numbers is None:
             self._message.array[HEAD:] = 0
         else:
-            np.copyto(self._message.array[HEAD:], change)
+            np.copyto(self._message.array[HEAD:], numbers)
         if self._server is not None:
             self._server.ask(kind, self._message.array[HEAD:])
             return
@@ -66,23 +87,24 @@ class ServerLink:
             self._failed = True  # so that close() does not wait for the others
             raise
 
-    def answer(self) -> Array:
-        """Wait for the values (n,), which stay until the next ask(). Raises RankLostError if a rank has ended."""
+    def answer(self) -> Answer:
+        """Wait for the answer, which stays until the next ask(). Raises RankLostError if a rank has ended."""
         try:
             if self._server is not None:
-                return self._server.answer()
-            assert self._asked is not None
-            values = self._asked.wait().array
+                array = self._server.answer()
+            else:
+                assert self._asked is not None
+                array = self._asked.wait().array
         except TransportError:
             self._failed = True
             raise
-        if values[0] == LOST:
+        if array[0] == LOST:
             self._failed = True
             raise RankLostError(
-                f"The parameter server on rank {self._root} has ended, because a rank has died or has ended its script "
-                "without optimizer.finish(). See the output of the other ranks for the cause."
+                f"The server of the optimizer, a thread of rank {self._root}, has ended, because a rank has died or "
+                "has ended its script without optimizer.finish(). See the output of the other ranks for the cause."
             )
-        return values[HEAD:]
+        return Answer(array[HEAD:], tuple(map(float, array[1:HEAD])))
 
     def close(self) -> None:
         """End the server; collective."""
@@ -98,9 +120,10 @@ class ServerLink:
 class _Server:
     """The thread, and what the rank that it runs on exchanges with it in memory."""
 
-    def __init__(self, transport: Transport, start: Array, clocks: Clocks) -> None:
-        self._transport, self._clocks = transport, clocks
-        self._values, self._own = start.copy(), start.copy()
+    def __init__(self, transport: Transport, count: int, dtype: str, service: Service) -> None:
+        self._transport, self._service = transport, service
+        self._count, self._dtype = HEAD + count, dtype
+        self._own = make_buffer(self._count, dtype).array
         self._wake = threading.Condition()
         self._own_request: tuple[float, Array] | None = None
         self._own_answered = False
@@ -110,13 +133,13 @@ class _Server:
         self._waiting: set[int] = set()  # ranks whose answer is held back
         self._sending: list[Request] = []
         self._receiving: dict[int, Request] = {}
-        self._thread = threading.Thread(target=self._run, name="hvdkit-parameter-server", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="hvdkit-server", daemon=True)
         self._thread.start()
 
-    def ask(self, kind: float, change: Array) -> None:
+    def ask(self, kind: float, numbers: Array) -> None:
         """As a message of this rank's."""
         with self._wake:
-            self._own_request, self._own_answered = (kind, change), False
+            self._own_request, self._own_answered = (kind, numbers), False
             self._wake.notify_all()
 
     def answer(self) -> Array:
@@ -144,8 +167,8 @@ class _Server:
             self._failure = error
             self._tell_lost()
         except Exception as error:  # of this file; whoever waits must hear of it
-            logger.exception("The parameter server of rank %s has failed", self._transport.rank)
-            self._failure = TransportError(f"The parameter server of this rank has failed: {error}")
+            logger.exception("The server of rank %s has failed", self._transport.rank)
+            self._failure = TransportError(f"The server of this rank has failed: {error}")
             self._tell_lost()
         finally:
             for request in (*self._sending, *self._receiving.values()):
@@ -156,7 +179,7 @@ class _Server:
     def _serve(self) -> None:
         transport = self._transport
         peers = [rank for rank in range(transport.size) if rank != transport.rank]
-        buffers = {peer: make_buffer(HEAD + self._values.size, self._values.dtype.name) for peer in peers}
+        buffers = {peer: make_buffer(self._count, self._dtype) for peer in peers}
         requests = self._receiving
         for peer in peers:
             requests[peer] = transport.ireceive(buffers[peer], peer, _REQUEST_TAG)
@@ -196,42 +219,34 @@ class _Server:
                     if self._own_request is None:
                         self._wake.wait(pause)
         if len(self._stopped) < transport.size:
-            raise RankLostError("The rank of this parameter server shuts hvdkit down while other ranks still train.")
+            raise RankLostError("The rank of this server shuts hvdkit down while other ranks still train.")
         for sent in self._sending:
             sent.wait()
         self._sending = []
 
-    def _take(self, rank: int, kind: float, change: Array) -> None:
+    def _take(self, rank: int, kind: float, numbers: Array) -> None:
         if kind == STOP:
             self._stopped.add(rank)
             return
-        if kind == FINISH:
-            self._clocks.finish(rank)
-        else:
-            factor = self._clocks.push(rank)
-            if factor == 1.0:
-                self._values += change
-            else:
-                self._values += factor * change
+        self._service.take(rank, kind, numbers)
         self._waiting.add(rank)
 
     def _release(self) -> None:
         """Answer the ranks that may go on."""
-        for rank in self._clocks.take_released(self._waiting):
+        for rank, answer in self._service.answers(self._waiting).items():
             self._waiting.discard(rank)
             if rank == self._transport.rank:
                 with self._wake:
-                    np.copyto(self._own, self._values)
+                    _write(self._own, PUSH, answer)
                     self._own_answered = True
                     self._wake.notify_all()
             else:
-                self._send(rank, PUSH)
+                self._send(rank, PUSH, answer)
 
-    def _send(self, rank: int, kind: float) -> None:
-        answer = make_buffer(HEAD + self._values.size, self._values.dtype.name)
-        answer.array[:HEAD] = kind
-        np.copyto(answer.array[HEAD:], self._values)
-        self._sending.append(self._transport.isend(answer, rank, _ANSWER_TAG))
+    def _send(self, rank: int, kind: float, answer: Answer | None = None) -> None:
+        message = make_buffer(self._count, self._dtype)
+        _write(message.array, kind, answer)
+        self._sending.append(self._transport.isend(message, rank, _ANSWER_TAG))
 
     def _tell_lost(self) -> None:
         """Have the others end as well: they may not be able to see what this rank has seen.
@@ -254,6 +269,7 @@ def _done(sent: Request) -> bool:
         return True
 
 
-def slices(count: int, servers: int) -> list[tuple[int, int]]:
-    """The (start, stop) of each server's elements."""
-    return [(at * count // servers, (at + 1) * count // servers) for at in range(servers)]
+def _write(message: Array, kind: float, answer: Answer | None) -> None:
+    notes = () if answer is None else answer.notes
+    message[:HEAD] = (kind, *notes, *[0.0] * (HEAD - 1 - len(notes)))
+    message[HEAD:] = 0 if answer is None else answer.numbers

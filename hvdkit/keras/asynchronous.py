@@ -1,0 +1,113 @@
+"""AsynchronousOptimizer: ranks step at their own pace, and servers keep the variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from hvdkit.asynchronous.asynchronous import Asynchronous, choose_asynchronous
+from hvdkit.asynchronous.backup_steps import BackupSteps
+from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.engine.reduce_op import Average
+from hvdkit.engine.strategy import Strategy
+from hvdkit.keras.backends import settle
+from hvdkit.keras.compression import Compression
+from hvdkit.keras.distributed import Distributed, sync_of
+from hvdkit.keras.optimizer import wrap_optimizer
+from hvdkit.keras.settings import Settings
+from hvdkit.keras.state import sync_state
+from hvdkit.keras.statistics import average_statistics, warn_of_statistics
+from hvdkit.keras.values import barrier
+
+
+class FinishedOptimizer(Distributed):
+    """Mixed in before the class of an optimizer that updates variables."""
+
+    def build(self, variables: Any) -> None:
+        """The optimizer's own."""
+        super().build(variables)
+        sync = sync_of(self)
+        if sync.model is None and isinstance(sync.strategy, Asynchronous):
+            warn_of_statistics(variables, "AsynchronousOptimizer", "finish")
+
+    def finish(self) -> None:
+        """Wait until all ranks call it; afterwards their variables are equal; collective. Steps may follow.
+
+        What the `model` does not train is averaged. Ranks may have taken different numbers of steps, except with
+        staleness=0 and BackupSteps(). Call it before variables are evaluated or saved, and before the end of the
+        script. Raises RankLostError if a rank has ended.
+        """
+        sync = sync_of(self)
+        if not sync.process_set.included():
+            return
+        settle()
+        if sync.model is not None:
+            sync_state(sync.model)
+        if isinstance(sync.strategy, Asynchronous):
+            sync.change_values(sync.strategy.finish)
+        elif isinstance(sync.strategy, BackupSteps):
+            sync.strategy.finish()
+        else:
+            barrier(process_set=sync.process_set)
+        average_statistics(sync)
+
+
+def AsynchronousOptimizer(
+    optimizer: keras.optimizers.Optimizer | str,
+    name: str | None = None,
+    staleness: int = 4,
+    servers: int = 1,
+    *,
+    model: keras.Model | None = None,
+    scale_by_staleness: bool = False,
+    process_set: ProcessSet = global_process_set,
+    **others: Any,
+) -> Any:
+    """Make an optimizer step at this rank's pace; it waits only for ranks whose values would get too old.
+
+    Returns the same object, as DistributedOptimizer() does. The optimizer steps on this rank's own gradients; the
+    change of the variables, divided by the number of ranks, goes to the servers, which add it as it comes, and the rank
+    goes on from the values that are there then. The optimizer's state is each rank's own. Call its finish() on all
+    ranks after fit(), and in a callback that comes before those that ask all ranks; MetricAverageCallback does it.
+    Ranks may take different numbers of steps. A LossScaleOptimizer skips steps of its own rank.
+
+    name: accepted as in DistributedOptimizer(), and ignored.
+    staleness: a rank waits when it has sent more changes than this since another rank began the step that it is in; so
+    it may be staleness + 1 times as fast as the slowest. 0 averages the gradients of all ranks in every step, as
+    DistributedOptimizer() does.
+    servers: threads of the first so many ranks keep a slice of the variables each.
+    model: whose variables the optimizer trains; finish() then averages its floating-point weights that are not trained
+    too, such as the moving statistics of BatchNormalization.
+    scale_by_staleness: multiply a change by 1 / (1 + s), where s is the number of changes of other ranks since this
+    rank had its values, in rounds of as many as there are ranks, rounded down.
+    others: refused, with what to use for them.
+
+    Raises what DistributedOptimizer() raises; ValueError or TypeError for numbers that cannot be used.
+    """
+    strategy = choose_asynchronous(
+        staleness, servers, scaled=scale_by_staleness, process_set=process_set, others=others
+    )
+    return wrap_finished(optimizer, strategy, process_set, model)
+
+
+def finish_steps(model: keras.Model) -> None:
+    """Call finish() of the model's optimizer, if it has one, so that ranks can wait for one another; collective."""
+    optimizer = getattr(model, "optimizer", None)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(inner, FinishedOptimizer):
+        sync_state(model)
+        inner.finish()
+
+
+def wrap_finished(
+    optimizer: keras.optimizers.Optimizer | str,
+    strategy: Strategy | None,
+    process_set: ProcessSet,
+    model: keras.Model | None,
+) -> Any:
+    """Wrap an optimizer that has finish()."""
+    settings = Settings(Compression.none, Average, 1.0, False, process_set, strategy)
+    wrapped = wrap_optimizer(optimizer, settings, passes=1, average_passes=False, mixin=FinishedOptimizer)
+    sync_of(wrapped).model = model
+    return wrapped

@@ -1,0 +1,51 @@
+"""What a model has and no optimizer trains: the moving statistics of BatchNormalization, averaged or warned of."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import keras
+import numpy as np
+
+from hvdkit.engine.reduce_op import Average
+from hvdkit.keras.sync import GradientSync
+from hvdkit.keras.values import allreduce
+from hvdkit.log import logger
+
+
+def average_statistics(sync: GradientSync) -> None:
+    """Average the floating-point weights of the optimizer's model that are not trained; collective."""
+    weights = [
+        weight
+        for weight in (sync.model.non_trainable_weights if sync.model is not None else ())
+        if "float" in keras.backend.standardize_dtype(weight.dtype)
+    ]
+    if not weights:
+        return
+    # In float64 the average of equal numbers of float32 is that number.
+    values = [np.asarray(keras.ops.convert_to_numpy(weight), np.float64) for weight in weights]
+    flat = np.concatenate([value.reshape(-1) for value in values])
+    flat = allreduce(flat, f"optimizer {sync.number}.statistics", op=Average, process_set=sync.process_set)
+    at = 0
+    for weight, value in zip(weights, values, strict=True):
+        weight.assign(flat[at : at + value.size].reshape(value.shape))
+        at += value.size
+
+
+def warn_of_statistics(variables: Any, call: str, cure: str) -> None:
+    """Warn where the optimizer trains a BatchNormalization, whose moving statistics are then each rank's own.
+
+    cure: the optimizer's method that averages them if the model is known.
+    """
+    trained = {id(variable) for variable in variables}
+    # An optimizer does not know its layers.
+    layers = [one for one in gc.get_objects() if issubclass(type(one), keras.layers.BatchNormalization)]
+    if any(id(weight) in trained for layer in layers for weight in layer.trainable_weights):
+        logger.warning(
+            "hvd.%s: the model has BatchNormalization, whose moving statistics are of each rank's own batches. Pass "
+            "model=model, so that optimizer.%s() averages them, or use layers without moving statistics "
+            "(GroupNormalization, LayerNormalization).",
+            call,
+            cure,
+        )
