@@ -255,6 +255,12 @@ class Config:
         metavar="FILE",
     )
     profile: str = setting("", str, "address of `hvdkit profile`; set by that command", secret=True)
+    metrics_s: float = setting(
+        0.0,
+        float,
+        "seconds between two reports of this rank's sums to hvdrun, for its --metrics-port, which sets it; 0 for none",
+        least=0,
+    )
     shared_directory: str = setting("/dev/shm", str, "directory for shared memory; must be on a memory file system")
     wrap_batch: str = setting(
         "split",

@@ -205,6 +205,10 @@ class ProfileError(HvdkitError, ValueError):
     """hvdkit profile has no data about the training, or cannot collect it."""
 
 
+class TrackError(HvdkitError, ValueError):
+    """hvd.track() cannot write where it was asked to, or was given what cannot be averaged."""
+
+
 class SubmitError(HvdkitError, ValueError):
     """A batch job cannot be written, was refused by the scheduler, or has failed."""
 

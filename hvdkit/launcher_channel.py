@@ -8,6 +8,7 @@ import stat
 import threading
 from collections.abc import Callable, Collection
 from typing import NamedTuple
+from urllib.parse import quote, unquote
 
 from hvdkit.log import logger
 
@@ -16,6 +17,8 @@ INIT = "coming"
 #: The rank has joined the others; is on its way to others, which takes all of them; its training is over; a checkpoint
 #: is on the disk.
 READY, CHANGING, TRAINED, CHECKPOINTED = "ready", "changes", "over", "kept"
+#: With numbers: the sums of a rank, see announce_totals(). With a number and a name: see announce_value().
+TOTALS, VALUE = "totals:", "value:"
 #: With a number: ranks that come with a smaller one are not waited for any more.
 FIRST_AWAITED = "past:"
 #: From hvdrun. With a number: that rank will not come. With its name for MPI's launcher: that rank is gone.
@@ -85,6 +88,52 @@ def parse_init_call(word: str) -> InitCall | None:
     return InitCall(
         float(found[1]), float(found[2]), frozenset(at for at in range(bits.bit_length()) if bits >> at & 1)
     )
+
+
+class Totals(NamedTuple):
+    """Sums of what a rank has done, see engine/observe/totals.py."""
+
+    rounds: int
+    waited_s: float
+    nbytes: int
+    samples: float
+
+    def since(self, before: Totals) -> Totals:
+        """What was added."""
+        waited_s, samples = self.waited_s - before.waited_s, self.samples - before.samples
+        return Totals(self.rounds - before.rounds, waited_s, self.nbytes - before.nbytes, samples)
+
+
+def announce_totals(totals: Totals) -> str:
+    """The word of a rank that tells its sums."""
+    return f"{TOTALS}{totals.rounds}:{totals.waited_s!r}:{totals.nbytes}:{totals.samples!r}"
+
+
+def parse_totals(word: str) -> Totals | None:
+    """Read the word of a rank that tells its sums; None for another word, and for one that is cut off."""
+    parts = word.removeprefix(TOTALS).split(":")
+    if not word.startswith(TOTALS) or len(parts) != 4:
+        return None
+    try:
+        return Totals(int(parts[0]), float(parts[1]), int(parts[2]), float(parts[3]))
+    except ValueError:
+        return None
+
+
+def announce_value(key: str, value: float) -> str:
+    """The word of rank 0 that tells a value which the script has logged."""
+    return f"{VALUE}{value!r}:{quote(key, safe='')}"
+
+
+def parse_value(word: str) -> tuple[str, float] | None:
+    """Read the word of rank 0 that tells a logged value, as (key, value); None for another word."""
+    number, colon, key = word.removeprefix(VALUE).partition(":")
+    if not word.startswith(VALUE) or not colon or not key:
+        return None
+    try:
+        return unquote(key), float(number)
+    except ValueError:
+        return None
 
 
 def notify_launcher(word: str, place: str) -> None:

@@ -21,9 +21,9 @@ NEEDS = {"accelerated.py": "accelerate", "lightning_fit.py": "lightning"}
 pytestmark = pytest.mark.ranks
 
 
-def run_script(name: str, ranks: int, **variables: str) -> list[dict[str, Any]]:
-    """Run a script under hvdrun; returns what each rank reports, by rank."""
-    command = [*HVDRUN, "-np", str(ranks), sys.executable, str(SCRIPTS / name)]
+def run_script(name: str, ranks: int, *options: str, **variables: str) -> list[dict[str, Any]]:
+    """Run a script under hvdrun with these options; returns what each rank reports, by rank."""
+    command = [*HVDRUN, "-np", str(ranks), *options, sys.executable, str(SCRIPTS / name)]
     environ = {**environment(), "OMP_NUM_THREADS": "1", **variables}
     done = subprocess.run(
         command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
@@ -57,6 +57,14 @@ def check_reports(reports: list[dict[str, Any]], ranks: int) -> None:
 def test_a_script_for_torchrun_trains_as_one_process(name: str, ranks: int) -> None:
     pytest.importorskip(NEEDS.get(name, "torch"))
     check_reports(run_script(name, ranks), ranks)
+
+
+@pytest.mark.slow
+def test_accelerate_takes_hvdkit_by_one_option_of_hvdrun() -> None:
+    pytest.importorskip("accelerate")
+    reports = run_script("accelerated.py", 2, "--mpi-backend")
+    check_reports(reports, 2)
+    assert {report["backend"] for report in reports} == {"hvdkit"}
 
 
 @pytest.mark.slow

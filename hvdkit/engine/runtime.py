@@ -21,6 +21,7 @@ from hvdkit.engine.named.engine import NamedEngine
 from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.observe.recording import RECORDER, RankFacts, read_node
 from hvdkit.engine.observe.timeline import Timeline
+from hvdkit.engine.observe.totals import send_totals
 from hvdkit.engine.planned.progress import end_progress
 from hvdkit.engine.process_sets import ProcessSets
 from hvdkit.engine.startup import Opener, arriving, open_world
@@ -137,6 +138,8 @@ def init(
 
         RECORDER.start()
         RecordSender(RECORDER, config.profile, made.facts)
+    if config.metrics_s and config.launcher_channel:
+        send_totals(config.launcher_channel, config.metrics_s)
     return made
 
 

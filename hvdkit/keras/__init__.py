@@ -59,6 +59,8 @@ from hvdkit.keras.state import (
 )
 from hvdkit.keras.values import allgather, allreduce, barrier, broadcast, reducescatter
 from hvdkit.profiling.session import profile, scaling_report
+from hvdkit.tracking.progress import progress
+from hvdkit.tracking.tracker import track
 from hvdkit.training.schedules import linear_scale, square_root_scale
 
 __all__ = [
@@ -116,6 +118,7 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "profile",
+    "progress",
     "rank",
     "reducescatter",
     "remove_process_set",
@@ -127,4 +130,5 @@ __all__ = [
     "square_root_scale",
     "start_timeline",
     "stop_timeline",
+    "track",
 ]

@@ -37,7 +37,7 @@ def average_metrics(
     own = _numbers(model.get_metrics_result())
     mine = {**(others or {}), **own}
     names = sorted(mine)
-    samples = _samples(model)
+    samples = count_samples(model)
     values = [np.array(variable.numpy(), np.float64).reshape(-1) for variable in variables]
     weighted = np.array([mine[one] * samples if samples else 0.0 for one in names] + [samples], np.float64)
     summed = allreduce(np.concatenate([*values, weighted]), name=name, op=Sum, process_set=process_set)
@@ -96,7 +96,8 @@ def _adds_up(metric: keras.metrics.Metric) -> bool:
     return own or isinstance(metric, (keras.metrics.Mean, keras.metrics.Sum))
 
 
-def _samples(model: keras.Model) -> float:
+def count_samples(model: keras.Model) -> float:
+    """The samples of this rank since the metrics were reset, after sync_state(); 1 for a model without a loss."""
     tracker = getattr(model, "_loss_tracker", None)
     return float(tracker.count.numpy()) if tracker is not None else 1.0
 

@@ -62,6 +62,8 @@ from hvdkit.tensorflow.ops import (
 from hvdkit.tensorflow.state import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables
 from hvdkit.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from hvdkit.tensorflow.world_ops import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
+from hvdkit.tracking.progress import progress
+from hvdkit.tracking.tracker import track
 
 if TYPE_CHECKING:
     from hvdkit.keras.tensorflow_optimizer import DistributedOptimizer
@@ -124,6 +126,7 @@ __all__ = [
     "nccl_built",
     "process_set_included_op",
     "profile",
+    "progress",
     "rank",
     "rank_op",
     "reducescatter",
@@ -135,6 +138,7 @@ __all__ = [
     "size_op",
     "start_timeline",
     "stop_timeline",
+    "track",
 ]
 
 _LATER = {

@@ -79,6 +79,8 @@ from hvdkit.torch.reduce import (
 )
 from hvdkit.torch.state import broadcast_optimizer_state, broadcast_parameters
 from hvdkit.torch.sync_batch_norm import SyncBatchNorm
+from hvdkit.tracking.progress import progress
+from hvdkit.tracking.tracker import track
 
 register()
 
@@ -155,6 +157,7 @@ __all__ = [
     "nccl_built",
     "poll",
     "profile",
+    "progress",
     "rank",
     "reducescatter",
     "reducescatter_async",
@@ -167,4 +170,5 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
     "synchronize",
+    "track",
 ]

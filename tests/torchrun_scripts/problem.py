@@ -39,4 +39,5 @@ def flatten(parameters: list[torch.Tensor]) -> list[float]:
 
 def report(rank: int, size: int, parameters: list[torch.Tensor]) -> None:
     """Print the weights of a rank as a line of JSON."""
-    print(json.dumps({"rank": rank, "size": size, "weights": flatten(parameters)}), flush=True)
+    backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else ""
+    print(json.dumps({"rank": rank, "size": size, "backend": backend, "weights": flatten(parameters)}), flush=True)

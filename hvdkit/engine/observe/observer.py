@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from hvdkit.engine.observe.device_clock import DeviceClock
@@ -9,6 +10,7 @@ from hvdkit.engine.observe.readings import READINGS
 from hvdkit.engine.observe.recording import RECORDER, STAMPS, PlanFacts, clock
 from hvdkit.engine.observe.stragglers import Window, median
 from hvdkit.engine.observe.timeline import Timeline
+from hvdkit.engine.observe.totals import COUNTER
 from hvdkit.transport.device import Event
 
 #: Kinds of events, in their order for one bucket. WAIT comes only if the bucket is not reduced when it is needed.
@@ -47,6 +49,7 @@ class PlanObserver:
         measured: Callable[[float, float], None] | None = None,
     ) -> None:
         self._facts, self._names, self._timeline = facts, names, timeline or Timeline()
+        self._nbytes = sum(facts.nbytes)
         self._report = report if len(facts.ranks) > 1 else None
         self._length = _ROUNDS * -(-len(facts.ranks) // _RANKS)
         self._waits_s: list[float] = []
@@ -100,6 +103,9 @@ class PlanObserver:
         They are not used where there is a device.
         """
         now = clock()
+        COUNTER.rounds += 1
+        COUNTER.waited_s += waited_s if self._device is None else math.nan
+        COUNTER.nbytes += self._nbytes
         if self._stamps is not None:
             RECORDER.waited_s += waited_s
             RECORDER.add(self._facts, number, self._finishing_s, now, self._stamps)

@@ -7,6 +7,7 @@ from hvdkit.keras.callbacks.learning_rate import LearningRateScheduleCallback, L
 from hvdkit.keras.callbacks.metric_average import MetricAverageCallback
 from hvdkit.keras.callbacks.rank_zero import BestModelCheckpoint, CSVLogger, ModelCheckpoint, TensorBoard, on_rank_zero
 from hvdkit.keras.callbacks.start import BroadcastGlobalVariablesCallback
+from hvdkit.keras.callbacks.track import TrackCallback
 
 __all__ = [
     "BestModelCheckpoint",
@@ -18,5 +19,6 @@ __all__ = [
     "MetricAverageCallback",
     "ModelCheckpoint",
     "TensorBoard",
+    "TrackCallback",
     "on_rank_zero",
 ]

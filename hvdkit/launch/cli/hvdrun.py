@@ -135,6 +135,7 @@ def _build_runner(
         own_gpus=job.own_gpus,
         share_gpus=config.share_gpus,
         min_ranks=max(1, config.min_np) if job.elastic else 0,
+        metrics_port=options.metrics_port,
         hang_timeout_s=config.elastic_patience_s if config.elastic else 0.0,
         rank_variables=not options.wrap,  # a script for one process is to see one process
     )

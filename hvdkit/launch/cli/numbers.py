@@ -49,6 +49,11 @@ def port(text: str) -> int:
     return number
 
 
+def port_or_any(text: str) -> int:
+    """Read the number of a TCP port; 0 for any that is free."""
+    return 0 if text == "0" else port(text)
+
+
 def seconds(text: str) -> float:
     """Read a duration: more than 0 and finite."""
     return _duration(text, "more than 0", lambda number: number > 0)

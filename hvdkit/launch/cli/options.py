@@ -254,6 +254,13 @@ def _add_output(parser: OptionParser) -> None:
         brief=True,
         help="print the launcher, and the host and CPUs of each rank",
     )
+    parser.add(
+        group,
+        "--metrics-port",
+        type=numbers.port_or_any,
+        metavar="PORT",
+        help="answer Prometheus at http://127.0.0.1:PORT/metrics on this host; 0 for any free port, which is printed",
+    )
     _add_setting(parser, group, next(each for each in read_settings({}) if each.name == "timeline"))
 
 

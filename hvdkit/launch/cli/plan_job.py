@@ -81,6 +81,8 @@ def plan_job(
         variables["NCCL_IB_DISABLE"] = "1"
     if config.share_gpus:
         variables.update(plan_shared_gpus(1 if local else len(plan_places(ranks, hosts)), environ))
+    if options.metrics_port is not None and "HVDKIT_METRICS_S" not in environ:
+        variables["HVDKIT_METRICS_S"] = "2"
     if options.no_prefix:
         variables["HVDKIT_PREFIX"] = "0"
     if options.output_filename:

@@ -9,7 +9,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hvdkit.exit_codes import TRY_AGAIN
-from hvdkit.launcher_channel import CHANGING, CHECKPOINTED, FIRST_AWAITED, READY, TRAINED, InitCall, parse_init_call
+from hvdkit.launcher_channel import (
+    CHANGING,
+    CHECKPOINTED,
+    FIRST_AWAITED,
+    READY,
+    TRAINED,
+    InitCall,
+    Totals,
+    parse_init_call,
+    parse_totals,
+    parse_value,
+)
 
 # A rank that ended because it lost a peer prints one of these; a rank that failed otherwise is the cause.
 _LOST_PEER = ("RankLostError", "*** An error occurred in Socket closed")
@@ -17,6 +28,7 @@ _LOST_PEER = ("RankLostError", "*** An error occurred in Socket closed")
 _LOST_PEER_CODE = 14
 _SAME_MOMENT_S = 0.3
 _SHELLS_SIGNAL = 128
+_MOST_KEYS = 1000
 _HINTS = {
     signal.SIGKILL: ", often because the system is out of memory",
     signal.SIGSEGV: ", a memory fault in compiled code",
@@ -98,6 +110,7 @@ class RankState:
     init_called_s: float = 0.0  # since when
     killed_by_hvdrun: bool = False  # it hung, and the others continue without it
     silent: bool = False  # its host does not answer, though its connection was not closed
+    totals: Totals | None = None  # what it has done, by its last report, for --metrics-port
     tampering: str = ""  # why its connection was closed: what came over it was not from its agent
 
 
@@ -110,6 +123,7 @@ class Ranks:
     training_ended: bool = False
     checkpointed: bool = False  # some of the training is on a disk
     first_awaited: int = 0  # ranks with a smaller number that have not joined are not waited for
+    logged: dict[str, float] = field(default_factory=dict)  # by hvd.track(), the last value of each key
     states: dict[int, RankState] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -146,7 +160,11 @@ class Ranks:
             return
         for message in messages:
             call = parse_init_call(message)
-            if call is not None:
+            if (totals := parse_totals(message)) is not None:
+                state.totals = totals
+            elif (value := parse_value(message)) is not None:
+                self._log(*value)
+            elif call is not None:
                 state.init_call, state.init_called_s = call, self.clock()
             elif message == READY:
                 state.phase, state.joined, state.init_call = Phase.READY, True, None
@@ -154,6 +172,10 @@ class Ranks:
                 state.phase, state.changing_s = Phase.CHANGING, self.clock()
             elif message.startswith(FIRST_AWAITED) and message[len(FIRST_AWAITED) :].isdecimal():
                 self.first_awaited = max(self.first_awaited, int(message[len(FIRST_AWAITED) :]))
+
+    def _log(self, key: str, value: float) -> None:
+        if key in self.logged or len(self.logged) < _MOST_KEYS:
+            self.logged[key] = value
 
     def end(self, rank: int, end: End) -> None:
         """Record how a rank's command ended, unless the others have continued without it."""

@@ -19,6 +19,7 @@ from hvdkit.launch.agent.session_reaper import SessionReaper, end_session
 from hvdkit.launch.elastic.restart_policy import name_host
 from hvdkit.launch.elastic.survivors import Survivors
 from hvdkit.launch.introspect.init_watchdog import InitWatchdog
+from hvdkit.launch.introspect.metrics_server import MetricsServer
 from hvdkit.launch.introspect.query_server import QueryServer
 from hvdkit.launch.job.control import ControlServer
 from hvdkit.launch.job.interruption import Interruption
@@ -36,8 +37,7 @@ _AGENTS_END_S = 2.7  # agents kill their ranks after 2 s
 _MPIRUN_ENDS_S, _MPIRUN_FINISHES_S = 0.5, 10.0
 # Open MPI 5 does not always end at SIGTERM, but always at the second SIGINT.
 _ESCALATION = ((signal.SIGTERM, 0.5), (signal.SIGINT, 0.1), (signal.SIGINT, 0.4), (signal.SIGKILL, 1.0))
-_SAVED_END_S = 5.0
-_CHECK_S = 1.0
+_SAVED_END_S, _CHECK_S = 5.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class JobOptions:
     save_timeout_s: float = 25.0  # for ranks that handle SIGTERM to save and end
     min_ranks: int = 0  # with which the job continues when others die; 0 to end it with the first failure
     hang_timeout_s: float = 0.0  # see survivors.find_hanging; 0 for no limit
+    metrics_port: int | None = None  # for Prometheus, on this host's loopback address; 0 for any; None for no such port
     rank_variables: bool = True  # give the ranks the variables of torchrun, Keras and JAX
 
 
@@ -85,6 +86,7 @@ class Runner:
         self._control = ControlServer(
             self.ranks, self._write, self._changed.set, self._queries.receive_stacks, elastic=options.min_ranks > 0
         )
+        self._metrics = MetricsServer(self.ranks, self._describe)
         self._survivors: Survivors | None = None
         self._name = ""
         self._since = time.time()
@@ -132,6 +134,7 @@ class Runner:
         try:
             await self._control.open(self.options.addresses, folder.path)
             await self._queries.open(folder.path)
+            await self._metrics.open(self.options.metrics_port, self.output.note)
             variables = {**self._control.variables, "HVDKIT_JOB": f"{folder.name}@{socket.gethostname()}"}
             with self._signals_for_ranks():
                 status = await self._run_launcher(self._build(variables))
@@ -139,6 +142,7 @@ class Runner:
         finally:
             self._init_watchdog.close()
             self._queries.close()
+            self._metrics.close()
             await self._control.close()
             folder.close()
         result = self._conclude(status)

@@ -12,12 +12,12 @@ _RANKS = "hvdrun starts the ranks: call the function itself, once in each proces
 #: Modules and functions -> what is wrong with them on many ranks, what to do.
 _FOREIGN: dict[tuple[str, ...], tuple[str, str]] = {
     ("pytorch_lightning.Trainer", "lightning.Trainer", "lightning.pytorch.Trainer"): (
-        "Lightning has its own distribution strategy, which cannot use hvdkit.",
-        "Lightning's strategy='ddp' under torchrun; or your own training loop",
+        "Lightning distributes the training itself, by the strategy of its Trainer.",
+        "lightning.Trainer(strategy='hvdkit') after `import hvdkit.lightning`; or the unchanged script under hvdrun",
     ),
     ("transformers.Trainer", "transformers.Seq2SeqTrainer"): (
         "this Trainer has its own training loop and distribution.",
-        "the unchanged script under torchrun; or your own training loop",
+        "the unchanged script under hvdrun; or your own training loop",
     ),
     ("accelerate.Accelerator",): (
         "accelerate wraps model, optimizer and data itself; hvdkit would wrap them a second time.",

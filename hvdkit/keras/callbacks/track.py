@@ -1,0 +1,67 @@
+"""The metrics of fit(), and hvdkit's own series, in CSV files, TensorBoard, Weights & Biases or MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.keras.averages import count_samples
+from hvdkit.keras.callbacks.metric_average import MetricAverageCallback
+from hvdkit.tracking.targets import Path
+from hvdkit.tracking.tracker import Tracker, track
+
+
+class TrackCallback(MetricAverageCallback):
+    """Write the metrics of each epoch over the samples of all ranks, and hvdkit's own series, from rank 0.
+
+    The step of what is written is the epoch, so hvdkit/step_ms is that of an epoch with its validation. It averages as
+    MetricAverageCallback does, which is then not needed. Put it after callbacks that write into the logs.
+
+    tensorboard, wandb, mlflow, csv: as for hvd.track(), which the beginning of fit() calls.
+    process_set: the ranks to average over; the own series are those of all ranks.
+    """
+
+    def __init__(
+        self,
+        *,
+        tensorboard: Path | None = None,
+        wandb: str | Mapping[str, Any] | None = None,
+        mlflow: str | Mapping[str, Any] | None = None,
+        csv: Path | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        super().__init__(process_set=process_set)
+        self._places = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "csv": csv}
+        self._tracker: Tracker | None = None
+        self._samples: float | None = None  # of the epoch's training, on this rank
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Open the places."""
+        self._tracker = track(**self._places, every=1)  # type: ignore[arg-type]
+        self._tracker.start()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """See MetricAverageCallback."""
+        super().on_epoch_begin(epoch, logs)
+        self._samples = None
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """See MetricAverageCallback; validation uses the same objects to count samples."""
+        super().on_test_begin(logs)
+        if self._in_epoch and self._samples is None:
+            self._samples = count_samples(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Average, and write."""
+        super().on_epoch_end(epoch, logs)
+        if self._tracker is not None and logs is not None:
+            numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
+            samples = count_samples(self.model) if self._samples is None else self._samples
+            self._tracker.log(numbers, step=epoch, samples=samples)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Write what is left."""
+        if self._tracker is not None:
+            self._tracker.close()
+            self._tracker = None

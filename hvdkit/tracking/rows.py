@@ -1,0 +1,104 @@
+"""What a rank has logged, as one array whose sum over all ranks has the averages of all of it."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdkit.errors import TrackError
+
+Floats = NDArray[np.float64]
+#: A step, and the averages of what was logged in it, by key.
+Averages = tuple[int, dict[str, float]]
+
+#: What hvdkit's own series begin with; the script's keys must not.
+OWN = "hvdkit/"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What this rank has logged in a step. values: numbers, or scalars on a GPU that are read later."""
+
+    step: int
+    samples: float
+    values: Mapping[str, Any]
+
+
+def make_row(values: Mapping[str, Any], step: int, samples: float) -> Row:
+    """Check what is to be logged, and keep it: the numbers as they are now. Raises TrackError."""
+    if isinstance(samples, bool) or not isinstance(samples, (int, float)) or not 0 <= samples < math.inf:
+        raise TrackError(
+            f"log(): samples is {samples!r}; it must be the number of samples behind the values, 0 or more."
+        )
+    kept = {}
+    for key, value in values.items():
+        if not isinstance(key, str) or not key.strip():
+            raise TrackError(f"log(): the key {key!r} is not a name. Use strings such as 'loss'.")
+        if key.startswith(OWN):
+            raise TrackError(f"log(): the key {key!r} begins with {OWN!r}, as hvdkit's own series do. Rename it.")
+        kept[key] = _keep(key, value)
+    return Row(step, samples, kept)
+
+
+def _keep(key: str, value: Any) -> Any:
+    """The number; a scalar on a GPU is copied there, so that the host does not wait for the GPU in each step."""
+    if getattr(value, "is_cuda", False) and value.numel() == 1:
+        return value.detach().clone()
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        shape = getattr(value, "shape", None)
+        what = type(value).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
+        raise TrackError(
+            f"log(): {key!r} is a {what}, not one number. Log its mean, as in log({{{key!r}: value.mean()}})."
+        ) from None
+
+
+def pack_rows(rows: Iterable[Row]) -> Floats:
+    """For each row its values times its samples, by sorted keys, and its samples."""
+    packed: list[float] = []
+    for row in rows:
+        # The value of no samples, often nan, means nothing.
+        packed += [float(row.values[key]) * row.samples if row.samples else 0.0 for key in sorted(row.values)]
+        packed.append(row.samples)
+    return np.array(packed, np.float64)
+
+
+def unpack_rows(rows: Sequence[Row], sums: Floats) -> tuple[list[Averages], Floats]:
+    """The averages of each row, nan where no rank has a sample, and what is left.
+
+    sums: of the ranks' pack_rows(), and something behind.
+    """
+    found: list[Averages] = []
+    at = 0
+    for row in rows:
+        keys = sorted(row.values)
+        samples = float(sums[at + len(keys)])
+        found.append((row.step, {key: _divide(float(sums[at + i]), samples) for i, key in enumerate(keys)}))
+        at += len(keys) + 1
+    return found, sums[at:]
+
+
+def _divide(total: float, samples: float) -> float:
+    return total / samples if samples else math.nan
+
+
+def describe_rows(rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
+    """What all ranks must have logged alike, as (word, value) of an operation."""
+    keys = sorted({key for row in rows for key in row.values})
+    steps = f"{rows[0].step} to {rows[-1].step}" if rows else "none"
+    # Two ranks may have the same keys and steps, but not in the same rows.
+    layout = ";".join(f"{row.step}:{','.join(sorted(row.values))}" for row in rows)
+    return (
+        ("logged keys", ", ".join(keys)),
+        ("logged steps", f"{len(rows)} ({steps})"),
+        ("logged rows", f"checksum {zlib.crc32(layout.encode()):08x}"),
+    )

@@ -1,0 +1,243 @@
+"""hvd.track(): what a script logs is averaged over all ranks, a window of steps at a time, and written by rank 0."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hvdkit.engine import runtime as engine
+from hvdkit.engine.api import Engine
+from hvdkit.engine.groups import Group, global_process_set
+from hvdkit.engine.job_objects import broadcast_object
+from hvdkit.engine.named.operation import Operation
+from hvdkit.engine.named.submit import begin, reduce_options
+from hvdkit.engine.observe.totals import COUNTER
+from hvdkit.engine.reduce_op import Sum
+from hvdkit.errors import HorovodInternalError, MissingDependencyError, RanksDisagreeError, TrackError
+from hvdkit.launcher_channel import Totals
+from hvdkit.log import logger
+from hvdkit.tracking.own_series import Window, own_series, pack_window
+from hvdkit.tracking.rows import Floats, Row, describe_rows, make_row, pack_rows, unpack_rows
+from hvdkit.tracking.targets import Path, Targets, open_writers
+from hvdkit.tracking.writing_thread import WritingThread
+from hvdkit.transport.buffer import Buffer
+
+
+@dataclass(frozen=True)
+class _Averaging:
+    """Rows whose averages are under way. sums: of all ranks, once the operation is done."""
+
+    rows: list[Row]
+    window: Window | None
+    sums: Floats
+    work: Operation
+
+
+class Tracker:
+    """The result of track(); a context manager. A block that an exception leaves is closed without the last window."""
+
+    def __init__(self, targets: Targets, every: int) -> None:
+        self._targets, self._every = targets, every
+        self._thread: WritingThread | None = None
+        self._rows: list[Row] = []
+        self._averaging: _Averaging | None = None
+        self._engine: Engine | None = None
+        self._next_step, self._samples, self._closed = 0, 0.0, False
+        self._since: tuple[float, int, Totals] | None = None  # the end of the window before: time, step, sums
+
+    def log(self, values: Mapping[str, Any], *, step: int | None = None, samples: float = 1) -> None:
+        """Log values of a step, with the same keys and steps on every rank.
+
+        values: numbers or scalar tensors. step: the number after that of the last call if None, from 0.
+        samples: of this rank since the last call, the weight of its values; 0 for a rank without any.
+        Every `every` calls the averages of all of them begin as one allreduce beside training, and are written when it
+        is done. Raises TrackError for a key or value that is none; RanksDisagreeError, on all ranks, if they logged
+        other keys or steps.
+        """
+        if self._closed:
+            raise TrackError("log(): the tracker is closed. Log inside the `with` block of track().")
+        group = self._enter()
+        row = make_row(values, self._next_step if step is None else _read_step(step), samples)
+        self._next_step = row.step + 1
+        self._rows.append(row)
+        COUNTER.samples += samples
+        if self._since is None:
+            self.start(row.step)
+        else:
+            self._samples += samples
+        averaging = self._averaging
+        if averaging is not None:
+            if group.engine.thread is None:
+                group.engine.drive()
+            if averaging.work.done:
+                self._finish(group)
+        if len(self._rows) >= self._every:
+            self._begin(group)
+
+    def start(self, step: int = -1) -> None:
+        """Begin the first window of hvdkit's own series, after this step; else it begins with the first log()."""
+        self._enter()
+        self._since, self._samples = (time.monotonic(), step, COUNTER.now()), 0.0
+
+    def flush(self) -> None:
+        """Average what was logged, and hand it to the writers; collective."""
+        group = self._enter()
+        self._begin(group)
+        self._finish(group)
+
+    def close(self) -> None:
+        """Average and write all that is left; collective. Does nothing when it is closed, or after hvd.shutdown()."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if engine.is_initialized():
+                self.flush()
+        finally:
+            self._close_writers()
+
+    def __enter__(self) -> Tracker:
+        """See close()."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """See close(), and with an exception abandon()."""
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Write what was averaged, and close: not collective, for a training that has failed."""
+        self._closed = True
+        averaging = self._averaging
+        if averaging is not None and averaging.work.done and averaging.work.error is None:
+            self._hand_on(averaging)
+        self._close_writers()
+
+    def _close_writers(self) -> None:
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
+
+    def _enter(self) -> Group:
+        """The ranks that there are. In a new world, of other ranks, what the old one has not averaged is dropped."""
+        group: Group = global_process_set.group("Tracker.log()")
+        if group.engine is not self._engine:
+            self._engine = group.engine
+            self._rows, self._averaging, self._since = [], None, None
+        return group
+
+    def open(self) -> None:
+        """Open the writers on rank 0; collective. Raises on all ranks what is wrong there."""
+        self._enter()
+        error: Exception | None = None
+        if engine.runtime("track()").world.rank == 0:
+            try:
+                self._thread = WritingThread(open_writers(self._targets))
+            except Exception as problem:
+                error = problem
+        problem_text = broadcast_object("" if error is None else f"{type(error).__name__}: {error}", name="track")
+        if isinstance(error, (TrackError, MissingDependencyError)):
+            raise error
+        if problem_text:
+            raise TrackError(f"track(): rank 0 cannot write where it was asked to. {problem_text}") from error
+
+    def _begin(self, group: Group) -> None:
+        """Begin to average the rows; waits for those before, if they are not averaged yet."""
+        self._finish(group)
+        rows, self._rows = self._rows, []
+        window = self._end_window(rows)
+        transport = group.transport
+        packed = np.concatenate([pack_rows(rows), pack_window(window, transport.rank, transport.size)])
+        options = reduce_options(["float64"], Sum, 1.0, 1.0, "log()") + describe_rows(rows)
+        work = begin(group, "allreduce", "track", [("float64", packed.shape)], [Buffer(packed, "float64")], options)
+        self._averaging = _Averaging(rows, window, packed, work)
+
+    def _end_window(self, rows: list[Row]) -> Window | None:
+        if self._since is None or not rows:
+            return None
+        began, first, before = self._since
+        now, totals = time.monotonic(), COUNTER.now()
+        added = totals.since(before)
+        window = Window(rows[-1].step - first, now - began, self._samples, added)
+        self._since, self._samples = (now, rows[-1].step, totals), 0.0
+        return window
+
+    def _finish(self, group: Group) -> None:
+        """Wait for the averages that are under way, and hand them on."""
+        averaging, self._averaging = self._averaging, None
+        if averaging is None:
+            return
+        try:
+            group.engine.wait(averaging.work)
+        except RanksDisagreeError as error:
+            (_, keys), (_, steps), _ = describe_rows(averaging.rows)
+            raise type(error)(
+                f"Tracker.log(): the ranks did not log the same. {error} This rank has logged the keys "
+                f"{keys or 'none'} in {steps} steps. Log the same keys and steps on every rank, with samples=0 on one "
+                "that has no value."
+            ) from None
+        except HorovodInternalError:
+            self._rows = []
+            raise
+        self._hand_on(averaging)
+
+    def _hand_on(self, averaging: _Averaging) -> None:
+        if engine.is_initialized() and engine.runtime("log()").world.rank:
+            return
+        if self._thread is None:  # this rank is the first one since a change of the world
+            self._thread = _reopen(self._targets)
+        averages, rest = unpack_rows(averaging.rows, averaging.sums)
+        if averages:
+            averages[-1][1].update(own_series(averaging.window, rest))
+            self._thread.put(averages)
+
+
+def _read_step(step: int) -> int:
+    with contextlib.suppress(TypeError):
+        return operator.index(step)
+    raise TrackError(f"log(): step is {step!r}; it must be a whole number.")
+
+
+def _reopen(targets: Targets) -> WritingThread:
+    try:
+        return WritingThread(open_writers(targets))
+    except Exception as error:
+        logger.warning("track(): this rank is now rank 0, and cannot write: %s", error)
+        return WritingThread(())
+
+
+def track(
+    *,
+    tensorboard: Path | None = None,
+    wandb: str | Mapping[str, Any] | None = None,
+    mlflow: str | Mapping[str, Any] | None = None,
+    csv: Path | None = None,
+    every: int = 50,
+) -> Tracker:
+    """Have rank 0 write what the script logs, averaged over all ranks, and hvdkit's own series; collective.
+
+    tensorboard: a folder. csv: a file; it is appended to. wandb: a project, or the arguments of wandb.init(). mlflow: a
+    tracking URI, or a mapping of uri, experiment, run_name, run_id and tags. every: calls of log() for one allreduce.
+    Own series: hvdkit/step_ms, samples_per_s, exposed_ms, late_ms, late_rank, reduced_mb, efficiency.
+    Raises NotInitializedError before init(); on all ranks TrackError if there is nothing to write to or rank 0 cannot
+    write, and MissingDependencyError there for a package that is not installed.
+    """
+    runtime = engine.runtime("track()")
+    given = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "csv": csv}
+    config = runtime.config
+    hvdrun = config.launcher_channel if config.metrics_s and config.launcher_channel else None
+    targets = Targets(**given, hvdrun=hvdrun)  # type: ignore[arg-type]
+    targets.check()
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise TrackError(f"track(): every is {every!r}; it must be a whole number of at least 1.")
+    tracker = Tracker(targets, every)
+    tracker.open()
+    return tracker

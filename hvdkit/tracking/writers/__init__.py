@@ -1,0 +1,1 @@
+"""Writers: a file for each place that numbers go to."""

@@ -1,0 +1,43 @@
+"""A CSV file with a line for each value: step, key, value."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from hvdkit.errors import TrackError
+from hvdkit.tracking.rows import Averages
+
+_HEADER = ("step", "key", "value")
+
+
+class CsvFile:
+    """A Writer that appends to the file if it is there; lines are complete if the process is killed between two writes.
+
+    Raises OSError if the file cannot be written, TrackError if it is another one.
+    """
+
+    name = "csv"
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        place = Path(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self._file = place.open("a+", newline="", encoding="utf-8")
+        self._file.seek(0)
+        first = self._file.readline().strip()
+        if first and first != ",".join(_HEADER):
+            self._file.close()
+            raise TrackError(f"csv={str(place)!r} is another file, as it begins with {first[:40]!r}. Choose a new one.")
+        self._writer = csv.writer(self._file, lineterminator="\n")
+        if not first:
+            self._writer.writerow(_HEADER)
+            self._file.flush()
+
+    def write(self, rows: Sequence[Averages]) -> None:
+        self._writer.writerows((step, key, repr(value)) for step, values in rows for key, value in values.items())
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,61 @@
+"""The thread of rank 0 that writes, so that no step waits for a disk or a server."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+
+from hvdkit.log import logger
+from hvdkit.tracking.rows import Averages
+from hvdkit.tracking.targets import Writer
+
+_CLOSE_S = 60.0  # for a slow server
+
+
+class WritingThread:
+    """Hands rows to the writers, in order. A writer that fails is reported, and not called again."""
+
+    def __init__(self, writers: Sequence[Writer]) -> None:
+        self._writers = list(writers)
+        self._rows: queue.SimpleQueue[Sequence[Averages] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="hvdkit-track", daemon=True)
+        self._thread.start()
+
+    def put(self, rows: Sequence[Averages]) -> None:
+        """Have rows written; returns at once."""
+        self._rows.put(rows)
+
+    def close(self) -> None:
+        """Write all, and close the writers; returns after a minute if a place does not answer, with a warning."""
+        self._rows.put(None)
+        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            names = ", ".join(writer.name for writer in self._writers)
+            logger.warning("track(): %s did not take the last values within %g s.", names, _CLOSE_S)
+
+    def _run(self) -> None:
+        while (rows := self._rows.get()) is not None:
+            self._writers = [writer for writer in self._writers if _write(writer, rows)]
+        for writer in self._writers:
+            _close(writer)
+
+
+def _write(writer: Writer, rows: Sequence[Averages]) -> bool:
+    """Write, or report why that cannot be done."""
+    try:
+        writer.write(rows)
+    except Exception as error:
+        logger.warning(
+            "track(): %s cannot be written, so it lacks the values from step %d on; training goes on. %s: %s",
+            *(writer.name, rows[0][0], type(error).__name__, error),
+        )
+        return False
+    return True
+
+
+def _close(writer: Writer) -> None:
+    try:
+        writer.close()
+    except Exception as error:
+        logger.warning("track(): %s was not closed. %s: %s", writer.name, type(error).__name__, error)

@@ -1,0 +1,296 @@
+"""hvd.track() and hvd.progress(): averages over ranks, hvdkit's own series, places to write to, and errors."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from ranks import run_ranks
+from torch.utils.data import DataLoader, TensorDataset
+from torch_world import joined
+
+import hvdkit.torch as hvd
+from hvdkit.errors import HvdkitError, MissingDependencyError, TrackError
+from hvdkit.launcher_channel import Totals
+from hvdkit.tracking import progress as showing
+from hvdkit.tracking.own_series import SERIES, Window, own_series, pack_window
+from hvdkit.tracking.rows import Averages, make_row, pack_rows, unpack_rows
+from hvdkit.tracking.writing_thread import WritingThread
+
+Value = tuple[int, str, float]
+
+
+def read_csv(path: Path) -> list[Value]:
+    with path.open(newline="") as file:
+        return [(int(line["step"]), line["key"], float(line["value"])) for line in csv.DictReader(file)]
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if values.size else math.nan
+
+
+def test_averages_are_those_of_all_samples_together() -> None:
+    drawn = np.random.default_rng(0)
+    counts = [3, 0, 5]
+    losses = [drawn.normal(size=(4, count)) for count in counts]  # rank -> step, sample
+    rows = [
+        [make_row({"loss": _mean(each), "b": 2}, step, len(each)) for step, each in enumerate(of_rank)]
+        for of_rank in losses
+    ]
+    sums = np.sum([pack_rows(of_rank) for of_rank in rows], axis=0)
+    found, rest = unpack_rows(rows[0], np.append(sums, 7.0))
+    assert rest.tolist() == [7.0]
+    for step, values in found:
+        together = np.concatenate([of_rank[step] for of_rank in losses])
+        assert values == {"b": pytest.approx(2), "loss": pytest.approx(together.mean())}
+    none, _ = unpack_rows([make_row({"loss": 1.0}, 0, 0)], np.zeros(2))
+    assert math.isnan(none[0][1]["loss"])
+
+
+def test_the_rank_that_waits_least_is_the_one_that_the_others_wait_for() -> None:
+    windows = [Window(10, 2.0, 160, Totals(10, waited, 4_000_000, 0)) for waited in (0.5, 0.1, 0.9)]
+    sums = np.sum([pack_window(window, rank, 3) for rank, window in enumerate(windows)], axis=0)
+    found = {name.removeprefix("hvdkit/"): value for name, value in own_series(windows[0], sums).items()}
+    assert found == pytest.approx(
+        {
+            "step_ms": 200,
+            "samples_per_s": 240,
+            "exposed_ms": 10,
+            "late_ms": (40 + 80) / 2,
+            "late_rank": 1,
+            "reduced_mb": 0.4,
+            "efficiency": 1 - 0.05 / 0.2,
+        }
+    )
+    assert set(found) == set(SERIES)
+    on_a_gpu = Window(10, 2.0, 160, Totals(10, math.nan, 4_000_000, 0))
+    assert set(own_series(on_a_gpu, pack_window(on_a_gpu, 0, 1))) == {
+        *("hvdkit/step_ms", "hvdkit/samples_per_s", "hvdkit/reduced_mb")
+    }
+    assert own_series(None, sums) == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "samples", "message"),
+    [
+        ({float("nan"): 1.0}, 1, "the key nan is not a name"),
+        ({" ": 1.0}, 1, "the key ' ' is not a name"),
+        ({"hvdkit/step_ms": 1.0}, 1, "as hvdkit's own series do"),
+        ({"loss": torch.ones(3)}, 1, r"'loss' is a Tensor of shape \(3,\), not one number"),
+        ({"loss": "0.5"}, 1, "'loss' is a str, not one number"),
+        ({"loss": None}, 1, "'loss' is a NoneType"),
+        ({"loss": 1.0}, -1, "samples is -1"),
+        ({"loss": 1.0}, math.inf, "samples is inf"),
+        ({"loss": 1.0}, "3", "samples is '3'"),
+    ],
+)
+def test_what_cannot_be_averaged_is_refused(values: dict[Any, Any], samples: Any, message: str) -> None:
+    with pytest.raises(TrackError, match=message):
+        make_row(values, 0, samples)
+
+
+def _train(folder: str) -> tuple[list[str], list[float]]:
+    """Log a training of 25 steps, and what goes wrong; returns errors, and the losses times samples of this rank."""
+    torch.set_num_threads(1)
+    errors, mine, place = [], [], Path(folder)
+    with joined():
+        rank = hvd.rank()
+        model = torch.nn.Linear(4, 1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+        samples = [2, 0, 5][rank]
+        with hvd.track(csv=place / "run.csv", tensorboard=place / "board", every=10) as tracker:
+            for _ in range(25):
+                optimizer.zero_grad()
+                loss = (model(torch.full((max(samples, 1), 4), float(rank))) - 1).square().mean()
+                loss.backward()
+                optimizer.step()
+                tracker.log({"loss": loss if samples else math.nan}, samples=samples)
+                mine.append(float(loss) * samples)
+        for problem in (
+            lambda: hvd.track(csv=place),
+            lambda: hvd.track(csv=place / "other.txt"),
+            lambda: hvd.track(),
+            lambda: hvd.track(csv="", every=1),
+            lambda: hvd.track(csv="x", every=0),
+            lambda: tracker.log({"loss": 1.0}),
+            lambda: _log_different({"loss": 1.0, "accuracy": 1.0} if rank == 1 else {"loss": 1.0}, 0),
+            lambda: _log_different({"loss": 1.0}, rank),
+            lambda: hvd.progress(iter([1])),
+        ):
+            with pytest.raises(HvdkitError) as seen:
+                problem()
+            errors.append(f"{type(seen.value).__name__}: {seen.value}")
+        loader: DataLoader[Any] = DataLoader(TensorDataset(torch.arange(7)), batch_size=2)
+        stream = io.StringIO()
+        assert [len(batch) for (batch,) in hvd.progress(loader, label="epoch 1", stream=stream)] == [2, 2, 2, 1]
+        errors.append(stream.getvalue())
+    return errors, mine
+
+
+def _log_different(values: dict[str, float], step: int) -> None:
+    with hvd.track(csv="different.csv") as tracker:
+        tracker.log(values, step=step)
+
+
+@pytest.mark.ranks
+def test_what_ranks_log_is_averaged_and_what_is_wrong_is_told_on_all_of_them(tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("epoch,loss\n")
+    ranks = run_ranks(3, _train_in, str(tmp_path))
+    losses = np.sum([mine for _, mine in ranks], axis=0) / 7
+    written = read_csv(tmp_path / "run.csv")
+    logged = [value for _, key, value in written if key == "loss"]
+    assert [step for step, key, _ in written if key == "loss"] == list(range(25))
+    assert logged == pytest.approx(losses.tolist())
+    own = [(step, key.removeprefix("hvdkit/")) for step, key, _ in written if key != "loss"]
+    assert [step for step, key in own if key == "step_ms"] == [9, 19, 24]
+    assert read_events(tmp_path / "board") == [
+        (step, key, pytest.approx(value, rel=1e-6)) for step, key, value in written
+    ]
+    for errors, _ in ranks:
+        for error, expected in zip(
+            errors,
+            (
+                "TrackError: track(): rank 0 cannot write where it was asked to. IsADirectoryError",
+                "is another file, as it begins with 'epoch,loss'",
+                "TrackError: track() was told no place to write to",
+                "TrackError: track(): csv is ''; it must be a path",
+                "TrackError: track(): every is 0",
+                "TrackError: log(): the tracker is closed",
+                "RanksDisagreeError: Tracker.log(): the ranks did not log the same",
+                "the ranks disagree about the logged steps",
+                "TrackError: progress(): a list_iterator has no length",
+            ),
+            strict=False,
+        ):
+            assert expected in error
+    shown = [errors[-1] for errors, _ in ranks]
+    assert shown[1:] == ["", ""] and shown[0].startswith("epoch 1: 4 of 4 (100 %), ") and "samples/s" in shown[0]
+
+
+def _train_in(folder: str) -> tuple[list[str], list[float]]:
+    import os
+
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        return _train(folder)
+    finally:
+        os.chdir(before)
+
+
+def _fit(path: str) -> list[str]:
+    import keras
+
+    import hvdkit.keras as hvd_keras
+
+    hvd_keras.init()
+    inputs = np.arange(40, dtype="float32").reshape(40, 1) / 40
+    mine = slice(0, 24) if hvd_keras.rank() == 0 else slice(24, 40)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile(keras.optimizers.SGD(0.0), "mse", metrics=["mae"])
+    callback = hvd_keras.callbacks.TrackCallback(csv=path)
+    model.fit(
+        inputs[mine],
+        np.zeros((40, 1))[mine],
+        batch_size=8,
+        epochs=2,
+        validation_data=(inputs[:2], np.zeros((2, 1))),
+        callbacks=[callback],
+        verbose=0,
+    )
+    hvd_keras.shutdown()
+    return [str(one) for one in model.metrics_names]
+
+
+@pytest.mark.ranks
+@pytest.mark.keras("torch")
+def test_keras_epochs_are_averaged_over_all_samples(tmp_path: Path) -> None:
+    pytest.importorskip("keras")
+    run_ranks(2, _fit, str(tmp_path / "fit.csv"), backend="torch")
+    written = {(step, key): value for step, key, value in read_csv(tmp_path / "fit.csv")}
+    inputs = np.arange(40) / 40
+    for epoch in range(2):
+        assert written[epoch, "loss"] == pytest.approx((inputs**2).mean(), rel=1e-5)
+        assert written[epoch, "mae"] == pytest.approx(inputs.mean(), rel=1e-5)
+        assert written[epoch, "val_mae"] == pytest.approx(1 / 80, rel=1e-5)
+        seconds = written[epoch, "hvdkit/step_ms"] / 1e3
+        assert written[epoch, "hvdkit/samples_per_s"] * seconds == pytest.approx(40)
+
+
+def read_events(folder: Path) -> list[Any]:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    (file,) = folder.iterdir()
+    return [
+        (event.step, value.tag, value.tensor.float_val[0] if value.tensor.float_val else value.simple_value)
+        for event in EventFileLoader(str(file)).Load()
+        for value in event.summary.value
+    ]
+
+
+class Failing:
+    """A writer whose place is gone after the first rows."""
+
+    name = "failing"
+
+    def __init__(self) -> None:
+        self.rows: list[Averages] = []
+
+    def write(self, rows: Sequence[Averages]) -> None:
+        if self.rows:
+            raise OSError("no space left")
+        self.rows += rows
+
+    def close(self) -> None:
+        raise AssertionError("a writer that has failed is not called again")
+
+
+def test_a_place_that_fails_is_told_of_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    writer = Failing()
+    thread = WritingThread([writer])
+    for step in range(3):
+        thread.put([(step, {"loss": 1.0})])
+    thread.close()
+    assert writer.rows == [(0, {"loss": 1.0})]
+    assert caplog.text.count("failing cannot be written, so it lacks the values from step 1 on") == 1
+    assert not [one for one in threading.enumerate() if one.name == "hvdkit-track" and one.is_alive()]
+
+
+@pytest.mark.parametrize(("module", "argument"), [("wandb", "project"), ("mlflow", "sqlite:///x.db")])
+def test_a_package_that_is_missing_is_named(module: str, argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    from hvdkit.tracking.targets import Targets, open_writers
+
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingDependencyError, match=rf"pip install 'hvdkit\[{module}\]'"):
+        open_writers(Targets(**{module: argument}))
+
+
+def test_the_rate_is_that_of_all_ranks_and_the_time_left_that_of_the_rest() -> None:
+    assert showing.describe(25, 100, 50.0, 12_800) == "64 samples/s, 0:02:30 left"
+    assert showing.describe(25, 100, 50.0, math.nan) == "0 batches/s, 0:02:30 left"
+    assert showing.describe(0, 100, 0.0, 1.0) == ""
+
+
+def test_a_bar_is_drawn_on_a_terminal_only() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        view = showing.open_view(stream, "train", 4)
+        view.show(2, "10 samples/s")
+        view.close()
+    assert "\x1b" in terminal.getvalue() and "2/4" in terminal.getvalue()
+    assert file.getvalue() == "train: 2 of 4 (50 %), 10 samples/s\n"
