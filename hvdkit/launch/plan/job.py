@@ -88,7 +88,7 @@ def plan_ranks(ranks: int | None, hosts: tuple[Host, ...], cores: Mapping[str, i
     total = total_slots(hosts, cores) if hosts else None
     if ranks is None:
         if total is None:
-            raise LaunchError("The number of ranks is missing. Set it with -np, like: hvdrun -np 2 python train.py")
+            raise LaunchError("The number of ranks is missing. Set it with -np, like: hvdrun -np 2 train.py")
         return total
     if ranks < 1:
         raise LaunchError(f"-np {ranks} is not a number of ranks; it must be 1 or more.")
