@@ -165,7 +165,30 @@ def test_a_placement_group_that_is_given_is_used_and_kept(cluster: Any) -> None:
         assert [(rank["total"], rank["variable"]) for rank in ranks] == [(3.0, "1")] * 2
         assert placement_group_table(group)["state"] == "CREATED"
         remove_placement_group(group)
-        assert ray.is_initialized()
+
+
+def test_inside_a_task_its_placement_group_is_used(cluster: Any) -> None:
+    import ray
+    from ray.util import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    def task() -> list[str]:
+        import ray
+
+        from hvdkit.ray import run
+
+        def find_group() -> str:
+            context = ray.get_runtime_context()
+            return str(context.get_placement_group_id())
+
+        return [str(ray.get_runtime_context().get_placement_group_id()), *run(find_group, num_workers=1)]
+
+    with nothing_left():
+        group = placement_group([{"CPU": 1}, {"CPU": 1}])
+        inside = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+        groups = ray.get(ray.remote(task).options(scheduling_strategy=inside).remote())
+        assert groups == [group.id.hex()] * 2
+        remove_placement_group(group)
 
 
 class Training:
