@@ -152,7 +152,6 @@ def test_workers_for_which_there_is_no_room_are_an_error_in_time(cluster: Any) -
 
 
 def test_a_placement_group_that_is_given_is_used_and_kept(cluster: Any) -> None:
-    import ray
     from ray.util import placement_group, placement_group_table, remove_placement_group
 
     from hvdkit.ray import run
