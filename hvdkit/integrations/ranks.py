@@ -8,6 +8,7 @@ The ranks communicate over Gloo, and over shared memory inside a host. MPI is no
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdkit.engine import runtime as engine
-from hvdkit.errors import HorovodInternalError, LaunchError
+from hvdkit.errors import HorovodInternalError, HvdkitError, LaunchError
 from hvdkit.launch.plan.environment import find_launcher_variables, plan_rank_variables
 from hvdkit.startup import begin
 from hvdkit.transport.gloo.backend import JOB_SECRET
@@ -167,7 +168,7 @@ def enter_rank(variables: Mapping[str, str]) -> None:
     Variables of other launchers, which this process has inherited, are removed. If hvdkit is initialized, for ranks
     that were there before, it is shut down; not collective.
     """
-    engine.shutdown(idle=False)
+    _leave()
     for name in {*find_launcher_variables(os.environ), *filter(_REMOVED.fullmatch, os.environ)}:
         del os.environ[name]
     os.environ.update(variables)
@@ -191,11 +192,16 @@ def call_function(
         value = fn(*args, **(kwargs or {}))
     except BaseException as error:
         text = traceback.format_exc()
-        engine.shutdown(idle=False)
+        _leave()
         return Outcome(error=_make_portable(error, dumps), traceback=text)
     if last:
-        engine.shutdown(idle=False)
+        _leave()
     return Outcome(value)
+
+
+def _leave() -> None:
+    with contextlib.suppress(HvdkitError):  # of ranks that are gone already
+        engine.shutdown(idle=False)
 
 
 def _make_portable(error: BaseException, dumps: Callable[[BaseException], bytes]) -> BaseException:

@@ -42,6 +42,7 @@ class Rank:
         self._index = index
         self._store: Store | None = None
         self._executable: Any = None
+        self._gpus = tuple(ray.get_runtime_context().get_accelerator_ids().get("GPU", ()))
 
     def arrive(self) -> Arrival:
         """Offer a store, and describe this worker."""
@@ -49,10 +50,8 @@ class Rank:
 
     def _offer(self) -> Offer:
         self._store = offer_store()
-        context = ray.get_runtime_context()
-        gpus = context.get_accelerator_ids().get("GPU", [])
-        address = ray.util.get_node_ip_address()
-        return Offer(self._index, context.get_node_id(), address, self._store.port, tuple(gpus))
+        node, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+        return Offer(self._index, node, address, self._store.port, self._gpus)
 
     def enter(self, variables: Mapping[str, str]) -> None:
         """Make this process a rank; only rank 0 keeps its store."""

@@ -14,7 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hvdkit.errors import HorovodInternalError, LaunchError, RankLostError
+from hvdkit.errors import (
+    DuplicateNameError,
+    HorovodInternalError,
+    LaunchError,
+    RankLostError,
+    RanksDisagreeError,
+)
 from hvdkit.integrations.ranks import assign_ranks, new_secret, plan_variables
 from hvdkit.log import logger
 from hvdkit.optional_import import optional_import
@@ -177,6 +183,8 @@ class ElasticWorkers:
         try:
             worker.value, worker.finished = ray.get(ref), True
         except (ray.exceptions.RayActorError, HorovodInternalError) as error:
+            if isinstance(error, (RanksDisagreeError, DuplicateNameError)):
+                raise  # as it would in the next world
             if not is_death(error) and not isinstance(error, HorovodInternalError):
                 raise  # an actor that the function has used
             self._lose(worker, error)
@@ -188,6 +196,8 @@ class ElasticWorkers:
         logger.warning("%s", self._why)
         self._end(worker)
         if all(each.finished for each in self._members):
+            if not is_death(error):
+                raise error
             raise RankLostError(
                 f"Rank {worker.rank} is lost, and no rank is left that could go on from the last commit: "
                 f"{first_line(error)}"

@@ -83,7 +83,10 @@ class Workers:
             f"process {arrivals[rank.index].pid} on node {arrivals[rank.index].offer.address}" for rank in ranks
         ]
         entered = [actor.enter.remote(own) for actor, own in zip(self.actors, variables, strict=True)]
-        self.collect(entered, timeout_s=self._settings.timeout_s)
+        try:
+            ray.get(entered, timeout=self._settings.timeout_s)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            raise LaunchError(f"The workers have not become ranks: {first_line(error)}") from error
 
     def _check_hosts(self, local_sizes: Sequence[int]) -> None:
         each = self._demand.workers // self._demand.hosts if self._demand.hosts else 0
@@ -94,15 +97,15 @@ class Workers:
                 "bundle a host (STRICT_SPREAD), or use_current_placement_group=False."
             )
 
-    def collect(self, refs: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
+    def collect(self, refs: Sequence[Any]) -> list[Any]:
         """What the ranks return, by rank. refs: one of each rank, in their order.
 
         If one fails, the others have some seconds to end. If all actors live and have ended they become the ranks of a
-        new world; else all are ended. Then raises RankLostError that names an actor that has died, or what a function
-        has raised, or HorovodInternalError after `timeout_s`.
+        new world; else all are ended. Then raises RankLostError that names the actors that have died, or what a
+        function has raised.
         """
         pending, failures = list(refs), dict[int, Exception]()
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None
         while pending:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             done, pending = ray.wait(pending, num_returns=1, timeout=left)
@@ -112,33 +115,30 @@ class Workers:
                 ray.get(done[0])
             except Exception as error:  # whatever the function raises
                 failures[refs.index(done[0])] = error
-                deadline = min(deadline or float("inf"), time.monotonic() + _GRACE_S)
-        if failures or pending:
-            self._raise(failures, [refs.index(ref) for ref in pending], timeout_s)
+                deadline = deadline or time.monotonic() + _GRACE_S
+        if failures:
+            self._raise(failures, all_ended=not pending)
         return list(ray.get(list(refs)))
 
-    def _raise(self, failures: Mapping[int, Exception], pending: Sequence[int], timeout_s: float | None) -> NoReturn:
+    def _raise(self, failures: Mapping[int, Exception], *, all_ended: bool) -> NoReturn:
         died = {rank: error for rank, error in failures.items() if is_death(error)}
         own = {rank: error for rank, error in failures.items() if not isinstance(error, HorovodInternalError)}
         places = list(self._places)
-        if died or pending:
+        if died or not all_ended:
             self.close()
         else:
             try:
                 self.connect()
-            except LaunchError:  # what the function raised says more
+            except Exception:  # what the function raised says more
                 self.close()
         if died:
-            rank, error = next(iter(died.items()))
+            error = next(iter(died.values()))
+            which = " and ".join(f"rank {rank} ({places[rank]})" for rank in died)
             raise RankLostError(
-                f"Rank {rank} ({places[rank]}) has died: {first_line(error)} All {len(places)} workers have been "
-                "ended. See its log for the cause (`ray logs`)."
+                f"{which[0].upper()}{which[1:]} died: {first_line(error)} All {len(places)} workers have been ended. See "
+                "its log for the cause (`ray logs`)."
             ) from error
-        if failures:
-            raise next(iter((own or failures).values()))
-        raise HorovodInternalError(
-            f"Ranks {', '.join(map(str, pending))} have not answered within {timeout_s:g} s; all workers are ended."
-        )
+        raise next(iter((own or failures).values()))
 
     def close(self) -> None:
         """End all actors, and remove the placement group if it was made for them; harmless if done before."""
