@@ -135,7 +135,7 @@ class Workers:
             error = next(iter(died.values()))
             which = " and ".join(f"rank {rank} ({places[rank]})" for rank in died)
             raise RankLostError(
-                f"{which[0].upper()}{which[1:]} died: {first_line(error)} All {len(places)} workers have been ended. See "
+                f"{which[0].upper()}{which[1:]} died: {first_line(error)} All {len(places)} workers are ended. See "
                 "its log for the cause (`ray logs`)."
             ) from error
         raise next(iter((own or failures).values()))
