@@ -27,6 +27,7 @@ def describe(factor: int = 1) -> dict[str, Any]:
         "place": [int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")],
         "pid": os.getpid(),
         "variable": os.environ.get("OF_THE_TEST"),
+        "in_main_thread": threading.current_thread() is threading.main_thread(),  # only that may set signal handlers
     }
 
 
@@ -105,7 +106,6 @@ def train_elastic(folder: str, several_hosts: bool) -> dict[str, Any]:
         "steps": state.step,
         "sums": state.sum.tolist(),
         "expected": state.expected,
-        "in_main_thread": threading.current_thread() is threading.main_thread(),  # only that may set signal handlers
         "pid": os.getpid(),
         "transport": runtime.runtime("train").transport.name,
     }

@@ -16,8 +16,8 @@ from hvdkit.optional_import import optional_import
 
 ray = optional_import("ray", "ray")
 
-#: Methods of ElasticRank that are called while its function runs are in this concurrency group; the function itself
-#: runs in the main thread.
+#: Methods of ElasticRank that are called while its function runs are in this concurrency group. Ray runs the function
+#: itself in a thread beside the main one then.
 CONTROL = "control"
 #: The arrival that is waited for, and beside it one notification or place.
 CONCURRENCY_GROUPS = {CONTROL: 2}
@@ -74,7 +74,7 @@ class Rank:
 class ElasticRank(Rank):
     """A worker of ElasticRayExecutor. It is the Places of its process.
 
-    Its function runs in the main thread. The methods for the driver, next_arrival() and those behind it, run beside it.
+    The methods for the driver, next_arrival() and those behind it, run beside its function.
     """
 
     def __init__(self, index: int) -> None:

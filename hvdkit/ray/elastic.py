@@ -245,7 +245,8 @@ class ElasticWorkers:
             worker.rank, worker.arrival = place.rank, None
             worker.arriving = worker.actor.next_arrival.options(concurrency_group=CONTROL).remote()
         if self._worlds:
-            logger.warning("continuing with %d ranks from the last commit: %s", len(chosen), self._why.rstrip("."))
+            size = f"{len(chosen)} rank{'s' * (len(chosen) != 1)}"
+            logger.warning("continuing with %s from the last commit: %s", size, self._why.rstrip("."))
         self._members = chosen
         self._candidates = [worker for worker in self._candidates if worker.rank < 0]
         self._worlds += 1

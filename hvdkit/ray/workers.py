@@ -19,6 +19,7 @@ scheduling = optional_import("ray.util.scheduling_strategies", "ray")
 
 #: For the other ranks to end after one has failed, by themselves.
 _GRACE_S = 10.0
+_LONGEST = 600  # characters of an error of Ray's in one of ours
 
 
 class Workers:
@@ -159,4 +160,4 @@ def is_death(error: Exception) -> bool:
 
 def first_line(error: Exception) -> str:
     """An error of Ray's in one line."""
-    return " ".join(str(error).split())[:400]
+    return " ".join(str(error).split()).partition(" Some common causes")[0][:_LONGEST]
