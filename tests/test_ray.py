@@ -207,6 +207,13 @@ class Training:
         except BaseException as error:
             self._error = error
 
+    def __enter__(self) -> Training:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        (self.folder / "stop").touch()  # a test that has failed leaves the cluster to others
+        self._thread.join(_WAIT_S)
+
     def steps(self) -> list[tuple[int, int, int, int]]:
         """(step, size, rank, pid) of each step of each rank so far."""
         path = self.folder / "steps"

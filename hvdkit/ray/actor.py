@@ -74,7 +74,7 @@ class Rank:
 class ElasticRank(Rank):
     """A worker of ElasticRayExecutor. It is the Places of its process.
 
-    The methods for the driver, next_arrival() and those behind it, run beside its function.
+    The methods for the driver, answer() and those behind it, run beside its function.
     """
 
     def __init__(self, index: int) -> None:
@@ -94,6 +94,9 @@ class ElasticRank(Rank):
             with self._changed:
                 self._over = True
                 self._changed.notify_all()
+
+    def answer(self) -> None:
+        """Show that this worker lives."""
 
     def next_arrival(self) -> Arrival | None:
         """Wait until this worker waits for its place; None when its function has ended."""

@@ -36,6 +36,8 @@ _LOOK_S = 1.0
 _SETTLED_S = 5.0
 #: Workers that die in a row before they are ranks, and worlds in a row that end without a change of workers.
 _ATTEMPTS = 3
+#: For workers that wait for their places to answer.
+_ANSWER_S = 10.0
 
 
 @dataclass
@@ -121,7 +123,9 @@ class ElasticWorkers:
                 if self._members and all(worker.finished for worker in self._members):
                     return [worker.value for worker in sorted(self._members, key=lambda worker: worker.rank)]
                 if self._is_due():
-                    self._begin_world(call)
+                    chosen = choose_members(self._members, self._candidates, self._most())
+                    if self._all_live(chosen):
+                        self._begin_world(chosen, call)
                 elif self._deadline is not None and time.monotonic() > self._deadline:
                     self._give_up()
                 self._fill()
@@ -154,20 +158,24 @@ class ElasticWorkers:
         try:
             worker.arrival = ray.get(ref)
         except ray.exceptions.RayActorError as error:
-            self._candidates.remove(worker)
-            self._failed += 1
-            logger.warning("a worker has died before it was a rank: %s", first_line(error))
-            if self._failed >= _ATTEMPTS and len(self._members) + len(self._candidates) < self._settings.min_workers:
-                raise LaunchError(
-                    f"{self._failed} workers in a row have died before they were ranks, and "
-                    f"{self._settings.min_workers} are needed. The last one: {first_line(error)}"
-                ) from error
+            self._drop(worker, error)
             return
         self._failed, self._last_came_s, self._changed = 0, time.monotonic(), True
         first = next((each for each in self._members if each.rank == 0), None)
         if first is not None and not self._announced and len(self._members) < self._most():
             self._announced = True
             first.actor.announce.options(concurrency_group=CONTROL).remote(time.time())
+
+    def _drop(self, worker: Worker, error: Exception) -> None:
+        """A candidate has died."""
+        self._candidates.remove(worker)
+        self._failed += 1
+        logger.warning("a worker has died before it was a rank: %s", first_line(error))
+        if self._failed >= _ATTEMPTS and len(self._members) + len(self._candidates) < self._settings.min_workers:
+            raise LaunchError(
+                f"{self._failed} workers in a row have died before they were ranks, and {self._settings.min_workers} are "
+                f"needed. The last one: {first_line(error)}"
+            ) from error
 
     def _take_arrival(self, worker: Worker) -> None:
         ref, worker.arriving = worker.arriving, None
@@ -227,8 +235,24 @@ class ElasticWorkers:
         late = now - self._last_came_s > _SETTLED_S or (self._deadline is not None and now > self._deadline)
         return bool(self._members) or size == most or late
 
-    def _begin_world(self, call: Callable[[Any], Any]) -> None:
-        chosen = choose_members(self._members, self._candidates, self._most())
+    def _all_live(self, chosen: list[Worker]) -> bool:
+        """Ask all of them, as a node that dies takes several with it; note those that have died."""
+        refs = [worker.actor.answer.options(concurrency_group=CONTROL).remote() for worker in chosen]
+        _, silent = ray.wait(refs, num_returns=len(refs), timeout=_ANSWER_S)
+        live = not silent
+        for worker, ref in zip(chosen, refs, strict=True):
+            try:
+                if ref not in silent:
+                    ray.get(ref)
+            except ray.exceptions.RayActorError as error:
+                live = False
+                if worker in self._members:
+                    self._lose(worker, error)
+                else:
+                    self._drop(worker, error)
+        return live
+
+    def _begin_world(self, chosen: list[Worker], call: Callable[[Any], Any]) -> None:
         self._check_progress(chosen)
         offers = [worker.arrival.offer for worker in chosen if worker.arrival is not None]
         ranks = assign_ranks(offers)
