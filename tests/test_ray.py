@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -250,21 +251,20 @@ def test_an_elastic_job_goes_on_when_an_actor_and_a_node_die_and_takes_in_new_on
     with nothing_left() as pids:
         executor = ElasticRayExecutor(ElasticRayExecutor.create_settings(min_num_proc=2, max_num_proc=3))
         executor.start()
-        training = Training(
-            tmp_path, lambda: executor.run(lambda: ray_functions.train_elastic(str(tmp_path), several_hosts))
-        )
-        at = training.reach(3)
-        first = {rank: pid for _, _, rank, pid in training.steps()}
-        os.kill(first[1], signal.SIGKILL)
-        at = training.reach(3, at)  # the replacement is there
-        assert first[1] not in {pid for _, _, _, pid in training.steps()[at - 9 :]}
-        other = next(node for node in cluster.worker_nodes if raylet_of(node) != parent_of(first[0]))
-        cluster.remove_node(other, allow_graceful=False)
-        at = training.reach(2, at)
-        cluster.add_node(num_cpus=2)
-        training.reach(3, at)
-        results = training.end()
-        pids.update(pid for _, _, _, pid in training.steps())
+        call = functools.partial(ray_functions.train_elastic, str(tmp_path), several_hosts)
+        with Training(tmp_path, lambda: executor.run(call)) as training:
+            at = training.reach(3)
+            first = {rank: pid for _, _, rank, pid in training.steps()}
+            os.kill(first[1], signal.SIGKILL)
+            at = training.reach(3, at)  # the replacement is there
+            assert first[1] not in {pid for _, _, _, pid in training.steps()[at - 9 :]}
+            other = next(node for node in cluster.worker_nodes if raylet_of(node) != parent_of(first[0]))
+            cluster.remove_node(other, allow_graceful=False)
+            at = training.reach(2, at)
+            cluster.add_node(num_cpus=2)
+            training.reach(3, at)
+            results = training.end()
+            pids.update(pid for _, _, _, pid in training.steps())
     assert len(results) == 3 and len({result["steps"] for result in results}) == 1
     for result in results:
         assert result["sums"] == [result["expected"]] * 5, "a step was lost or counted twice"
@@ -276,15 +276,14 @@ def test_an_elastic_job_ends_with_an_error_when_nobody_has_the_commit(cluster: A
     from hvdkit.ray import run
 
     with nothing_left() as pids:
-        training = Training(
-            tmp_path,
-            lambda: run(ray_functions.train_elastic, [str(tmp_path), False], min_workers=1, max_workers=1),
-        )
-        training.reach(1)
-        pids.update(pid for _, _, _, pid in training.steps())
-        os.kill(next(iter(pids)), signal.SIGKILL)
-        with pytest.raises(RankLostError, match=r"Rank 0 is lost, and no rank is left"):
-            training.end()
+        arguments = [str(tmp_path), False]
+        job = functools.partial(run, ray_functions.train_elastic, arguments, min_workers=1, max_workers=1)
+        with Training(tmp_path, job) as training:
+            training.reach(1)
+            pids.update(pid for _, _, _, pid in training.steps())
+            os.kill(next(iter(pids)), signal.SIGKILL)
+            with pytest.raises(RankLostError, match=r"Rank 0 is lost, and no rank is left"):
+                training.end()
 
 
 def test_the_example_learns(cluster: Any) -> None:

@@ -173,8 +173,8 @@ class ElasticWorkers:
         logger.warning("a worker has died before it was a rank: %s", first_line(error))
         if self._failed >= _ATTEMPTS and len(self._members) + len(self._candidates) < self._settings.min_workers:
             raise LaunchError(
-                f"{self._failed} workers in a row have died before they were ranks, and {self._settings.min_workers} are "
-                f"needed. The last one: {first_line(error)}"
+                f"{self._failed} workers in a row have died before they were ranks, and "
+                f"{self._settings.min_workers} are needed. The last one: {first_line(error)}"
             ) from error
 
     def _take_arrival(self, worker: Worker) -> None:
@@ -239,18 +239,13 @@ class ElasticWorkers:
         """Ask all of them, as a node that dies takes several with it; note those that have died."""
         refs = [worker.actor.answer.options(concurrency_group=CONTROL).remote() for worker in chosen]
         _, silent = ray.wait(refs, num_returns=len(refs), timeout=_ANSWER_S)
-        live = not silent
-        for worker, ref in zip(chosen, refs, strict=True):
-            try:
-                if ref not in silent:
-                    ray.get(ref)
-            except ray.exceptions.RayActorError as error:
-                live = False
-                if worker in self._members:
-                    self._lose(worker, error)
-                else:
-                    self._drop(worker, error)
-        return live
+        answers = [(worker, _find_death(ref)) for worker, ref in zip(chosen, refs, strict=True) if ref not in silent]
+        for worker, error in answers:
+            if error is not None and worker in self._members:
+                self._lose(worker, error)
+            elif error is not None:
+                self._drop(worker, error)
+        return not silent and not any(error for _, error in answers)
 
     def _begin_world(self, chosen: list[Worker], call: Callable[[Any], Any]) -> None:
         self._check_progress(chosen)
@@ -322,3 +317,12 @@ class ElasticWorkers:
     def _end(self, worker: Worker) -> None:
         with contextlib.suppress(Exception):  # Ray itself may be down
             ray.kill(worker.actor)
+
+
+def _find_death(ref: Any) -> Exception | None:
+    """Why the actor that was to answer is dead; None if it has answered."""
+    try:
+        ray.get(ref)
+    except ray.exceptions.RayActorError as error:
+        return error  # type: ignore[no-any-return]
+    return None
