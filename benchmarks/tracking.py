@@ -18,8 +18,8 @@ import torch
 
 import hvdkit.torch as hvd
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.tools.bench.interleave import Turn, interleave
-from hvdkit.tools.bench.summary import summarise
+from hvdkit.tools.bench.report import summarise
+from hvdkit.tools.bench.timing import Turn, interleave
 
 _NOTHING, _ALLREDUCE, _TRACK = "nothing is logged", "an allreduce a step", "hvd.track()"
 _AIM = 1.02
