@@ -227,11 +227,14 @@ for step in range(100000):
 
 @pytest.mark.native("Horovod's core has no messages")
 @pytest.mark.slow
-@pytest.mark.parametrize(("rank", "how"), [(0, "kill"), (2, "kill"), (2, "end")])
-def test_a_lost_rank_ends_the_job(tmp_path: Path, rank: int, how: str) -> None:
+@pytest.mark.parametrize(
+    ("rank", "how", "network"), [(0, "kill", "auto"), (2, "kill", "auto"), (2, "end", "auto"), (0, "kill", "gloo")]
+)
+def test_a_lost_rank_ends_the_job(tmp_path: Path, rank: int, how: str, network: str) -> None:
     script = tmp_path / "victim.py"
     script.write_text(_VICTIM)
-    command = [sys.executable, "-m", "hvdkit.launch", "-np", "3", sys.executable, str(script), str(rank), how]
+    command = [sys.executable, "-m", "hvdkit.launch", "-np", "3", "--transport", network]
+    command += [sys.executable, str(script), str(rank), how]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env, check=False)
     assert done.returncode

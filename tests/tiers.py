@@ -65,7 +65,7 @@ _SLOW_OF_FILE = {
 }
 #: Files whose tests start jobs with a framework on each rank, by group: two cores run one job of a group at a time.
 _JOBS = {
-    "elastic jobs": "test_elastic_keras test_elastic_world test_lives test_preemption",
+    "elastic jobs": "test_asynchronous_elastic test_elastic_keras test_elastic_world test_lives test_preemption",
     "jobs": "test_wrap test_wrap_keras test_wrapped_examples test_migrate_run test_torch_scripts test_keras_example "
     "test_tensorflow_example test_horovodrun test_torchrun "
     "test_jax_distribution",
