@@ -21,8 +21,8 @@ def main(kind: str, victim: int, killed: Path) -> None:
     hvd.init()
     torch.manual_seed(1)
     model = torch.nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    optimizer = getattr(hvd, kind)(optimizer, model.named_parameters())
+    plain = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = getattr(hvd, kind)(plain, model.named_parameters())
     state = hvd.elastic.TorchState(model, optimizer, step=0)
 
     @hvd.elastic.run
