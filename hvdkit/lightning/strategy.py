@@ -10,10 +10,10 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import ParallelStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning_utilities.core.rank_zero import rank_zero_only
 
 from hvdkit.engine.basics import rank, size
 from hvdkit.engine.job_objects import broadcast_object
