@@ -28,6 +28,7 @@ MODULES = (
     "hvdkit.torch",
     "hvdkit.torch.elastic",
     "hvdkit.tensorflow",
+    "hvdkit.tensorflow.data",
     "hvdkit.tensorflow.elastic",
     "hvdkit.keras",
     "hvdkit.keras.callbacks",
