@@ -13,8 +13,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hvdkit.config import read_environment
 from hvdkit.handshake import ANSWER_BYTES, Challenge, Session, open_connection, receive_exactly
-from hvdkit.transport.addresses import LOOPBACK, address_of, list_addresses
+from hvdkit.transport.addresses import address_of, address_towards, list_addresses, read_interface
 
 _PURPOSE = b"tf.data service"
 _FRAME = b"J"
@@ -23,6 +24,7 @@ _HANDSHAKES = 64
 _CONNECT_S = 5.0
 _MARGIN_S = 10.0  # for an answer, beyond the time that the other side may wait
 _CLOSE_S = 5.0
+_ELSEWHERE = "192.0.2.1"  # of the range for examples (RFC 5737): nothing is sent to it
 _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
 
@@ -39,7 +41,7 @@ class ComputeService:
             if number < 1:
                 raise ValueError(f"{number} {name} are too few. There must be one or more.")
         self._workers_per_dispatcher, self._key = workers_per_dispatcher, key
-        self._own = [address_of(name) for name in nics] if nics else list_addresses(LOOPBACK)
+        self._own = [address_of(name) for name in nics] if nics else _list_own_addresses()
         self._addresses: list[str | None] = [None] * dispatchers
         self._workers: list[set[int]] = [set() for _ in range(dispatchers)]
         self._ended_dispatchers: set[int] = set()
@@ -263,6 +265,15 @@ class ComputeClient:
         except OSError as error:
             problems.append(f"{address} port {port}: {error}")
         return None
+
+
+def _list_own_addresses() -> list[str]:
+    """The addresses of this host: first that of the interface which hvdrun has chosen, else that of the default route.
+
+    Clients use the first that answers, and on this host all do, also those of a container engine.
+    """
+    interface = read_interface(read_environment())
+    return list_addresses(address_of(interface) if interface else address_towards(_ELSEWHERE))
 
 
 def receive_frame(connection: socket.socket, session: Session) -> dict[str, Any]:
