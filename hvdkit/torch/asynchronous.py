@@ -77,6 +77,6 @@ def AsynchronousOptimizer(
         strategy=strategy,
     )
     if strategy is not None:
-        warn_of_statistics(wrapped, "AsynchronousOptimizer")
+        warn_of_statistics(wrapped, "AsynchronousOptimizer", "Use")
     change_class(wrapped, AsynchronousWrapped, wrapped._parameter_names, {"_hvdkit_set": process_set})
     return wrapped

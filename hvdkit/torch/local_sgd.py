@@ -119,7 +119,10 @@ def _wrap(
     return wrapped
 
 
-def warn_of_statistics(optimizer: torch.optim.Optimizer, call: str) -> None:
+_MODEL = "Pass model=model, so that optimizer.synchronize_parameters() averages them, or use"
+
+
+def warn_of_statistics(optimizer: torch.optim.Optimizer, call: str, cure: str = _MODEL) -> None:
     """Warn where the optimizer trains a BatchNorm, whose running statistics are then each rank's own."""
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     # An optimizer does not know its modules.
@@ -129,8 +132,8 @@ def warn_of_statistics(optimizer: torch.optim.Optimizer, call: str) -> None:
         for layer in layers
     ):
         logger.warning(
-            "hvd.%s: the model has BatchNorm, whose running statistics are of each rank's own batches. Pass "
-            "model=model, so that optimizer.synchronize_parameters() averages them, or use layers without running "
-            "statistics (GroupNorm, LayerNorm).",
+            "hvd.%s: the model has BatchNorm, whose running statistics are of each rank's own batches. %s layers "
+            "without running statistics (GroupNorm, LayerNorm).",
             call,
+            cure,
         )
