@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import math
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -312,6 +314,28 @@ def on_init(enter: Callable[[], None]) -> None:
 def on_shutdown(leave: Callable[[], None]) -> None:
     """Have `leave` called at the beginning of every shutdown(); it may make collective calls."""
     _leaving.append(leave)
+
+
+def follow(objects: weakref.WeakSet[Any], *, enter: bool = True) -> None:
+    """Have close() of these objects called by every shutdown() and, with `enter`, enter() by every init().
+
+    In the order of their `number`, which the same object has on all ranks.
+    """
+
+    def close_all() -> None:
+        for each in sorted(objects, key=lambda each: each.number):
+            each.close()
+
+    def enter_all() -> None:
+        # One that only waits to be collected would be counted on some ranks and not on others, which wait for it then.
+        if objects:
+            gc.collect()
+        for each in sorted(objects, key=lambda each: each.number):
+            each.enter()
+
+    on_shutdown(close_all)
+    if enter:
+        on_init(enter_all)
 
 
 def _at_exit() -> None:

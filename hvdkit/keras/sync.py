@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -167,18 +166,4 @@ class GradientSync:
             self._driver.close()
 
 
-def _close_all() -> None:
-    for sync in sorted(_syncs, key=lambda sync: sync.number):
-        sync.close()
-
-
-def _enter_all() -> None:
-    # One that only waits to be collected would be counted on some ranks and not on others, which wait for it then.
-    if _syncs:
-        gc.collect()
-    for sync in sorted(_syncs, key=lambda sync: sync.number):
-        sync.enter()
-
-
-engine.on_shutdown(_close_all)
-engine.on_init(_enter_all)
+engine.follow(_syncs)

@@ -279,11 +279,4 @@ def _is_sparse(gradient: Any) -> bool:
 
 
 _syncs: weakref.WeakSet[GradientSync] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    for sync in sorted(_syncs, key=lambda sync: sync.number):
-        sync.close()
-
-
-engine.on_shutdown(_close_all)
+engine.follow(_syncs, enter=False)

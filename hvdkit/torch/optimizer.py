@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -228,20 +227,4 @@ def _make_step_for_scheduler(optimizer: torch.optim.Optimizer) -> Callable[..., 
 
 
 _syncs: weakref.WeakSet[GradientSync] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    for sync in sorted(_syncs, key=lambda sync: sync.number):
-        sync.close()
-
-
-def _enter_all() -> None:
-    # One that only waits to be collected would be counted on some ranks and not on others, which wait for it then.
-    if _syncs:
-        gc.collect()
-    for sync in sorted(_syncs, key=lambda sync: sync.number):
-        sync.enter()
-
-
-engine.on_shutdown(_close_all)
-engine.on_init(_enter_all)
+engine.follow(_syncs)
