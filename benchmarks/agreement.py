@@ -20,12 +20,11 @@ from hvdkit.config import Config
 from hvdkit.engine.named.negotiator import Negotiator
 from hvdkit.engine.named.operation import AllJoined, Announcement, Answer, Failed, Ready
 from hvdkit.engine.named.tree import FANOUT, HOLD_S
-from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.observe.stall import Stalls
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.plan import TensorSpec, describe_plan
 from hvdkit.tools.bench.report import show_time
-from hvdkit.transport.small_collectives import gather_ints
+from hvdkit.transport.small_collectives import allgather_object, gather_ints
 
 MOST = 8  # rounds, and messages, for each doubling of the ranks: init() gathers four times, at two messages each
 _NAMES = 50

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from nccl_checks import connect_group
 
 from hvdkit.errors import TransportError
-from hvdkit.transport.api import Transport
-from hvdkit.transport.arguments import check_alltoall, check_counts, check_root
+from hvdkit.transport.api import Transport, check_alltoall, check_counts, check_root
 from hvdkit.transport.arithmetic import NumpyArithmetic, check_reduction
 from hvdkit.transport.buckets import Buckets, BucketSpec, InPlaceSegment
 from hvdkit.transport.buffer import Buffer, Op, make_buffer

@@ -247,7 +247,7 @@ def test_a_rank_whose_own_exception_is_raised_inside_a_collective_ends_and_the_o
     code = (
         "import torch, hvdkit.torch as hvd\n"
         "from hvdkit.engine.groups import global_process_set\n"
-        "from hvdkit.engine.named.collective_step import collective_step\n"
+        "from hvdkit.engine.named.submit import collective_step\n"
         "hvd.init(); fails = hvd.rank() == 1\n"
         "state = hvd.elastic.TorchState(step=0)\n"
         "def act(transport, joined):\n"

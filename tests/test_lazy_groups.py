@@ -21,8 +21,8 @@ import hvdkit.torch as hvd
 from hvdkit.config import Config
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.basics import split_world
-from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.engine.named.engine import NamedEngine
+from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.engine.process_sets import ProcessSets
 from hvdkit.errors import HorovodInternalError

@@ -54,7 +54,7 @@ NOT_LISTENING = {
 #: What executes data, or could. By file: who has made the data.
 EXECUTING = {
     "engine/named/negotiator.py": "ranks of the job: by MPI, shared memory or connections that proved the job's secret",
-    "engine/objects.py": "the same",
+    "transport/small_collectives.py": "the same",
     "transport/between/hierarchical.py": "the same",
     "spark/job.py": "the driver, for its executors",
     "spark/rank.py": "the driver, for its ranks",

@@ -20,10 +20,10 @@ import hvdkit.torch as hvd
 from hvdkit.config import Config
 from hvdkit.engine.groups import global_process_set
 from hvdkit.engine.named import execution
-from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.engine.named.execution import Work
 from hvdkit.engine.named.operation import Announcement, Operation
 from hvdkit.engine.named.step_runner import StepRunner
+from hvdkit.engine.named.submit import collective_step
 from hvdkit.errors import ConfigError, HorovodInternalError, LocalFailureError
 from hvdkit.transport.api import Transport
 

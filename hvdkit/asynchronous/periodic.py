@@ -29,8 +29,7 @@ from hvdkit.asynchronous.outer import OuterSGD
 from hvdkit.asynchronous.parameter_values import ParameterValues, zeros_for
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.groups import Group
-from hvdkit.engine.named.collective_step import collective_step
-from hvdkit.engine.objects import allgather_object
+from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.plan import describe_plan
 from hvdkit.engine.planned.reducer import Statistics
@@ -39,6 +38,7 @@ from hvdkit.engine.strategy import Parameters, Strategy
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Array, as_buffer
+from hvdkit.transport.small_collectives import allgather_object
 
 
 @dataclass

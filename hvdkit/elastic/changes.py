@@ -9,10 +9,10 @@ from hvdkit.elastic.resizing import Resizing
 from hvdkit.elastic.restarts import Restarts
 from hvdkit.elastic.state import State
 from hvdkit.engine import runtime as engine
-from hvdkit.engine.objects import allgather_object
 from hvdkit.errors import HorovodInternalError
 from hvdkit.log import logger
 from hvdkit.transport.select import find_membership
+from hvdkit.transport.small_collectives import allgather_object
 
 
 class Changes(Protocol):

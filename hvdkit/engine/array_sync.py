@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 
 from hvdkit.engine.groups import Group
-from hvdkit.engine.named.collective_step import collective_step
+from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.planned.arrays import ArraySource, Targets
 from hvdkit.engine.planned.plan import Bucket, TensorSpec
 from hvdkit.engine.strategy import Parameters, Strategy

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from hvdkit.engine import objects
 from hvdkit.engine.groups import ProcessSet, global_process_set, group_of
-from hvdkit.engine.named.collective_step import collective_step
-from hvdkit.engine.named.submit import root_options
-from hvdkit.transport.small_collectives import broadcast_bytes, gather_bytes
+from hvdkit.engine.named.submit import collective_step, root_options
+from hvdkit.transport.small_collectives import broadcast_bytes, gather_bytes, pack, unpack
 
 T = TypeVar("T")
 
@@ -26,7 +24,7 @@ def broadcast_object(
     group = group_of(process_set, "broadcast_object()")
     options = root_options(process_set, root_rank, "broadcast_object()")
     root = (process_set.ranks or []).index(root_rank)
-    data = objects.pack(obj) if group.transport.rank == root else b""
+    data = pack(obj) if group.transport.rank == root else b""
     sent = collective_step(
         group.engine,
         "broadcast_object",
@@ -34,7 +32,7 @@ def broadcast_object(
         name=name or "",
         options=options,
     )
-    return obj if group.transport.rank == root else objects.unpack(sent)
+    return obj if group.transport.rank == root else unpack(sent)
 
 
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
@@ -45,8 +43,8 @@ def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = 
     or has left.
     """
     group = group_of(process_set, "allgather_object()")
-    data = objects.pack(obj)
+    data = pack(obj)
     gathered = collective_step(
         group.engine, "allgather_object", lambda transport, _: gather_bytes(transport, data), name=name or ""
     )
-    return [objects.unpack(each) for each in gathered]
+    return [unpack(each) for each in gathered]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from hvdkit.engine.api import Engine
 from hvdkit.engine.groups import Group, OpenEngine, ProcessSet, global_process_set
-from hvdkit.engine.named.collective_step import collective_step
+from hvdkit.engine.named.submit import collective_step
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.division import group_by_color

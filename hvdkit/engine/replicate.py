@@ -13,12 +13,10 @@ from typing import TypeVar
 
 from hvdkit.engine.api import Engine
 from hvdkit.engine.groups import global_process_set
-from hvdkit.engine.named.collective_step import collective_step
-from hvdkit.engine.named.submit import root_options
-from hvdkit.engine.objects import allgather_object
+from hvdkit.engine.named.submit import collective_step, root_options
 from hvdkit.errors import HorovodInternalError, ReplicasDifferError
 from hvdkit.transport.api import Transport
-from hvdkit.transport.small_collectives import gather_bytes
+from hvdkit.transport.small_collectives import allgather_object, gather_bytes
 
 #: (name, checksum) of each tensor, in the same order on all ranks.
 Checksums = Sequence[tuple[str, int]]

@@ -20,7 +20,6 @@ from hvdkit.engine.cores import count_cores, fair_share, look_at_cores, warn_of_
 from hvdkit.engine.groups import ProcessSet
 from hvdkit.engine.horovod.binding import Binding
 from hvdkit.engine.named.engine import NamedEngine
-from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.observe.recording import RECORDER, RankFacts, read_node
 from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.engine.observe.totals import send_totals
@@ -37,6 +36,7 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.part import Part
 from hvdkit.transport.select import end_process, open_transport
+from hvdkit.transport.small_collectives import allgather_object
 from hvdkit.world import World, read_world, under_agent
 
 

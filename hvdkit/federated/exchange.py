@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdkit.engine.groups import ProcessSet, group_of
-from hvdkit.engine.named.collective_step import collective_step
-from hvdkit.engine.named.submit import do, reduce_options
+from hvdkit.engine.named.submit import collective_step, do, reduce_options
 from hvdkit.engine.reduce_op import Sum
 from hvdkit.transport.buffer import as_buffer
 from hvdkit.transport.small_collectives import broadcast_bytes, gather_bytes

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from hvdkit.engine import runtime
 from hvdkit.engine.allreduce import AllReduce
-from hvdkit.engine.named.collective_step import collective_step
+from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.device_rounds import DeviceRounds
 from hvdkit.engine.planned.plan import TensorSpec, describe_plan

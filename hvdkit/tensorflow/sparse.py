@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from hvdkit.engine.api import Engine
 from hvdkit.engine.groups import ProcessSet
-from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.engine.named.operation import Action
+from hvdkit.engine.named.submit import collective_step
 from hvdkit.tensorflow.tensors import aligned_array, array_of, as_buffer, as_tensor, shaped
 from hvdkit.tensorflow.tracing import call_in_graph
 from hvdkit.tensorflow.variables import VariableSpec

@@ -6,11 +6,10 @@ from collections.abc import Collection
 
 import torch
 
-from hvdkit.engine.objects import allgather_object
 from hvdkit.torch.layout import Named
 from hvdkit.torch.tensors import as_buffer, as_tensor
 from hvdkit.transport.api import Transport
-from hvdkit.transport.small_collectives import gather_ints
+from hvdkit.transport.small_collectives import allgather_object, gather_ints
 
 
 class SparseGradients:

@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 
-from hvdkit.engine import objects
 from hvdkit.engine.groups import global_process_set
 from hvdkit.engine.job_objects import broadcast_object
 from hvdkit.engine.replicate import broadcast_state
 from hvdkit.torch.collective import own_memory
 from hvdkit.torch.tensors import as_buffer
 from hvdkit.transport.api import Transport
-from hvdkit.transport.small_collectives import broadcast_bytes
+from hvdkit.transport.small_collectives import broadcast_bytes, pack, unpack
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: int = 0) -> None:
@@ -77,11 +76,11 @@ def broadcast_optimizer_state(
         return tensors[-1]
 
     read = getattr(optimizer, "_hvdkit_share_state", optimizer.state_dict)  # of a sharded one; not collective
-    skeleton = objects.pack(map_nested(read(), torch.Tensor, take_out)) if is_root else b""
+    skeleton = pack(map_nested(read(), torch.Tensor, take_out)) if is_root else b""
 
     def broadcast(transport: Transport) -> Any:
         sent = broadcast_bytes(transport, skeleton, root_rank)
-        state = None if is_root else map_nested(objects.unpack(sent), _Placeholder, make_room)
+        state = None if is_root else map_nested(unpack(sent), _Placeholder, make_room)
         for tensor in tensors:
             _overwrite(transport, tensor, root_rank)
         return state

@@ -13,8 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.groups import Group, ProcessSet
-from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.engine.named.operation import Action
+from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.replicate import ReplicaCheck
 from hvdkit.engine.strategy import Strategy
 from hvdkit.errors import HorovodInternalError

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from hvdkit.errors import TransportError
-from hvdkit.transport.arguments import check_message
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.buckets import ALLREDUCE, Buckets, BucketSpec, Phases
 from hvdkit.transport.buffer import Buffer, Op, make_buffer
@@ -278,3 +277,37 @@ class Crossing(Protocol):
 
     def close(self, *, idle: bool = True) -> None:
         """Give it back; collective. idle: False if a reduction was cut short."""
+
+
+def check_counts(call: str, counts: Sequence[int], size: int, *, total: int | None) -> None:
+    """Raise ValueError unless there is one count from 0 up per rank, together `total` elements (any number if None)."""
+    if len(counts) != size or any(count < 0 for count in counts):
+        raise ValueError(f"{call}: counts is {list(counts)}; it must be {size} numbers from 0 up, one for each rank")
+    if total is not None and sum(counts) != total:
+        raise ValueError(f"{call} has {total} elements, but the counts {list(counts)} add up to {sum(counts)}")
+
+
+def check_alltoall(send: Sequence[int], receive: Sequence[int], rank: int, size: int, *, total: int) -> None:
+    """The same for alltoall: counts fit a buffer of `total` elements, and each other where a rank sends to itself."""
+    check_counts("alltoall", send, size, total=total)
+    check_counts("alltoall", receive, size, total=None)
+    if send[rank] != receive[rank]:
+        raise ValueError(f"alltoall: rank {rank} sends {send[rank]} elements to itself but expects {receive[rank]}")
+
+
+def check_root(root: int, size: int) -> None:
+    """Raise ValueError for a root that is none of the ranks."""
+    if not 0 <= root < size:
+        raise ValueError(f"root is {root}; it must be a rank from 0 to {size - 1}")
+
+
+#: Tags of messages: as many as every MPI has.
+TAGS = 32768
+
+
+def check_message(peer: int, tag: int, rank: int, size: int) -> None:
+    """Raise ValueError unless these are another rank of the group, and a tag."""
+    if not 0 <= peer < size or peer == rank:
+        raise ValueError(f"peer is {peer}; it must be a rank from 0 to {size - 1} other than this one, {rank}")
+    if not 0 <= tag < TAGS:
+        raise ValueError(f"tag is {tag}; it must be from 0 to {TAGS - 1}")

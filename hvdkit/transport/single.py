@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hvdkit.transport.api import Transport
-from hvdkit.transport.arguments import check_alltoall, check_counts, check_root
+from hvdkit.transport.api import Transport, check_alltoall, check_counts, check_root
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic, check_reduction
 from hvdkit.transport.buckets import BucketSpec, InPlaceSegment, cover
 from hvdkit.transport.buffer import Buffer, Op, make_buffer

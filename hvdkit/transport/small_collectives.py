@@ -1,6 +1,9 @@
-"""Small things that ranks tell each other: numbers and bytes, on top of any transport. Every function is collective."""
+"""Small things that ranks tell each other: numbers, bytes and pickled objects, on top of any transport."""
 
 from __future__ import annotations
+
+import pickle
+from typing import Any
 
 import numpy as np
 
@@ -9,13 +12,13 @@ from hvdkit.transport.buffer import as_buffer
 
 
 def gather_ints(transport: Transport, value: int) -> list[int]:
-    """One int64 from every rank, in rank order."""
+    """One int64 from every rank, in rank order; collective."""
     gathered = transport.allgather(as_buffer(np.array([value], np.int64)), [1] * transport.size)
     return [int(one) for one in gathered.array]
 
 
 def gather_bytes(transport: Transport, data: bytes) -> list[bytes]:
-    """Bytes of any length from every rank, in rank order."""
+    """Bytes of any length from every rank, in rank order; collective."""
     counts = gather_ints(transport, len(data))
     joined = transport.allgather(as_buffer(np.frombuffer(data, np.uint8)), counts).array.tobytes()
     ends = np.cumsum(counts).tolist()
@@ -23,7 +26,7 @@ def gather_bytes(transport: Transport, data: bytes) -> list[bytes]:
 
 
 def broadcast_bytes(transport: Transport, data: bytes, root: int) -> bytes:
-    """Root's bytes, of any length, for every rank; what other ranks pass does not count."""
+    """Root's bytes, of any length, for every rank; what other ranks pass does not count; collective."""
     length = np.array([len(data)], np.int64)
     transport.broadcast(as_buffer(length), root)
     sent = np.empty(int(length[0]), np.uint8)
@@ -31,3 +34,18 @@ def broadcast_bytes(transport: Transport, data: bytes, root: int) -> bytes:
         sent[:] = np.frombuffer(data, np.uint8)
     transport.broadcast(as_buffer(sent), root)
     return sent.tobytes()
+
+
+def pack(value: Any) -> bytes:
+    """The object (anything that can be pickled) as bytes; for ranks of the same job."""
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
+def unpack(data: bytes) -> Any:
+    """The object that was packed."""
+    return pickle.loads(data)
+
+
+def allgather_object(transport: Transport, value: Any) -> list[Any]:
+    """Give every rank the list of all ranks' values (anything that can be pickled), in rank order; collective."""
+    return [unpack(data) for data in gather_bytes(transport, pack(value))]

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from hvdkit.engine.named.operation import Action
-from hvdkit.engine.objects import allgather_object
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
+from hvdkit.transport.small_collectives import allgather_object
 
 
 class ZeroRounds(Protocol):

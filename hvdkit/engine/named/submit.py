@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from hvdkit.engine.api import Engine
 from hvdkit.engine.groups import Group, ProcessSet
-from hvdkit.engine.named.operation import Announcement, Operation
+from hvdkit.engine.named.operation import Action, Announcement, Operation
+from hvdkit.engine.naming import STEP
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp, Sum
 from hvdkit.transport.arithmetic import check_reduction
 from hvdkit.transport.buffer import FLOATS, Buffer
@@ -40,6 +43,22 @@ def _announcement(
 ) -> Announcement:
     # The same one again: it is compared sooner, and the collector has less to look at.
     return Announcement(kind, tensors, options, splits)
+
+
+def collective_step(
+    engine: Engine, kind: str, action: Action | None, *, name: str = "", options: Sequence[tuple[str, str]] = ()
+) -> Any:
+    """Wait until every rank has come to this step, do it, and return what `action` returns, if there is one.
+
+    It is a named operation: the stall report sees it, it fails on every rank when one has left or calls something else,
+    and it comes in one order on all ranks, whatever other operations are under way.
+
+    kind: what the step is, in a word that users know. name: of the step; without one it is the n-th of all such steps,
+    so that ranks which come to different ones are told. options: what all ranks must say alike, as (word, value).
+    Raises HorovodInternalError if the ranks disagree or one has left, and what `action` raises on all ranks alike.
+    """
+    named = f"{kind}.{name}" if name else f"{STEP}.{engine.count(STEP)}"
+    return engine.do(named, Announcement(kind, (), tuple(options)), (), action=action).outcome
 
 
 def all_true(group: Group, flag: bool, name: str) -> bool:

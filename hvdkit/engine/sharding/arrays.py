@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from hvdkit.engine.groups import Group
-from hvdkit.engine.named.collective_step import collective_step
+from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.planned.arrays import ArraySource, Targets
 from hvdkit.engine.planned.plan import Plan, TensorSpec
 from hvdkit.engine.planned.source import Filled

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from hvdkit.config import Config
 from hvdkit.engine.groups import Group
-from hvdkit.engine.objects import allgather_object
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.plan import TensorSpec, describe_plan, plan_digest
 from hvdkit.engine.planned.reducer import BucketReducer
@@ -22,6 +21,7 @@ from hvdkit.engine.tuning.search import Outcome
 from hvdkit.engine.tuning.tuner import STEPS_A_TRIAL, Tuner
 from hvdkit.errors import ConfigError
 from hvdkit.log import logger
+from hvdkit.transport.small_collectives import allgather_object
 
 
 def choose_settings(

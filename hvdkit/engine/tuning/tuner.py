@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvdkit.engine.named.collective_step import collective_step
 from hvdkit.engine.named.operation import Action
-from hvdkit.engine.objects import allgather_object
+from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.planned.reducer import BucketReducer
 from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.engine.tuning.axes import UNORDERED, shape_of
 from hvdkit.engine.tuning.record import Record
 from hvdkit.engine.tuning.search import Search
 from hvdkit.transport.api import Transport
+from hvdkit.transport.small_collectives import allgather_object
 
 STEPS_A_TRIAL = 10
 _WARM_UP = 2  # of them, after a change: new memory is slow at first

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from hvdkit.engine.objects import allgather_object
 from hvdkit.errors import HorovodInternalError
 from hvdkit.torch.layout import strides_of
 from hvdkit.torch.tensors import as_buffer, as_tensor
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer
+from hvdkit.transport.small_collectives import allgather_object
 
 #: What an optimizer keeps of a parameter, by name: tensors of its shape, other tensors, numbers.
 State = Mapping[str, Any]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 
-from hvdkit.transport.api import Transport
-from hvdkit.transport.arguments import check_alltoall, check_counts, check_root
+from hvdkit.transport.api import Transport, check_alltoall, check_counts, check_root
 from hvdkit.transport.arithmetic import Arithmetic, check_reduction, check_scale
 from hvdkit.transport.between import large_counts
 from hvdkit.transport.between.buckets import WireBuckets, WireCrossing

@@ -14,8 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
-from hvdkit.transport.api import Reached, nothing
-from hvdkit.transport.arguments import TAGS
+from hvdkit.transport.api import TAGS, Reached, nothing
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.between.collectives import add_up
 from hvdkit.transport.between.schedules import Round, largest_part, plan_rounds

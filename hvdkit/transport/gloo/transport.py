@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from hvdkit.errors import RankLostError, TransportError
 from hvdkit.transport.addresses import address_towards
-from hvdkit.transport.arguments import check_message
+from hvdkit.transport.api import check_message
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
 from hvdkit.transport.between.base import BaseTransport
 from hvdkit.transport.between.select import BetweenHosts

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvdkit.transport.arguments import check_message
+from hvdkit.transport.api import check_message
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
 from hvdkit.transport.between.base import BaseTransport
 from hvdkit.transport.between.cost import ALGORITHMS

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from ctypes import c_int, c_void_p
 
 from hvdkit.errors import TransportError
-from hvdkit.transport.arguments import check_message
+from hvdkit.transport.api import check_message
 from hvdkit.transport.nccl.library import (
     BYTES,
     HOST_SCALAR,

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdkit.errors import RankLostError, TransportError
-from hvdkit.transport.api import Crossing, Transport
-from hvdkit.transport.arguments import check_root
+from hvdkit.transport.api import Crossing, Transport, check_root
 from hvdkit.transport.arithmetic import Arithmetic, check_scale
 from hvdkit.transport.buckets import BucketSpec, InPlaceSegment
 from hvdkit.transport.buffer import HALF, Buffer, Op
