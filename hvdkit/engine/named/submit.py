@@ -19,6 +19,23 @@ from hvdkit.transport.buffer import FLOATS, Buffer
 Options = tuple[tuple[str, str], ...]
 
 
+def begin(
+    group: Group,
+    kind: str,
+    name: str | None,
+    tensors: Sequence[tuple[str, tuple[int, ...]]],
+    buffers: Sequence[Buffer],
+    options: Options = (),
+    splits: tuple[int, ...] = (),
+) -> Operation:
+    """Begin a named operation. name: made up, in the order of operations of this kind, if None.
+
+    tensors: dtype and shape of each. splits: of an alltoall.
+    """
+    known = group.engine
+    return known.submit(_name(known, kind, name), _announcement(kind, tuple(tensors), options, splits), buffers)
+
+
 def do(
     group: Group,
     kind: str,
@@ -28,13 +45,9 @@ def do(
     options: Options = (),
     splits: tuple[int, ...] = (),
 ) -> Operation:
-    """Do a named operation. name: made up, in the order of operations of this kind, if None.
-
-    tensors: dtype and shape of each. splits: of an alltoall.
-    """
-    engine = group.engine
-    named = f"{kind}.{name}" if name else engine.make_name(kind)
-    return engine.do(named, _announcement(kind, tuple(tensors), options, splits), buffers)
+    """Do a named operation now; faster than to begin it and to wait for it. Arguments as begin()'s."""
+    known = group.engine
+    return known.do(_name(known, kind, name), _announcement(kind, tuple(tensors), options, splits), buffers)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -43,6 +56,10 @@ def _announcement(
 ) -> Announcement:
     # The same one again: it is compared sooner, and the collector has less to look at.
     return Announcement(kind, tensors, options, splits)
+
+
+def _name(known: Engine, kind: str, name: str | None) -> str:
+    return f"{kind}.{name}" if name else known.make_name(kind)
 
 
 def collective_step(
