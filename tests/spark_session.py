@@ -25,7 +25,7 @@ _OPTIONS = {
 @contextlib.contextmanager
 def local_cluster(executors: int = 2) -> Iterator[Any]:
     """A SparkSession on a cluster whose executors find hvdkit, the tests, and no TensorFlow. Nothing is left of it."""
-    pyspark = importlib.import_module("pyspark")
+    pyspark: Any = importlib.import_module("pyspark")
     home = Path(pyspark.__file__).parent
     before = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="spark-") as folder:
