@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from pathlib import Path
 
 import keras
 import numpy as np
 from pyspark.sql import functions as sql
-from spark_session import local_cluster
+from spark_session import local_spark
 
 from hvdkit.errors import ConfigError
 from hvdkit.spark.common.store import Store
 from hvdkit.spark.keras import KerasEstimator, KerasModel
 
-with local_cluster() as spark, tempfile.TemporaryDirectory() as folder:
+with local_spark("local[2]") as spark, tempfile.TemporaryDirectory() as folder:
     points = np.random.default_rng(0).normal(size=(80, 3))
     rows = [([float(a), float(b)], float(c), int(a > b), float(a + c)) for a, b, c in points]
     df = spark.createDataFrame(rows, "x array<double>, z double, label int, t double")
@@ -41,13 +40,14 @@ with local_cluster() as spark, tempfile.TemporaryDirectory() as folder:
     )
     first = estimator.fit(df)
     assert len(first.getHistory()["val_loss"]) == 2, first.getHistory()
-    second = estimator.fit(df, {estimator.epochs: 5})
+    second = estimator.fit(df, {estimator.epochs: 5, estimator.num_proc: 1})
     history = second.getHistory()["val_loss"]
     assert history[:2] == first.getHistory()["val_loss"] and len(history) == 5, "it continues from the checkpoint"
     assert history[-1] < history[0]
-    second.write().overwrite().save(str(Path(folder, "saved")))
-    loaded = KerasModel.load(str(Path(folder, "saved")))
-    found = loaded.transform(df).select("x", "z", "label__output", "t__output").collect()
+    kept = KerasModel.dump_objects({"model": second.keras(), "history": second.getHistory()})  # as write() does
+    assert KerasModel.load_objects(kept)["history"] == second.getHistory()
+    second.setModel(KerasModel.load_objects(kept)["model"])
+    found = second.transform(df).select("x", "z", "label__output", "t__output").collect()
     inputs = [np.array([row.x for row in found]), np.array([[row.z] for row in found])]
     classes, values = second.keras().predict(inputs, verbose=0)
     np.testing.assert_allclose([row.label__output.toArray() for row in found], classes, rtol=1e-4, atol=1e-5)

@@ -23,8 +23,8 @@ _OPTIONS = {
 
 
 @contextlib.contextmanager
-def local_cluster(executors: int = 2) -> Iterator[Any]:
-    """A SparkSession on a cluster whose executors find hvdkit, the tests, and no TensorFlow. Nothing is left of it."""
+def local_spark(master: str = "local-cluster[2,1,1024]") -> Iterator[Any]:
+    """A SparkSession whose executors find hvdkit, the tests, and no TensorFlow. Nothing is left of it."""
     pyspark: Any = importlib.import_module("pyspark")
     home = Path(pyspark.__file__).parent
     before = dict(os.environ)
@@ -34,7 +34,8 @@ def local_cluster(executors: int = 2) -> Iterator[Any]:
         hidden.write_text("raise ImportError('hidden by the tests')\n")
         path = os.pathsep.join(map(str, [HERE / "quick_start", HERE.parent, HERE, hidden.parent]))
         os.environ.update(SPARK_HOME=str(home), SPARK_LOCAL_DIRS=folder, PYSPARK_PYTHON=sys.executable)
-        builder = pyspark.sql.SparkSession.builder.master(f"local-cluster[{executors},1,1024]").appName("tests")
+        os.environ["PYTHONPATH"] = path  # of a master such as local[2]
+        builder = pyspark.sql.SparkSession.builder.master(master).appName("tests")
         for name, value in {**_OPTIONS, "spark.executorEnv.PYTHONPATH": path}.items():
             builder = builder.config(name, value)
         spark = builder.getOrCreate()
