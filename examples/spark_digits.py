@@ -50,7 +50,7 @@ def fit(df: DataFrame, ranks: int, epochs: int, store: str) -> float:
     fitted = Pipeline(stages=[assemble, scale, estimator]).fit(known)
     print("loss of validation:", [round(each, 3) for each in fitted.stages[-1].getHistory()["val_loss"]])
     rows = fitted.transform(test).select("digit", "digit__output").collect()
-    return sum(int(row.digit__output.argmax()) == row.digit for row in rows) / len(rows)
+    return float(sum(int(row.digit__output.argmax()) == row.digit for row in rows) / len(rows))
 
 
 def train(epochs: int) -> float:

@@ -67,7 +67,7 @@ def test_ranks_that_find_no_room_are_refused(spark: Any) -> None:
 def test_a_killed_executor_ends_run_and_restarts_run_elastic(spark: Any, tmp_path: Path) -> None:
     import hvdkit.spark
 
-    arguments = {"fn": spark_functions.count_steps, "args": (6, 3, str(tmp_path)), "num_proc": 2}
+    arguments: dict[str, Any] = {"fn": spark_functions.count_steps, "args": (6, 3, str(tmp_path)), "num_proc": 2}
     with pytest.raises(HorovodInternalError, match=r"lost a task of the job.*executor \d+ exited"):
         hvdkit.spark.run(**arguments)
     commits = str(tmp_path / "commits")
