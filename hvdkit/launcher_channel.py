@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
@@ -97,16 +98,21 @@ class Totals(NamedTuple):
     waited_s: float
     nbytes: int
     samples: float
+    device_rounds: int = 0
 
     def since(self, before: Totals) -> Totals:
         """What was added."""
-        waited_s, samples = self.waited_s - before.waited_s, self.samples - before.samples
-        return Totals(self.rounds - before.rounds, waited_s, self.nbytes - before.nbytes, samples)
+        return Totals(*(now - then for now, then in zip(self, before, strict=True)))
+
+    @property
+    def known_wait_s(self) -> float:
+        """waited_s; nan where a GPU's stream has waited in some of the rounds."""
+        return math.nan if self.device_rounds else self.waited_s
 
 
 def announce_totals(totals: Totals) -> str:
     """The word of a rank that tells its sums."""
-    return f"{TOTALS}{totals.rounds}:{totals.waited_s!r}:{totals.nbytes}:{totals.samples!r}"
+    return f"{TOTALS}{totals.rounds}:{totals.known_wait_s!r}:{totals.nbytes}:{totals.samples!r}"
 
 
 def parse_totals(word: str) -> Totals | None:

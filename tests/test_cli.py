@@ -23,7 +23,7 @@ from hvdkit.launch.plan.mpi import Mpi
 FLAGS = {
     "-h", "--help", "--help-all", "--print-completion", "-n", "-np", "--np", "--num-proc", "-H", "--hosts",
     "--hostfile",
-    "-m", "--module", "-x", "--env", "-q", "--quiet", "--no-prefix", "--tag-output", "--show-ranks",
+    "-m", "--module", "-x", "--env", "-q", "--quiet", "--no-prefix", "--metrics-port", "--tag-output", "--show-ranks",
     "--hostfile-format", "--slots-per-host", "--output-filename", "--dry-run", "--verbose",
     "--version",
     "-v", "-hostfile", "--launcher", "--jsrun", "-p", "--ssh-port", "-i", "--ssh-identity-file",

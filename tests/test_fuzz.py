@@ -139,6 +139,10 @@ TEXTS: dict[str, Parser] = {
     "launcher_channel.parse_init_call": Parser(
         launcher_channel.parse_init_call, ["coming", ":", "60.000", "0.000", "ready"]
     ),
+    "launcher_channel.parse_totals": Parser(
+        launcher_channel.parse_totals, ["totals", ":", "1", "2.0", "nan", "-1e999"]
+    ),
+    "launcher_channel.parse_value": Parser(launcher_channel.parse_value, ["value", ":", "0.5", "nan", "loss", "%2"]),
     "launch.hostfiles.parsing.find_hostfile": Parser(_in_file(parsing.find_hostfile), _HOSTS, (HostfileError,)),
     "launch.hostfiles.parsing.parse_host_list": Parser(parsing.parse_host_list, _HOSTS, (LaunchError,)),
     "launch.elastic.discovery.parse_discovered": Parser(

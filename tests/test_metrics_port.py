@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import math
 import re
@@ -64,8 +65,9 @@ def test_the_text_has_what_the_ranks_have_told() -> None:
         assert name.endswith("_total") == (kind == "counter")
 
 
+@pytest.mark.integrations
 def test_prometheus_own_parser_reads_the_text() -> None:
-    parser = pytest.importorskip("prometheus_client.parser")
+    parser = importlib.import_module("prometheus_client.parser")
     text = format_metrics(two_ranks(), 'jo"b', 1000.0)
     samples = {
         (one.name, one.labels.get("rank")): one.value

@@ -70,6 +70,7 @@ def test_every_example_has_a_plain_twin_unless_it_has_a_loop_of_tensorflow_or_sh
         "keras_distribution.py",
         "keras_elastic_digits.py",
         "keras_zero.py",
+        "lightning_digits.py",
         "pytorch_elastic_digits.py",
         "pytorch_mesh.py",
         "pytorch_parallel.py",
@@ -78,10 +79,12 @@ def test_every_example_has_a_plain_twin_unless_it_has_a_loop_of_tensorflow_or_sh
         "pytorch_diloco.py",
         "pytorch_asynchronous.py",
         "pytorch_backup_steps.py",
+        "pytorch_tracking.py",
         "pytorch_uneven.py",
         "pytorch_zero.py",
         "ray_digits.py",
         "spark_digits.py",
+        "tensorflow2_data_service.py",
         "tensorflow2_digits.py",
     }
     assert {path.name for path in EXAMPLES.glob("*.py")} - set(TWINS) == without

@@ -36,7 +36,7 @@ def pack_window(window: Window | None, rank: int, size: int) -> Floats:
     """An array, (size + 1,), of which the ranks' sum has the samples of all, and what each has waited."""
     packed = np.zeros(size + 1)
     if window is not None:
-        packed[0], packed[1 + rank] = window.samples, window.totals.waited_s
+        packed[0], packed[1 + rank] = window.samples, window.totals.known_wait_s
     return packed
 
 

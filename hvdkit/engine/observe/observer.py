@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from hvdkit.engine.observe.device_clock import DeviceClock
@@ -104,7 +103,10 @@ class PlanObserver:
         """
         now = clock()
         COUNTER.rounds += 1
-        COUNTER.waited_s += waited_s if self._device is None else math.nan
+        if self._device is None:
+            COUNTER.waited_s += waited_s
+        else:
+            COUNTER.device_rounds += 1
         COUNTER.nbytes += self._nbytes
         if self._stamps is not None:
             RECORDER.waited_s += waited_s

@@ -15,18 +15,20 @@ from hvdkit.launcher_channel import Totals, announce_totals, notify_launcher
 class Counter:
     """The sums of this process.
 
-    rounds: reductions of the gradients of an optimizer. waited_s: seconds for which training waited in them; nan once a
-    GPU's stream waits in place of this process. nbytes: of their buckets. samples: that were given to hvd.track().
+    rounds: reductions of the gradients of an optimizer. waited_s: seconds for which training waited in them.
+    device_rounds: those in which a GPU's stream waited in place of this process. nbytes: of their buckets.
+    samples: given to hvd.track().
     """
 
     rounds: int = 0
     waited_s: float = 0.0
     nbytes: int = 0
     samples: float = 0.0
+    device_rounds: int = 0
 
     def now(self) -> Totals:
         """A copy."""
-        return Totals(self.rounds, self.waited_s, self.nbytes, self.samples)
+        return Totals(self.rounds, self.waited_s, self.nbytes, self.samples, self.device_rounds)
 
 
 COUNTER = Counter()
