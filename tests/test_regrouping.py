@@ -9,8 +9,9 @@ import pytest
 
 from hvdkit.elastic import regrouping
 from hvdkit.elastic.regrouping import Regrouping
+from hvdkit.elastic.state import HostUpdateResult, State
 from hvdkit.engine import runtime
-from hvdkit.errors import HorovodInternalError, RankLostError, RanksDisagreeError
+from hvdkit.errors import HorovodInternalError, HostsUpdatedInterrupt, RankLostError, RanksDisagreeError
 
 
 class Driver:
@@ -19,9 +20,11 @@ class Driver:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.fails = 0
+        self.announced_s = 0.0
 
     def watch(self, notify: Callable[[float, int], None] | None) -> None:
-        self.said.append("watch" if notify else "over")
+        if notify is not None and self.announced_s:
+            notify(self.announced_s, HostUpdateResult.added)
 
     def synchronized(self) -> None:
         self.said.append("synchronized")
@@ -59,6 +62,31 @@ def test_a_rank_waits_for_a_place_until_a_world_begins(driver: Driver) -> None:
 def test_a_world_that_grows_is_left_together(driver: Driver) -> None:
     Regrouping(driver).restart(lost=None)
     assert driver.said == ["leaves together", "wait: there are new workers"]
+
+
+class Nothing(State):
+    def save(self) -> None: ...
+
+    def restore(self) -> None: ...
+
+    def sync(self) -> None: ...
+
+
+def test_workers_that_come_while_a_rank_enters_a_world_are_taken_in_at_its_next_commit(driver: Driver) -> None:
+    state, changes = Nothing(lambda value: value), Regrouping(driver)
+    state.world_may_change = True
+    changes.begin(state)
+    changes.settle()
+    state.commit()
+    driver.announced_s = 5.0
+    state.on_hosts_updated(driver.announced_s, HostUpdateResult.added)
+    state.on_reset()
+    changes.settle()
+    with pytest.raises(HostsUpdatedInterrupt):
+        state.commit()
+    state.on_reset()
+    changes.settle()
+    state.commit()  # they are announced still, and in the world
 
 
 def test_ranks_that_disagree_would_do_so_in_the_next_world_too(driver: Driver) -> None:

@@ -15,7 +15,9 @@ class Places(Protocol):
     """Where the system that starts the ranks tells this one its place. Any thread may call `notify`."""
 
     def watch(self, notify: Callable[[float, int], None] | None) -> None:
-        """From now on call `notify` when ranks are there to be taken in: State.on_hosts_updated. None: not any more."""
+        """Call `notify` when ranks are there to be taken in, now if they are there: State.on_hosts_updated. None: not any
+        more.
+        """
 
     def synchronized(self) -> None:
         """This rank has the state of all ranks."""
@@ -45,10 +47,11 @@ class Regrouping:
         self._places = places
 
     def begin(self, state: State) -> None:
-        self._places.watch(state.on_hosts_updated)
+        self._notify = state.on_hosts_updated
 
     def settle(self) -> None:
-        """See Changes."""
+        """See Changes. Watches again: State.on_reset() has dropped what was told while this rank entered the world."""
+        self._places.watch(self._notify)
 
     def synchronized(self) -> None:
         self._places.synchronized()

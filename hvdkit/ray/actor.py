@@ -108,7 +108,7 @@ class ElasticRank(Rank):
     def assign(self, variables: Mapping[str, str]) -> None:
         """Give this worker its place."""
         with self._changed:
-            self._variables = variables
+            self._variables, self._announced_s = variables, 0.0  # who was announced is in this world
             self._changed.notify_all()
 
     def announce(self, when: float) -> None:
@@ -130,7 +130,7 @@ class ElasticRank(Rank):
     def wait(self, why: str) -> None:
         offer = self._offer()
         with self._changed:
-            self._announced_s, self._variables = 0.0, None
+            self._variables = None
             self._arrival = Arrival(offer, os.getpid(), self._has_state, why)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._variables is not None)
