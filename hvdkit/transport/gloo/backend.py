@@ -54,7 +54,9 @@ def connect(world: World, part: Part | None) -> tuple[GlooTransport, Abort | Non
         )
         mpi_transport.close()
         return transport, abort
-    options |= {"secret": _read_secret(variables), "store_name": f"{place.address}:{place.port}"}
+    secret = _read_secret(variables)
+    # A later store may get a port that was another one's before; its world has another secret.
+    options |= {"secret": secret, "store_name": f"{place.address}:{place.port} {secret}"}
     store, towards = open_rendezvous_store(place, world.rank)
     return open_gloo(store, world.rank, world.size, towards=towards, **options), None
 
