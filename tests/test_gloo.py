@@ -17,7 +17,7 @@ from openers import OPENERS
 from pipe_ranks import PipeTransport, run_piped
 from ranks import run_ranks
 
-from hvdkit.errors import RankLostError
+from hvdkit.errors import HorovodInternalError, RankLostError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.between.hierarchical import HierarchicalTransport
 from hvdkit.transport.buckets import Buckets, BucketSpec
@@ -323,6 +323,23 @@ def test_one_rank_needs_nobody() -> None:
     transport.allreduce(buffer, scale=0.5)
     expect(buffer, np.arange(5) / 2)
     transport.close()
+
+
+class GoneStore:
+    """A rendezvous store whose process has been killed."""
+
+    private = False
+
+    def put(self, key: str, value: bytes) -> None:
+        raise AssertionError
+
+    def get(self, key: str) -> bytes | None:
+        raise RuntimeError("Connection reset by peer")
+
+
+def test_a_store_that_has_gone_is_an_error_after_which_an_elastic_rank_goes_on() -> None:
+    with pytest.raises(HorovodInternalError, match="Rank 1 cannot find the other ranks.*Connection reset by peer"):
+        open_gloo(GoneStore(), 1, 2, host="here")
 
 
 def world(launcher: str, size: int) -> World:

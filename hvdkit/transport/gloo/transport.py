@@ -7,9 +7,9 @@ import hashlib
 import itertools
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from hvdkit.errors import RankLostError, TransportError
+from hvdkit.errors import HvdkitError, RankLostError, TransportError
 from hvdkit.transport.addresses import address_towards
 from hvdkit.transport.api import check_message
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
@@ -71,26 +71,41 @@ def open_gloo(
     """
     load_gloo()
     deadline = time.monotonic() + _START_S
-    rendezvous = find_peers(
-        store,
-        TcpStores(),
-        rank,
-        size,
-        name=f"rendezvous-{next(_rendezvous_numbers[store_name])}",
-        host=host,
-        interface=interface,
-        towards=towards or address_towards(host),
-        secret=secret,
-        deadline=deadline,
-    )
-    with listen(rendezvous.address, size) as listener:
-        place = f"{rendezvous.address} {listener.getsockname()[1]}"
-        rendezvous.store.set(f"peers/{rank}", place)
-        told = [one.decode().split() for one in collect(rendezvous.store, "peers", size, deadline)]
-        places = [(address, int(port)) for address, port in told]
-        connections = connect_all(listener, rank, places, rendezvous.secret, deadline)
+    with _stores_explained(rank):
+        rendezvous = find_peers(
+            store,
+            TcpStores(),
+            rank,
+            size,
+            name=f"rendezvous-{next(_rendezvous_numbers[store_name])}",
+            host=host,
+            interface=interface,
+            towards=towards or address_towards(host),
+            secret=secret,
+            deadline=deadline,
+        )
+        with listen(rendezvous.address, size) as listener:
+            place = f"{rendezvous.address} {listener.getsockname()[1]}"
+            rendezvous.store.set(f"peers/{rank}", place)
+            told = [one.decode().split() for one in collect(rendezvous.store, "peers", size, deadline)]
+            places = [(address, int(port)) for address, port in told]
+            connections = connect_all(listener, rank, places, rendezvous.secret, deadline)
     peers = PeerConnections(rank, connections, rendezvous.hosts)
     return GlooTransport(rendezvous, peers, range(size), "world", arithmetic or NumpyArithmetic())
+
+
+@contextlib.contextmanager
+def _stores_explained(rank: int) -> Iterator[None]:
+    """Raise TransportError in place of torch's error of a store that has gone."""
+    try:
+        yield
+    except HvdkitError:
+        raise
+    except RuntimeError as error:
+        raise TransportError(
+            f"Rank {rank} cannot find the other ranks, because a store for it does not answer any more: {error}. If "
+            "rank 0 or the launcher has ended, see its output for the cause."
+        ) from error
 
 
 class GlooTransport(BaseTransport):
