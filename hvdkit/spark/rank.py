@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 
-from hvdkit.errors import HorovodInternalError, HvdkitError
+from hvdkit.errors import DuplicateNameError, HorovodInternalError, HvdkitError, RanksDisagreeError
 from hvdkit.integrations.ranks import Outcome, Store, call_function, enter_rank, offer_store
 from hvdkit.spark.reports import Status
 from hvdkit.transport.addresses import address_towards
@@ -48,6 +48,8 @@ def _call(variables: dict[str, str], function: bytes, store: Store) -> tuple[Sta
         fn, args, kwargs = pickle.loads(function)
         try:
             value = fn(*args, **kwargs)
+        except (RanksDisagreeError, DuplicateNameError):
+            raise  # as it would after a restart
         except HorovodInternalError:
             status = "lost a rank"
             raise
@@ -55,6 +57,8 @@ def _call(variables: dict[str, str], function: bytes, store: Store) -> tuple[Sta
         return value
 
     outcome = call_function(load_and_call, last=True, dumps=cloudpickle.dumps)
+    if outcome.error is not None and status == "returned":
+        status = "lost a rank"  # with the last operations on a GPU
     sys.stderr.write(outcome.traceback)
     try:
         return status, cloudpickle.dumps(outcome)
