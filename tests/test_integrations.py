@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
@@ -123,11 +124,27 @@ class TakesTwoError(Exception):
         super().__init__(f"{one} and {two}")
 
 
-@pytest.mark.parametrize("error", [TakesTwoError(1, 2), TooFewRanksError(1, 2), SystemExit(3), KeyboardInterrupt()])
+class LostTwoError(HorovodInternalError):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def test_an_exception_that_pickles_in_a_way_of_its_own_is_sent_as_it_is() -> None:
+    outcome = pickle.loads(pickle.dumps(call_function(json.loads, ["{"], last=True)))
+    with pytest.raises(json.JSONDecodeError, match="line 1"):
+        outcome.get("rank 0")
+
+
+ERRORS = [TakesTwoError(1, 2), TooFewRanksError(1, 2), SystemExit(3), KeyboardInterrupt(), LostTwoError(1, 2)]
+
+
+@pytest.mark.parametrize("error", ERRORS)
 def test_an_exception_that_cannot_be_sent_is_sent_as_text(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
     outcome = pickle.loads(pickle.dumps(call_function(fail, last=True)))
-    with pytest.raises(HorovodInternalError, match=type(error).__name__):
+    with pytest.raises(RuntimeError, match=type(error).__name__) as caught:
         outcome.get("rank 0")
+    lost = isinstance(error, HorovodInternalError)
+    assert isinstance(caught.value, HorovodInternalError) == lost, "else an elastic job takes it for a lost rank"

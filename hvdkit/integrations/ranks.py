@@ -33,6 +33,7 @@ _REMOVED = re.compile(
 )
 _LEFT_OUT = re.compile("(KERAS_DISTRIBUTION|JAX)_.*")  # they need a port that nobody holds
 _LARGEST_PORT = 65535
+_SETTLE_S = 30.0
 
 #: See hvdkit.startup.
 ALIAS = "HVDKIT_ALIAS_HOROVOD"
@@ -186,10 +187,13 @@ def call_function(
     """Call a function on this rank. If it raises, the ranks that wait for this one raise RankLostError.
 
     last: leave the world also if it returns, because the ranks call nothing after it. dumps: of the pickle module by
-    which the outcome travels; an exception that does not survive it is replaced by its text.
+    which the outcome travels; an exception that does not survive it is replaced by its text, in a RuntimeError or, if
+    it is one, in a HorovodInternalError.
     """
     try:
         value = fn(*args, **(kwargs or {}))
+        if last:
+            engine.settle(_SETTLE_S)  # the other ranks need this one's part of what the GPUs have under way
     except BaseException as error:
         text = traceback.format_exc()
         _leave()
@@ -207,9 +211,10 @@ def _leave() -> None:
 def _make_portable(error: BaseException, dumps: Callable[[BaseException], bytes]) -> BaseException:
     if isinstance(error, Exception):
         try:
-            dumps(error)
-            type(error)(*error.args)  # as pickle.loads() does
+            pickle.loads(dumps(error))
             return error
         except Exception:  # whatever its class does
             pass
-    return HorovodInternalError(f"{type(error).__name__}: {error}")
+    # Not a HorovodInternalError in place of others: that means a lost rank, after which elastic jobs go on.
+    kind = HorovodInternalError if isinstance(error, HorovodInternalError) else RuntimeError
+    return kind(f"{type(error).__name__}: {error}")
