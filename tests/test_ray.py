@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import ray_functions
@@ -324,6 +325,56 @@ def test_arguments_that_contradict_each_other_are_refused() -> None:
     assert [hosts.place(worker) for worker in range(6)] == [0, 0, 0, 1, 1, 1]
     packed = plan_workers(3, None, 1, 0.5, False, None)
     assert packed.bundles == [{"CPU": 0.5}] * 3 and [packed.place(worker) for worker in range(3)] == [0, 1, 2]
+
+
+def make_elastic_job(monkeypatch: pytest.MonkeyPatch, members: int) -> Any:
+    """The driver's side of an elastic job that runs, without actors: a reference is a function that ray.get() calls."""
+    import ray
+
+    from hvdkit.ray import elastic
+    from hvdkit.ray.settings import Demand, Settings
+
+    fake = MagicMock(exceptions=ray.exceptions)
+    fake.get.side_effect = lambda ref: ref()
+    monkeypatch.setattr(elastic, "ray", fake)
+    job = elastic.ElasticWorkers(Demand(1), Settings(min_workers=1, max_workers=members + 1), {})
+    job._members = [elastic.Worker(100 + rank, MagicMock(), None, rank=rank) for rank in range(members)]
+    job._candidates = job._candidates[:1]
+    return job
+
+
+def test_a_rank_that_returns_while_others_wait_for_the_next_world_is_an_error_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ray
+
+    job = make_elastic_job(monkeypatch, 3)
+    first, second, third = job._members
+    second.result = MagicMock(side_effect=ray.exceptions.RayActorError(error_msg="it was killed"))
+    third.result = MagicMock(return_value=7)
+    job._take_result(second)
+    with pytest.raises(RankLostError, match=r"has returned on rank 2.*rank 1 is lost: it was killed"):
+        job._take_result(third)
+
+
+def test_workers_of_a_node_that_is_no_good_do_not_end_a_job_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from hvdkit.errors import MissingDependencyError
+
+    job = make_elastic_job(monkeypatch, 2)
+    error = ray.exceptions.RayTaskError("arrive", "no torch", MissingDependencyError("no torch"))
+    for _ in range(3):
+        (worker,) = job._candidates
+        worker.arriving = MagicMock(side_effect=error)
+        job._take_candidate(worker)
+        job._fill()
+    assert job._candidates == [], "no more are asked for"
+    lost = job._members[1]
+    lost.result = MagicMock(side_effect=ray.exceptions.RayActorError())
+    job._take_result(lost)
+    job._fill()
+    assert len(job._candidates) == 2, "a rank is missing"
 
 
 def test_the_workers_with_the_last_commit_come_first() -> None:

@@ -34,7 +34,7 @@ ray = optional_import("ray", "ray")
 _LOOK_S = 1.0
 #: The first world begins when no worker has come for so long, if there are enough.
 _SETTLED_S = 5.0
-#: Workers that die in a row before they are ranks, and worlds in a row that end without a change of workers.
+#: Workers that fail in a row before they are ranks, and worlds in a row that end without a change of workers.
 _ATTEMPTS = 3
 #: For workers that wait for their places to answer.
 _ANSWER_S = 10.0
@@ -157,7 +157,9 @@ class ElasticWorkers:
         ref, worker.arriving = worker.arriving, None
         try:
             worker.arrival = ray.get(ref)
-        except ray.exceptions.RayActorError as error:
+        except ray.exceptions.RayError as error:
+            if not is_death(error) and not self._members:
+                raise  # there is no torch, say; that of a new node does not end a job that runs
             self._drop(worker, error)
             return
         self._failed, self._last_came_s, self._changed = 0, time.monotonic(), True
@@ -167,13 +169,14 @@ class ElasticWorkers:
             first.actor.announce.options(concurrency_group=CONTROL).remote(time.time())
 
     def _drop(self, worker: Worker, error: Exception) -> None:
-        """A candidate has died."""
+        """A candidate has died, or cannot be a rank."""
         self._candidates.remove(worker)
+        self._end(worker)
         self._failed += 1
-        logger.warning("a worker has died before it was a rank: %s", first_line(error))
+        logger.warning("a worker has failed before it was a rank: %s", first_line(error))
         if self._failed >= _ATTEMPTS and len(self._members) + len(self._candidates) < self._settings.min_workers:
             raise LaunchError(
-                f"{self._failed} workers in a row have died before they were ranks, and "
+                f"{self._failed} workers in a row have failed before they were ranks, and "
                 f"{self._settings.min_workers} are needed. The last one: {first_line(error)}"
             ) from error
 
@@ -196,10 +199,16 @@ class ElasticWorkers:
             if not is_death(error) and not isinstance(error, HorovodInternalError):
                 raise  # an actor that the function has used
             self._lose(worker, error)
+            return
+        if self._deadline is not None:  # it has not noticed, and the others wait for it
+            raise RankLostError(
+                f"The function has returned on rank {worker.rank}, without which the other ranks cannot go on from the "
+                f"last commit. Why they were to: {self._why}"
+            )
 
     def _lose(self, worker: Worker, error: Exception) -> None:
         self._members.remove(worker)
-        self._changed = True
+        self._changed, self._failed = True, 0
         self._why = f"rank {worker.rank} is lost: {first_line(error)}"
         logger.warning("%s", self._why)
         self._end(worker)
