@@ -338,7 +338,7 @@ class GoneStore:
 
 
 def test_a_store_that_has_gone_is_an_error_after_which_an_elastic_rank_goes_on() -> None:
-    with pytest.raises(HorovodInternalError, match="Rank 1 cannot find the other ranks.*Connection reset by peer"):
+    with pytest.raises(HorovodInternalError, match=r"Rank 1 cannot find the other ranks.*Connection reset by peer"):
         open_gloo(GoneStore(), 1, 2, host="here")
 
 

@@ -62,6 +62,14 @@ def test_the_gpu_of_a_rank_is_the_one_with_the_number_of_its_local_rank() -> Non
     assert [each.gpus for each in assign_ranks(shared)] == [("3",)] * 2
 
 
+def test_a_rank_that_goes_on_keeps_its_local_rank_and_gpu_and_a_new_one_gets_those_of_the_lost_one() -> None:
+    goes_on, new = Offer(1, "a", "h", 1, ("1",), place=1), Offer(2, "a", "h", 2, ("0",))
+    places = assign_ranks([goes_on, new])
+    assert [(each.rank, each.local_rank, each.gpus) for each in places] == [(0, 1, ("0", "1")), (1, 0, ("0", "1"))]
+    variables = plan_variables(places, "h", 1, new_secret(), "job")
+    assert [own["LOCAL_RANK"] for own in variables] == ["1", "0"]
+
+
 def test_the_variables_are_read_as_what_was_assigned(variables: None) -> None:
     secret, places = new_secret(), assign_ranks(OFFERS)
     os.environ.update({"HOROVOD_RANK": "7", "HOROVOD_SIZE": "9", "PMI_RANK": "3", "TORCHELASTIC_RESTART_COUNT": "2"})

@@ -349,7 +349,7 @@ def test_a_rank_that_returns_while_others_wait_for_the_next_world_is_an_error_at
     import ray
 
     job = make_elastic_job(monkeypatch, 3)
-    first, second, third = job._members
+    _, second, third = job._members
     second.result = MagicMock(side_effect=ray.exceptions.RayActorError(error_msg="it was killed"))
     third.result = MagicMock(return_value=7)
     job._take_result(second)

@@ -15,8 +15,9 @@ class Places(Protocol):
     """Where the system that starts the ranks tells this one its place. Any thread may call `notify`."""
 
     def watch(self, notify: Callable[[float, int], None] | None) -> None:
-        """Call `notify` when ranks are there to be taken in, now if they are there: State.on_hosts_updated. None: not any
-        more.
+        """Call `notify` when ranks are there to be taken in, and now if they are there; None: not any more.
+
+        notify: State.on_hosts_updated.
         """
 
     def synchronized(self) -> None:

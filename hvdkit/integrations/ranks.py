@@ -23,6 +23,7 @@ from hvdkit.engine import runtime as engine
 from hvdkit.errors import HorovodInternalError, HvdkitError, LaunchError
 from hvdkit.launch.plan.environment import find_launcher_variables, plan_rank_variables
 from hvdkit.startup import begin
+from hvdkit.transport.division import keep_places
 from hvdkit.transport.gloo.backend import JOB_SECRET
 from hvdkit.transport.gloo.library import TcpStores
 
@@ -44,7 +45,8 @@ class Offer:
     """A worker, as it describes itself.
 
     index: the driver's number for it. node: equal for workers of one host. address, port: of the store that it offers,
-    as workers on other hosts reach it. gpus: values of CUDA_VISIBLE_DEVICES for the GPUs that are its own.
+    as workers on other hosts reach it. gpus: values of CUDA_VISIBLE_DEVICES for the GPUs that are its own. place: the
+    local rank that it wishes, see keep_places(); -1 for none.
     """
 
     index: int
@@ -52,6 +54,7 @@ class Offer:
     address: str
     port: int
     gpus: tuple[str, ...] = ()
+    place: int = -1
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,9 @@ def assign_ranks(offers: Sequence[Offer]) -> list[Assignment]:
         nodes.setdefault(offer.node, []).append(offer)
     assignments: list[Assignment] = []
     for node, local in nodes.items():
-        gpus = _order_gpus([offer.gpus for offer in local])
-        for local_rank, offer in enumerate(local):
+        places = keep_places([0] * len(local), [offer.place for offer in local])  # as the ranks will
+        gpus = _order_gpus([local[places.index(place)].gpus for place in range(len(local))])
+        for local_rank, offer in zip(places, local, strict=True):
             rank = len(assignments)
             assignments.append(Assignment(offer.index, rank, len(offers), local_rank, len(local), node, gpus))
     return assignments
@@ -159,7 +163,7 @@ def plan_variables(
     for each in assignments:
         own = {name: value for name, value in planned[each.rank].items() if not _LEFT_OUT.fullmatch(name)}
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(each.gpus)} if each.gpus else {}
-        variables.append({**own, **shared, **gpus})
+        variables.append({**own, "LOCAL_RANK": str(each.local_rank), **shared, **gpus})
     return variables
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hvdkit.elastic.regrouping import set_places
@@ -13,6 +13,7 @@ from hvdkit.elastic.state import HostUpdateResult
 from hvdkit.errors import HorovodInternalError
 from hvdkit.integrations.ranks import Offer, Store, call_function, enter_rank, offer_store
 from hvdkit.optional_import import optional_import
+from hvdkit.transport.select import first_place
 
 ray = optional_import("ray", "ray")
 
@@ -128,7 +129,7 @@ class ElasticRank(Rank):
         self._has_state = True
 
     def wait(self, why: str) -> None:
-        offer = self._offer()
+        offer = replace(self._offer(), place=first_place())  # whose GPU it has
         with self._changed:
             self._variables = None
             self._arrival = Arrival(offer, os.getpid(), self._has_state, why)

@@ -31,6 +31,11 @@ from hvdkit.world import WITHOUT_MPI, World, complete_world, read_world
 _first_place = -1  # the local rank of this process in its first world
 
 
+def first_place() -> int:
+    """The local rank of this process in its first world, which it keeps where it can in an elastic job; -1 before."""
+    return _first_place
+
+
 @dataclass(frozen=True)
 class Connection:
     """Ranks that reach each other over a backend, before it is known which of them share a host.
