@@ -148,6 +148,7 @@ def test_variables_of_ranks() -> None:
         "GLOO_SOCKET_IFNAME": "ib0",
         "HVDKIT_LOG_LEVEL": "info",
     }
+    assert plan_env(None, 1, "eth0") == {"GLOO_SOCKET_IFNAME": "eth0"}, "and not its first letter"
     spec = RankSpec(b"", {"A": "2"}, "", "job", "driver", 1.0, alias_horovod=True)
     found = plan_environment(spec, {"A": "1", "B": "1"}, ["", "/job", Path(pickle.__file__).parent.as_posix()])
     assert (found["A"], found["B"], found["HVDKIT_ALIAS_HOROVOD"]) == ("2", "1", "1")

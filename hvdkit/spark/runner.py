@@ -101,7 +101,7 @@ def plan_env(env: Mapping[str, str] | None, verbose: int, nics: Sequence[str] | 
     if verbose >= 2:
         planned["HVDKIT_LOG_LEVEL"] = "info"
     if nics:
-        planned["GLOO_SOCKET_IFNAME"] = str(next(iter(nics)))
+        planned["GLOO_SOCKET_IFNAME"] = nics if isinstance(nics, str) else str(next(iter(nics)))
     return {**planned, **{name: str(value) for name, value in (env or {}).items()}}
 
 
