@@ -311,6 +311,7 @@ def test_arguments_that_contradict_each_other_are_refused() -> None:
         ({"num_workers": 2, "max_workers": 3}, "Set min_workers too"),
         ({"num_workers": 2, "min_workers": 1}, "makes the job elastic"),
         ({"min_workers": 3, "max_workers": 2}, "max_workers is 2, but min_workers is 3"),
+        ({"min_workers": 3, "elastic_timeout": 0}, "elastic_timeout is 0"),
         ({"settings": {"timeout_s": 3}, "num_workers": 2}, "settings is a dict"),
         ({"settings": RayExecutor.create_settings(timeout_s=0), "num_workers": 2}, "above 0"),
     ]:

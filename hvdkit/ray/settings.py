@@ -121,7 +121,7 @@ def plan_elastic(
             raise LaunchError(f"max_workers is {merged.max_workers}, but min_workers is {merged.min_workers}.")
     if merged.reset_limit is not None and merged.reset_limit < 0:
         raise LaunchError(f"reset_limit is {merged.reset_limit}; it must be a number from 0 up, or None.")
-    return merged
+    return check_settings(merged)
 
 
 def check_settings(settings: Any) -> Settings:
