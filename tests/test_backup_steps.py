@@ -86,6 +86,22 @@ def test_ranks_that_finish_after_other_numbers_of_steps_are_an_error() -> None:
         service.answers({0, 2})
 
 
+def test_a_late_rank_that_finishes_before_the_steps_that_were_made_without_it_is_an_error() -> None:
+    service = FirstGradients(3, 1, 16)
+    for _ in range(3):
+        for rank in (0, 1):
+            service.take(rank, PUSH, np.ones(1))
+        service.answers({0, 1})
+    service.take(2, PUSH, np.ones(1))
+    assert set(service.answers({2})) == {2}
+    for rank in (0, 1):
+        service.take(rank, FINISH, np.ones(1))
+    assert not service.answers({0, 1})
+    service.take(2, FINISH, np.ones(1))
+    with pytest.raises(TransportError, match=r"ranks \[2\] called optimizer.finish\(\) after 1 steps, but rank 0 has"):
+        service.answers({0, 1, 2})
+
+
 CASE = Case("Adam", {"lr": 0.05}, steps=30, clip=0.1)
 
 

@@ -60,6 +60,14 @@ class FirstGradients:
 
     def answers(self, waiting: Collection[int]) -> Mapping[int, Answer]:
         """See Service.answers. Ranks that have finished are answered together, when all have."""
+        most = max(self._sent)
+        early = sorted(rank for rank in self._finished if self._sent[rank] < most)
+        if early:
+            raise TransportError(
+                f"{_WHO}: ranks {early} called optimizer.finish() after {self._sent[early[0]]} steps, but rank "
+                f"{self._sent.index(most)} has taken {most}. Give every rank as many batches (drop_last, or a sampler "
+                "that pads)."
+            )
         self._decide()
         if len(self._finished) == self._size:
             self._finished.clear()
@@ -67,12 +75,6 @@ class FirstGradients:
         found = {}
         for rank in sorted(set(waiting) - self._finished):
             step = self._sent[rank]
-            early = [other for other in self._finished if self._sent[other] < step]
-            if early:
-                raise TransportError(
-                    f"{_WHO}: ranks {sorted(early)} called optimizer.finish() after {self._sent[early[0]]} steps, but "
-                    f"rank {rank} has taken {step}. Give every rank as many batches (drop_last, or a sampler that pads)"
-                )
             if step <= self._decided:
                 dropped = float(rank not in self._contributors[step])
                 found[rank] = Answer(self._averages[step], (self._decided - step, dropped))
