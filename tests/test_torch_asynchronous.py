@@ -15,6 +15,7 @@ from ranks import run_ranks
 from torch_world import Case, Weights, assert_alike, joined, weights
 
 import hvdkit.torch as hvd
+from hvdkit.asynchronous import server
 from hvdkit.asynchronous.asynchronous import SharedValues, slices
 from hvdkit.asynchronous.server import LOST, PUSH, STOP, ServerLink
 from hvdkit.asynchronous.staleness import Clocks
@@ -118,6 +119,47 @@ def test_a_server_that_ends_tells_also_ranks_that_compute() -> None:
         link.answer()
     link.close()
     assert transport.told.get(3) == LOST and 1 not in transport.told and transport.idle is False
+
+
+class _AskedOften(DoneRequest):
+    """Done when it has been asked about a hundred times, which a server does every millisecond."""
+
+    def __init__(self, out: Buffer) -> None:
+        super().__init__(out)
+        self._left = 100
+
+    def done(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+class _OneLater(_Messages):
+    """Rank 3 shuts down later than the others; or it is lost."""
+
+    def __init__(self, *, lost: bool) -> None:
+        super().__init__(0, {1: STOP, 2: STOP})
+        self._lost = lost
+
+    def ireceive(self, buffer: Buffer, peer: int, tag: int) -> Request:
+        if peer != 3 or self._lost:
+            return super().ireceive(buffer, peer, tag)
+        buffer.array[0] = STOP
+        return _AskedOften(buffer)
+
+    def check(self) -> None:
+        if self._lost:
+            raise RankLostError("Rank 3 has ended.")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_server_waits_for_ranks_that_shut_down_later_but_not_for_lost_ones(
+    lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_END_S", 0.02)
+    transport: Any = _OneLater(lost=lost)
+    clocks = Clocks(4, 0, scaled=False)
+    ServerLink(transport, 0, 2, "float32", SharedValues(np.zeros(2, np.float32), clocks)).close()
+    assert transport.idle is not lost
 
 
 def test_a_rank_whose_request_fails_does_not_wait_for_others_when_it_closes() -> None:

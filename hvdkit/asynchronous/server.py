@@ -152,12 +152,16 @@ class _Server:
         return self._own
 
     def end(self, *, at_once: bool) -> bool:
-        """Wait for the thread; did all ranks stop it?"""
+        """Wait for the thread; did all ranks stop it?
+
+        It goes on until ranks that shut down later have done so, as they close the transport together with this one.
+        """
         self._leaving = at_once or self._failure is not None
-        self._thread.join(_END_S)
-        if self._thread.is_alive():  # the transport must not be closed under it
-            self._leaving = True
+        tells_of_ends = type(self._transport).check is not Transport.check
+        while self._thread.is_alive() and not self._leaving:
             self._thread.join(_END_S)
+            self._leaving = self._failure is not None or not tells_of_ends
+        self._thread.join(2 * _END_S)  # the transport must not be closed under it
         return not self._thread.is_alive() and self._failure is None and not at_once
 
     def _run(self) -> None:
@@ -210,7 +214,7 @@ class _Server:
                 )
             self._sending = [sent for sent in self._sending if not sent.done()]
             now = time.monotonic()
-            if now - looked > _CHECK_S and not self._stopped:
+            if now - looked > _CHECK_S:
                 transport.check()
                 looked = now
             pause = _BUSY_S if came else min(_IDLE_S, pause * 1.2)
