@@ -164,8 +164,8 @@ class GradientSync:
         if index in self._summed:
             raise HorovodInternalError(
                 f"backward() computed the gradient of {self._named[index][0]} more than backward_passes_per_step="
-                f"{self._passes} times before optimizer.step(). With op=hvd.Sum, shard or hvd.BackupSteps() gradients are "
-                f"reduced once a step. Increase backward_passes_per_step, or call optimizer.step() earlier."
+                f"{self._passes} times before optimizer.step(). With op=hvd.Sum, shard or hvd.BackupSteps() gradients "
+                "are reduced once a step. Increase backward_passes_per_step, or call optimizer.step() earlier."
             )
         self._written.add(index)
         position = self._position.get(index)
