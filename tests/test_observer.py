@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from hvdkit.engine.observe.readings import READINGS
 from hvdkit.engine.observe.recording import HEAD, RECORDER, STAMPS, PlanFacts
 from hvdkit.engine.observe.stragglers import Window
 from hvdkit.engine.observe.timeline import Timeline
+from hvdkit.engine.observe.totals import COUNTER
 from hvdkit.engine.planned.on_device import Streams
 from hvdkit.transport.device import Event, HostDevice, HostEvent
 
@@ -42,6 +44,13 @@ def recording() -> Iterator[None]:
     yield
     RECORDER.stop()
     RECORDER.take()
+
+
+def test_a_round_without_numbers_is_not_counted_as_a_reduction() -> None:
+    before = COUNTER.rounds
+    for nbytes in ((8, 8), (0, 0)):  # the second one as Presence has it
+        play(PlanObserver(dataclasses.replace(FACTS, nbytes=nbytes), NAMES), 0)
+    assert COUNTER.rounds == before + 1
 
 
 def test_each_event_ends_an_activity_and_begins_the_next(tmp_path: Path) -> None:

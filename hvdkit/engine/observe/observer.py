@@ -102,7 +102,8 @@ class PlanObserver:
         They are not used where there is a device.
         """
         now = clock()
-        COUNTER.rounds += 1
+        if self._nbytes:  # else it tells which gradients there are, before they are reduced on a device
+            COUNTER.rounds += 1
         if self._device is None:
             COUNTER.waited_s += waited_s
         else:
