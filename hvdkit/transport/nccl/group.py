@@ -76,7 +76,10 @@ class DeviceGroup:
         Raises RankLostError or TransportError if this operation or an earlier one has failed. What is under way is
         ended then, and every later call raises the same.
         """
-        ready.record(producer)
+        try:
+            ready.record(producer)
+        except TransportError as error:
+            raise self.fail(error) from error
         self.enqueue(body, [ready], done)
 
     def enqueue(self, body: Body, ready: Iterable[Event], done: Event) -> None:
