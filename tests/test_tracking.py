@@ -19,11 +19,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch_world import joined
 
 import hvdkit.torch as hvd
+from hvdkit.engine.named.operation import JOINING, Operation
 from hvdkit.errors import HvdkitError, MissingDependencyError, TrackError
 from hvdkit.launcher_channel import Totals
 from hvdkit.tracking import progress as showing
 from hvdkit.tracking.own_series import SERIES, Window, own_series, pack_window
 from hvdkit.tracking.rows import Averages, make_row, pack_rows, unpack_rows
+from hvdkit.tracking.targets import Targets
+from hvdkit.tracking.tracker import Tracker, _Averaging
 from hvdkit.tracking.writing_thread import WritingThread
 
 Value = tuple[int, str, float]
@@ -91,6 +94,7 @@ def test_the_rank_that_waits_least_is_the_one_that_the_others_wait_for() -> None
         ({"loss": 1.0}, -1, "samples is -1"),
         ({"loss": 1.0}, math.inf, "samples is inf"),
         ({"loss": 1.0}, "3", "samples is '3'"),
+        ({"loss": 1.0}, np.float32("nan"), "samples is .*nan"),
     ],
 )
 def test_what_cannot_be_averaged_is_refused(values: dict[Any, Any], samples: Any, message: str) -> None:
@@ -115,6 +119,11 @@ def _train(folder: str) -> tuple[list[str], list[float]]:
                 optimizer.step()
                 tracker.log({"loss": loss if samples else math.nan}, samples=samples)
                 mine.append(float(loss) * samples)
+        places = [place / "one.csv", place / "two.csv"]
+        with hvd.track(csv=places[0], every=1) as one, hvd.track(csv=places[1], every=1) as two:
+            for _ in range(3):  # the averages of both are under way at the same time
+                one.log({"one": rank}, samples=np.int64(samples))
+                two.log({"two": rank}, samples=np.int64(samples))
         for problem in (
             lambda: hvd.track(csv=place),
             lambda: hvd.track(csv=place / "other.txt"),
@@ -155,6 +164,9 @@ def test_what_ranks_log_is_averaged_and_what_is_wrong_is_told_on_all_of_them(tmp
     assert read_events(tmp_path / "board") == [
         (step, key, pytest.approx(value, rel=1e-6)) for step, key, value in written
     ]
+    for name in ("one", "two"):
+        values = [value for _, key, value in read_csv(tmp_path / f"{name}.csv") if key == name]
+        assert values == pytest.approx([10 / 7] * 3)
     for errors, _ in ranks:
         for error, expected in zip(
             errors,
@@ -265,11 +277,20 @@ def test_a_place_that_fails_is_told_of_and_training_goes_on(caplog: pytest.LogCa
     assert not [one for one in threading.enumerate() if one.name == "hvdkit-track" and one.is_alive()]
 
 
+def test_a_rank_that_has_not_written_does_not_begin_when_the_world_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    tracker = Tracker(Targets(csv=path), 1)
+    rows = [make_row({"loss": 1.0}, 0, 1)]
+    tracker._averaging = _Averaging(rows, None, np.ones(4), Operation("track", JOINING, (), done=True))
+    tracker.abandon()
+    assert not path.exists()
+
+
 @pytest.mark.parametrize(("module", "argument"), [("wandb", "project"), ("mlflow", "sqlite:///x.db")])
 def test_a_package_that_is_missing_is_named(module: str, argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    from hvdkit.tracking.targets import Targets, open_writers
+    from hvdkit.tracking.targets import open_writers
 
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingDependencyError, match=rf"pip install 'hvdkit\[{module}\]'"):

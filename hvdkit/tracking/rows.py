@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class Row:
 
 def make_row(values: Mapping[str, Any], step: int, samples: float) -> Row:
     """Check what is to be logged, and keep it: the numbers as they are now. Raises TrackError."""
-    if isinstance(samples, bool) or not isinstance(samples, (int, float)) or not 0 <= samples < math.inf:
+    if isinstance(samples, bool) or not isinstance(samples, numbers.Real) or not 0 <= samples < math.inf:
         raise TrackError(
             f"log(): samples is {samples!r}; it must be the number of samples behind the values, 0 or more."
         )
@@ -43,7 +44,7 @@ def make_row(values: Mapping[str, Any], step: int, samples: float) -> Row:
         if key.startswith(OWN):
             raise TrackError(f"log(): the key {key!r} begins with {OWN!r}, as hvdkit's own series do. Rename it.")
         kept[key] = _keep(key, value)
-    return Row(step, samples, kept)
+    return Row(step, float(samples), kept)
 
 
 def _keep(key: str, value: Any) -> Any:

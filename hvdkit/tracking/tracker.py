@@ -48,6 +48,7 @@ class Tracker:
         self._rows: list[Row] = []
         self._averaging: _Averaging | None = None
         self._engine: Engine | None = None
+        self._name = ""  # of its operations: trackers may be averaging at the same time
         self._next_step, self._samples, self._closed = 0, 0.0, False
         self._since: tuple[float, int, Totals] | None = None  # the end of the window before: time, step, sums
 
@@ -66,11 +67,11 @@ class Tracker:
         row = make_row(values, self._next_step if step is None else _read_step(step), samples)
         self._next_step = row.step + 1
         self._rows.append(row)
-        COUNTER.samples += samples
+        COUNTER.samples += row.samples
         if self._since is None:
             self.start(row.step)
         else:
-            self._samples += samples
+            self._samples += row.samples
         averaging = self._averaging
         if averaging is not None:
             if group.engine.thread is None:
@@ -117,7 +118,8 @@ class Tracker:
         """Write what was averaged, and close: not collective, for a training that has failed."""
         self._closed = True
         averaging = self._averaging
-        if averaging is not None and averaging.work.done and averaging.work.error is None:
+        # Without a thread this rank was not rank 0, and after hvd.shutdown() nothing tells that it still is not.
+        if self._thread is not None and averaging is not None and averaging.work.done and averaging.work.error is None:
             self._hand_on(averaging)
         self._close_writers()
 
@@ -131,6 +133,7 @@ class Tracker:
         group: Group = global_process_set.group("Tracker.log()")
         if group.engine is not self._engine:
             self._engine = group.engine
+            self._name = f"track.{group.engine.count('track')}"
             self._rows, self._averaging, self._since = [], None, None
         return group
 
@@ -157,7 +160,7 @@ class Tracker:
         transport = group.transport
         packed = np.concatenate([pack_rows(rows), pack_window(window, transport.rank, transport.size)])
         options = reduce_options(["float64"], Sum, 1.0, 1.0, "log()") + describe_rows(rows)
-        work = begin(group, "allreduce", "track", [("float64", packed.shape)], [Buffer(packed, "float64")], options)
+        work = begin(group, "allreduce", self._name, [("float64", packed.shape)], [Buffer(packed, "float64")], options)
         self._averaging = _Averaging(rows, window, packed, work)
 
     def _end_window(self, rows: list[Row]) -> Window | None:
