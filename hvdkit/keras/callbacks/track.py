@@ -34,17 +34,22 @@ class TrackCallback(MetricAverageCallback):
         super().__init__(process_set=process_set)
         self._places = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "csv": csv}
         self._tracker: Tracker | None = None
+        self._started = False  # the first window of hvdkit's own series
         self._samples: float | None = None  # of the epoch's training, on this rank
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Open the places."""
-        self._tracker = track(**self._places, every=1)  # type: ignore[arg-type]
-        self._tracker.start()
+        """Open the places; those of a fit() that an exception has ended are closed."""
+        if self._tracker is not None:
+            self._tracker.abandon()
+        self._tracker, self._started = track(**self._places, every=1), False  # type: ignore[arg-type]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """See MetricAverageCallback."""
+        """See MetricAverageCallback; the first epoch is that of fit(initial_epoch=)."""
         super().on_epoch_begin(epoch, logs)
         self._samples = None
+        if self._tracker is not None and not self._started:
+            self._tracker.start(epoch - 1)
+            self._started = True
 
     def on_test_begin(self, logs: Any = None) -> None:
         """See MetricAverageCallback; validation uses the same objects to count samples."""
