@@ -302,6 +302,7 @@ def test_the_rate_is_that_of_all_ranks_and_the_time_left_that_of_the_rest() -> N
     assert showing.describe(25, 100, 50.0, 12_800) == "64 samples/s, 0:02:30 left"
     assert showing.describe(25, 100, 50.0, math.nan) == "0 batches/s, 0:02:30 left"
     assert showing.describe(0, 100, 0.0, 1.0) == ""
+    assert showing.describe(3, 2, 1.0, math.nan) == "3 batches/s, 0:00:00 left"
 
 
 def test_a_bar_is_drawn_on_a_terminal_only() -> None:

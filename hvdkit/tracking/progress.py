@@ -79,7 +79,7 @@ def describe(done: int, batches: int, seconds: float, samples: float) -> str:
         return ""
     known = not math.isnan(samples)
     rate, unit = (samples * done / batches, "samples/s") if known else (float(done), "batches/s")
-    left = round(seconds / done * (batches - done))
+    left = round(seconds / done * max(0, batches - done))  # a loader may have more batches than it says
     return f"{rate / seconds:,.0f} {unit}, {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
 
 
