@@ -80,6 +80,8 @@ def test_the_rank_that_waits_least_is_the_one_that_the_others_wait_for() -> None
         *("hvdkit/step_ms", "hvdkit/samples_per_s", "hvdkit/reduced_mb")
     }
     assert own_series(None, sums) == {}
+    uncounted = Window(10, 2.0, 0, Totals(0, 0.0, 0, 0))
+    assert set(own_series(uncounted, pack_window(uncounted, 0, 1))) == {"hvdkit/step_ms"}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from hvdkit.tracking.tracker import Tracker, track
 class HvdkitLogger(Logger):
     """Write what `self.log()` logs, averaged over all ranks, and hvdkit's own series: `Trainer(logger=...)`.
 
-    Lightning hands numbers on without their samples, so ranks count alike; sync_dist=True is not needed for them.
+    Lightning hands numbers on without their samples, so ranks count alike, and samples_per_s is not written;
+    sync_dist=True is not needed for them.
     tensorboard, wandb, mlflow, csv: as for hvd.track(), which the first values call. every: log_every_n_steps, times
     this number, is a window.
     """
@@ -50,6 +51,7 @@ class HvdkitLogger(Logger):
         """Log numbers; Lightning calls this on every rank."""
         if self._tracker is None:
             self._tracker = track(**self._places, every=self._every)  # type: ignore[arg-type]
+            self._tracker.counts_samples = False
         self._tracker.log(metrics, step=step)
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:

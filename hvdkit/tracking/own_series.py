@@ -43,12 +43,15 @@ def pack_window(window: Window | None, rank: int, size: int) -> Floats:
 def own_series(window: Window | None, sums: Floats) -> dict[str, float]:
     """The series over a window of rank 0. sums: of the ranks' pack_window().
 
-    Those of gradients are left out where none were reduced, and where a GPU's stream has waited for them.
+    Those of gradients are left out where none were reduced, and where a GPU's stream has waited for them; samples where
+    none were counted.
     """
     if window is None or window.steps <= 0 or window.seconds <= 0:
         return {}
     step_s = window.seconds / window.steps
-    series = {"step_ms": 1e3 * step_s, "samples_per_s": float(sums[0]) / window.seconds}
+    series = {"step_ms": 1e3 * step_s}
+    if sums[0]:
+        series["samples_per_s"] = float(sums[0]) / window.seconds
     if window.totals.rounds:
         series["reduced_mb"] = window.totals.nbytes / window.steps / 1e6
         waits_s = sums[1:] / window.steps

@@ -42,6 +42,9 @@ class _Averaging:
 class Tracker:
     """The result of track(); a context manager. A block that an exception leaves is closed without the last window."""
 
+    #: False where `samples` is a weight only, and nobody knows how many samples there were.
+    counts_samples = True
+
     def __init__(self, targets: Targets, every: int) -> None:
         self._targets, self._every = targets, every
         self._thread: WritingThread | None = None
@@ -67,11 +70,12 @@ class Tracker:
         row = make_row(values, self._next_step if step is None else _read_step(step), samples)
         self._next_step = row.step + 1
         self._rows.append(row)
-        COUNTER.samples += row.samples
+        counted = row.samples if self.counts_samples else 0.0
+        COUNTER.samples += counted
         if self._since is None:
             self.start(row.step)
         else:
-            self._samples += row.samples
+            self._samples += counted
         averaging = self._averaging
         if averaging is not None:
             if group.engine.thread is None:
