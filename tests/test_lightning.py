@@ -158,6 +158,53 @@ def test_a_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     check_weights(ranks, train_alone(epochs=2))
 
 
+def _fit_twice() -> list[int]:
+    """How many reductions the optimizer of each of two fits of one module has done."""
+    import lightning
+    import torch.distributed as dist
+
+    import hvdkit.lightning
+
+    class Small(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = make_model()
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            return self.model(batch[0]).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=RATE)
+
+    torch.set_num_threads(1)
+    hvd.init()
+    module, trainers = Small(), []
+    try:
+        for _ in range(2):
+            trainer = lightning.Trainer(
+                accelerator="cpu",
+                strategy=hvdkit.lightning.HvdkitStrategy(),
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                max_epochs=1,
+            )
+            trainer.fit(module, DataLoader(make_data(), BATCH))
+            trainers.append(trainer)
+        return [trainer.optimizers[0].reduction_statistics().generations for trainer in trainers]
+    finally:
+        dist.destroy_process_group()
+        hvd.shutdown()
+
+
+@pytest.mark.slow
+def test_the_optimizer_of_an_earlier_fit_leaves_the_gradients_to_the_next_one() -> None:
+    pytest.importorskip("lightning")
+    for first, second in run_ranks(2, _fit_twice):
+        assert first == second > 0
+
+
 def _refused() -> list[str]:
     from hvdkit.lightning import HvdkitStrategy
 

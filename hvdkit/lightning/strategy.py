@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,6 +38,10 @@ _OPS = {
     "product": Product,
 }
 _NEVER = 1 << 30  # backward passes in a window, while gradients are only accumulated
+
+#: The optimizers of all fits so far that still exist. Python's collector frees those of a Trainer, on each rank at
+#: its own time, and until then they would reduce the gradients of a later fit of the module too.
+_fitted: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class HvdkitStrategy(ParallelStrategy):
@@ -110,6 +115,7 @@ class HvdkitStrategy(ParallelStrategy):
                 else DistributedOptimizer(optimizer, named, **self._optimizer_options)
                 for optimizer in self.optimizers
             ]
+            _release(self.model, self.optimizers)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
@@ -151,6 +157,16 @@ class HvdkitStrategy(ParallelStrategy):
         _refuse_group(group)
         gathered: torch.Tensor = allgather((tensor if sync_grads else tensor.detach()).unsqueeze(0))
         return gathered
+
+
+def _release(model: torch.nn.Module, optimizers: Sequence[Any]) -> None:
+    """Have the optimizers of earlier fits leave the model's gradients to these."""
+    trained = set(model.parameters())
+    for earlier in set(_fitted).difference(optimizers):
+        parameters = (parameter for group in earlier.param_groups for parameter in group["params"])
+        if earlier._hvdkit is not None and not trained.isdisjoint(parameters):
+            earlier._hvdkit.unhook()
+    _fitted.update(optimizers)
 
 
 def _op_of(reduce_op: Any) -> ReduceOp:

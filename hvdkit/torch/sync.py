@@ -332,6 +332,12 @@ class GradientSync:
         self._tasks.clear()
         self.strategy.cancel()
 
+    def unhook(self) -> None:
+        """Reduce nothing in backward() from now on: another optimizer trains the parameters. All ranks do so alike."""
+        _remove(self._hooks)
+        self._hooks.clear()
+        self._hooked = False
+
     def close(self) -> None:
         """Free what the strategy has allocated; collective."""
         if self._attached:
