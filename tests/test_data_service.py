@@ -72,6 +72,29 @@ def test_a_dispatcher_ends_after_its_workers(service: ComputeService) -> None:
     one.end_dispatcher(1, 30)  # that has none
 
 
+def test_a_worker_that_has_ended_waits_for_the_shutdown_that_its_end_allows(service: ComputeService) -> None:
+    one = client(service)
+    one.register_worker_for_dispatcher(0, 0)
+    ended: list[bool] = []
+
+    def end_worker() -> None:
+        ended.append(one.wait_for_end(0))
+        one.unregister_worker(0, 0, stay=True)
+        ended.append(True)
+
+    waiting = [threading.Thread(target=end_worker), threading.Thread(target=lambda: ended.append(one.wait_for_end(1)))]
+    for thread in waiting:
+        thread.start()
+    one.end_dispatcher(0, 30)
+    assert ended == [False], "the worker is still there"
+    while len(service._changed._waiters) < 2:  # type: ignore[attr-defined]
+        waiting[0].join(0.01)
+    one.shutdown()
+    for thread in waiting:
+        thread.join(30)
+    assert ended == [False, True, True]
+
+
 def test_a_wrong_request_is_an_error_with_the_cure(service: ComputeService) -> None:
     one = client(service)
     with pytest.raises(ValueError, match=r"no dispatcher 2: this service has 2.*as many training ranks"):

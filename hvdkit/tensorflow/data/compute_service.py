@@ -179,12 +179,11 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
         )
         try:
             compute.register_worker_for_dispatcher(number, rank())
-            compute.wait_for_end(number)
+            all_over = compute.wait_for_end(number)
         finally:
             worker._stop()  # TensorFlow has no public way to end a server
-        if compute_config.dispatcher_side == "training":
-            compute.unregister_worker(number, rank())
-            compute.wait_for_shutdown()
+        if compute_config.dispatcher_side == "training" and not all_over:
+            compute.unregister_worker(number, rank(), stay=True)
         barrier()  # a worker whose dispatcher has gone ends after the timeout only
 
 

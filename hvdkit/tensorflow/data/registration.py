@@ -141,8 +141,11 @@ class ComputeService:
             with self._changed:
                 self._workers[number].discard(int(request["worker"]))
                 self._changed.notify_all()
+            if request.get("stay"):
+                self._wait(lambda: self._ended, None, "")
         elif call == "wait_for_end":
             self._wait(lambda: self._ended or number in self._ended_dispatchers, None, "")
+            return self._ended
         elif call == "end_dispatcher":
             with self._changed:
                 self._ended_dispatchers.add(number)
@@ -206,13 +209,13 @@ class ComputeClient:
         """Have the workers of a dispatcher end before it does: without it they would end after a long time only."""
         self._ask("end_dispatcher", timeout, dispatcher=dispatcher_id)
 
-    def wait_for_end(self, dispatcher_id: int) -> None:
-        """Wait until a dispatcher is about to end, or somebody calls shutdown(), however long."""
-        self._ask("wait_for_end", None, endless=True, dispatcher=dispatcher_id)
+    def wait_for_end(self, dispatcher_id: int) -> bool:
+        """Wait until a dispatcher is about to end, or somebody calls shutdown(), however long; was it the latter?"""
+        return bool(self._ask("wait_for_end", None, endless=True, dispatcher=dispatcher_id))
 
-    def unregister_worker(self, dispatcher_id: int, worker_id: int) -> None:
-        """Say that a worker has ended."""
-        self._ask("unregister_worker", dispatcher=dispatcher_id, worker=worker_id)
+    def unregister_worker(self, dispatcher_id: int, worker_id: int, *, stay: bool = False) -> None:
+        """Say that a worker has ended; stay: and wait until somebody calls shutdown(), which may come at once."""
+        self._ask("unregister_worker", None, endless=stay, dispatcher=dispatcher_id, worker=worker_id, stay=stay)
 
     def shutdown(self) -> None:
         """End the compute job."""
