@@ -25,6 +25,9 @@ from hvdkit.tools.submit.scheduler import Scheduler, State, first_match
 _USER = 1000
 _HOME = "/home/mpiuser"
 _PORT = 2222
+_RULES = """
+        # Not when its time is up: it would begin anew.
+        rules: [{name: timeIsUp, action: FailJobSet, onJobFailureReasons: [DeadlineExceeded]}]"""
 
 
 def write_manifest(job: BatchJob) -> str:
@@ -58,7 +61,7 @@ spec:
         targetReplicatedJobs: [launcher]
       # How often a job that failed is started again.
       failurePolicy:
-        maxRestarts: {6 if job.requeue else 0}
+        maxRestarts: {f"6{_RULES}" if job.requeue else 0}
       replicatedJobs:
         - name: node
           template:
