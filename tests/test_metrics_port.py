@@ -17,6 +17,7 @@ import pytest
 from hvdrun_job import started
 
 from hvdkit.errors import LaunchError
+from hvdkit.launch.introspect import metrics_server
 from hvdkit.launch.introspect.metrics_server import MetricsServer
 from hvdkit.launch.introspect.metrics_text import METRICS, format_metrics
 from hvdkit.launch.job.ranks import Ranks, Start
@@ -131,6 +132,29 @@ def test_only_metrics_are_given(request_line: bytes, status: bytes) -> None:
         assert f"Content-Length: {len(body)}".encode() in head
     elif request_line.startswith(b"HEAD"):
         assert not body
+
+
+def test_who_does_not_read_the_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "_REQUEST_S", 0.05)
+    ranks = two_ranks()
+    ranks.logged = {f"{number}".ljust(10_000, "x"): 1.0 for number in range(1000)}
+
+    async def ask() -> None:
+        server, served = MetricsServer(ranks, lambda: {"name": "job", "since": 1.0}), asyncio.Event()
+        serve = server._serve
+
+        async def serve_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await serve(reader, writer)
+            served.set()
+
+        monkeypatch.setattr(server, "_serve", serve_once)
+        await server.open(0, lambda line: None)
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            await asyncio.wait_for(served.wait(), 20)
+        server.close()
+
+    asyncio.run(ask())
 
 
 def test_a_port_that_is_taken_is_told() -> None:

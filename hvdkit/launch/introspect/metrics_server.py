@@ -54,7 +54,9 @@ class MetricsServer:
             request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _REQUEST_S)
             writer.write(self._answer(request.partition(b"\r\n")[0].split()))
             await asyncio.wait_for(writer.drain(), _REQUEST_S)
-        except (OSError, EOFError, asyncio.LimitOverrunError, asyncio.TimeoutError):
+        except asyncio.TimeoutError:
+            writer.transport.abort()  # else it would stay open until an answer is read that nobody reads
+        except (OSError, EOFError, asyncio.LimitOverrunError):
             pass  # not HTTP, or it has disconnected
         finally:
             writer.close()
