@@ -18,7 +18,7 @@ from hvdkit.errors import SubmitError
 from hvdkit.tools.submit.follow import Follower, submit_script
 from hvdkit.tools.submit.job import BatchJob, Warning
 from hvdkit.tools.submit.scheduler import State
-from hvdkit.tools.submit.table import SCHEDULERS
+from hvdkit.tools.submit.table import KINDS, SCHEDULERS
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -228,6 +228,14 @@ def test_ctrl_c_stops_following_and_says_that_the_job_goes_on(place: Path) -> No
     assert err.decode().splitlines()[-1] == (
         "hvdkit submit: job 42 is still running; follow its log with: tail -f train-42.log"
     )
+
+
+def test_a_job_with_the_runtime_of_an_earlier_one_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    created = "echo 'AlreadyExists' >&2; echo trainjob.trainer.kubeflow.org/digits; exit 1"
+    make(place, "kubectl", f"#!/bin/sh\n{created}\n")
+    monkeypatch.setenv("PATH", f"{place}/bin:/usr/bin:/bin")
+    with pytest.raises(SubmitError, match=r"Job digits exists.*: kubectl delete trainjob/digits clustertrainingrun"):
+        submit_script(KINDS["trainjob"], "text")
 
 
 def test_a_refusal_is_repeated_with_its_reason(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

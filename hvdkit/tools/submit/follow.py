@@ -104,7 +104,7 @@ class Follower:
 def submit_script(scheduler: Scheduler, script: str) -> str:
     """Submit a script; returns the job's id.
 
-    Raises SubmitError with the scheduler's message if it refuses the job.
+    Raises SubmitError with the scheduler's message if it refuses the job, or one of the objects that it consists of.
     """
     command = shlex.join(scheduler.submit)
     try:
@@ -121,9 +121,15 @@ def submit_script(scheduler: Scheduler, script: str) -> str:
             f"{command} did not answer within {_SUBMIT_S:.0f} s. Check whether the job is queued before trying again."
         ) from None
     said = (answer.stdout + answer.stderr).decode(errors="replace").strip()
+    job_id = scheduler.read_id(answer.stdout.decode(errors="replace"))
+    if answer.returncode and job_id:  # kubectl goes on after an object that it could not create
+        raise SubmitError(
+            f"{command} refused a part of the job, with status {answer.returncode}: {said}. Job {job_id} exists, and "
+            f"may run what an earlier job of its name has left. Remove both and submit again: "
+            f"{shlex.join(scheduler.cancel(job_id))}"
+        )
     if answer.returncode:
         raise SubmitError(f"{command} refused the job, with status {answer.returncode}: {said or 'no message'}")
-    job_id = scheduler.read_id(answer.stdout.decode(errors="replace"))
     if not job_id:
         raise SubmitError(f"{command} accepted the job, but printed no job id: {said!r}. Look for it in the queue.")
     return job_id
