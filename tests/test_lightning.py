@@ -171,7 +171,8 @@ def _fit_twice() -> list[int]:
             self.model = make_model()
 
         def training_step(self, batch: Any, index: int) -> torch.Tensor:
-            return self.model(batch[0]).square().mean()
+            loss: torch.Tensor = self.model(batch[0]).square().mean()
+            return loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=RATE)
@@ -192,7 +193,8 @@ def _fit_twice() -> list[int]:
             )
             trainer.fit(module, DataLoader(make_data(), BATCH))
             trainers.append(trainer)
-        return [trainer.optimizers[0].reduction_statistics().generations for trainer in trainers]
+        optimizers: list[Any] = [trainer.optimizers[0] for trainer in trainers]
+        return [optimizer.reduction_statistics().generations for optimizer in optimizers]
     finally:
         dist.destroy_process_group()
         hvd.shutdown()

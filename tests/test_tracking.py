@@ -123,9 +123,10 @@ def _train(folder: str) -> tuple[list[str], list[float]]:
                 mine.append(float(loss) * samples)
         places = [place / "one.csv", place / "two.csv"]
         with hvd.track(csv=places[0], every=1) as one, hvd.track(csv=places[1], every=1) as two:
+            counted: Any = np.int64(samples)
             for _ in range(3):  # the averages of both are under way at the same time
-                one.log({"one": rank}, samples=np.int64(samples))
-                two.log({"two": rank}, samples=np.int64(samples))
+                one.log({"one": rank}, samples=counted)
+                two.log({"two": rank}, samples=counted)
         for problem in (
             lambda: hvd.track(csv=place),
             lambda: hvd.track(csv=place / "other.txt"),
