@@ -12,11 +12,13 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hvdrun_job import started
 
 from hvdkit.errors import LaunchError
+from hvdkit.launch.agent.rank import Agent
 from hvdkit.launch.introspect import metrics_server
 from hvdkit.launch.introspect.metrics_server import MetricsServer
 from hvdkit.launch.introspect.metrics_text import METRICS, format_metrics
@@ -84,6 +86,20 @@ def test_words_that_are_cut_off_are_ignored(word: str) -> None:
     ranks = two_ranks()
     ranks.hear(0, [word])
     assert ranks.states[0].totals == Totals(30, 1.25, 4096, 960.0)
+
+
+def test_messages_that_come_in_a_burst_reach_hvdrun_whole() -> None:
+    words = [announce_value(f"loss/{number}", number / 7) for number in range(300)]
+    identity: Any = None
+    agent = Agent(identity, None, None)
+    agent.channel, rank = socket.socketpair()
+    with agent.channel, rank:
+        rank.sendall("".join(f"{word}\n" for word in words).encode() + b"totals:1:0.5:4096:9")
+        rank.shutdown(socket.SHUT_WR)
+        frames = []
+        while (payload := agent._read_events()) is not None:
+            frames.append(payload.decode().split())
+    assert len(frames) > 1 and [word for frame in frames for word in frame] == words
 
 
 def test_keys_do_not_fill_the_memory_of_hvdrun() -> None:

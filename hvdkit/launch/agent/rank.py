@@ -18,7 +18,7 @@ from .host_info import has_fabric, hold_free_ports, probe_host, read_interfaces
 from .rank_identity import RankIdentity, adapt_environment, name_process, plan_elastic_variables, survivors_continue
 from .session_reaper import SessionReaper, catches, die_with_parent, end_session
 from .stacks import StackCollector
-from .stream import HOLD_S, Log, Prefixer, Stream, colour_prefix, open_terminal, set_window, write_all
+from .stream import HOLD_S, LINE_BYTES, Log, Prefixer, Stream, colour_prefix, open_terminal, set_window, write_all
 from .wire import (
     ASK,
     BYE,
@@ -66,6 +66,7 @@ class Agent:
         self.stack_requests: list[tuple[bytes, StackCollector]] = []  # from hvdrun, not answered yet
         self.output_closed = False  # the output cannot be passed on any more
         self.channel: socket.socket | None = None  # to the rank, see hvdkit.launcher_channel
+        self.held_event = b""  # the beginning of a message that has not come whole
         self.early_frames: list[tuple[bytes, bytes]] = []  # received before the command was started
         self.elastic = False  # the others may continue without this rank, and wait for MPI to report its end
 
@@ -202,10 +203,10 @@ class Agent:
                 self._report_pause()
             if events in ready:
                 words = self._read_events()
-                if words:
-                    self._send(EVENT, words)
-                else:
+                if words is None:
                     poll.unregister(events)
+                elif words:
+                    self._send(EVENT, words)
             if self.control is None:
                 for control in controls:
                     poll.unregister(control)
@@ -240,13 +241,18 @@ class Agent:
     def _emit_from(self, fd: int, data: bytes) -> None:
         self._emit(next(stream.kind for stream in self.streams if stream.source == fd), data)
 
-    def _read_events(self) -> bytes:
-        """Read messages of the rank; b"" at their end."""
+    def _read_events(self) -> bytes | None:
+        """Read messages of the rank, whole ones only; None at their end. One that is too long is dropped."""
         assert self.channel is not None
         try:
-            return self.channel.recv(4096)
+            data = self.channel.recv(4096)
         except ConnectionError:  # it has ended without listening
-            return b""
+            return None
+        if not data:
+            return None
+        words, newline, rest = (self.held_event + data).rpartition(b"\n")
+        self.held_event = rest if len(rest) < LINE_BYTES else b""
+        return words + newline
 
     def _report_pause(self) -> None:
         """Report that a signal has stopped the command, or that it continues."""
