@@ -102,7 +102,9 @@ class Totals(NamedTuple):
 
     def since(self, before: Totals) -> Totals:
         """What was added."""
-        return Totals(*(now - then for now, then in zip(self, before, strict=True)))
+        rounds, device_rounds = self.rounds - before.rounds, self.device_rounds - before.device_rounds
+        waited_s, samples = self.waited_s - before.waited_s, self.samples - before.samples
+        return Totals(rounds, waited_s, self.nbytes - before.nbytes, samples, device_rounds)
 
     @property
     def known_wait_s(self) -> float:
