@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import subprocess
@@ -38,7 +39,11 @@ def test_ctrl_c_while_hvdrun_waits_for_hosts_prints_no_traceback(tmp_path: Path)
     hosts.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
     hosts.chmod(0o700)
     argv = [*HVDRUN, "-np", "2", "--elastic", "--host-discovery-script", str(hosts), "true"]
-    process = subprocess.Popen(argv, env=environment(), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    # Where pytest itself runs in a shell's background, children would ignore it as pytest does.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(
+        argv, env=environment(), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=heed
+    )
     try:
         assert wait_until((tmp_path / "asked").exists)
         process.send_signal(signal.SIGINT)
