@@ -26,6 +26,7 @@ class ShardSync(GradientSync):
         self.passes_factor = passes_factor
         self._shards: ShardDriver | None = None
         self._closed = False
+        self._norms = ""
         super().__init__(settings, local_layers=(), scale_local=True, passes_factor=1.0)
 
     def enter(self) -> None:
@@ -48,6 +49,8 @@ class ShardSync(GradientSync):
             for name, variable in zip(names, variables, strict=True)
         ]
         settings = self._settings
+        # Counted in this world: settings.number differs where a rank has wrapped an optimizer that others have not.
+        self._norms = f"norms of optimizer {settings.group.engine.count('norms')}"
         self._shards = driver_kind()(settings.group, tensors, variables, settings.options, self._add)
         return self._shards
 
@@ -63,8 +66,8 @@ class ShardSync(GradientSync):
 
     def _add(self, numbers: Array) -> None:
         options = reduce_options(["float32"], Sum, 1.0, 1.0, "DistributedOptimizer()")
-        name, buffer = f"norms of optimizer {self._settings.number}", Buffer(numbers.reshape(-1), "float32")
-        do(self._settings.group, "allreduce", name, [("float32", numbers.shape)], [buffer], options)
+        buffer = Buffer(numbers.reshape(-1), "float32")
+        do(self._settings.group, "allreduce", self._norms, [("float32", numbers.shape)], [buffer], options)
 
     def close(self) -> None:
         """Free the buckets; collective."""
