@@ -55,7 +55,7 @@ def alone(*arguments: str, script: str = SCRIPT) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(("backend", "victim"), [("torch", 0), ("tensorflow", 1)], indirect=["backend"])
 def test_the_others_go_on_and_one_comes_in_its_place(victim: int, backend: str) -> None:
     command = (SCRIPT, "60", "0.03", "3")
     job = train_and_kill(3, [victim], "--min-np", "2", command=command, committed=KILLED_AT)
@@ -65,7 +65,9 @@ def test_the_others_go_on_and_one_comes_in_its_place(victim: int, backend: str) 
     assert result["summary"] == pytest.approx(alone("60", "0", "3"), abs=CLOSE[backend])
 
 
+#: On TensorFlow the test below does it.
 @pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch"], indirect=True)
 def test_too_few_are_left_and_the_same_command_goes_on_from_the_last_commit(tmp_path: Path, backend: str) -> None:
     options, command = ("--min-np", "2", "--elastic-checkpoints", str(tmp_path)), (SCRIPT, "12", "0.03", "3")
     job = train_and_kill(2, [1], *options, command=command, committed=KILLED_AT)
@@ -125,5 +127,6 @@ def test_the_digits_go_on_though_a_rank_is_killed(backend: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow"], indirect=True)
 def test_the_digits_are_learned_though_a_rank_is_killed(backend: str) -> None:
     assert re.search(r"test accuracy 9[789]", learn_digits(3, "--epochs", "80"))

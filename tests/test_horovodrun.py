@@ -48,10 +48,9 @@ def test_the_digits_are_learned_with_hvdrun(script: str, tmp_path: Path) -> None
     [
         (["--gloo"], {}, "horovod (Gloo) transport"),
         pytest.param(["--gloo"], {"HVDKIT_ENGINE": "native"}, "shared_memory transport", marks=SLOW),
-        pytest.param(["--mpi", UNBOUND], {"HVDKIT_ENGINE": "horovod"}, "horovod (MPI) transport", marks=SLOW),
         (["--mpi", UNBOUND], {}, "shared_memory transport"),
     ],
-    ids=["gloo", "gloo-native", "mpi", "mpi-native"],
+    ids=["gloo", "gloo-native", "mpi-native"],
 )
 def test_the_digits_are_learned_with_horovodrun(
     options: list[str], env: dict[str, str], where: str, tmp_path: Path
