@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hvdrun_job import ROOT
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.allocations import read_allocation
@@ -63,6 +67,26 @@ def test_the_interface_of_sagemaker_is_used_unless_one_is_named() -> None:
     assert plan_job(parse_arguments(["true"]), environ).networks == ("ethwe",)
     assert plan_job(parse_arguments(["--network-interfaces", "eth1", "true"]), environ).networks == ("eth1",)
     assert plan_job(parse_arguments(["-H", "localhost:2", "true"]), environ).networks == ()
+
+
+def test_the_entry_point_of_sagemaker_passes_sigterm_on_and_waits_for_the_end_of_the_job(tmp_path: Path) -> None:
+    script = (ROOT / "examples" / "sagemaker" / "train.sh").read_text()
+    script = script.replace("/usr/sbin/sshd", "true").replace("/run/sshd", str(tmp_path / "sshd"))
+    hvdrun = tmp_path / "hvdrun"
+    hvdrun.write_text(f"""#!{sys.executable}
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print(*sys.argv[1:], flush=True)
+signal.sigwait([signal.SIGTERM])
+sys.exit(75)
+""")
+    hvdrun.chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), "/usr/bin", "/bin"])
+    environ = {**SAGEMAKER, "SM_HOSTS": '["algo-1"]', "PATH": path}
+    with subprocess.Popen(["bash", "-c", script, "train.sh", "--lr", "1"], env=environ, stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None and job.stdout.readline() == b"python train.py --lr 1\n"
+        job.terminate()
+        assert job.wait() == 75, "the exit code of hvdrun, after its end"
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,15 @@ fi
 for host in "${hosts[@]:1}"; do
     until ssh -n -o ConnectTimeout=5 "$host" test -s "$ready" 2>/dev/null; do sleep 1; done
 done
-hvdrun python train.py "$@"
-status=$?
+# SageMaker ends a job by SIGTERM, which is hvdrun's to pass on to all ranks; `wait` ends with a signal as well.
+trap 'stopped=yes; if [ -n "$!" ]; then kill "$!" 2>/dev/null; else exit 143; fi' TERM
+hvdrun python train.py "$@" &
+stopped=yes
+while [ -n "$stopped" ]; do
+    stopped=
+    wait "$!"
+    status=$?
+done
 for host in "${hosts[@]:1}"; do
     ssh -n -o ConnectTimeout=5 "$host" "kill \$(cat $ready); rm $ready"
 done

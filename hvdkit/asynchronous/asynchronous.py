@@ -12,21 +12,13 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from hvdkit.asynchronous.arguments import (
-    allow_join,
-    check_integer,
-    check_real,
-    need_messages,
-    refuse_arguments,
-    refuse_join,
-)
+from hvdkit.asynchronous.arguments import check_integer, refuse_arguments
 from hvdkit.asynchronous.parameter_values import FlatValues
-from hvdkit.asynchronous.server import FINISH, PUSH, Answer, ServerLink
+from hvdkit.asynchronous.served import ServedStrategy
+from hvdkit.asynchronous.server import FINISH, PUSH, Answer
 from hvdkit.asynchronous.staleness import Clocks
 from hvdkit.engine.groups import Group, ProcessSet, check_process_set
-from hvdkit.engine.planned.agreement import check_agreement
-from hvdkit.engine.planned.plan import describe_plan
-from hvdkit.engine.strategy import Parameters, Strategy
+from hvdkit.engine.strategy import Parameters
 from hvdkit.log import logger
 from hvdkit.transport.buffer import Array, as_buffer
 
@@ -53,7 +45,7 @@ class SharedValues:
         return dict.fromkeys(self._clocks.take_released(waiting), Answer(self._values))
 
 
-class Asynchronous(Strategy):
+class Asynchronous(ServedStrategy):
     """Ranks step at their own pace, at most staleness + 1 times while another rank is in one step.
 
     staleness: 1 or more; scale_by_staleness: see Clocks. servers: on so many first ranks a thread keeps a slice of the
@@ -61,32 +53,26 @@ class Asynchronous(Strategy):
     Raises ValueError for numbers that cannot be used.
     """
 
+    who = _WHO
     overlaps_backward = False
     equal_replicas = False
     lockstep = False
 
     def __init__(self, staleness: int = 4, *, servers: int = 1, scale_by_staleness: bool = False) -> None:
+        super().__init__()
         _check_numbers(staleness, servers)
         if staleness == 0:
             raise ValueError("Asynchronous(): staleness is 0; use AllReduce, which is that.")
         self._staleness, self._servers, self._scaled = staleness, servers, scale_by_staleness
         self._values: FlatValues | None = None
-        self._links: list[ServerLink] = []
 
-    def check(self, what: str, dtype: str) -> None:
-        super().check(what, dtype)
-        check_real(_WHO, what, dtype)
+    def describe(self, size: int) -> str:
+        _check_servers(self._servers, size)
+        return f"Asynchronous {self._staleness} {self._servers} {self._scaled}"
 
-    def attach(self, parameters: Parameters, group: Group) -> None:
-        """See Strategy.attach. The servers begin with rank 0's values, which all ranks have after their next step."""
-        self.detach()
-        need_messages(_WHO)
+    def open(self, parameters: Parameters, group: Group) -> None:
+        """Begin with rank 0's values, which all ranks have after their next step; collective."""
         transport = group.transport
-        _check_servers(self._servers, transport.size)
-        words = f"Asynchronous {self._staleness} {self._servers} {self._scaled}"
-        check_agreement(transport, describe_plan(parameters.tensors, 0, words))
-        if not parameters.tensors:
-            return
         self._size = transport.size
         self._values = values = FlatValues(parameters.tensors, parameters.values)
         self._before, self._after = (np.empty(values.count, values.dtype) for _ in range(2))
@@ -94,13 +80,9 @@ class Asynchronous(Strategy):
         transport.broadcast(as_buffer(self._before), 0)
         self._pieces = slices(values.count, self._servers)
         for root, (start, stop) in enumerate(self._pieces):
-            own = transport.split([range(transport.size)])
-            assert own is not None
             clocks = Clocks(transport.size, self._staleness, scaled=self._scaled)
             shared = SharedValues(self._before[start:stop], clocks)
-            self._links.append(ServerLink(own, root, stop - start, values.dtype, shared))
-        self._group = group
-        refuse_join(_WHO, self, group)
+            self.open_server(group, root, stop - start, values.dtype, shared)
 
     def before_step(self) -> None:
         """See Strategy.before_step; not collective."""
@@ -137,11 +119,8 @@ class Asynchronous(Strategy):
         self._values.write(self._after)
 
     def detach(self) -> None:
-        links, self._links, self._values = self._links, [], None
-        if links:
-            allow_join(self, self._group)
-        for link in links:
-            link.close()
+        self._values = None
+        super().detach()
 
 
 def slices(count: int, servers: int) -> list[tuple[int, int]]:

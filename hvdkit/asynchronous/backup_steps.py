@@ -13,20 +13,12 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from hvdkit.asynchronous.arguments import (
-    allow_join,
-    check_integer,
-    check_real,
-    need_messages,
-    refuse_arguments,
-    refuse_join,
-)
+from hvdkit.asynchronous.arguments import check_integer, refuse_arguments
 from hvdkit.asynchronous.parameter_values import FlatValues
-from hvdkit.asynchronous.server import FINISH, PUSH, Answer, ServerLink
+from hvdkit.asynchronous.served import ServedStrategy
+from hvdkit.asynchronous.server import FINISH, PUSH, Answer
 from hvdkit.engine.groups import Group, ProcessSet, check_process_set
-from hvdkit.engine.planned.agreement import check_agreement
-from hvdkit.engine.planned.plan import describe_plan
-from hvdkit.engine.strategy import Parameters, Strategy
+from hvdkit.engine.strategy import Parameters
 from hvdkit.errors import TransportError
 from hvdkit.transport.buffer import Array
 
@@ -96,7 +88,7 @@ class FirstGradients:
         self._pending = {}
 
 
-class BackupSteps(Strategy):
+class BackupSteps(ServedStrategy):
     """Every step averages the first gradients to come, of all ranks but `drop`; those that come later are dropped.
 
     Gradients that are there when the average is made are used, even of more ranks. ahead: see FirstGradients. dropped:
@@ -105,50 +97,40 @@ class BackupSteps(Strategy):
     Raises ValueError or TypeError for numbers that cannot be used.
     """
 
+    who = _WHO
     repeatable = False
 
     def __init__(self, drop: int = 1, *, ahead: int = 16) -> None:
+        super().__init__()
         check_integer(_WHO, "drop", drop, 0)
         check_integer(_WHO, "ahead", ahead, 1)
         self._drop, self._ahead = drop, ahead
         self.behind = self.dropped = 0
         self._gradients: FlatValues | None = None
-        self._link: ServerLink | None = None
 
-    def check(self, what: str, dtype: str) -> None:
-        super().check(what, dtype)
-        check_real(_WHO, what, dtype)
+    def describe(self, size: int) -> str:
+        _check_drop(self._drop, size)
+        return f"BackupSteps {self._drop} {self._ahead}"
 
-    def attach(self, parameters: Parameters, group: Group) -> None:
-        """See Strategy.attach. Raises ValueError if no gradients would be left."""
-        self.detach()
-        need_messages(_WHO)
-        transport = group.transport
-        _check_drop(self._drop, transport.size)
-        words = f"BackupSteps {self._drop} {self._ahead}"
-        check_agreement(transport, describe_plan(parameters.tensors, 0, words))
-        if not parameters.tensors:
-            return
+    def open(self, parameters: Parameters, group: Group) -> None:
+        """See ServedStrategy.open."""
         self._gradients = gradients = FlatValues(parameters.tensors, parameters.gradients)
         # Behind the gradients, for each tensor, whether a rank has one.
         self._flat = np.empty(gradients.count + len(parameters.tensors), gradients.dtype)
-        own = transport.split([range(transport.size)])
-        assert own is not None
-        service = FirstGradients(transport.size, self._drop, self._ahead)
-        self._link = ServerLink(own, 0, self._flat.size, gradients.dtype, service)
-        self._group = group
-        refuse_join(_WHO, self, group)
+        service = FirstGradients(group.transport.size, self._drop, self._ahead)
+        self.open_server(group, 0, self._flat.size, gradients.dtype, service)
 
     def before_step(self) -> None:
         """See Strategy.before_step; waits until the step is decided. Raises RankLostError if a rank has ended."""
-        if self._gradients is None or self._link is None:
+        if self._gradients is None:
             return
         gradients, used = self._flat[: self._gradients.count], self._flat[self._gradients.count :]
         self._gradients.read(gradients)
         used[:] = 1
         used[list(self._gradients.unused)] = 0
-        self._link.ask(PUSH, self._flat)
-        answer = self._link.answer()
+        (link,) = self._links
+        link.ask(PUSH, self._flat)
+        answer = link.answer()
         np.copyto(self._flat, answer.numbers)
         self.behind = int(answer.notes[0])
         self.dropped += int(answer.notes[1])
@@ -156,15 +138,13 @@ class BackupSteps(Strategy):
 
     def finish(self) -> None:
         """Wait until all ranks call it, after equally many steps; collective. Steps may follow."""
-        if self._link is not None:
-            self._link.ask(FINISH)
-            self._link.answer()
+        for link in self._links:
+            link.ask(FINISH)
+            link.answer()
 
     def detach(self) -> None:
-        link, self._link, self._gradients, self.behind = self._link, None, None, 0
-        if link is not None:
-            allow_join(self, self._group)
-            link.close()
+        self._gradients, self.behind = None, 0
+        super().detach()
 
 
 def choose_backup_steps(drop: int, ahead: int, process_set: ProcessSet, others: Collection[str]) -> BackupSteps | None:

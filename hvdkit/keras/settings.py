@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from hvdkit.engine.allreduce import AllReduce
+from hvdkit.engine.api import Engine
 from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import Group, ProcessSet, check_process_set
 from hvdkit.engine.named.submit import all_true
@@ -17,6 +18,23 @@ from hvdkit.engine.reduce_op import Average, ReduceOp
 from hvdkit.engine.request import ReduceOptions, check_gradient, gradient_options
 from hvdkit.engine.strategy import Strategy, refuse_contradictions
 from hvdkit.keras.compression import Compressor
+
+
+class _StepName:
+    """What the common truths of an optimizer are called: by a count of this world, in the order of first steps.
+
+    A count of this process would differ where a rank has wrapped an optimizer that others have not.
+    """
+
+    def __init__(self) -> None:
+        self._engine: weakref.ref[Engine] | None = None
+        self._name = ""
+
+    def get(self, engine: Engine) -> str:
+        """The same on all ranks of the engine; the first call in a world is collective."""
+        if self._engine is None or self._engine() is not engine:
+            self._engine, self._name = weakref.ref(engine), f"step of optimizer {engine.count('agreement')}"
+        return self._name
 
 
 @dataclass(frozen=True)
@@ -29,7 +47,7 @@ class Settings:
     sparse_as_dense: bool
     process_set: ProcessSet
     strategy: Strategy | None = None
-    number: int = field(default_factory=itertools.count().__next__)  # the same on all ranks, where they wrap alike
+    _step_name: _StepName = field(default_factory=_StepName, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_process_set(self.process_set, "DistributedOptimizer()")
@@ -64,7 +82,8 @@ class Settings:
 
     def agree(self, flag: Any) -> bool:
         """Is a truth the ranks' common one? Collective."""
-        return all_true(self.group, bool(flag), f"step of optimizer {self.number}")
+        group = self.group
+        return all_true(group, bool(flag), self._step_name.get(group.engine))
 
     @property
     def size(self) -> int:

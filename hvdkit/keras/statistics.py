@@ -26,7 +26,7 @@ def average_statistics(sync: GradientSync) -> None:
     # In float64 the average of equal numbers of float32 is that number.
     values = [np.asarray(keras.ops.convert_to_numpy(weight), np.float64) for weight in weights]
     flat = np.concatenate([value.reshape(-1) for value in values])
-    flat = allreduce(flat, f"optimizer {sync.number}.statistics", op=Average, process_set=sync.process_set)
+    flat = allreduce(flat, "moving statistics", op=Average, process_set=sync.process_set)
     at = 0
     for weight, value in zip(weights, values, strict=True):
         weight.assign(flat[at : at + value.size].reshape(value.shape))

@@ -49,7 +49,7 @@ class ShardSync(GradientSync):
             for name, variable in zip(names, variables, strict=True)
         ]
         settings = self._settings
-        # Counted in this world: settings.number differs where a rank has wrapped an optimizer that others have not.
+        # Counted in this world: a process may have wrapped an optimizer that others have not.
         self._norms = f"norms of optimizer {settings.group.engine.count('norms')}"
         self._shards = driver_kind()(settings.group, tensors, variables, settings.options, self._add)
         return self._shards

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 from hvdkit.tools.submit.job import BatchJob
 from hvdkit.tools.submit.manifest import (
@@ -65,24 +67,30 @@ spec:
 """
 
 
-def read_conditions(text: str) -> tuple[str, ...] | None:
-    """Read the conditions that are true in `kubectl get RESOURCE NAME -o json`; None for other text."""
+def read_state(text: str, success: str, runs: Callable[[list[str], Any], bool]) -> State | None:
+    """Read `kubectl get RESOURCE NAME -o json`; None for other text.
+
+    success: the condition of a job that has succeeded. runs: whether one that has not ended runs, from the conditions
+    that are true and its status; KeyError, TypeError and AttributeError mean that it does not.
+    """
     try:
-        conditions = json.loads(text).get("status", {}).get("conditions", [])
-        return tuple(str(entry.get("type")) for entry in conditions if entry.get("status") == "True")
+        status = json.loads(text).get("status", {})
+        conditions = [str(entry.get("type")) for entry in status.get("conditions", []) if entry.get("status") == "True"]
     except (ValueError, AttributeError, TypeError):
         return None
+    for word, code in (("Failed", 1), (success, 0)):
+        if word in conditions:
+            return State("ended", word.lower(), code)
+    try:
+        running = runs(conditions, status)
+    except (KeyError, AttributeError, TypeError):  # it has no jobs yet
+        running = False
+    return State("running", "running") if running else State("waiting", " ".join(conditions).lower() or "created")
 
 
 def read_mpijob_state(text: str) -> State | None:
     """Read the status of `kubectl get mpijob NAME -o json`."""
-    true = read_conditions(text)
-    if true is None:
-        return None
-    for word, code in (("Failed", 1), ("Succeeded", 0)):
-        if word in true:
-            return State("ended", word.lower(), code)
-    return State("running", "running") if "Running" in true else State("waiting", " ".join(true).lower() or "created")
+    return read_state(text, "Succeeded", lambda conditions, _: "Running" in conditions)
 
 
 KUBERNETES = Scheduler(

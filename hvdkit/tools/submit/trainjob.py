@@ -6,10 +6,8 @@ only the numbers are used: which containers its image and command apply to diffe
 
 from __future__ import annotations
 
-import json
-
 from hvdkit.tools.submit.job import BatchJob
-from hvdkit.tools.submit.kubernetes import read_conditions
+from hvdkit.tools.submit.kubernetes import read_state
 from hvdkit.tools.submit.manifest import (
     SHARED_MEMORY,
     check_manifest,
@@ -123,18 +121,11 @@ spec:
 
 def read_trainjob_state(text: str) -> State | None:
     """Read the status of `kubectl get trainjob NAME -o json`."""
-    true = read_conditions(text)
-    if true is None:
-        return None
-    for word, code in (("Failed", 1), ("Complete", 0)):
-        if word in true:
-            return State("ended", word.lower(), code)
-    try:
-        jobs = json.loads(text)["status"]["jobsStatus"]
-        active = any(job["name"] == "launcher" and job.get("active") for job in jobs)
-    except (KeyError, TypeError, AttributeError):  # it has no jobs yet
-        active = False
-    return State("running", "running") if active else State("waiting", " ".join(true).lower() or "created")
+    return read_state(
+        text,
+        "Complete",
+        lambda _, status: any(job["name"] == "launcher" and job.get("active") for job in status["jobsStatus"]),
+    )
 
 
 TRAINJOB = Scheduler(

@@ -1,0 +1,65 @@
+"""What strategies have in common whose ranks meet at servers (server.py) and not in collectives."""
+
+from __future__ import annotations
+
+from hvdkit.asynchronous.server import ServerLink, Service
+from hvdkit.engine.groups import Group
+from hvdkit.engine.planned.agreement import check_agreement
+from hvdkit.engine.planned.plan import describe_plan
+from hvdkit.engine.strategy import Parameters, Strategy, on_horovod
+from hvdkit.transport.buffer import COMPLEX
+
+
+class ServedStrategy(Strategy):
+    """A strategy that opens its servers in open(), and has them until detach()."""
+
+    #: For messages.
+    who: str
+
+    def __init__(self) -> None:
+        self._links: list[ServerLink] = []
+
+    def describe(self, size: int) -> str:
+        """What all ranks must have alike. Raises ValueError for what does not go with so many ranks."""
+        raise NotImplementedError
+
+    def open(self, parameters: Parameters, group: Group) -> None:
+        """Open the servers for some parameters; collective."""
+        raise NotImplementedError
+
+    def check(self, what: str, dtype: str) -> None:
+        super().check(what, dtype)
+        if dtype in COMPLEX:
+            raise TypeError(f"{what} has dtype {dtype}, which {self.who} cannot train. Use real numbers.")
+
+    def attach(self, parameters: Parameters, group: Group) -> None:
+        """See Strategy.attach. Raises ValueError where the engine or the number of ranks does not allow it."""
+        self.detach()
+        if on_horovod():
+            raise ValueError(
+                f"{self.who} needs the native engine: Horovod's core has no messages from rank to rank. Set "
+                "HVDKIT_ENGINE=native."
+            )
+        words = self.describe(group.transport.size)
+        check_agreement(group.transport, describe_plan(parameters.tensors, 0, words))
+        if not parameters.tensors:
+            return
+        self._group = group
+        self.open(parameters, group)
+        group.engine.joining.refusals[self] = (
+            f"{self.who} waits for every rank in its steps. Call optimizer.finish() on all ranks after their last "
+            "step, in place of hvd.join()."
+        )
+
+    def open_server(self, group: Group, root: int, count: int, dtype: str, service: Service) -> None:
+        """Open one more server; collective. See ServerLink."""
+        own = group.transport.split([range(group.transport.size)])
+        assert own is not None
+        self._links.append(ServerLink(own, root, count, dtype, service))
+
+    def detach(self) -> None:
+        links, self._links = self._links, []
+        if links:
+            self._group.engine.joining.refusals.pop(self, None)
+        for link in links:
+            link.close()
