@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -14,16 +15,17 @@ from hypothesis import strategies as st
 
 from hvdkit.errors import ConfigError, HorovodInternalError, LaunchError
 from hvdkit.integrations.ranks import Offer, Outcome
+from hvdkit.spark import session
 from hvdkit.spark.common import batches
 from hvdkit.spark.common.batches import Batches, plan_pieces
 from hvdkit.spark.common.checkpoints import Checkpoint, Checkpoints
 from hvdkit.spark.common.dataset import Arrays, DataSet, RowGroup
 from hvdkit.spark.common.store import Store
-from hvdkit.spark.elastic import plan_elastic_env, plan_sizes, repeat
+from hvdkit.spark.elastic import plan_elastic_env, plan_sizes, repeat, run_elastic
 from hvdkit.spark.reports import Report, Status, describe_loss, read_results
-from hvdkit.spark.runner import plan_env, refuse
-from hvdkit.spark.session import wait_for_slots
-from hvdkit.spark.task import RankSpec, plan_environment, plan_rank
+from hvdkit.spark.runner import _REFUSED, plan_env, refuse, run
+from hvdkit.spark.session import describe_loopback, wait_for_slots
+from hvdkit.spark.task import RankSpec, find_loopback, plan_environment, plan_rank
 from hvdkit.spark.watch import GRACE_S, Watch
 
 GROUPS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
@@ -132,6 +134,26 @@ def test_waiting_for_executors_ends() -> None:
         wait_for_slots(lambda: 2, 4, 4, 0.0)
 
 
+def test_a_driver_that_other_hosts_cannot_reach_is_an_error_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert describe_loopback("127.0.0.1", "local-cluster[2,1,1024]") == ""
+    assert describe_loopback("10.0.0.1", "spark://a:7077") == describe_loopback("node1", "yarn") == ""
+    monkeypatch.setattr(session, "_UNREACHABLE_S", 0.0)
+    with pytest.raises(LaunchError, match=r"room for 0 .*spark.driver.host is 'localhost'.*spark.driver.host=ADDRESS"):
+        wait_for_slots(lambda: 0, 2, 2, 600.0, 0.0, describe_loopback("localhost", "spark://a:7077"))
+    offers = [Offer(0, "a", "127.0.1.1", 10), Offer(1, "a", "127.0.1.1", 20), Offer(2, "b", "1.1.1.2", 30)]
+    assert find_loopback(offers[:2], "a") == "" and find_loopback(offers[::-1], "a") == ""
+    assert "rank 0 on a is at 127.0.1.1" in find_loopback(offers, "a")
+
+
+@pytest.mark.parametrize("function", [run, run_elastic])
+def test_arguments_of_horovod_that_cannot_be_followed_are_refused(function: Callable[..., Any]) -> None:
+    named = inspect.signature(function).parameters.keys() & _REFUSED
+    assert named >= {"stdout", "stderr", "prefix_output_with_timestamp"}
+    for name in named:
+        with pytest.raises(LaunchError, match=rf"hvdkit.spark.{function.__name__}\({name}=.*Leave it out"):
+            function(print, **{name: name != "use_gloo"})
+
+
 def test_every_task_makes_the_same_plan_of_ranks() -> None:
     offers = [Offer(0, "b", "1.1.1.2", 10), Offer(1, "a", "1.1.1.1", 20), Offer(2, "b", "1.1.1.2", 30)]
     spec = RankSpec(b"", {}, "0" * 64, "job", "driver", 1.0)
@@ -153,8 +175,9 @@ def test_variables_of_ranks() -> None:
     found = plan_environment(spec, {"A": "1", "B": "1"}, ["", "/job", Path(pickle.__file__).parent.as_posix()])
     assert (found["A"], found["B"], found["HVDKIT_ALIAS_HOROVOD"]) == ("2", "1", "1")
     assert found["PYTHONPATH"].split(":")[1:] == ["/job"]
-    with pytest.raises(LaunchError, match=r"run\(use_mpi=...\) is not possible: MPI starts no"):
+    with pytest.raises(LaunchError, match=r"run\(use_mpi=True\) is not possible: MPI starts no"):
         refuse("run", {"stdout": None, "use_mpi": True})
+    refuse("run", {"use_gloo": True, "verbose": 2, "prefix_output_with_timestamp": False})
 
 
 def attempts(*statuses: Status) -> Callable[[int], list[Report]]:

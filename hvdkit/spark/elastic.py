@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hvdkit.errors import LaunchError
 from hvdkit.log import logger
 from hvdkit.spark.reports import Report, describe_failure, find_cause, raise_failure, read_results
-from hvdkit.spark.runner import START_TIMEOUT_S, check_count, check_timeout, make_spec, plan_env, refuse, start_job
-from hvdkit.spark.session import count_slots, find_context, wait_for_slots
+from hvdkit.spark.runner import START_TIMEOUT_S, check_count, check_timeout, read_arguments
+from hvdkit.spark.session import count_slots
 
 #: Seconds that executors have to come back, before fewer ranks go on than before.
 _SETTLE_S = 10.0
@@ -51,26 +52,16 @@ def run_elastic(
     None. min_np, max_np: older names. The other arguments are those of run().
     Raises what run() raises, when fn raises an exception that is not HorovodInternalError or after the last restart.
     """
-    given = {"stdout": stdout, "stderr": stderr, "prefix_output_with_timestamp": prefix_output_with_timestamp}
-    refuse("run_elastic", given)
-    variables = plan_elastic_env(plan_env(env, verbose, nics), checkpoints)
-    context = find_context()
-    start_s = check_timeout("start_timeout", start_timeout, START_TIMEOUT_S)
+    job = read_arguments("run_elastic", locals())
+    job = replace(job, env=plan_elastic_env(job.env, checkpoints))
     elastic_s = check_timeout("elastic_timeout", elastic_timeout, START_TIMEOUT_S)
     first, least, most = plan_sizes(
-        num_proc, _either(min_num_proc, min_np), _either(max_num_proc, max_np), count_slots(context)
+        num_proc, _either(min_num_proc, min_np), _either(max_num_proc, max_np), count_slots(job.context)
     )
 
     def attempt(restarts: int) -> list[Report]:
-        def count() -> int:
-            return count_slots(context)
-
-        if restarts == 0:
-            ranks = wait_for_slots(count, first, first, start_s)
-        else:
-            ranks = wait_for_slots(count, least, most, elastic_s, _SETTLE_S)
-        spec = make_spec(context, fn, args, kwargs, variables, start_s, executable or "")
-        return start_job(context, spec, ranks, start_s)
+        again = restarts > 0
+        return job.start(job.wait(least, most, elastic_s, _SETTLE_S) if again else job.wait(first, first, job.start_s))
 
     return read_results(repeat(attempt, _RESTARTS if reset_limit is None else reset_limit))
 

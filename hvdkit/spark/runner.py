@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -12,14 +13,16 @@ import cloudpickle
 from hvdkit.errors import LaunchError
 from hvdkit.integrations.ranks import new_secret
 from hvdkit.spark.reports import Report, read_results
-from hvdkit.spark.session import count_slots, find_context, wait_for_slots
+from hvdkit.spark.session import count_slots, describe_loopback, find_context, wait_for_slots
 from hvdkit.spark.task import RankSpec
 
 #: Seconds, as Horovod's.
 START_TIMEOUT_S = 600.0
 
+#: Horovod's arguments that cannot be followed, and why.
 _REFUSED = {
     "use_mpi": "MPI starts no processes on Spark's executors; ranks communicate over Gloo and shared memory",
+    "use_gloo": "ranks communicate over Gloo and shared memory, and there is no other way",
     "extra_mpi_args": "MPI starts no processes on Spark's executors",
     "stdout": "the output of ranks is in the logs of their executors",
     "stderr": "the output of ranks is in the logs of their executors",
@@ -50,48 +53,67 @@ def run(
     started by its task. Ranks of a host follow each other.
     num_proc: ranks; None for as many as tasks run at the same time. start_timeout: seconds until all of them run; 600
     if None. env: variables of the ranks, added to the executors'. verbose: 2 for messages of level info. nics: the
-    first is the interface that Gloo uses. executable: the Python of the ranks. use_gloo: accepted, as it is always so.
-    The other arguments are Horovod's, and refused if they are set.
+    first is the interface that Gloo uses. executable: the Python of the ranks. use_gloo: None or True, as it is always
+    so. The other arguments are Horovod's, and refused if they are set.
     Raises what fn raised on a rank, from a HorovodInternalError with its traceback; HorovodInternalError if a rank or
     an executor is lost; LaunchError for ranks that cannot be started.
     """
-    given = {"use_mpi": use_mpi, "extra_mpi_args": extra_mpi_args, "stdout": stdout, "stderr": stderr}
-    refuse("run", {**given, "prefix_output_with_timestamp": prefix_output_with_timestamp})
-    context = find_context()
-    timeout_s = check_timeout("start_timeout", start_timeout, START_TIMEOUT_S)
-    ranks = num_proc if num_proc is not None else max(1, count_slots(context))
+    job = read_arguments("run", locals())
+    ranks = num_proc if num_proc is not None else max(1, count_slots(job.context))
     check_count("num_proc", ranks)
-    wait_for_slots(lambda: count_slots(context), ranks, ranks, timeout_s)
-    spec = make_spec(context, fn, args, kwargs, plan_env(env, verbose, nics), timeout_s, executable or "")
-    return read_results(start_job(context, spec, ranks, timeout_s))
+    job.wait(ranks, ranks, job.start_s)
+    return read_results(job.start(ranks))
 
 
-def start_job(context: Any, spec: RankSpec, ranks: int, start_timeout: float) -> list[Report]:
-    """See job.run_job, which needs pyspark."""
-    from hvdkit.spark.job import run_job
+@dataclass(frozen=True)
+class Job:
+    """What run() and run_elastic() are asked for. function: pickled, with its arguments. start_s: see run()."""
 
-    return run_job(context, spec, ranks, start_timeout)
+    context: Any
+    function: bytes
+    env: dict[str, str]
+    start_s: float
+    executable: str
+
+    @property
+    def driver(self) -> str:
+        """The host of the driver, as executors are told."""
+        return str(self.context.getConf().get("spark.driver.host") or "127.0.0.1")
+
+    def wait(self, least: int, wanted: int, timeout_s: float, settle_s: float = 0.0) -> int:
+        """See wait_for_slots."""
+        unreachable = describe_loopback(self.driver, self.context.master)
+        return wait_for_slots(lambda: count_slots(self.context), least, wanted, timeout_s, settle_s, unreachable)
+
+    def start(self, ranks: int) -> list[Report]:
+        """Run so many ranks to their end; see job.run_job."""
+        from hvdkit.spark.job import run_job  # needs pyspark
+
+        spec = RankSpec(
+            function=self.function,
+            env=self.env,
+            secret=new_secret(),
+            name=f"hvdkit-spark-{uuid.uuid4().hex[:8]}",
+            driver=self.driver,
+            start_timeout=self.start_s,
+            executable=self.executable,
+            alias_horovod="hvdkit.alias_horovod" in sys.modules,
+        )
+        return run_job(self.context, spec, ranks, self.start_s)
 
 
-def make_spec(
-    context: Any,
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    env: dict[str, str],
-    start_timeout: float,
-    executable: str,
-) -> RankSpec:
-    """What the ranks of a new job get."""
-    return RankSpec(
-        function=cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))),
-        env=env,
-        secret=new_secret(),
-        name=f"hvdkit-spark-{uuid.uuid4().hex[:8]}",
-        driver=context.getConf().get("spark.driver.host") or "127.0.0.1",
-        start_timeout=start_timeout,
-        executable=executable,
-        alias_horovod="hvdkit.alias_horovod" in sys.modules,
+def read_arguments(function: str, given: Mapping[str, Any]) -> Job:
+    """Read what run() and run_elastic() have in common. given: all arguments of this call, by name.
+
+    Raises LaunchError for what cannot be followed, and without a SparkContext.
+    """
+    refuse(function, given)
+    return Job(
+        context=find_context(),
+        function=cloudpickle.dumps((given["fn"], tuple(given["args"]), dict(given["kwargs"] or {}))),
+        env=plan_env(given["env"], given["verbose"], given["nics"]),
+        start_s=check_timeout("start_timeout", given["start_timeout"], START_TIMEOUT_S),
+        executable=given["executable"] or "",
     )
 
 
@@ -105,11 +127,12 @@ def plan_env(env: Mapping[str, str] | None, verbose: int, nics: Sequence[str] | 
     return {**planned, **{name: str(value) for name, value in (env or {}).items()}}
 
 
-def refuse(function: str, arguments: Mapping[str, Any]) -> None:
-    """Raise LaunchError for an argument of Horovod's that is set and cannot be followed."""
-    for name, value in arguments.items():
-        if value:
-            raise LaunchError(f"hvdkit.spark.{function}({name}=...) is not possible: {_REFUSED[name]}. Leave it out.")
+def refuse(function: str, given: Mapping[str, Any]) -> None:
+    """Raise LaunchError for an argument of Horovod's that is set and cannot be followed. given: see read_arguments."""
+    for name, reason in _REFUSED.items():
+        value = given.get(name)
+        if value is False if name == "use_gloo" else value:
+            raise LaunchError(f"hvdkit.spark.{function}({name}={value!r}) is not possible: {reason}. Leave it out.")
 
 
 def check_count(name: str, value: int) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 from hvdkit.errors import LaunchError
 from hvdkit.log import logger
 from hvdkit.optional_import import optional_import
+from hvdkit.transport.addresses import is_loopback
 
 _PAUSE_S = 0.5
 _SAY_AFTER_S = 5.0
+_UNREACHABLE_S = 30.0  # for executors of a driver that only its own host reaches
 
 
 def find_context() -> Any:
@@ -36,12 +38,31 @@ def count_slots(context: Any) -> int:
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
 
-def wait_for_slots(count: Callable[[], int], least: int, wanted: int, timeout_s: float, settle_s: float = 0.0) -> int:
+def describe_loopback(driver: str, master: str) -> str:
+    """Why executors on other hosts do not come, and the cure; "" where all run here, or the driver can be reached.
+
+    driver: spark.driver.host.
+    """
+    if master.startswith("local") or not (driver in ("localhost", "::1", "[::1]") or is_loopback(driver)):
+        return ""
+    return (
+        f" spark.driver.host is {driver!r}, which executors on other hosts take for themselves, so they do not find the "
+        "driver. Start Spark with spark.driver.host=ADDRESS, by which all executors reach the driver, and "
+        "spark.driver.bindAddress=0.0.0.0 if this host does not have that address itself."
+    )
+
+
+def wait_for_slots(
+    count: Callable[[], int], least: int, wanted: int, timeout_s: float, settle_s: float = 0.0, unreachable: str = ""
+) -> int:
     """Wait until there are slots for `wanted` ranks, or for `least` if there are no more after settle_s.
 
-    count: the slots that there are now. Returns the number of ranks. Raises LaunchError after timeout_s.
+    count: the slots that there are now. unreachable: see describe_loopback(); with it the wait is 30 s at most.
+    Returns the number of ranks. Raises LaunchError after timeout_s.
     """
     began, told = time.monotonic(), False
+    if unreachable:
+        timeout_s = min(timeout_s, max(_UNREACHABLE_S, settle_s))
     while True:
         slots, waited_s = count(), time.monotonic() - began
         if slots >= wanted or (slots >= least and waited_s >= settle_s):
@@ -50,9 +71,9 @@ def wait_for_slots(count: Callable[[], int], least: int, wanted: int, timeout_s:
             raise LaunchError(
                 f"{least} ranks need {least} tasks at the same time, but the executors of this Spark application have "
                 f"room for {slots} (cores of all executors, divided by spark.task.cpus), after {waited_s:.0f} s. Lower "
-                "num_proc, or start more executors."
+                f"num_proc, or start more executors.{unreachable}"
             )
         if waited_s >= _SAY_AFTER_S and not told:
-            logger.warning("waiting for executors: %d ranks, room for %d", least, slots)
+            logger.warning("waiting for executors: %d ranks, room for %d.%s", least, slots, unreachable)
             told = True
         time.sleep(_PAUSE_S)

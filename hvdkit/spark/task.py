@@ -28,6 +28,7 @@ from hvdkit.launch.agent.session_reaper import SessionReaper, end_session
 from hvdkit.launch.process import describe_status
 from hvdkit.spark.reports import Report
 from hvdkit.startup import plan_variables as plan_startup
+from hvdkit.transport.addresses import is_loopback
 
 _LOOK_S = 0.2
 _EXIT_S = 10.0  # for a rank to end, when it has sent its outcome
@@ -79,6 +80,8 @@ def run_rank(spec: RankSpec, context: Context) -> Report:
         if problems:
             return Report(index, host, "not started", text="; ".join(dict.fromkeys(problems)))
         offers = [Offer(**{**one["offer"], "gpus": tuple(one["offer"]["gpus"])}) for one in others]
+        if problem := find_loopback(offers, spec.driver):
+            return Report(index, host, "not started", text=problem)
         rank, variables = plan_rank(spec, offers, index)
         process.rank = rank
         return process.run(rank, host, variables, spec.function)
@@ -91,6 +94,19 @@ def plan_rank(spec: RankSpec, offers: list[Offer], index: int) -> tuple[int, dic
     variables = plan_variables(assignments, first.address, first.port, spec.secret, spec.name)
     rank = next(each.rank for each in assignments if each.index == index)
     return rank, variables[rank]
+
+
+def find_loopback(offers: list[Offer], driver: str) -> str:
+    """Why ranks on other hosts cannot reach rank 0, the first offer's; "" if they can. driver: see RankSpec."""
+    first = offers[0]
+    if not is_loopback(first.address) or len({offer.node for offer in offers}) == 1:
+        return ""
+    return (
+        f"rank 0 on {first.node} is at {first.address}, which other hosts cannot reach: towards the driver, "
+        f"{driver!r} (spark.driver.host), that host has no other address. Start Spark with spark.driver.host=ADDRESS, "
+        "by which all executors reach the driver, and spark.driver.bindAddress=0.0.0.0 if the driver's host does not "
+        "have that address itself."
+    )
 
 
 def read_gpus(context: Context) -> tuple[str, ...]:
