@@ -14,8 +14,15 @@ from hvdkit.errors import page_of
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
+#: Called with the exception, before the job is ended.
+_last_calls: list[Callable[[BaseException], object]] = []
 _installed: _Hook | None = None
 _previous: _Hook | None = None
+
+
+def on_uncaught(call: Callable[[BaseException], object]) -> None:
+    """Have `call` called with an uncaught exception before the job is ended for it; it must return soon."""
+    _last_calls.append(call)
 
 
 def install_exception_hook(rank: int | str, host: str, abort: Callable[[int], object] | None) -> None:
@@ -33,6 +40,8 @@ def install_exception_hook(rank: int | str, host: str, abort: Callable[[int], ob
         status = 130 if issubclass(kind, KeyboardInterrupt) else 1
         try:
             _show(rank, host, kind, error, where)
+            for call in _last_calls:
+                call(error)
         finally:
             try:
                 if abort is not None:

@@ -28,7 +28,7 @@ def test_mlflow_has_what_was_written(tmp_path: Path, store: str, monkeypatch: py
         Targets(mlflow={"uri": uri, "experiment": "digits", "run_name": "one", "tags": {"a": "b"}})
     )
     writer.write(ROWS)
-    writer.close()
+    writer.close("FINISHED")
     client = mlflow.MlflowClient(uri)
     experiment = client.get_experiment_by_name("digits")
     (run,) = client.search_runs([experiment.experiment_id])
@@ -37,8 +37,10 @@ def test_mlflow_has_what_was_written(tmp_path: Path, store: str, monkeypatch: py
     assert sorted(history) == [(0, 0.5), (1, 0.5), (2, 0.5)]
     assert run.data.metrics["hvdkit/step_ms"] == 2.0 and run.data.metrics["loss"] == pytest.approx(1 / 3)
     (again,) = open_writers(Targets(mlflow={"uri": uri, "run_id": run.info.run_id}))
+    assert client.get_run(run.info.run_id).info.status == "RUNNING" and again.resume == {"run_id": run.info.run_id}
     again.write([(3, {"accuracy": 1.0})])
-    again.close()
+    again.close("KILLED")
+    assert client.get_run(run.info.run_id).info.status == "KILLED"
     assert len(client.get_metric_history(run.info.run_id, "accuracy")) == 4
     with pytest.raises(TrackError, match="mlflow has the option 'name'"):
         open_writers(Targets(mlflow={"uri": uri, "name": "x"}))

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import math
+import os
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from elastic_job import train_and_kill
+from hvdrun_job import ROOT
 from numpy.typing import NDArray
 from ranks import run_ranks
 from torch.utils.data import DataLoader, TensorDataset
@@ -20,12 +27,21 @@ from torch_world import joined
 
 import hvdkit.torch as hvd
 from hvdkit.engine.named.operation import JOINING, Operation
-from hvdkit.errors import HvdkitError, MissingDependencyError, TrackError
+from hvdkit.errors import (
+    HorovodInternalError,
+    HvdkitError,
+    MissingDependencyError,
+    Preempted,
+    RankLostError,
+    TrackError,
+)
 from hvdkit.launcher_channel import Totals
+from hvdkit.tracking import output
 from hvdkit.tracking import progress as showing
+from hvdkit.tracking.output import Output, take_output
 from hvdkit.tracking.own_series import SERIES, Window, own_series, pack_window
 from hvdkit.tracking.rows import Averages, make_row, pack_rows, unpack_rows
-from hvdkit.tracking.targets import Targets
+from hvdkit.tracking.targets import End, Targets
 from hvdkit.tracking.tracker import Tracker, _Averaging
 from hvdkit.tracking.writing_thread import WritingThread
 
@@ -133,6 +149,8 @@ def _train(folder: str) -> tuple[list[str], list[float]]:
             lambda: hvd.track(),
             lambda: hvd.track(csv="", every=1),
             lambda: hvd.track(csv="x", every=0),
+            lambda: hvd.track(csv=place / "run.csv" if rank == 0 else None),
+            lambda: hvd.track(wandb={"project": "one", "name": f"of rank {rank}", "config": object()}),
             lambda: tracker.log({"loss": 1.0}),
             lambda: _log_different({"loss": 1.0, "accuracy": 1.0} if rank == 1 else {"loss": 1.0}, 0),
             lambda: _log_different({"loss": 1.0}, rank),
@@ -179,6 +197,8 @@ def test_what_ranks_log_is_averaged_and_what_is_wrong_is_told_on_all_of_them(tmp
                 "TrackError: track() was told no place to write to",
                 "TrackError: track(): csv is ''; it must be a path",
                 "TrackError: track(): every is 0",
+                "the ranks disagree about the argument csv of hvd.track(): rank 0 (host ",
+                "has {'config': Ellipsis, 'name': 'of rank 1', 'project': 'one'}. Call it with the same argument wandb",
                 "TrackError: log(): the tracker is closed",
                 "RanksDisagreeError: Tracker.log(): the ranks did not log the same",
                 "the ranks disagree about the logged steps",
@@ -257,6 +277,7 @@ class Failing:
     """A writer whose place is gone after the first rows."""
 
     name = "failing"
+    resume: Mapping[str, str] = {}
 
     def __init__(self) -> None:
         self.rows: list[Averages] = []
@@ -266,7 +287,7 @@ class Failing:
             raise OSError("no space left")
         self.rows += rows
 
-    def close(self) -> None:
+    def close(self, end: End | None) -> None:
         raise AssertionError("a writer that has failed is not called again")
 
 
@@ -275,10 +296,119 @@ def test_a_place_that_fails_is_told_of_and_training_goes_on(caplog: pytest.LogCa
     thread = WritingThread([writer])
     for step in range(3):
         thread.put([(step, {"loss": 1.0})])
-    thread.close()
+    thread.close("FINISHED", 60.0)
     assert writer.rows == [(0, {"loss": 1.0})]
     assert caplog.text.count("failing cannot be written, so it lacks the values from step 1 on") == 1
     assert not [one for one in threading.enumerate() if one.name == "hvdkit-track" and one.is_alive()]
+
+
+class Run:
+    """A writer that has a run."""
+
+    name = "mlflow"
+    resume: Mapping[str, str] = {"run_id": "7"}
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.ends: list[End | None] = []
+
+    def write(self, rows: Sequence[Averages]) -> None:
+        self.steps += [step for step, _ in rows]
+
+    def close(self, end: End | None) -> None:
+        self.ends.append(end)
+
+
+def tracker_of(targets: Targets, world: object, *, may_change: bool = False) -> Tracker:
+    """A tracker as track() has made it in an earlier world."""
+    tracker = Tracker(targets, 1)
+    tracker._output, tracker._may_change = take_output(targets, world), may_change
+    tracker._output.open()
+    return tracker
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (None, "FINISHED"),
+        (ValueError(), "FAILED"),
+        (HorovodInternalError(), "FAILED"),
+        (KeyboardInterrupt(), "KILLED"),
+        (SystemExit(0), "FINISHED"),
+        (SystemExit("why"), "FAILED"),
+        (Preempted(), "KILLED"),
+    ],
+)
+def test_a_run_ends_as_the_block_does(error: BaseException | None, end: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run()
+    monkeypatch.setattr(output, "open_writers", lambda targets: [run])
+    before = signal.getsignal(signal.SIGTERM)
+    with contextlib.suppress(BaseException), tracker_of(Targets(mlflow="uri"), None):
+        if error is not None:
+            raise error
+    assert run.ends == [end] and signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(
+    ("how", "end", "code"),
+    [
+        ("SIGTERM", "KILLED", -signal.SIGTERM),
+        ("hvdkit's hook", "FAILED", 1),
+        pytest.param("ValueError", "FAILED", 1, marks=pytest.mark.slow),
+        pytest.param("KeyboardInterrupt", "KILLED", -signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("end", "FINISHED", 0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_no_block_ends_ends_with_the_process(how: str, end: str, code: int, tmp_path: Path) -> None:
+    lines = tmp_path / "runs"
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "FAKE_MLFLOW": str(lines)}
+    command = [sys.executable, str(ROOT / "tests" / "tracked_script.py"), how]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    (created, run), *ends = (line.split() for line in lines.read_text().splitlines())
+    assert (done.returncode, created, ends) == (code, "created", [[end, run]]), done.stderr
+
+
+def test_the_next_tracker_goes_on_in_the_run_that_a_world_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[Targets, Run]] = []
+
+    def open_run(targets: Targets) -> list[Run]:
+        opened.append((targets, Run()))
+        return [opened[-1][1]]
+
+    monkeypatch.setattr(output, "open_writers", open_run)
+    targets = Targets(mlflow="uri")
+    first = Output(targets, "first world")
+    first.open()
+    tracker = tracker_of(targets, "second world", may_change=True)
+    with pytest.raises(RankLostError), tracker:
+        raise RankLostError
+    tracker_of(targets, "second world").close()
+    assert [one.ends for _, one in opened] == [[], ["FINISHED"]], "in one world two trackers have two runs"
+    tracker = tracker_of(targets, "third world")
+    assert tracker._output is first and len(opened) == 2
+    first.leave()
+    assert opened[0][1].ends == [None]
+    first.put([(3, {"loss": 1.0})])  # as a rank that is 0 now, and knows what rank 0 had opened
+    tracker.close()
+    assert opened[2][0].mlflow == {"uri": "uri", "run_id": "7"}
+    assert (opened[2][1].steps, opened[2][1].ends) == ([3], ["FINISHED"])
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.native("ranks that are lost are replaced")
+def test_when_rank_0_dies_another_rank_goes_on_in_the_same_file_and_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MLFLOW", str(tmp_path / "runs"))
+    command = (str(ROOT / "tests" / "tracking_elastic_script.py"), str(tmp_path), "150")
+    job = train_and_kill(3, [0], "--min-np", "2", command=command)
+    assert job.process.returncode == 0, job.output
+    steps = [step for step, key, _ in read_csv(tmp_path / "run.csv") if key == "size"]
+    assert steps[0] == 0 and steps[-1] == 149 and set(steps) >= {*range(10), *range(140, 150)}
+    (created, run), *others = (line.split() for line in (tmp_path / "runs").read_text().splitlines())
+    assert created == "created" and {one for _, one in others} == {run}, others
+    assert [what for what, _ in others if what != "RUNNING"] == ["continued", "FINISHED"]
 
 
 def test_a_rank_that_has_not_written_does_not_begin_when_the_world_is_gone(tmp_path: Path) -> None:

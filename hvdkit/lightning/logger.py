@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
@@ -66,4 +67,6 @@ class HvdkitLogger(Logger):
             tracker.close()
         else:
             logger.info("HvdkitLogger: the training ended as %r; the last window is not written.", status)
-            tracker.abandon()
+            # Lightning says "failed" of each; its SIGTERMException is a SystemExit.
+            killed = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
+            tracker.abandon("KILLED" if killed else "FAILED")

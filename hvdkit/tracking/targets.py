@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Protocol
 
 from hvdkit.errors import TrackError
 from hvdkit.tracking.rows import Averages
 
 Path = str | os.PathLike[str]
+#: How the script has ended; MLflow's words.
+End = Literal["FINISHED", "FAILED", "KILLED"]
+
+#: What a string means where a mapping of options may be given as well.
+_MAIN_OPTION = {"wandb": "project", "mlflow": "uri"}
+_PLAIN = (str, int, float, bool, type(None))
 
 
 class Writer(Protocol):
-    """Writes averages to one place; on one thread, but for its making. name: for messages."""
+    """Writes averages to one place; on one thread, but for its making.
+
+    name: for messages. resume: options of the argument of this name by which another process goes on in the same run.
+    """
 
     name: str
+    resume: Mapping[str, str]
 
     def write(self, rows: Sequence[Averages]) -> None:
         """Write rows, in the order of steps. Raises whatever the library raises."""
 
-    def close(self) -> None:
-        """Write what is held back."""
+    def close(self, end: End | None) -> None:
+        """Write what is held back, and end the run; None: another process goes on with it."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +62,36 @@ class Targets:
             if given[name] is not None and (not isinstance(given[name], (str, Mapping)) or not given[name]):
                 raise TrackError(f"track(): {name} is {given[name]!r}; it must be a name or a mapping of options.")
 
+    def describe(self) -> tuple[tuple[str, str], ...]:
+        """What all ranks must have given alike, as (word, value) of an operation; without passwords in addresses."""
+        names = ("tensorboard", "wandb", "mlflow", "csv")
+        return tuple((f"argument {name} of hvd.track()", _describe(getattr(self, name))) for name in names)
+
+    def following(self, resume: Mapping[str, Mapping[str, str]]) -> Targets:
+        """The same places, with the runs that there are. resume: of the writers, by name."""
+        changed = {}
+        for name, options in resume.items():
+            given = getattr(self, name)
+            changed[name] = {**({_MAIN_OPTION[name]: given} if isinstance(given, str) else given), **options}
+        return replace(self, **changed)
+
+
+def _describe(value: Any) -> str:
+    """Of a mapping what is no object: those may look different on each rank."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, Mapping):
+        value = {str(key): value[key] if isinstance(value[key], _PLAIN) else ... for key in value}
+        value = dict(sorted(value.items()))
+    return re.sub(r"//[^/@]*@", "//...@", repr(value))
+
 
 def open_writers(targets: Targets) -> list[Writer]:
     """Open what was asked for, or nothing. Raises MissingDependencyError, OSError, and what the libraries raise."""
     with contextlib.ExitStack() as opened:
         writers = []
         for writer in _open_each(targets):
-            opened.callback(writer.close)
+            opened.callback(writer.close, "FAILED")
             writers.append(writer)
         opened.pop_all()
         return writers

@@ -16,16 +16,22 @@ from hvdkit.engine.api import Engine
 from hvdkit.engine.groups import Group, global_process_set
 from hvdkit.engine.job_objects import broadcast_object
 from hvdkit.engine.named.operation import Operation
-from hvdkit.engine.named.submit import begin, reduce_options
+from hvdkit.engine.named.submit import begin, collective_step, reduce_options
 from hvdkit.engine.observe.totals import COUNTER
 from hvdkit.engine.reduce_op import Sum
-from hvdkit.errors import HorovodInternalError, MissingDependencyError, RanksDisagreeError, TrackError
+from hvdkit.errors import (
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    LocalFailureError,
+    MissingDependencyError,
+    RanksDisagreeError,
+    TrackError,
+)
 from hvdkit.launcher_channel import Totals
-from hvdkit.log import logger
+from hvdkit.tracking.output import Output, end_of, take_output
 from hvdkit.tracking.own_series import Window, own_series, pack_window
 from hvdkit.tracking.rows import Floats, Row, describe_rows, make_row, pack_rows, unpack_rows
-from hvdkit.tracking.targets import Path, Targets, open_writers
-from hvdkit.tracking.writing_thread import WritingThread
+from hvdkit.tracking.targets import End, Path, Targets
 from hvdkit.transport.buffer import Buffer
 
 
@@ -40,14 +46,19 @@ class _Averaging:
 
 
 class Tracker:
-    """The result of track(); a context manager. A block that an exception leaves is closed without the last window."""
+    """The result of track(); a context manager. A block that an exception leaves is closed without the last window.
+
+    Runs of MLflow and W&B then end as FAILED, or as KILLED for KeyboardInterrupt. Where the ranks of the job may change,
+    and the exception is one for which elastic.run calls the function again, they go on with the next track().
+    """
 
     #: False where `samples` is a weight only, and nobody knows how many samples there were.
     counts_samples = True
 
     def __init__(self, targets: Targets, every: int) -> None:
         self._targets, self._every = targets, every
-        self._thread: WritingThread | None = None
+        self._output: Output | None = None
+        self._may_change = False
         self._rows: list[Row] = []
         self._averaging: _Averaging | None = None
         self._engine: Engine | None = None
@@ -104,33 +115,47 @@ class Tracker:
         try:
             if engine.is_initialized():
                 self.flush()
-        finally:
-            self._close_writers()
+        except BaseException as error:
+            self._end(self._end_of(error))
+            raise
+        self._end("FINISHED")
 
     def __enter__(self) -> Tracker:
         """See close()."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *where: object) -> None:
         """See close(), and with an exception abandon()."""
-        if kind is None:
+        if error is None:
             self.close()
         else:
-            self.abandon()
+            self.abandon(self._end_of(error))
 
-    def abandon(self) -> None:
-        """Write what was averaged, and close: not collective, for a training that has failed."""
+    def abandon(self, end: End | None = "FAILED") -> None:
+        """Write what was averaged, and close: not collective, for a training that has failed.
+
+        end: of the runs; None to leave them to the next tracker of these places. They are left in any case if the ranks
+        of the job may change, and have done so since.
+        """
         self._closed = True
         averaging = self._averaging
         # Without a thread this rank was not rank 0, and after hvd.shutdown() nothing tells that it still is not.
-        if self._thread is not None and averaging is not None and averaging.work.done and averaging.work.error is None:
+        open_here = self._output is not None and self._output.is_open
+        if open_here and averaging is not None and averaging.work.done and averaging.work.error is None:
             self._hand_on(averaging)
-        self._close_writers()
+        self._end(None if self._may_change and self._is_of_an_earlier_world else end)
 
-    def _close_writers(self) -> None:
-        if self._thread is not None:
-            self._thread.close()
-            self._thread = None
+    @property
+    def _is_of_an_earlier_world(self) -> bool:
+        return not engine.is_initialized() or global_process_set.group("Tracker").engine is not self._engine
+
+    def _end_of(self, error: BaseException) -> End | None:
+        return None if self._may_change and _is_a_change(error) else end_of(error)
+
+    def _end(self, end: End | None) -> None:
+        """See abandon()."""
+        if self._output is not None and end is not None:
+            self._output.end(end)
 
     def _enter(self) -> Group:
         """The ranks that there are. In a new world, of other ranks, what the old one has not averaged is dropped."""
@@ -139,22 +164,38 @@ class Tracker:
             self._engine = group.engine
             self._name = f"track.{group.engine.count('track')}"
             self._rows, self._averaging, self._since = [], None, None
+            if self._output is not None:
+                self._output.world = self._engine
+                if group.transport.rank:
+                    self._output.leave()
         return group
 
     def open(self) -> None:
         """Open the writers on rank 0; collective. Raises on all ranks what is wrong there."""
-        self._enter()
+        group, given = self._enter(), (*self._targets.describe(), ("argument every of hvd.track()", repr(self._every)))
+        collective_step(group.engine, "track", None, name="arguments", options=given)
+        self._targets.check()
+        if isinstance(self._every, bool) or not isinstance(self._every, int) or self._every < 1:
+            raise TrackError(f"track(): every is {self._every!r}; it must be a whole number of at least 1.")
+        self._may_change = engine.runtime("track()").may_change
+        output = take_output(self._targets, self._engine)
         error: Exception | None = None
-        if engine.runtime("track()").world.rank == 0:
+        if group.transport.rank:
+            output.leave()
+        else:
             try:
-                self._thread = WritingThread(open_writers(self._targets))
+                output.open()
             except Exception as problem:
                 error = problem
-        problem_text = broadcast_object("" if error is None else f"{type(error).__name__}: {error}", name="track")
+        text = "" if error is None else f"{type(error).__name__}: {error}"
+        text, output.resume = broadcast_object((text, output.resume), name="track")
+        if text:
+            output.end("FAILED")
         if isinstance(error, (TrackError, MissingDependencyError)):
             raise error
-        if problem_text:
-            raise TrackError(f"track(): rank 0 cannot write where it was asked to. {problem_text}") from error
+        if text:
+            raise TrackError(f"track(): rank 0 cannot write where it was asked to. {text}") from error
+        self._output = output
 
     def _begin(self, group: Group) -> None:
         """Begin to average the rows; waits for those before, if they are not averaged yet."""
@@ -199,26 +240,23 @@ class Tracker:
     def _hand_on(self, averaging: _Averaging) -> None:
         if engine.is_initialized() and engine.runtime("log()").world.rank:
             return
-        if self._thread is None:  # this rank is the first one since a change of the world
-            self._thread = _reopen(self._targets)
         averages, rest = unpack_rows(averaging.rows, averaging.sums)
         if averages:
             averages[-1][1].update(own_series(averaging.window, rest))
-            self._thread.put(averages)
+            assert self._output is not None
+            self._output.put(averages)
+
+
+def _is_a_change(error: BaseException) -> bool:
+    """Is it an exception for which elastic.run calls the training function again?"""
+    lost = isinstance(error, HorovodInternalError) and not isinstance(error, (LocalFailureError, RanksDisagreeError))
+    return lost or isinstance(error, HostsUpdatedInterrupt)
 
 
 def _read_step(step: int) -> int:
     with contextlib.suppress(TypeError):
         return operator.index(step)
     raise TrackError(f"log(): step is {step!r}; it must be a whole number.")
-
-
-def _reopen(targets: Targets) -> WritingThread:
-    try:
-        return WritingThread(open_writers(targets))
-    except Exception as error:
-        logger.warning("track(): this rank is now rank 0, and cannot write: %s", error)
-        return WritingThread(())
 
 
 def track(
@@ -234,17 +272,14 @@ def track(
     tensorboard: a folder. csv: a file; it is appended to. wandb: a project, or the arguments of wandb.init(). mlflow: a
     tracking URI, or a mapping of uri, experiment, run_name, run_id and tags. every: calls of log() for one allreduce.
     Own series: hvdkit/step_ms, samples_per_s, exposed_ms, late_ms, late_rank, reduced_mb, efficiency.
-    Raises NotInitializedError before init(); on all ranks TrackError if there is nothing to write to or rank 0 cannot
-    write, and MissingDependencyError there for a package that is not installed.
+    Raises NotInitializedError before init(); on all ranks RanksDisagreeError if they give different arguments,
+    TrackError if there is nothing to write to or rank 0 cannot write, and MissingDependencyError there for a package
+    that is not installed.
     """
     runtime = engine.runtime("track()")
     given = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "csv": csv}
     config = runtime.config
     hvdrun = config.launcher_channel if config.metrics_s and config.launcher_channel else None
-    targets = Targets(**given, hvdrun=hvdrun)  # type: ignore[arg-type]
-    targets.check()
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise TrackError(f"track(): every is {every!r}; it must be a whole number of at least 1.")
-    tracker = Tracker(targets, every)
+    tracker = Tracker(Targets(**given, hvdrun=hvdrun), every)  # type: ignore[arg-type]
     tracker.open()
     return tracker

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 
 from hvdkit.log import logger
 from hvdkit.tracking.rows import Averages
-from hvdkit.tracking.targets import Writer
-
-_CLOSE_S = 60.0  # for a slow server
+from hvdkit.tracking.targets import End, Writer
 
 
 class WritingThread:
@@ -18,6 +16,7 @@ class WritingThread:
 
     def __init__(self, writers: Sequence[Writer]) -> None:
         self._writers = list(writers)
+        self._end: End | None = None
         self._rows: queue.SimpleQueue[Sequence[Averages] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hvdkit-track", daemon=True)
         self._thread.start()
@@ -26,19 +25,23 @@ class WritingThread:
         """Have rows written; returns at once."""
         self._rows.put(rows)
 
-    def close(self) -> None:
-        """Write all, and close the writers; returns after a minute if a place does not answer, with a warning."""
+    def close(self, end: End | None, timeout_s: float) -> None:
+        """Write all, and close the writers; returns after timeout_s if a place does not answer, with a warning.
+
+        end: see Writer.close().
+        """
+        self._end = end
         self._rows.put(None)
-        self._thread.join(_CLOSE_S)
+        self._thread.join(timeout_s)
         if self._thread.is_alive():
             names = ", ".join(writer.name for writer in self._writers)
-            logger.warning("track(): %s did not take the last values within %g s.", names, _CLOSE_S)
+            logger.warning("track(): %s did not take the last values within %g s.", names, timeout_s)
 
     def _run(self) -> None:
         while (rows := self._rows.get()) is not None:
             self._writers = [writer for writer in self._writers if _write(writer, rows)]
         for writer in self._writers:
-            _close(writer)
+            _close(writer, self._end)
 
 
 def _write(writer: Writer, rows: Sequence[Averages]) -> bool:
@@ -54,8 +57,8 @@ def _write(writer: Writer, rows: Sequence[Averages]) -> bool:
     return True
 
 
-def _close(writer: Writer) -> None:
+def _close(writer: Writer, end: End | None) -> None:
     try:
-        writer.close()
+        writer.close(end)
     except Exception as error:
         logger.warning("track(): %s was not closed. %s: %s", writer.name, type(error).__name__, error)

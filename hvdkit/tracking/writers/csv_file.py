@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hvdkit.errors import TrackError
 from hvdkit.tracking.rows import Averages
+from hvdkit.tracking.targets import End
 
 _HEADER = ("step", "key", "value")
 
@@ -20,6 +21,7 @@ class CsvFile:
     """
 
     name = "csv"
+    resume: Mapping[str, str] = {}
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         place = Path(path)
@@ -39,5 +41,5 @@ class CsvFile:
         self._writer.writerows((step, key, repr(value)) for step, values in rows for key, value in values.items())
         self._file.flush()
 
-    def close(self) -> None:
+    def close(self, end: End | None) -> None:
         self._file.close()

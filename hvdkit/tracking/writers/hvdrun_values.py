@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hvdkit.launcher_channel import announce_value, notify_launcher
 from hvdkit.tracking.rows import OWN, Averages
+from hvdkit.tracking.targets import End
 
 
 class HvdrunValues:
     """A Writer. place: see notify_launcher()."""
 
     name = "hvdrun --metrics-port"
+    resume: Mapping[str, str] = {}
 
     def __init__(self, place: str) -> None:
         self._place = place
@@ -22,5 +24,5 @@ class HvdrunValues:
         for key, value in last.items():
             notify_launcher(announce_value(key, value), self._place)
 
-    def close(self) -> None:
+    def close(self, end: End | None) -> None:
         pass

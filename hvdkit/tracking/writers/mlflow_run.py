@@ -9,6 +9,7 @@ from typing import Any
 from hvdkit.errors import TrackError
 from hvdkit.optional_import import optional_import
 from hvdkit.tracking.rows import Averages
+from hvdkit.tracking.targets import End
 
 _MOST_IN_A_CALL = 1000  # of MLflow's log_batch
 _OPTIONS = {"uri", "experiment", "run_name", "run_id", "tags"}
@@ -31,12 +32,14 @@ class MlflowRun:
         self._metric, self._client = module.entities.Metric, module.MlflowClient(options.get("uri"))
         if run_id := options.get("run_id"):
             self._run: str = self._client.get_run(run_id).info.run_id
+            self._client.update_run(self._run, status="RUNNING")
         else:
             name = options.get("experiment", "Default")
             known = self._client.get_experiment_by_name(name)
             experiment = known.experiment_id if known is not None else self._client.create_experiment(name)
             run = self._client.create_run(experiment, run_name=options.get("run_name"), tags=options.get("tags"))
             self._run = run.info.run_id
+        self.resume = {"run_id": self._run}
 
     def write(self, rows: Sequence[Averages]) -> None:
         now = int(1e3 * time.time())
@@ -44,5 +47,6 @@ class MlflowRun:
         for first in range(0, len(metrics), _MOST_IN_A_CALL):
             self._client.log_batch(self._run, metrics=metrics[first : first + _MOST_IN_A_CALL])
 
-    def close(self) -> None:
-        self._client.set_terminated(self._run)
+    def close(self, end: End | None) -> None:
+        if end is not None:
+            self._client.set_terminated(self._run, end)

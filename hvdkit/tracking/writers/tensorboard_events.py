@@ -8,17 +8,19 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hvdkit.optional_import import optional_import
 from hvdkit.tracking.rows import Averages
+from hvdkit.tracking.targets import End
 
 
 class TensorBoardEvents:
     """A Writer: a new event file in the folder. Raises MissingDependencyError, OSError."""
 
     name = "tensorboard"
+    resume: Mapping[str, str] = {}
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         optional_import("tensorboard", "tensorboard")
@@ -42,5 +44,5 @@ class TensorBoardEvents:
             self._records.write(event.SerializeToString())
         self._file.flush()
 
-    def close(self) -> None:
+    def close(self, end: End | None) -> None:
         self._file.close()

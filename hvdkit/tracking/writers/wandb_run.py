@@ -7,6 +7,9 @@ from typing import Any
 
 from hvdkit.optional_import import optional_import
 from hvdkit.tracking.rows import Averages
+from hvdkit.tracking.targets import End
+
+_EXIT_CODES = {None: 0, "FINISHED": 0, "FAILED": 1, "KILLED": 143}
 
 
 class WandbRun:
@@ -22,11 +25,12 @@ class WandbRun:
         self._own = module.run is None
         options = {"project": wandb} if isinstance(wandb, str) else dict(wandb)
         self._run = module.init(**options) if self._own else module.run
+        self.resume = {"id": str(self._run.id), "resume": "allow"}
 
     def write(self, rows: Sequence[Averages]) -> None:
         for step, values in rows:
             self._run.log(values, step=step)
 
-    def close(self) -> None:
+    def close(self, end: End | None) -> None:
         if self._own:
-            self._run.finish()
+            self._run.finish(exit_code=_EXIT_CODES[end])
