@@ -405,7 +405,7 @@ def test_when_rank_0_dies_another_rank_goes_on_in_the_same_file_and_run(
     job = train_and_kill(3, [0], "--min-np", "2", command=command)
     assert job.process.returncode == 0, job.output
     steps = [step for step, key, _ in read_csv(tmp_path / "run.csv") if key == "size"]
-    assert steps[0] == 0 and steps[-1] == 149 and set(steps) >= {*range(10), *range(140, 150)}
+    assert steps[0] == 0 and steps[-1] == 149 and set(steps) >= {*range(6), *range(140, 150)}
     (created, run), *others = (line.split() for line in (tmp_path / "runs").read_text().splitlines())
     assert created == "created" and {one for _, one in others} == {run}, others
     assert [what for what, _ in others if what != "RUNNING"] == ["continued", "FINISHED"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,7 @@ Averages = tuple[int, dict[str, float]]
 OWN = "hvdkit/"
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """What this rank has logged in a step. values: numbers, or scalars on a GPU that are read later."""
 
     step: int
@@ -39,12 +38,17 @@ def make_row(values: Mapping[str, Any], step: int, samples: float) -> Row:
         )
     kept = {}
     for key, value in values.items():
-        if not isinstance(key, str) or not key.strip():
-            raise TrackError(f"log(): the key {key!r} is not a name. Use strings such as 'loss'.")
-        if key.startswith(OWN):
-            raise TrackError(f"log(): the key {key!r} begins with {OWN!r}, as hvdkit's own series do. Rename it.")
-        kept[key] = _keep(key, value)
+        _check_key(key)
+        kept[key] = value if type(value) is float else _keep(key, value)
     return Row(step, float(samples), kept)
+
+
+@functools.lru_cache(maxsize=1024)  # a training has the same keys in each step
+def _check_key(key: Any) -> None:
+    if not isinstance(key, str) or not key.strip():
+        raise TrackError(f"log(): the key {key!r} is not a name. Use strings such as 'loss'.")
+    if key.startswith(OWN):
+        raise TrackError(f"log(): the key {key!r} begins with {OWN!r}, as hvdkit's own series do. Rename it.")
 
 
 def _keep(key: str, value: Any) -> Any:
