@@ -41,8 +41,9 @@ from hvdkit.tracking import progress as showing
 from hvdkit.tracking.output import Output, take_output
 from hvdkit.tracking.own_series import SERIES, Window, own_series, pack_window
 from hvdkit.tracking.rows import Averages, make_row, pack_rows, unpack_rows
-from hvdkit.tracking.targets import End, Targets
+from hvdkit.tracking.targets import Targets
 from hvdkit.tracking.tracker import Tracker, _Averaging
+from hvdkit.tracking.writer import End
 from hvdkit.tracking.writing_thread import WritingThread
 
 Value = tuple[int, str, float]

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
-from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.hook import on_uncaught
 from hvdkit.log import logger
 from hvdkit.tracking.rows import Averages
-from hvdkit.tracking.targets import End, Targets, open_writers
+from hvdkit.tracking.targets import Targets, open_writers
+from hvdkit.tracking.writer import End, end_of
 from hvdkit.tracking.writing_thread import WritingThread
 
 _CLOSE_S = 60.0  # for a slow server
@@ -95,15 +95,6 @@ def take_output(targets: Targets, world: object) -> Output:
             output.world = world
             return output
     return Output(targets, world)
-
-
-def end_of(error: BaseException | None) -> End:
-    """How a script has ended that was left with this exception."""
-    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-        return "FINISHED"
-    if isinstance(error, SystemExit) and isinstance(error.code, int):
-        return "KILLED" if error.code == TRY_AGAIN or error.code > 128 else "FAILED"
-    return "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
 
 
 def _end_all(end: End, timeout_s: float) -> None:

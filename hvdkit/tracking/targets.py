@@ -5,36 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from hvdkit.errors import TrackError
-from hvdkit.tracking.rows import Averages
+from hvdkit.tracking.writer import Writer
 
 Path = str | os.PathLike[str]
-#: How the script has ended; MLflow's words.
-End = Literal["FINISHED", "FAILED", "KILLED"]
-
 #: What a string means where a mapping of options may be given as well.
 _MAIN_OPTION = {"wandb": "project", "mlflow": "uri"}
 _PLAIN = (str, int, float, bool, type(None))
-
-
-class Writer(Protocol):
-    """Writes averages to one place; on one thread, but for its making.
-
-    name: for messages. resume: options of the argument of this name by which another process goes on in the same run.
-    """
-
-    name: str
-    resume: Mapping[str, str]
-
-    def write(self, rows: Sequence[Averages]) -> None:
-        """Write rows, in the order of steps. Raises whatever the library raises."""
-
-    def close(self, end: End | None) -> None:
-        """Write what is held back, and end the run; None: another process goes on with it."""
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,11 @@ from hvdkit.errors import (
     TrackError,
 )
 from hvdkit.launcher_channel import Totals
-from hvdkit.tracking.output import Output, end_of, take_output
+from hvdkit.tracking.output import Output, take_output
 from hvdkit.tracking.own_series import Window, own_series, pack_window
 from hvdkit.tracking.rows import Floats, Row, describe_rows, make_row, pack_rows, unpack_rows
-from hvdkit.tracking.targets import End, Path, Targets
+from hvdkit.tracking.targets import Path, Targets
+from hvdkit.tracking.writer import End, end_of
 from hvdkit.transport.buffer import Buffer
 
 

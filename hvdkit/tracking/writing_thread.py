@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hvdkit.log import logger
 from hvdkit.tracking.rows import Averages
-from hvdkit.tracking.targets import End, Writer
+from hvdkit.tracking.writer import End, Writer
 
 
 class WritingThread:

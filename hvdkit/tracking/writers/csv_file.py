@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hvdkit.errors import TrackError
 from hvdkit.tracking.rows import Averages
-from hvdkit.tracking.targets import End
+from hvdkit.tracking.writer import End
 
 _HEADER = ("step", "key", "value")
 

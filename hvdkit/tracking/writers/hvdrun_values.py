@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hvdkit.launcher_channel import announce_value, notify_launcher
 from hvdkit.tracking.rows import OWN, Averages
-from hvdkit.tracking.targets import End
+from hvdkit.tracking.writer import End
 
 
 class HvdrunValues:

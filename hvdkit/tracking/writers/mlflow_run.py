@@ -9,7 +9,7 @@ from typing import Any
 from hvdkit.errors import TrackError
 from hvdkit.optional_import import optional_import
 from hvdkit.tracking.rows import Averages
-from hvdkit.tracking.targets import End
+from hvdkit.tracking.writer import End
 
 _MOST_IN_A_CALL = 1000  # of MLflow's log_batch
 _OPTIONS = {"uri", "experiment", "run_name", "run_id", "tags"}

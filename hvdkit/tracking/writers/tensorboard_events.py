@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hvdkit.optional_import import optional_import
 from hvdkit.tracking.rows import Averages
-from hvdkit.tracking.targets import End
+from hvdkit.tracking.writer import End
 
 
 class TensorBoardEvents:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hvdkit.optional_import import optional_import
 from hvdkit.tracking.rows import Averages
-from hvdkit.tracking.targets import End
+from hvdkit.tracking.writer import End
 
 _EXIT_CODES = {None: 0, "FINISHED": 0, "FAILED": 1, "KILLED": 143}
 
