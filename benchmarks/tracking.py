@@ -37,7 +37,7 @@ def main() -> None:
     torch.set_num_threads(1)
     calls_s: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
+        place = Path(hvd.broadcast_object(folder))
         with hvd.track(csv=place / "run.csv", tensorboard=place / "board") as tracker:
 
             def track(values: Mapping[str, torch.Tensor]) -> None:

@@ -48,7 +48,9 @@ def main(args: argparse.Namespace) -> int:
     digits = TensorDataset(torch.tensor(images / 16).float(), torch.tensor(labels))
     train, test = random_split(digits, [1437, 360], generator=torch.Generator().manual_seed(0))
     with tempfile.TemporaryDirectory() as temporary:
-        logger = hvdkit.lightning.HvdkitLogger(csv=Path(args.csv or temporary + "/run.csv"))  # hvd: averages of ranks
+        hvd.init()  # hvd
+        place = hvd.broadcast_object(Path(args.csv or temporary + "/run.csv"))  # hvd: rank 0's, as temporary ones differ
+        logger = hvdkit.lightning.HvdkitLogger(csv=place)  # hvd: averages of ranks
         trainer = lightning.Trainer(
             strategy="hvdkit",  # hvd: all ranks of the job, from any launcher
             accelerator="cpu",
