@@ -1,4 +1,4 @@
-"""An MLflow whose runs are lines of a file: the variable FAKE_MLFLOW names it. `install()` puts it in MLflow's place."""
+"""An MLflow whose runs are lines of the file FAKE_MLFLOW. `install()` puts it in MLflow's place."""
 
 from __future__ import annotations
 

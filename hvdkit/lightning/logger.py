@@ -9,7 +9,6 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger
 
-from hvdkit.engine.basics import is_initialized
 from hvdkit.log import logger
 from hvdkit.tracking.targets import Path
 from hvdkit.tracking.tracker import Tracker, track
@@ -63,7 +62,7 @@ class HvdkitLogger(Logger):
         tracker, self._tracker = self._tracker, None
         if tracker is None:
             return
-        if status == "success" and is_initialized():
+        if status == "success":
             tracker.close()
         else:
             logger.info("HvdkitLogger: the training ended as %r; the last window is not written.", status)

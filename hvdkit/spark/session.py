@@ -46,8 +46,8 @@ def describe_loopback(driver: str, master: str) -> str:
     if master.startswith("local") or not (driver in ("localhost", "::1", "[::1]") or is_loopback(driver)):
         return ""
     return (
-        f" spark.driver.host is {driver!r}, which executors on other hosts take for themselves, so they do not find the "
-        "driver. Start Spark with spark.driver.host=ADDRESS, by which all executors reach the driver, and "
+        f" spark.driver.host is {driver!r}, which is each host's own address, so executors on other hosts do not find "
+        "the driver. Start Spark with spark.driver.host=ADDRESS, by which all executors reach the driver, and "
         "spark.driver.bindAddress=0.0.0.0 if this host does not have that address itself."
     )
 

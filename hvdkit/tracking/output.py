@@ -98,7 +98,7 @@ def take_output(targets: Targets, world: object) -> Output:
 
 
 def _end_all(end: End, timeout_s: float) -> None:
-    for output in list(_outputs):
+    for output in _outputs.copy():
         output.end(end, timeout_s)
 
 

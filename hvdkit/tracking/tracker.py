@@ -49,8 +49,8 @@ class _Averaging:
 class Tracker:
     """The result of track(); a context manager. A block that an exception leaves is closed without the last window.
 
-    Runs of MLflow and W&B then end as FAILED, or as KILLED for KeyboardInterrupt. Where the ranks of the job may change,
-    and the exception is one for which elastic.run calls the function again, they go on with the next track().
+    Runs of MLflow and W&B then end as FAILED, or as KILLED for KeyboardInterrupt. Where the ranks of the job may
+    change, and elastic.run calls the function again for the exception, they go on with the next track().
     """
 
     #: False where `samples` is a weight only, and nobody knows how many samples there were.
