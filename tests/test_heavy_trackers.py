@@ -52,8 +52,10 @@ def test_wandb_has_what_was_written_offline(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     (writer,) = open_writers(Targets(wandb={"project": "digits", "mode": "offline", "dir": str(tmp_path)}))
     writer.write(ROWS)
-    summary = dict(writer._run.summary)  # type: ignore[attr-defined]
-    writer.close()
+    run = writer._run  # type: ignore[attr-defined]
+    summary = dict(run.summary)
+    assert writer.resume == {"id": run.id, "resume": "allow"}
+    writer.close("FAILED")
     assert summary["accuracy"] == 0.5 and summary["hvdkit/step_ms"] == 2.0
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     assert b"hvdkit/step_ms" in file.read_bytes()

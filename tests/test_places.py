@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from hvdrun_job import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from hvdrun_job import ROOT
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.allocations import read_allocation

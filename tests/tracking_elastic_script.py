@@ -33,4 +33,4 @@ def train(state: Any, folder: str, steps: int) -> None:
 
 hvd.init()
 print(f"pid {os.getpid()}", flush=True)
-train(hvd.elastic.ObjectState(step=0), sys.argv[1], int(sys.argv[2]))
+train(hvd.elastic.TorchState(step=0), sys.argv[1], int(sys.argv[2]))

@@ -50,7 +50,7 @@ class Targets:
 
     def following(self, resume: Mapping[str, Mapping[str, str]]) -> Targets:
         """The same places, with the runs that there are. resume: of the writers, by name."""
-        changed = {}
+        changed: dict[str, Any] = {}
         for name, options in resume.items():
             given = getattr(self, name)
             changed[name] = {**({_MAIN_OPTION[name]: given} if isinstance(given, str) else given), **options}

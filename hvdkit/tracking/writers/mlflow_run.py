@@ -39,7 +39,7 @@ class MlflowRun:
             experiment = known.experiment_id if known is not None else self._client.create_experiment(name)
             run = self._client.create_run(experiment, run_name=options.get("run_name"), tags=options.get("tags"))
             self._run = run.info.run_id
-        self.resume = {"run_id": self._run}
+        self.resume: Mapping[str, str] = {"run_id": self._run}
 
     def write(self, rows: Sequence[Averages]) -> None:
         now = int(1e3 * time.time())

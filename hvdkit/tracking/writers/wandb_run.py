@@ -25,7 +25,7 @@ class WandbRun:
         self._own = module.run is None
         options = {"project": wandb} if isinstance(wandb, str) else dict(wandb)
         self._run = module.init(**options) if self._own else module.run
-        self.resume = {"id": str(self._run.id), "resume": "allow"}
+        self.resume: Mapping[str, str] = {"id": str(self._run.id), "resume": "allow"}
 
     def write(self, rows: Sequence[Averages]) -> None:
         for step, values in rows:
