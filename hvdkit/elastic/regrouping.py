@@ -7,6 +7,7 @@ from typing import Protocol
 
 from hvdkit.elastic.state import State
 from hvdkit.engine import runtime as engine
+from hvdkit.engine.startup import set_next_world
 from hvdkit.errors import DuplicateNameError, HorovodInternalError, RanksDisagreeError
 from hvdkit.log import logger
 
@@ -23,6 +24,12 @@ class Places(Protocol):
     def synchronized(self) -> None:
         """This rank has the state of all ranks."""
 
+    def committed(self) -> None:
+        """This rank has made a commit."""
+
+    def check(self) -> None:
+        """Raise HorovodInternalError if the world of this rank's place has ended; called while the ranks connect."""
+
     def wait(self, why: str) -> None:
         """Wait for this rank's place in the next world, and set its variables. why: the last one has ended."""
 
@@ -31,14 +38,37 @@ _places: Places | None = None
 
 
 def set_places(places: Places) -> None:
-    """From now on elastic.run of this process, with the setting elastic, gets its places here."""
+    """From now on init() and elastic.run of this process, with the setting elastic, get their places here."""
     global _places
     _places = places
+    set_next_world(_NextPlace(places))
 
 
 def find_places() -> Places | None:
     """What was set last; None where nothing was."""
     return _places
+
+
+class _NextPlace:
+    """See NextWorld: for a rank whose world ends before it is in it."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+
+    def check(self) -> None:
+        self._places.check()
+
+    def wait(self, lost: HorovodInternalError) -> None:
+        self._places.wait(_explain(lost))
+
+
+def _explain(lost: HorovodInternalError | None) -> str:
+    """Say, and return, why this rank waits for a place. Raises `lost` where the same would come in the next world."""
+    if isinstance(lost, (RanksDisagreeError, DuplicateNameError)):
+        raise lost
+    why = "there are new workers" if lost is None else str(lost)
+    logger.warning("%s; waiting for a place among the ranks that are there now.", why.rstrip("."))
+    return why
 
 
 class Regrouping:
@@ -49,6 +79,7 @@ class Regrouping:
 
     def begin(self, state: State) -> None:
         self._notify = state.on_hosts_updated
+        state.committed = self._places.committed
 
     def settle(self) -> None:
         """See Changes. Watches again: State.on_reset() has dropped what was told while this rank entered the world."""
@@ -60,10 +91,7 @@ class Regrouping:
     def restart(self, *, lost: HorovodInternalError | None) -> None:
         """See Changes. If ranks die meanwhile it begins again."""
         while True:
-            if isinstance(lost, (RanksDisagreeError, DuplicateNameError)):
-                raise lost
-            why = "there are new workers" if lost is None else str(lost)
-            logger.warning("%s; waiting for a place among the ranks that are there now.", why.rstrip("."))
+            why = _explain(lost)
             try:
                 engine.restart(lambda why=why: self._places.wait(why), idle=lost is None)  # type: ignore[misc]
                 return
@@ -71,4 +99,5 @@ class Regrouping:
                 lost = error
 
     def end(self, state: State, *, well: bool) -> None:
+        state.committed = None
         self._places.watch(None)

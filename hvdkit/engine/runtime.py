@@ -25,7 +25,7 @@ from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.engine.observe.totals import send_totals
 from hvdkit.engine.planned.progress import end_progress
 from hvdkit.engine.process_sets import ProcessSets
-from hvdkit.engine.startup import Opener, arriving, open_world
+from hvdkit.engine.startup import Opener, arriving, enter_world, open_world
 from hvdkit.errors import ConfigError, HvdkitError, NotInitializedError
 from hvdkit.hook import install_exception_hook, uninstall_exception_hook
 from hvdkit.log import configure_logging, logger
@@ -117,7 +117,7 @@ def init(
                 "Call hvd.shutdown() first, or use a process set."
             )
         return _runtime
-    config, launched = read_config(**settings), read_world()
+    config = read_config(**settings)
     if part is not None and config.elastic:
         raise ConfigError(
             f"init(comm=...) selects the ranks {list(part.ranks)} of the job, but elastic training needs the whole "
@@ -127,14 +127,19 @@ def init(
     _again = functools.partial(
         init, process_sets, arithmetic=arithmetic, framework=framework, opener=opener, part=part, **settings
     )
-    if config.elastic:  # those who have let this rank in would wait for it
-        install_exception_hook(launched.rank, launched.host, None)
     keep_freed_memory(config.malloc_keep_bytes)
     if config.gc_freeze:
         freeze_objects()
     offer_all_stacks()
-    with arriving(config, launched, part=part.ranks if part is not None else ()):
-        made = _join(config, launched.launcher, process_sets, arithmetic, framework, opener, part)
+
+    def join() -> Runtime:
+        launched = read_world()
+        if config.elastic:  # those who have let this rank in would wait for it
+            install_exception_hook(launched.rank, launched.host, None)
+        with arriving(config, launched, part=part.ranks if part is not None else ()):
+            return _join(config, launched.launcher, process_sets, arithmetic, framework, opener, part)
+
+    made = enter_world(join, functools.partial(shutdown, idle=False))
     if config.profile and not RECORDER.on:
         from hvdkit.engine.observe.record_sender import RecordSender
 
@@ -182,7 +187,11 @@ def _join(
         timeline.start(config.timeline)  # DYNAMIC is Horovod's word for "start_timeline() will say"
     # Horovod's core gathers nothing yet: TensorFlow can be told which GPU to use until it has done an operation.
     if horovod is None:
-        seen = allgather_object(transport, look_at_cores(world.host))
+        try:
+            seen = allgather_object(transport, look_at_cores(world.host))
+        except BaseException:
+            transport.close(idle=False)
+            raise
         cores = fair_share(seen, world.rank)
         if not under_agent():  # hvdrun has looked before it started the ranks
             warn_of_crowding(seen, world.rank)

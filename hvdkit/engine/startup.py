@@ -12,8 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 from hvdkit.config import Config
+from hvdkit.errors import HorovodInternalError
 from hvdkit.hook import install_exception_hook
 from hvdkit.launcher_channel import (
     LOST,
@@ -28,10 +30,12 @@ from hvdkit.log import configure_logging, logger
 from hvdkit.transport.api import Transport
 from hvdkit.transport.backend import Abort
 from hvdkit.transport.part import Part
+from hvdkit.transport.polling import watch_waits
 from hvdkit.transport.select import Connection, connect, open_transport
 from hvdkit.world import World
 
 Opener = Callable[[Config, Connection], tuple[World, Transport]]
+Entered = TypeVar("Entered")
 
 
 def open_world(
@@ -48,8 +52,48 @@ def open_world(
     if config.elastic and connection.base is not None:
         on_message(LOST, connection.report_loss)
         listen_to_launcher(config.launcher_channel)
-    world, transport = opener(config, connection)
+    try:
+        world, transport = opener(config, connection)
+    except BaseException:
+        if connection.base is not None:
+            connection.base.close(idle=False)  # the other ranks do not wait for this one then
+        raise
     return world, transport, connection.abort
+
+
+class NextWorld(Protocol):
+    """Where what starts the ranks gives each its place in a world; see enter_world()."""
+
+    def check(self) -> None:
+        """Raise HorovodInternalError if the world that this rank is entering has ended already."""
+
+    def wait(self, lost: HorovodInternalError) -> None:
+        """Wait for this rank's place in another world, and set its variables. Raises `lost` if that would not help."""
+
+
+_next_world: NextWorld | None = None
+
+
+def set_next_world(next_world: NextWorld | None) -> None:
+    """Have init() of this process enter another world where one does not come about; None: not any more."""
+    global _next_world
+    _next_world = next_world
+
+
+def enter_world(join: Callable[[], Entered], leave: Callable[[], object]) -> Entered:
+    """Return join(). After set_next_world(), where it fails, leave() what it has made and join() the next world."""
+    if _next_world is None:
+        return join()
+    while True:
+        before = watch_waits(_next_world.check)
+        try:
+            return join()
+        except HorovodInternalError as error:
+            lost = error
+        finally:
+            watch_waits(before)
+        leave()
+        _next_world.wait(lost)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 from hvdkit.elastic.regrouping import set_places
 from hvdkit.elastic.state import HostUpdateResult
-from hvdkit.errors import HorovodInternalError
+from hvdkit.errors import HorovodInternalError, RankLostError
 from hvdkit.integrations.ranks import Offer, Store, call_function, enter_rank, offer_store
 from hvdkit.optional_import import optional_import
 from hvdkit.transport.select import first_place
@@ -26,14 +26,19 @@ CONCURRENCY_GROUPS = {CONTROL: 2}
 
 @dataclass(frozen=True)
 class Arrival:
-    """A worker that waits for its place. pid: its process. has_state: does it have the last commit? why: the world that
-    it was in has ended; "" for a new one.
+    """A worker that waits for its place. pid: its process. has_state: does it have the last commit? committed: has it
+    made one in the world that it was in? why: that has ended; "" for a new worker.
     """
 
     offer: Offer
     pid: int
     has_state: bool = False
+    committed: bool = False
     why: str = ""
+
+    def describe(self) -> str:
+        """The process and its node, for messages."""
+        return f"process {self.pid} on node {self.offer.address}"
 
 
 class Rank:
@@ -82,15 +87,19 @@ class ElasticRank(Rank):
         super().__init__(index)
         self._changed = threading.Condition()
         self._arrival: Arrival | None = None
-        self._variables: Mapping[str, str] | None = None
-        self._has_state = self._over = False
+        self._place: tuple[int, Mapping[str, str]] | None = None
+        self._has_state = self._has_committed = self._over = False
+        self._world = 0
+        self._ended: tuple[int, str] = (-1, "")
         self._announced_s = 0.0
         self._notify: Callable[[float, int], None] | None = None
 
-    def execute(self, fn: Callable[[Any], Any], last: bool = True) -> Any:
+    def take_part(self, fn: Callable[[Any], Any], world: int, variables: Mapping[str, str]) -> Any:
+        """Enter a world, and return what the function returns. Raises as execute()."""
         set_places(self)
         try:
-            return super().execute(fn, last)
+            self._enter(world, variables)
+            return self.execute(fn, last=True)
         finally:
             with self._changed:
                 self._over = True
@@ -106,11 +115,20 @@ class ElasticRank(Rank):
             arrival, self._arrival = self._arrival, None
             return arrival
 
-    def assign(self, variables: Mapping[str, str]) -> None:
+    def assign(self, world: int, variables: Mapping[str, str]) -> None:
         """Give this worker its place."""
         with self._changed:
-            self._variables, self._announced_s = variables, 0.0  # who was announced is in this world
+            self._place, self._announced_s = (world, variables), 0.0  # who was announced is in this world
             self._changed.notify_all()
+
+    def end_world(self, world: int, why: str) -> None:
+        """A world has ended: if this worker is not in it yet it gives up."""
+        self._ended = world, why
+
+    def check(self) -> None:
+        world, why = self._ended
+        if world >= self._world:
+            raise RankLostError(why)
 
     def announce(self, when: float) -> None:
         """Have the training take in new workers at its next commit. when: by the driver's clock."""
@@ -128,14 +146,21 @@ class ElasticRank(Rank):
     def synchronized(self) -> None:
         self._has_state = True
 
+    def committed(self) -> None:
+        self._has_committed = True
+
     def wait(self, why: str) -> None:
         offer = replace(self._offer(), place=first_place())  # whose GPU it has
         with self._changed:
-            self._variables = None
-            self._arrival = Arrival(offer, os.getpid(), self._has_state, why)
+            self._place = None
+            self._arrival = Arrival(offer, os.getpid(), self._has_state, self._has_committed, why)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._variables is not None)
-            variables = self._variables
-        if variables is None:
+            self._changed.wait_for(lambda: self._place is not None)
+            place = self._place
+        if place is None:
             raise HorovodInternalError("This worker has got no place among the ranks.")
+        self._enter(*place)
+
+    def _enter(self, world: int, variables: Mapping[str, str]) -> None:
+        self._world, self._has_committed = world, False
         self.enter(variables)

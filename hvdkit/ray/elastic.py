@@ -34,15 +34,17 @@ ray = optional_import("ray", "ray")
 _LOOK_S = 1.0
 #: The first world begins when no worker has come for so long, if there are enough.
 _SETTLED_S = 5.0
-#: Workers that fail in a row before they are ranks, and worlds in a row that end without a change of workers.
+#: Workers in a row that fail before they are ranks or before their first commit, and worlds in a row that end without a
+#: change of workers.
 _ATTEMPTS = 3
-#: For workers that wait for their places to answer.
-_ANSWER_S = 10.0
+#: For workers that wait for their places to answer; else they are lost. Ray itself gives a node about as long.
+_ANSWER_S = 30.0
 
 
 @dataclass
 class Worker:
-    """An actor. rank: in its world; -1 for a candidate.
+    """An actor. rank: in its world; -1 for a candidate. place: its process and node, once it is known. is_new: is this
+    world its first one?
 
     arriving: reference to its next Arrival, or None. arrival: that has come, while the worker waits for its place.
     result: reference to what its function returns, while it runs. value: what it has returned, if `finished`.
@@ -54,6 +56,8 @@ class Worker:
     arrival: Arrival | None = None
     result: Any = None
     rank: int = -1
+    place: str = "not started"
+    is_new: bool = False
     finished: bool = False
     value: Any = None
 
@@ -61,6 +65,11 @@ class Worker:
     def has_state(self) -> bool:
         """Has it said that it has the last commit?"""
         return self.arrival is not None and self.arrival.has_state
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{f'rank {self.rank}' if self.rank >= 0 else f'worker {self.index}'} ({self.place})"
 
 
 def choose_members(members: list[Worker], candidates: list[Worker], most: int) -> list[Worker]:
@@ -73,15 +82,15 @@ def choose_members(members: list[Worker], candidates: list[Worker], most: int) -
 
 
 class ElasticWorkers:
-    """The actors of an elastic job. See Workers."""
+    """The actors of an elastic job. See Workers. inside: do they use a placement group that captures this driver's?"""
 
-    def __init__(self, demand: Demand, settings: Settings, env: Mapping[str, str]) -> None:
-        self._demand, self._settings = demand, settings
+    def __init__(self, demand: Demand, settings: Settings, env: Mapping[str, str], *, inside: bool = True) -> None:
+        self._demand, self._settings, self._inside = demand, settings, inside
         self._env = {**env, "HVDKIT_ELASTIC": "1"}
         self._members: list[Worker] = []
         self._candidates: list[Worker] = []
-        self._made = self._failed = self._worlds = self._idle = 0
-        self._announced = self._changed = self._committed = False
+        self._made = self._failed = self._worlds = self._idle = self._new_lost = 0
+        self._announced = self._changed = self._committed = self._has_lost_new = False
         self._last_came_s = time.monotonic()
         self._deadline: float | None = None
         self._why = ""
@@ -94,8 +103,7 @@ class ElasticWorkers:
         room = 0
         for node in ray.nodes():
             if node["Alive"]:
-                needs = self._demand.worker.items()
-                room += min(int(node["Resources"].get(name, 0) / need) for name, need in needs)
+                room += self._demand.count_room(node["Resources"])
         return max(room, self._settings.min_workers)
 
     def _fill(self) -> None:
@@ -107,6 +115,7 @@ class ElasticWorkers:
                 .options(
                     num_cpus=self._demand.cpus,
                     num_gpus=self._demand.gpus,
+                    scheduling_strategy=None if self._inside else "DEFAULT",
                     runtime_env={"env_vars": self._env},
                 )
                 .remote(self._made)
@@ -124,7 +133,7 @@ class ElasticWorkers:
                     return [worker.value for worker in sorted(self._members, key=lambda worker: worker.rank)]
                 if self._is_due():
                     chosen = choose_members(self._members, self._candidates, self._most())
-                    if self._all_live(chosen):
+                    if self._all_live(chosen) and self._can_begin(chosen):
                         self._begin_world(chosen, call)
                 elif self._deadline is not None and time.monotonic() > self._deadline:
                     self._give_up()
@@ -162,6 +171,7 @@ class ElasticWorkers:
                 raise  # there is no torch, say; that of a new node does not end a job that runs
             self._drop(worker, error)
             return
+        worker.place = worker.arrival.describe()
         self._failed, self._last_came_s, self._changed = 0, time.monotonic(), True
         first = next((each for each in self._members if each.rank == 0), None)
         if first is not None and not self._announced and len(self._members) < self._most():
@@ -173,16 +183,23 @@ class ElasticWorkers:
         self._candidates.remove(worker)
         self._end(worker)
         self._failed += 1
-        logger.warning("a worker has failed before it was a rank: %s", first_line(error))
-        if self._failed >= _ATTEMPTS and len(self._members) + len(self._candidates) < self._settings.min_workers:
+        logger.warning("%s has failed before it was a rank: %s", worker.name, first_line(error))
+        if self._failed >= _ATTEMPTS:
+            self._check_enough(f"{self._failed} workers in a row have failed before they were ranks", error)
+
+    def _check_enough(self, what: str, error: Exception | None) -> None:
+        """Raise LaunchError if too few workers are left, and no more are asked for. error: of the last one."""
+        left, least = len(self._members) + len(self._candidates), self._settings.min_workers
+        if left < least:
+            last = self._why if error is None else first_line(error)
             raise LaunchError(
-                f"{self._failed} workers in a row have failed before they were ranks, and "
-                f"{self._settings.min_workers} are needed. The last one: {first_line(error)}"
+                f"{what}; {left} are left, and {least} are needed. See the workers' logs (`ray logs`). The last one: "
+                f"{last}"
             ) from error
 
     def _take_arrival(self, worker: Worker) -> None:
         ref, worker.arriving = worker.arriving, None
-        with contextlib.suppress(ray.exceptions.RayActorError):  # which its result tells too
+        with contextlib.suppress(ray.exceptions.RayError):  # which its result tells too
             worker.arrival = ray.get(ref)
         if worker.arrival is not None:
             self._why = worker.arrival.why
@@ -193,11 +210,11 @@ class ElasticWorkers:
         ref, worker.result = worker.result, None
         try:
             worker.value, worker.finished = ray.get(ref), True
-        except (ray.exceptions.RayActorError, HorovodInternalError) as error:
+        except Exception as error:  # whatever the function raises
             if isinstance(error, (RanksDisagreeError, DuplicateNameError)):
                 raise  # as it would in the next world
             if not is_death(error) and not isinstance(error, HorovodInternalError):
-                raise  # an actor that the function has used
+                raise
             self._lose(worker, error)
             return
         if self._deadline is not None:  # it has not noticed, and the others wait for it
@@ -208,15 +225,18 @@ class ElasticWorkers:
 
     def _lose(self, worker: Worker, error: Exception) -> None:
         self._members.remove(worker)
-        self._changed, self._failed = True, 0
-        self._why = f"rank {worker.rank} is lost: {first_line(error)}"
+        self._changed = True
+        self._has_lost_new |= worker.is_new
+        if not worker.is_new:
+            self._failed = 0
+        self._why = f"{worker.name} is lost: {first_line(error)}"
         logger.warning("%s", self._why)
         self._end(worker)
         if all(each.finished for each in self._members):
-            if not is_death(error):
+            if not is_death(error) and not isinstance(error, RankLostError):
                 raise error
             raise RankLostError(
-                f"Rank {worker.rank} is lost, and no rank is left that could go on from the last commit: "
+                f"R{worker.name[1:]} is lost, and no rank is left that could go on from the last commit: "
                 f"{first_line(error)}"
             ) from error
         self._end_world(worker)
@@ -231,6 +251,9 @@ class ElasticWorkers:
             )
         if self._deadline is None:
             self._deadline = time.monotonic() + self._settings.elastic_timeout
+            for each in self._members:
+                if each.arrival is None:  # it may be waiting for the other ranks to connect
+                    each.actor.end_world.options(concurrency_group=CONTROL).remote(self._worlds - 1, self._why)
 
     def _is_due(self) -> bool:
         """Can the next world begin?"""
@@ -245,19 +268,23 @@ class ElasticWorkers:
         return bool(self._members) or size == most or late
 
     def _all_live(self, chosen: list[Worker]) -> bool:
-        """Ask all of them, as a node that dies takes several with it; note those that have died."""
+        """Ask all of them, as a node that dies takes several with it; who has died or does not answer is lost."""
+        limit_s = min(_ANSWER_S, self._settings.elastic_timeout)
         refs = [worker.actor.answer.options(concurrency_group=CONTROL).remote() for worker in chosen]
-        _, silent = ray.wait(refs, num_returns=len(refs), timeout=_ANSWER_S)
-        answers = [(worker, _find_death(ref)) for worker, ref in zip(chosen, refs, strict=True) if ref not in silent]
-        for worker, error in answers:
-            if error is not None and worker in self._members:
+        _, silent = ray.wait(refs, num_returns=len(refs), timeout=limit_s)
+        lost: list[tuple[Worker, Exception]] = []
+        for worker, ref in zip(chosen, refs, strict=True):
+            error = RankLostError(f"It has not answered within {limit_s:g} s.") if ref in silent else _find_death(ref)
+            if error is not None:
+                lost.append((worker, error))
+        for worker, error in lost:
+            if worker in self._members:
                 self._lose(worker, error)
-            elif error is not None:
+            else:
                 self._drop(worker, error)
-        return not silent and not any(error for _, error in answers)
+        return not lost
 
     def _begin_world(self, chosen: list[Worker], call: Callable[[Any], Any]) -> None:
-        self._check_progress(chosen)
         offers = [worker.arrival.offer for worker in chosen if worker.arrival is not None]
         ranks = assign_ranks(offers)
         job = f"ray-{ray.get_runtime_context().get_job_id()}-{self._worlds}"
@@ -265,11 +292,11 @@ class ElasticWorkers:
         by_index = {worker.index: worker for worker in chosen}
         for place, own in zip(ranks, variables, strict=True):
             worker = by_index[place.index]
-            if worker.rank >= 0:
-                worker.actor.assign.options(concurrency_group=CONTROL).remote(own)
+            worker.is_new = worker.rank < 0
+            if worker.is_new:
+                worker.result = worker.actor.take_part.remote(call, self._worlds, own)
             else:
-                worker.actor.enter.remote(own)
-                worker.result = worker.actor.execute.remote(call)
+                worker.actor.assign.options(concurrency_group=CONTROL).remote(self._worlds, own)
             worker.rank, worker.arrival = place.rank, None
             worker.arriving = worker.actor.next_arrival.options(concurrency_group=CONTROL).remote()
         if self._worlds:
@@ -280,21 +307,45 @@ class ElasticWorkers:
         self._worlds += 1
         self._deadline, self._announced, self._changed = None, False, False
 
-    def _check_progress(self, chosen: list[Worker]) -> None:
-        """Raise an error if another world would not help, or is one too many."""
+    def _can_begin(self, chosen: list[Worker]) -> bool:
+        """False if new workers have been ended, because worlds with them have failed too often.
+
+        Raises an error if another world would not help, or is one too many.
+        """
         if self._committed and not any(worker.has_state for worker in chosen):
             raise RankLostError(
                 f"All workers that had the last commit are lost; {self._why} Start the job again, from a checkpoint if "
                 "there is one."
             )
-        self._idle = 0 if self._changed or not self._worlds else self._idle + 1
-        if self._idle >= _ATTEMPTS:
-            raise HorovodInternalError(
-                f"The ranks have failed {self._idle} times in a row, and no worker has died. Last error: {self._why}"
-            )
         limit = self._settings.reset_limit
         if limit is not None and self._worlds > limit:
             raise RankLostError(f"The ranks have changed {limit} times, which is the reset limit. {self._why}")
+        if any(worker.arrival is not None and worker.arrival.committed for worker in self._members):
+            self._failed = self._new_lost = 0
+        elif self._has_lost_new:
+            self._new_lost += 1
+        self._idle = 0 if self._changed or not self._worlds else self._idle + 1
+        self._has_lost_new, self._changed = False, True
+        if max(self._idle, self._new_lost) < _ATTEMPTS:
+            return True
+        nobody_died = self._idle >= _ATTEMPTS
+        have_state = [worker.has_state for worker in chosen]
+        if not any(have_state) or (nobody_died and all(have_state)):
+            how = "and no worker has died" if nobody_died else "each time with the loss of a new worker"
+            raise HorovodInternalError(
+                f"The ranks have failed {_ATTEMPTS} times in a row, {how}. Last error: {self._why}"
+            )
+        self._leave_out_new()
+        return False
+
+    def _leave_out_new(self) -> None:
+        """Go on with the workers that have the last commit, and ask for no others until one of these is lost."""
+        self._failed, self._idle, self._new_lost = _ATTEMPTS, 0, 0
+        logger.warning("worlds with new workers have failed %d times in a row; going on without them", _ATTEMPTS)
+        for worker in [each for each in (*self._members, *self._candidates) if not each.has_state]:
+            (self._members if worker in self._members else self._candidates).remove(worker)
+            self._end(worker)
+        self._check_enough(f"Worlds with new workers have failed {_ATTEMPTS} times in a row", None)
 
     def _give_up(self) -> None:
         """The next world has not begun in time: end members that have not come, and fail if too few are left."""
@@ -304,7 +355,7 @@ class ElasticWorkers:
             self._deadline = None
             for worker in late:
                 error = RankLostError(
-                    f"Rank {worker.rank} has not left the last world within {self._settings.elastic_timeout:g} s."
+                    f"It has not left the last world within {self._settings.elastic_timeout:g} s (elastic_timeout)."
                 )
                 self._lose(worker, error)
             return
@@ -332,6 +383,6 @@ def _find_death(ref: Any) -> Exception | None:
     """Why the actor that was to answer is dead; None if it has answered."""
     try:
         ray.get(ref)
-    except ray.exceptions.RayActorError as error:
+    except ray.exceptions.RayError as error:
         return error  # type: ignore[no-any-return]
     return None

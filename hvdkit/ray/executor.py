@@ -72,9 +72,11 @@ class RayExecutor:
             cpus, gpus = check_resources(cpus_per_worker, use_gpu, gpus_per_worker)
             self._demand = Demand(self.settings.min_workers, cpus, gpus)
             return
-        if max_workers is not None or reset_limit is not None:
+        given = {"max_workers": max_workers, "reset_limit": reset_limit, "elastic_timeout": elastic_timeout}
+        if any(value is not None for value in given.values()):
             raise LaunchError(
-                "max_workers and reset_limit are for elastic jobs. Set min_workers too, or leave them out."
+                f"{', '.join(name for name, value in given.items() if value is not None)}: for elastic jobs only. Set "
+                "min_workers too, or leave it out."
             )
         self._demand = plan_workers(
             num_workers, num_hosts, num_workers_per_host, cpus_per_worker, use_gpu, gpus_per_worker
@@ -131,7 +133,7 @@ class RayExecutor:
                     "executable_cls is for jobs with a fixed number of workers. In an elastic job make the object in "
                     "the function that run() calls."
                 )
-            self._workers = ElasticWorkers(self._demand, self.settings, env)
+            self._workers = ElasticWorkers(self._demand, self.settings, env, inside=self._use_current)
             return
         given = self._group
         if given is None and self._use_current:
@@ -280,9 +282,11 @@ class ElasticRayExecutor:
         min_num_proc, max_num_proc (before: min_np, max_np): number of ranks; without a largest number, as many as the
         nodes have room for. reset_limit: how often the ranks may change before the job fails. elastic_timeout: seconds
         that a change may take, and that the job waits for enough workers. timeout_s: for the first ones to start.
-        ssh_identity_file, kwargs: accepted, and not used. nics: refused, see the error.
+        ssh_identity_file, and verbose of kwargs: accepted, and not used. nics, other kwargs: refused, see the error.
         """
         refuse_nics(nics)
+        if unknown := sorted(kwargs.keys() - {"verbose"}):
+            raise LaunchError(f"{', '.join(unknown)}: no setting of an elastic job on Ray. Leave it out.")
         least, most = min_np if min_np is not None else min_num_proc, max_np if max_np is not None else max_num_proc
         return plan_elastic(Settings(timeout_s), least, most, reset_limit, elastic_timeout)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hvdkit.errors import LaunchError
+
+_ROUNDING = 1e-6  # 0.3 CPUs have room for three workers of 0.1
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,10 @@ class Demand:
             return [self.worker] * self.workers
         each = self.workers // self.hosts
         return [{name: amount * each for name, amount in self.worker.items()}] * self.hosts
+
+    def count_room(self, resources: Mapping[str, float]) -> int:
+        """How many workers find room in these resources."""
+        return min(int(resources.get(name, 0) / need + _ROUNDING) for name, need in self.worker.items())
 
     def place(self, worker: int) -> int:
         """The bundle of a worker."""
@@ -119,8 +126,8 @@ def plan_elastic(
         check_counts({"max_workers": merged.max_workers})
         if merged.max_workers < merged.min_workers:
             raise LaunchError(f"max_workers is {merged.max_workers}, but min_workers is {merged.min_workers}.")
-    if merged.reset_limit is not None and merged.reset_limit < 0:
-        raise LaunchError(f"reset_limit is {merged.reset_limit}; it must be a number from 0 up, or None.")
+    if merged.reset_limit is not None and not (isinstance(merged.reset_limit, int) and merged.reset_limit >= 0):
+        raise LaunchError(f"reset_limit is {merged.reset_limit!r}; it must be a whole number from 0 up, or None.")
     return check_settings(merged)
 
 
@@ -134,8 +141,9 @@ def check_settings(settings: Any) -> Settings:
             "ElasticRayExecutor, or leave it out."
         )
     for name in ("timeout_s", "placement_group_timeout_s", "elastic_timeout"):
-        if not getattr(settings, name) > 0:
-            raise LaunchError(f"{name} is {getattr(settings, name)!r}; it must be a number of seconds above 0.")
+        value = getattr(settings, name)
+        if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise LaunchError(f"{name} is {value!r}; it must be a number of seconds above 0.")
     return settings
 
 

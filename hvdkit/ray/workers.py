@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from hvdkit.errors import HorovodInternalError, LaunchError, RankLostError
@@ -59,35 +59,43 @@ class Workers:
         """Make the actors ranks of a new world: ordered by node, with a new store and secret."""
         assert self._reservation is not None
         refs = [actor.arrive.remote() for actor in self.actors]
-        _, late = ray.wait(refs, num_returns=len(refs), timeout=self._settings.timeout_s)
-        if late:
-            raise LaunchError(
-                f"{len(late)} of {len(refs)} workers have not started within {self._settings.timeout_s:g} s: "
-                f"{self._reservation.describe([refs.index(ref) for ref in late])}. See their nodes in `ray status`, or "
-                "raise timeout_s."
-            )
-        arrivals: dict[int, Arrival] = {}
-        actors: dict[int, Any] = {}
-        for place, ref in enumerate(refs):
-            try:
-                arrival: Arrival = ray.get(ref)
-            except ray.exceptions.RayActorError as error:
-                raise LaunchError(f"Worker {place} has died before it was a rank: {first_line(error)}") from error
-            arrivals[arrival.offer.index], actors[arrival.offer.index] = arrival, self.actors[place]
+        came: list[Arrival] = self._answers(refs, self._reservation.describe)
+        arrivals = {arrival.offer.index: arrival for arrival in came}
+        actors = {arrival.offer.index: actor for arrival, actor in zip(came, self.actors, strict=True)}
         ranks = assign_ranks([arrivals[index].offer for index in sorted(arrivals)])
         self._check_hosts([rank.local_size for rank in ranks])
         first = arrivals[ranks[0].index].offer
         job = f"ray-{ray.get_runtime_context().get_job_id()}"
         variables = plan_variables(ranks, first.address, first.port, new_secret(), job)
         self.actors = [actors[rank.index] for rank in ranks]
-        self._places = [
-            f"process {arrivals[rank.index].pid} on node {arrivals[rank.index].offer.address}" for rank in ranks
-        ]
+        self._places = [arrivals[rank.index].describe() for rank in ranks]
         entered = [actor.enter.remote(own) for actor, own in zip(self.actors, variables, strict=True)]
-        try:
-            ray.get(entered, timeout=self._settings.timeout_s)
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
-            raise LaunchError(f"The workers have not become ranks: {first_line(error)}") from error
+        self._answers(entered, self._name)
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} ({self._places[rank]})"
+
+    def _answers(self, refs: Sequence[Any], name: Callable[[int], str]) -> list[Any]:
+        """What the workers answer within timeout_s. Raises LaunchError that names who has died, or does not answer."""
+        _, late = ray.wait(refs, num_returns=len(refs), timeout=self._settings.timeout_s)
+        answers = []
+        for number, ref in enumerate(refs):
+            try:
+                answers.append(None if ref in late else ray.get(ref))
+            except Exception as error:  # noqa: PERF203 (what the worker raises too)
+                if not is_death(error):
+                    raise
+                raise LaunchError(
+                    f"A worker has died before the ranks could connect, {name(number)}: {first_line(error)} See its "
+                    "log for the cause (`ray logs`)."
+                ) from error
+        if late:
+            missing = ", ".join(name(number) for number, ref in enumerate(refs) if ref in late)
+            raise LaunchError(
+                f"{len(late)} of {len(refs)} workers have not answered within {self._settings.timeout_s:g} s: "
+                f"{missing}. See their nodes in `ray status`, or raise timeout_s."
+            )
+        return answers
 
     def _check_hosts(self, local_sizes: Sequence[int]) -> None:
         each = self._demand.workers // self._demand.hosts if self._demand.hosts else 0
@@ -155,9 +163,11 @@ class Workers:
 def is_death(error: Exception) -> bool:
     """Has the actor that was called died? Not one that the called function has used."""
     exceptions = ray.exceptions
-    return isinstance(error, exceptions.RayActorError) and not isinstance(error, exceptions.RayTaskError)
+    deaths = exceptions.RayActorError, exceptions.OutOfMemoryError  # the second one: ended by Ray's memory monitor
+    return isinstance(error, deaths) and not isinstance(error, exceptions.RayTaskError)
 
 
 def first_line(error: Exception) -> str:
-    """An error of Ray's in one line."""
-    return " ".join(str(error).split()).partition(" Some common causes")[0][:_LONGEST]
+    """An error of Ray's in one line; of what a worker has raised, its text without the traceback."""
+    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+    return " ".join(str(cause).split()).partition(" Some common causes")[0][:_LONGEST]

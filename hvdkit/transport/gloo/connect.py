@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import time
@@ -10,11 +11,13 @@ from typing import NamedTuple
 
 from hvdkit.errors import TransportError
 from hvdkit.handshake import ANSWER_BYTES, Challenge, connect
+from hvdkit.transport.polling import look
 
 PURPOSE = b"mesh"
 _HANDSHAKE_S = 5.0  # whoever is not done in time comes again
 _HANDSHAKES = 64  # at a time, or as many as there are ranks
 _PAUSE_S = 0.05
+_LOOK_S = 0.2  # between two calls of what watches this thread's waits
 
 # A host that is gone without a word is noticed after half a minute.
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
@@ -23,6 +26,15 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 def listen(address: str, backlog: int) -> socket.socket:
     """A socket that listens on any port of this address."""
     return socket.create_server((address, 0), backlog=backlog)
+
+
+def wait_for_listener(address: str, port: int, deadline: float) -> None:
+    """Return when something listens there, or at the deadline, on the clock of time.monotonic()."""
+    while time.monotonic() < deadline:
+        look()
+        with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=_HANDSHAKE_S):
+            return
+        time.sleep(_PAUSE_S)
 
 
 def connect_all(
@@ -47,7 +59,8 @@ def connect_all(
                     f"Rank {rank} timed out waiting for connections from rank(s) {missing}. See the output of these "
                     "ranks."
                 )
-            for peer, connection in handshakes.go_on(left):
+            look()
+            for peer, connection in handshakes.go_on(min(left, _LOOK_S)):
                 if peer not in expected:
                     connection.close()
                     continue
@@ -144,6 +157,7 @@ class _Handshakes:
 def _connect(place: tuple[str, int], secret: bytes, rank: int, peer: int, deadline: float) -> socket.socket:
     seen: object = "it did not answer"
     while time.monotonic() < deadline:
+        look()
         try:
             connection = socket.create_connection(place, timeout=_HANDSHAKE_S)
         except OSError as error:

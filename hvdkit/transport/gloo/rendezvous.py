@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from hvdkit.errors import TransportError
 from hvdkit.transport.addresses import LOOPBACK, address_of, is_loopback, list_addresses
 from hvdkit.transport.gloo.rendezvous_store import RendezvousStore
+from hvdkit.transport.polling import look
 
 _PAUSE_S = 0.05
 _ANSWER_S = 3.0
@@ -188,6 +189,7 @@ def collect(store: Any, what: str, size: int, deadline: float) -> list[bytes]:
                 f"{len(missing)} of {size} ranks have not arrived: {', '.join(map(str, missing))}. All ranks must "
                 "call hvd.init(). See the output of these ranks, or of the launcher, for the cause."
             )
+        look()
         time.sleep(_PAUSE_S)
     return [bytes(one) for one in store.multi_get(keys)]
 
@@ -206,6 +208,7 @@ def _find_store(
                 if store is not None:
                     return store, address, own, info.secret
                 seen = f"its store at {address}:{info.port} cannot be reached ({own})"
+        look()
         time.sleep(_PAUSE_S)
     raise TransportError(f"Rank {rank} cannot reach rank 0: {seen}. See the output of rank 0 for the cause.")
 

@@ -17,7 +17,7 @@ from hvdkit.transport.between.base import BaseTransport
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.division import Groups, check_groups, find_group
-from hvdkit.transport.gloo.connect import connect_all, listen
+from hvdkit.transport.gloo.connect import connect_all, listen, wait_for_listener
 from hvdkit.transport.gloo.library import Group, TcpStores, load_gloo
 from hvdkit.transport.gloo.messages import PeerMessages
 from hvdkit.transport.gloo.nonblocking import GlooWire
@@ -33,6 +33,7 @@ from hvdkit.transport.polling import Backoff, calls
 from hvdkit.transport.request import MessageRequest, Request, closed_before
 
 _START_S = 120.0
+_LAST_TRY_S = 1.0  # for the error that says why a store is not there
 _LOSS_REPORT_S = 2.0  # until the rank whose end made a collective fail is known
 
 #: By store: processes that were ranks of other jobs before count from 0, as the new ones do.
@@ -47,7 +48,11 @@ def open_rendezvous_store(place: StoreLocation, rank: int) -> tuple[RendezvousSt
     stores = TcpStores()
     if place.hosted and rank == 0:
         return TcpRendezvousStore(lambda: stores.host_at(place.address, place.port)), towards
-    return TcpRendezvousStore(lambda: stores.join(place.address, place.port, _START_S)), towards
+    deadline = time.monotonic() + _START_S
+    if not place.hosted:  # it is there, unless its process has ended: torch's own wait cannot be cut short
+        wait_for_listener(place.address, place.port, deadline)
+    left_s = max(_LAST_TRY_S, deadline - time.monotonic())
+    return TcpRendezvousStore(lambda: stores.join(place.address, place.port, left_s)), towards
 
 
 def open_gloo(
