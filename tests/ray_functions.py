@@ -70,6 +70,16 @@ def end_on(rank: int) -> None:
     hvd.allreduce(torch.ones(1), name="one is not")
 
 
+def lose_a_rank_while_the_others_connect(folder: str) -> dict[str, Any]:
+    """As train_elastic(); but rank 1 of the first world dies before it connects."""
+    died = Path(folder, "died")
+    if os.environ["RANK"] == "1" and not died.exists():
+        died.write_text(str(os.getpid()))
+        time.sleep(1)  # the other one is in init() by then
+        os.kill(os.getpid(), 9)
+    return train_elastic(folder, several_hosts=False)
+
+
 def train_elastic(folder: str, several_hosts: bool) -> dict[str, Any]:
     """Add up until the file `stop` is there; each step is a line of `steps`. several_hosts: each node of Ray is one."""
     import torch

@@ -7,16 +7,21 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import NoReturn
+from unittest.mock import MagicMock
 
 import pytest
 from hvdrun_job import command, environment, hvdrun, lines
 from rank_job import find_mpirun
 
 from hvdkit.config import Config
-from hvdkit.engine.startup import _describe, arriving
+from hvdkit.engine import startup
+from hvdkit.engine.startup import _describe, arriving, open_world
+from hvdkit.errors import SharedMemoryError
 from hvdkit.launch.introspect.init_watchdog import InitWait, InitWaits, describe_wait
 from hvdkit.launch.job.ranks import End, Phase, Ranks
 from hvdkit.launcher_channel import READY, TRAINED, announce_init, parse_init_call
+from hvdkit.transport.select import Connection
 from hvdkit.world import World
 
 SHORT = ("--stall-check-s", "1", "--stall-shutdown-s", "2.5")
@@ -222,3 +227,16 @@ def test_a_rank_that_has_come_says_nothing(caplog: pytest.LogCaptureFixture) -> 
     with arriving(Config(stall_check_s=0.05, stall_shutdown_s=0.1), world, end):
         gave_up.wait()
     assert ended == [1]
+
+
+def test_a_rank_without_memory_for_its_transport_leaves_those_that_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = MagicMock()
+    world = World(0, 2, 0, 2, 0, 1, "here", "torchrun")
+    monkeypatch.setattr(startup, "connect", lambda config, part: Connection(world, base))
+
+    def fail(config: Config, connection: Connection) -> NoReturn:
+        raise SharedMemoryError("/dev/shm is full")
+
+    with pytest.raises(SharedMemoryError, match="is full"):
+        open_world(Config(), opener=fail)
+    base.close.assert_called_once_with(idle=False)

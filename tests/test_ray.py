@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -21,7 +23,7 @@ from unittest.mock import MagicMock
 import pytest
 import ray_functions
 
-from hvdkit.errors import LaunchError, RankLostError
+from hvdkit.errors import HorovodInternalError, LaunchError, RankLostError
 
 pytestmark = [pytest.mark.integrations, pytest.mark.ranks]
 
@@ -287,6 +289,37 @@ def test_an_elastic_job_ends_with_an_error_when_nobody_has_the_commit(cluster: A
                 training.end()
 
 
+def test_a_worker_that_is_stopped_and_one_that_dies_while_the_ranks_connect_are_replaced(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from hvdkit.ray import elastic, run
+
+    stopped: list[int] = []
+    ask = elastic.ElasticWorkers._all_live
+
+    def stop_one(job: elastic.ElasticWorkers, chosen: list[elastic.Worker]) -> bool:
+        if not stopped:
+            arrival = chosen[1].arrival
+            assert arrival is not None
+            stopped.append(arrival.pid)
+            os.kill(arrival.pid, signal.SIGSTOP)
+        return ask(job, chosen)
+
+    monkeypatch.setattr(elastic.ElasticWorkers, "_all_live", stop_one)
+    monkeypatch.setattr(elastic, "_ANSWER_S", 2.0)
+    with nothing_left() as pids:
+        call = functools.partial(
+            run, ray_functions.lose_a_rank_while_the_others_connect, [str(tmp_path)], min_workers=2, max_workers=2
+        )
+        with Training(tmp_path, call) as training:
+            wait_until(lambda: (tmp_path / "died").exists(), "a worker is there in place of the stopped one")
+            training.reach(2)  # Gloo's own time limit is longer than this waits
+            results = training.end()
+            pids.update(stopped, {pid for _, _, _, pid in training.steps()})
+    assert len(results) == 2 and all(result["sums"] == [result["expected"]] * 5 for result in results)
+    assert f"(process {stopped[0]} on node" in caplog.text and "not answered within 2 s" in caplog.text
+
+
 def test_the_example_learns(cluster: Any) -> None:
     env = {**os.environ, "RAY_ADDRESS": cluster.address}
     options = ["--workers", "2", "--epochs", "8", "--min-accuracy", "0.85"]
@@ -298,6 +331,7 @@ def test_the_example_learns(cluster: Any) -> None:
 
 def test_arguments_that_contradict_each_other_are_refused() -> None:
     from hvdkit.ray import ElasticRayExecutor, RayExecutor
+    from hvdkit.ray.placement import reserve
     from hvdkit.ray.settings import Demand, plan_workers
 
     for arguments, text in [
@@ -308,10 +342,13 @@ def test_arguments_that_contradict_each_other_are_refused() -> None:
         ({"num_workers": 2, "gpus_per_worker": 1}, "use_gpu is False"),
         ({"num_workers": 2, "use_gpu": True, "gpus_per_worker": 0}, "some of a GPU"),
         ({"num_workers": 2, "cpus_per_worker": 0}, "positive"),
-        ({"num_workers": 2, "max_workers": 3}, "Set min_workers too"),
+        ({"num_workers": 2, "max_workers": 3}, "max_workers: for elastic jobs only. Set min_workers too"),
+        ({"num_workers": 2, "elastic_timeout": 5, "reset_limit": 1}, "reset_limit, elastic_timeout: for elastic"),
         ({"num_workers": 2, "min_workers": 1}, "makes the job elastic"),
         ({"min_workers": 3, "max_workers": 2}, "max_workers is 2, but min_workers is 3"),
         ({"min_workers": 3, "elastic_timeout": 0}, "elastic_timeout is 0"),
+        ({"min_workers": 3, "elastic_timeout": "5"}, "elastic_timeout is '5'"),
+        ({"min_workers": 3, "reset_limit": 0.5}, r"reset_limit is 0\.5"),
         ({"settings": {"timeout_s": 3}, "num_workers": 2}, "settings is a dict"),
         ({"settings": RayExecutor.create_settings(timeout_s=0), "num_workers": 2}, "above 0"),
     ]:
@@ -319,12 +356,17 @@ def test_arguments_that_contradict_each_other_are_refused() -> None:
             RayExecutor(**arguments)  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match="GLOO_SOCKET_IFNAME"):
         ElasticRayExecutor.create_settings(nics=["eth0"])
+    with pytest.raises(LaunchError, match="elastic_timout: no setting"):
+        ElasticRayExecutor.create_settings(elastic_timout=5, verbose=2)
+    with pytest.raises(LaunchError, match="placement_group is a str"):
+        reserve(Demand(1), "group", 1.0)
     with pytest.raises(LaunchError, match="callbacks are not supported"):
         RayExecutor(num_workers=2).run(print, callbacks=[print])
     hosts = plan_workers(None, 2, 3, 2, True, None)
     assert hosts == Demand(6, 2, 1, 2) and hosts.bundles == [{"CPU": 6, "GPU": 3}] * 2
     assert [hosts.place(worker) for worker in range(6)] == [0, 0, 0, 1, 1, 1]
     packed = plan_workers(3, None, 1, 0.5, False, None)
+    assert Demand(3, cpus=0.1).count_room({"CPU": 0.3}) == 3
     assert packed.bundles == [{"CPU": 0.5}] * 3 and [packed.place(worker) for worker in range(3)] == [0, 1, 2]
 
 
@@ -376,6 +418,154 @@ def test_workers_of_a_node_that_is_no_good_do_not_end_a_job_that_runs(monkeypatc
     job._take_result(lost)
     job._fill()
     assert len(job._candidates) == 2, "a rank is missing"
+
+
+def arrive(worker: Any, *, has_state: bool = False, committed: bool = False) -> Any:
+    """Have a worker wait for its place."""
+    from hvdkit.integrations.ranks import Offer
+    from hvdkit.ray.actor import Arrival
+
+    arrival = Arrival(Offer(worker.index, "a", "h", 1), 7, has_state, committed, "a rank is lost")
+    if worker.rank < 0:
+        return MagicMock(return_value=arrival)
+    worker.arrival = arrival
+    return None
+
+
+@pytest.mark.parametrize(("elastic_timeout", "limit_s"), [(600.0, 30.0), (5.0, 5.0)])
+def test_a_worker_that_does_not_answer_before_a_world_begins_is_lost(
+    monkeypatch: pytest.MonkeyPatch, elastic_timeout: float, limit_s: float
+) -> None:
+    from hvdkit.ray import elastic
+
+    job = make_elastic_job(monkeypatch, 3)
+    job._settings = replace(job._settings, elastic_timeout=elastic_timeout)
+    first, second, third = job._members
+    (candidate,) = job._candidates
+    candidate.arriving = arrive(candidate)
+    job._take_candidate(candidate)
+    third.result = MagicMock(side_effect=HorovodInternalError("of the function"))
+    job._take_result(third)
+    assert all(worker.actor.end_world.options.called for worker in (first, second)), "they may be connecting"
+    for worker in (first, second):
+        arrive(worker, has_state=True)
+    asked = elastic.ray.wait
+    asked.side_effect = lambda refs, **_: (refs[:1], refs[1:])
+    first.actor.answer.options.return_value.remote.return_value = MagicMock(return_value=None)
+    assert not job._all_live([first, second, candidate])
+    assert asked.call_args.kwargs["timeout"] == limit_s
+    assert job._members == [first] and job._candidates == []
+    ended = [call.args[0] for call in elastic.ray.kill.call_args_list]
+    assert ended == [third.actor, second.actor, candidate.actor]
+    assert re.search(rf"rank 1 .* is lost: It has not answered within {limit_s:g} s", job._why)
+
+
+def begin_world_with_a_new_worker(job: Any) -> Any:
+    """All members wait for their places, and one candidate is ready: the world begins. Returns the new worker."""
+    from hvdkit.ray.elastic import choose_members
+
+    (new,) = job._candidates
+    new.arriving = arrive(new)
+    job._take_candidate(new)
+    chosen = choose_members(job._members, job._candidates, job._most())
+    assert job._can_begin(chosen)
+    job._begin_world(chosen, print)
+    return new
+
+
+@pytest.mark.parametrize("commits", [False, True])
+def test_new_workers_that_are_lost_before_a_commit_are_replaced_a_few_times_only(
+    monkeypatch: pytest.MonkeyPatch, commits: bool
+) -> None:
+    import ray
+
+    job = make_elastic_job(monkeypatch, 2)
+    members = list(job._members)
+    for worker in members:
+        arrive(worker, has_state=True)
+    for _ in range(3):
+        new = begin_world_with_a_new_worker(job)
+        new.result = MagicMock(side_effect=ray.exceptions.RayActorError(error_msg="no memory"))
+        job._take_result(new)
+        job._fill()
+        for worker in members:
+            arrive(worker, has_state=True, committed=commits)
+    assert len(job._candidates) == 1
+    assert job._can_begin(members) == commits
+    job._fill()
+    assert len(job._candidates) == commits and job._members == members
+    if commits:
+        return
+    assert job._can_begin(members), "they go on without it"
+    job._begin_world(members, print)
+    job._lose(members[1], ray.exceptions.RayActorError())
+    job._fill()
+    assert len(job._candidates) == 2, "a rank is missing"
+
+
+def test_too_few_ranks_without_the_new_workers_are_an_error_with_what_the_last_one_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = make_elastic_job(monkeypatch, 2)
+    job._settings = replace(job._settings, min_workers=3)
+    members = list(job._members)
+    for worker in members:
+        arrive(worker, has_state=True)
+    for _ in range(3):
+        new = begin_world_with_a_new_worker(job)
+        new.result = MagicMock(side_effect=HorovodInternalError("no route to host"))
+        job._take_result(new)
+        job._fill()
+        for worker in members:
+            arrive(worker, has_state=True)
+    with pytest.raises(LaunchError, match=r"3 times in a row; 2 are left, and 3 are needed.*no route to host"):
+        job._can_begin(members)
+
+
+def test_a_job_that_runs_out_of_memory_loses_a_worker_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    job = make_elastic_job(monkeypatch, 2)
+    lost = job._members[1]
+    lost.result = MagicMock(side_effect=ray.exceptions.OutOfMemoryError("the node is low on memory"))
+    job._take_result(lost)
+    assert len(job._members) == 1 and "low on memory" in job._why
+
+
+def test_the_end_of_a_world_reaches_a_worker_that_is_still_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hvdkit.ray import actor
+
+    monkeypatch.setattr(actor, "ray", MagicMock())
+    monkeypatch.setattr(actor, "enter_rank", lambda variables: None)
+    rank = actor.ElasticRank(0)
+    rank._enter(4, {"RANK": "0"})
+    rank.end_world(3, "rank 1 is lost")
+    rank.check()
+    rank.end_world(4, "rank 2 is lost")
+    with pytest.raises(RankLostError, match="rank 2 is lost"):
+        rank.check()
+    rank._enter(5, {"RANK": "0"})
+    rank.check()
+
+
+def test_workers_that_do_not_become_ranks_in_time_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from hvdkit.ray import workers
+    from hvdkit.ray.settings import Demand, Settings
+
+    fake = MagicMock(exceptions=ray.exceptions)
+    fake.get.side_effect = lambda ref: ref()
+    fake.wait.side_effect = lambda refs, **_: (refs[:1], refs[1:])
+    monkeypatch.setattr(workers, "ray", fake)
+    job = workers.Workers.__new__(workers.Workers)
+    job._demand, job._settings, job._places = Demand(2), Settings(timeout_s=3), ["process 1", "process 2"]
+    first, lives = MagicMock(return_value=None), MagicMock(return_value=None)
+    dies = MagicMock(side_effect=ray.exceptions.RayActorError(error_msg="killed"))
+    with pytest.raises(LaunchError, match=r"1 of 2 workers have not answered within 3 s: rank 1 \(process 2\)"):
+        job._answers([first, lives], job._name)
+    with pytest.raises(LaunchError, match=r"could connect, rank 0 \(process 1\): killed"):
+        job._answers([dies, lives], job._name)
 
 
 def test_the_workers_with_the_last_commit_come_first() -> None:

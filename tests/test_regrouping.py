@@ -10,8 +10,9 @@ import pytest
 from hvdkit.elastic import regrouping
 from hvdkit.elastic.regrouping import Regrouping
 from hvdkit.elastic.state import HostUpdateResult, State
-from hvdkit.engine import runtime
+from hvdkit.engine import runtime, startup
 from hvdkit.errors import HorovodInternalError, HostsUpdatedInterrupt, RankLostError, RanksDisagreeError
+from hvdkit.transport.polling import look
 
 
 class Driver:
@@ -28,6 +29,12 @@ class Driver:
 
     def synchronized(self) -> None:
         self.said.append("synchronized")
+
+    def committed(self) -> None:
+        self.said.append("committed")
+
+    def check(self) -> None:
+        self.said.append("checked")
 
     def wait(self, why: str) -> None:
         self.said.append(f"wait: {why}")
@@ -87,6 +94,9 @@ def test_workers_that_come_while_a_rank_enters_a_world_are_taken_in_at_its_next_
     state.on_reset()
     changes.settle()
     state.commit()  # they are announced still, and in the world
+    changes.end(state, well=True)
+    state.commit()
+    assert driver.said == ["committed"] * 3, "the driver knows that ranks of this world got as far as a commit"
 
 
 def test_ranks_that_disagree_would_do_so_in_the_next_world_too(driver: Driver) -> None:
@@ -98,6 +108,33 @@ def test_ranks_that_disagree_would_do_so_in_the_next_world_too(driver: Driver) -
 
 def test_places_are_of_the_process(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regrouping, "_places", None)
+    monkeypatch.setattr(startup, "_next_world", None)
     assert regrouping.find_places() is None
     regrouping.set_places(driver)
     assert regrouping.find_places() is driver
+
+
+def test_a_rank_whose_world_ends_while_it_connects_waits_in_init_for_the_next_one(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regrouping, "_places", None)
+    monkeypatch.setattr(startup, "_next_world", None)
+    regrouping.set_places(driver)
+    ends: list[HorovodInternalError] = [RankLostError("of rank 1"), RankLostError("of rank 2")]
+
+    def join() -> str:
+        look()
+        if ends:
+            raise ends.pop(0)
+        return "in"
+
+    assert startup.enter_world(join, lambda: driver.said.append("leaves")) == "in"
+    look()  # it connects no more
+    assert driver.said == [
+        *("checked", "leaves", "wait: of rank 1"),
+        *("checked", "leaves", "wait: of rank 2"),
+        "checked",
+    ]
+    ends = [RanksDisagreeError("one adds, one broadcasts")]
+    with pytest.raises(RanksDisagreeError):
+        startup.enter_world(join, lambda: None)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from key_value_server import serve_values
 
-from hvdkit.errors import TransportError, WorldError
+from hvdkit.errors import RankLostError, TransportError, WorldError
 from hvdkit.transport.addresses import address_of, address_towards, is_loopback, list_addresses, read_interface
 from hvdkit.transport.gloo import rendezvous
+from hvdkit.transport.gloo.connect import connect_all, listen, wait_for_listener
 from hvdkit.transport.gloo.library import TcpStores
 from hvdkit.transport.gloo.rendezvous import RankInfo, Rendezvous, choose_address, find_peers
 from hvdkit.transport.gloo.rendezvous_store import (
@@ -23,6 +25,7 @@ from hvdkit.transport.gloo.rendezvous_store import (
     TcpRendezvousStore,
     find_rendezvous_store,
 )
+from hvdkit.transport.polling import watch_waits
 
 TORCHRUN = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 HOROVODRUN = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711"}
@@ -185,3 +188,43 @@ def test_a_rendezvous_server_that_is_gone_is_told() -> None:
 def test_hosts_are_told_apart_by_name_and_boot() -> None:
     name, _, boot = rendezvous._machine().partition(" ")
     assert name and boot
+
+
+def looks_for_a_store(deadline: float) -> None:
+    find_alone(1, deadline)
+
+
+def collects_the_ranks(deadline: float) -> None:
+    find_alone(0, deadline)
+
+
+def find_alone(rank: int, deadline: float) -> None:
+    options = {"name": "test", "host": "here", "interface": "", "towards": "127.0.0.1"}
+    find_peers(LocalRendezvousStore(), TcpStores(), rank, 2, deadline=deadline, **options)
+
+
+def is_connected_to(deadline: float) -> None:
+    with listen("127.0.0.1", 2) as listener:
+        connect_all(listener, 0, [("127.0.0.1", 1)] * 2, b"secret", deadline)
+
+
+def connects(deadline: float) -> None:
+    with listen("127.0.0.1", 2) as listener:
+        connect_all(listener, 1, [("127.0.0.1", 1)] * 2, b"secret", deadline)
+
+
+def joins_a_store(deadline: float) -> None:
+    wait_for_listener("127.0.0.1", 1, deadline)
+
+
+@pytest.mark.parametrize("waits", [looks_for_a_store, collects_the_ranks, is_connected_to, connects, joins_a_store])
+def test_whoever_watches_the_waits_of_a_rank_can_end_its_connecting(waits: Callable[[float], None]) -> None:
+    def look() -> None:
+        raise RankLostError("rank 1 is lost")
+
+    before = watch_waits(look)
+    try:
+        with pytest.raises(RankLostError, match="rank 1 is lost"):
+            waits(time.monotonic() + 20)
+    finally:
+        watch_waits(before)
