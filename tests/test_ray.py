@@ -293,11 +293,12 @@ def test_a_worker_that_is_stopped_and_one_that_dies_while_the_ranks_connect_are_
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from hvdkit.ray import elastic, run
+    from hvdkit.ray.members import Worker
 
     stopped: list[int] = []
     ask = elastic.ElasticWorkers._all_live
 
-    def stop_one(job: elastic.ElasticWorkers, chosen: list[elastic.Worker]) -> bool:
+    def stop_one(job: elastic.ElasticWorkers, chosen: list[Worker]) -> bool:
         if not stopped:
             arrival = chosen[1].arrival
             assert arrival is not None
@@ -375,13 +376,14 @@ def make_elastic_job(monkeypatch: pytest.MonkeyPatch, members: int) -> Any:
     import ray
 
     from hvdkit.ray import elastic
+    from hvdkit.ray.members import Worker
     from hvdkit.ray.settings import Demand, Settings
 
     fake = MagicMock(exceptions=ray.exceptions)
     fake.get.side_effect = lambda ref: ref()
     monkeypatch.setattr(elastic, "ray", fake)
     job = elastic.ElasticWorkers(Demand(1), Settings(min_workers=1, max_workers=members + 1), {})
-    job._members = [elastic.Worker(100 + rank, MagicMock(), None, rank=rank) for rank in range(members)]
+    job._members = [Worker(100 + rank, MagicMock(), None, rank=rank) for rank in range(members)]
     job._candidates = job._candidates[:1]
     return job
 
@@ -460,9 +462,28 @@ def test_a_worker_that_does_not_answer_before_a_world_begins_is_lost(
     assert re.search(rf"rank 1 .* is lost: It has not answered within {limit_s:g} s", job._why)
 
 
+def test_a_rank_that_is_stopped_while_it_trains_is_lost_when_it_has_not_answered_for_the_elastic_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from hvdkit.ray import elastic
+
+    job = make_elastic_job(monkeypatch, 2)
+    now = [1000.0]
+    monkeypatch.setattr(elastic, "time", MagicMock(monotonic=lambda: now[0]))
+    lives, stopped = job._members
+    lives.asked_s = stopped.asked_s = now[0]
+    elastic.ray.wait.side_effect = lambda refs, **_: ([ref for ref in refs if ref is not stopped.asked], [])
+    while stopped in job._members and now[0] < 3000:
+        now[0] += 1
+        job._ask_members()
+    assert job._members == [lives] and 1600 < now[0] < 1700
+    assert re.search(r"rank 1 .* is lost: It has not answered for 600 s \(elastic_timeout\)", job._why)
+    elastic.ray.kill.assert_called_once_with(stopped.actor)
+
+
 def begin_world_with_a_new_worker(job: Any) -> Any:
     """All members wait for their places, and one candidate is ready: the world begins. Returns the new worker."""
-    from hvdkit.ray.elastic import choose_members
+    from hvdkit.ray.members import choose_members
 
     (new,) = job._candidates
     new.arriving = arrive(new)
@@ -571,7 +592,7 @@ def test_workers_that_do_not_become_ranks_in_time_are_named(monkeypatch: pytest.
 def test_the_workers_with_the_last_commit_come_first() -> None:
     from hvdkit.integrations.ranks import Offer
     from hvdkit.ray.actor import Arrival
-    from hvdkit.ray.elastic import Worker, choose_members
+    from hvdkit.ray.members import Worker, choose_members
 
     def make(index: int, rank: int, has_state: bool, ready: bool = True) -> Worker:
         arrival = Arrival(Offer(index, "a", "h", 1), 1, has_state) if ready else None

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hvdkit.errors import (
@@ -24,7 +23,8 @@ from hvdkit.errors import (
 from hvdkit.integrations.ranks import assign_ranks, new_secret, plan_variables
 from hvdkit.log import logger
 from hvdkit.optional_import import optional_import
-from hvdkit.ray.actor import CONCURRENCY_GROUPS, CONTROL, Arrival, ElasticRank
+from hvdkit.ray.actor import CONCURRENCY_GROUPS, CONTROL, ElasticRank
+from hvdkit.ray.members import Worker, choose_members
 from hvdkit.ray.settings import Demand, Settings
 from hvdkit.ray.workers import first_line, is_death
 
@@ -39,46 +39,8 @@ _SETTLED_S = 5.0
 _ATTEMPTS = 3
 #: For workers that wait for their places to answer; else they are lost. Ray itself gives a node about as long.
 _ANSWER_S = 30.0
-
-
-@dataclass
-class Worker:
-    """An actor. rank: in its world; -1 for a candidate. place: its process and node, once it is known. is_new: is this
-    world its first one?
-
-    arriving: reference to its next Arrival, or None. arrival: that has come, while the worker waits for its place.
-    result: reference to what its function returns, while it runs. value: what it has returned, if `finished`.
-    """
-
-    index: int
-    actor: Any
-    arriving: Any
-    arrival: Arrival | None = None
-    result: Any = None
-    rank: int = -1
-    place: str = "not started"
-    is_new: bool = False
-    finished: bool = False
-    value: Any = None
-
-    @property
-    def has_state(self) -> bool:
-        """Has it said that it has the last commit?"""
-        return self.arrival is not None and self.arrival.has_state
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        return f"{f'rank {self.rank}' if self.rank >= 0 else f'worker {self.index}'} ({self.place})"
-
-
-def choose_members(members: list[Worker], candidates: list[Worker], most: int) -> list[Worker]:
-    """The workers of the next world in the order in which they become ranks: those with the last commit first.
-
-    candidates: those that are not ready are left out. most: number of workers; no member is left out.
-    """
-    ready = [worker for worker in candidates if worker.arrival is not None]
-    return [*sorted(members, key=lambda worker: (not worker.has_state, worker.rank)), *ready][: max(most, len(members))]
+#: Between two questions to ranks whether they live.
+_ASK_S = 60.0
 
 
 class ElasticWorkers:
@@ -129,6 +91,7 @@ class ElasticWorkers:
         try:
             while True:
                 self._look()
+                self._ask_members()
                 if self._members and all(worker.finished for worker in self._members):
                     return [worker.value for worker in sorted(self._members, key=lambda worker: worker.rank)]
                 if self._is_due():
@@ -161,6 +124,22 @@ class ElasticWorkers:
                 self._take_candidate(worker)
             else:
                 self._take_arrival(worker)
+
+    def _ask_members(self) -> None:
+        """Find members that have been stopped: those that have not answered for elastic_timeout are lost."""
+        now, limit_s = time.monotonic(), self._settings.elastic_timeout
+        asked = [worker.asked for worker in self._members if worker.asked is not None]
+        answered = ray.wait(asked, num_returns=len(asked), timeout=0)[0] if asked else []
+        for worker in [each for each in self._members if not each.finished]:
+            if worker.asked in answered:
+                worker.asked = None
+            if worker.asked is None and now - worker.asked_s > min(_ASK_S, limit_s):
+                worker.asked, worker.asked_s = self._ask(worker), now
+            elif worker.asked is not None and now - worker.asked_s > limit_s:
+                self._lose(worker, RankLostError(f"It has not answered for {limit_s:g} s (elastic_timeout)."))
+
+    def _ask(self, worker: Worker) -> Any:
+        return worker.actor.answer.options(concurrency_group=CONTROL).remote()
 
     def _take_candidate(self, worker: Worker) -> None:
         ref, worker.arriving = worker.arriving, None
@@ -270,7 +249,7 @@ class ElasticWorkers:
     def _all_live(self, chosen: list[Worker]) -> bool:
         """Ask all of them, as a node that dies takes several with it; who has died or does not answer is lost."""
         limit_s = min(_ANSWER_S, self._settings.elastic_timeout)
-        refs = [worker.actor.answer.options(concurrency_group=CONTROL).remote() for worker in chosen]
+        refs = [self._ask(worker) for worker in chosen]
         _, silent = ray.wait(refs, num_returns=len(refs), timeout=limit_s)
         lost: list[tuple[Worker, Exception]] = []
         for worker, ref in zip(chosen, refs, strict=True):
