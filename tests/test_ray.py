@@ -285,7 +285,9 @@ def test_an_elastic_job_ends_with_an_error_when_nobody_has_the_commit(cluster: A
             training.reach(1)
             pids.update(pid for _, _, _, pid in training.steps())
             os.kill(next(iter(pids)), signal.SIGKILL)
-            with pytest.raises(RankLostError, match=r"Rank 0 is lost, and no rank is left"):
+            with pytest.raises(
+                RankLostError, match=r"Rank 0 \(process \d+ on node [\d.]+\) is lost, and no rank is left"
+            ):
                 training.end()
 
 
@@ -383,7 +385,9 @@ def make_elastic_job(monkeypatch: pytest.MonkeyPatch, members: int) -> Any:
     fake.get.side_effect = lambda ref: ref()
     monkeypatch.setattr(elastic, "ray", fake)
     job = elastic.ElasticWorkers(Demand(1), Settings(min_workers=1, max_workers=members + 1), {})
-    job._members = [Worker(100 + rank, MagicMock(), None, rank=rank) for rank in range(members)]
+    job._members = [
+        Worker(100 + rank, MagicMock(), None, rank=rank, place=f"process {rank}") for rank in range(members)
+    ]
     job._candidates = job._candidates[:1]
     return job
 
@@ -398,7 +402,7 @@ def test_a_rank_that_returns_while_others_wait_for_the_next_world_is_an_error_at
     second.result = MagicMock(side_effect=ray.exceptions.RayActorError(error_msg="it was killed"))
     third.result = MagicMock(return_value=7)
     job._take_result(second)
-    with pytest.raises(RankLostError, match=r"has returned on rank 2.*rank 1 is lost: it was killed"):
+    with pytest.raises(RankLostError, match=r"has returned on rank 2.*rank 1 \(process 1\) is lost: it was killed"):
         job._take_result(third)
 
 

@@ -162,7 +162,8 @@ class ElasticWorkers:
         self._candidates.remove(worker)
         self._end(worker)
         self._failed += 1
-        logger.warning("%s has failed before it was a rank: %s", worker.name, first_line(error))
+        self._why = f"{worker.name} has failed before it was a rank: {first_line(error)}"
+        logger.warning("%s", self._why)
         if self._failed >= _ATTEMPTS:
             self._check_enough(f"{self._failed} workers in a row have failed before they were ranks", error)
 
@@ -215,7 +216,7 @@ class ElasticWorkers:
             if not is_death(error) and not isinstance(error, RankLostError):
                 raise error
             raise RankLostError(
-                f"R{worker.name[1:]} is lost, and no rank is left that could go on from the last commit: "
+                f"{worker.name.capitalize()} is lost, and no rank is left that could go on from the last commit: "
                 f"{first_line(error)}"
             ) from error
         self._end_world(worker)
@@ -338,12 +339,18 @@ class ElasticWorkers:
                 )
                 self._lose(worker, error)
             return
-        ready = len([worker for worker in self._candidates if worker.arrival is not None])
-        text = f"{len(self._members) + ready} workers are there, and {self._settings.min_workers} are needed."
+        late = [worker for worker in self._candidates if worker.arrival is None]
+        ready = len(self._members) + len(self._candidates) - len(late)
+        text = f"{ready} workers are there, and {self._settings.min_workers} are needed."
         free = {name: amount for name, amount in ray.available_resources().items() if name in ("CPU", "GPU")}
-        text += f" Ray has been asked for others with {self._demand.worker} each; free in all: {free or 'nothing'}."
+        text += (
+            f" {len(late)} others that Ray was asked for, with {self._demand.worker} each, have not started; free in all: "
+            f"{free or 'nothing'}."
+        )
         if not self._worlds:
-            raise LaunchError(f"{text} Add nodes, ask for less, or raise timeout_s ({self._settings.timeout_s:g} s).")
+            raise LaunchError(
+                f"{text} Add nodes, ask for less, or raise timeout_s ({self._settings.timeout_s:g} s). {self._why}".strip()
+            )
         raise RankLostError(
             f"{text} They have not come within {self._settings.elastic_timeout:g} s (elastic_timeout). {self._why}"
         )
