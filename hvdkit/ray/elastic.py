@@ -344,13 +344,12 @@ class ElasticWorkers:
         text = f"{ready} workers are there, and {self._settings.min_workers} are needed."
         free = {name: amount for name, amount in ray.available_resources().items() if name in ("CPU", "GPU")}
         text += (
-            f" {len(late)} others that Ray was asked for, with {self._demand.worker} each, have not started; free in all: "
-            f"{free or 'nothing'}."
+            f" {len(late)} others that Ray was asked for, with {self._demand.worker} each, have not started; free in "
+            f"all: {free or 'nothing'}."
         )
         if not self._worlds:
-            raise LaunchError(
-                f"{text} Add nodes, ask for less, or raise timeout_s ({self._settings.timeout_s:g} s). {self._why}".strip()
-            )
+            cure = f"Add nodes, ask for less, or raise timeout_s ({self._settings.timeout_s:g} s)."
+            raise LaunchError(f"{text} {cure} {self._why}".rstrip())
         raise RankLostError(
             f"{text} They have not come within {self._settings.elastic_timeout:g} s (elastic_timeout). {self._why}"
         )
