@@ -388,7 +388,7 @@ def make_elastic_job(monkeypatch: pytest.MonkeyPatch, members: int) -> Any:
     job._members = [
         Worker(100 + rank, MagicMock(), None, rank=rank, place=f"process {rank}") for rank in range(members)
     ]
-    job._candidates = job._candidates[:1]
+    job._candidates, job._worlds = job._candidates[:1], 1
     return job
 
 

@@ -162,8 +162,10 @@ class ElasticWorkers:
         self._candidates.remove(worker)
         self._end(worker)
         self._failed += 1
-        self._why = f"{worker.name} has failed before it was a rank: {first_line(error)}"
-        logger.warning("%s", self._why)
+        what = f"{worker.name} has failed before it was a rank: {first_line(error)}"
+        logger.warning("%s", what)
+        if not self._worlds:
+            self._why = what
         if self._failed >= _ATTEMPTS:
             self._check_enough(f"{self._failed} workers in a row have failed before they were ranks", error)
 
