@@ -147,10 +147,10 @@ def test_workers_for_which_there_is_no_room_are_an_error_in_time(cluster: Any) -
     settings = RayExecutor.create_settings(placement_group_timeout_s=1)
     with nothing_left():
         with pytest.raises(
-            LaunchError, match=r"within 1 s: bundles \[0, .*4\] of 5 x \{'CPU': 1\} \(PACK\).*free in all"
+            LaunchError, match=r"within 1 s: bundles \[0, .*4\] of 5 x \{'CPU': 1\.0\} \(PACK\).*free in all"
         ):
             RayExecutor(settings, num_workers=5).start()
-        with pytest.raises(LaunchError, match=r"of 3 x \{'CPU': 1\} \(STRICT_SPREAD\)"):
+        with pytest.raises(LaunchError, match=r"of 3 x \{'CPU': 1\.0\} \(STRICT_SPREAD\)"):
             run(ray_functions.describe, num_hosts=3, settings=settings)
         with pytest.raises(LaunchError, match=r"1 workers are there, and 9|0 workers are there, and 9 are needed"):
             run(ray_functions.describe, min_workers=9, max_workers=9, settings=RayExecutor.create_settings(timeout_s=1))
