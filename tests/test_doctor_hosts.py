@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import os
@@ -302,35 +301,44 @@ def test_an_agent_that_answers_and_those_that_do_not(tmp_path: Path) -> None:
     (tmp_path / "horovod-0.dist-info").mkdir()  # as if Horovod were not installed, which takes seconds to load
     environ = read_environment()
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tmp_path), environ.get("PYTHONPATH")]))
-    asyncio.run(use_agents(environ))
-
-
-async def use_agents(environ: dict[str, str]) -> None:
-    agent = AgentSession()
+    noisy = f"echo motd; exec {sys.executable} -m hvdkit.tools.doctor.hosts.agent"
+    agent = AgentSession(["sh", "-c", noisy], environ)
     try:
-        await agent.start([sys.executable, "-m", "hvdkit.tools.doctor.hosts.agent"], environ, 20)
-        assert await agent.ask("clock", 10) > 1e9
-        assert (await agent.ask("resolve", 10, names=["localhost", "nowhere.invalid"]))[1] == []
+        agent.await_hello(20)
+        assert agent.ask("clock", 10) > 1e9
         with pytest.raises(AgentLost, match="'clock' failed: TypeError"):
-            await agent.ask("clock", 10, colour="red")
-        port = await agent.ask("listen", 10, secret="s", host="a")
-        assert await agent.ask("connect", 10, secret="s", targets=[("127.0.0.1", port, "a")]) == [""]
-        facts = decode(HostFacts, await agent.ask("collect", 60, variables={"NCCL_DEBUG": "INFO"}))
+            agent.ask("clock", 10, colour="red")
+        names = ["localhost", "nowhere.invalid"]
+        found = agent.ask("collect", 60, variables={"NCCL_DEBUG": "INFO"}, names=names, secret="s", host="a")
+        assert found["addresses"][0] and not found["addresses"][1]
+        targets = [("127.0.0.1", found["port"], host, host == "a") for host in ("a", "a", "b")]
+        (problem, mbit), again, other = agent.ask("connect", 10, secret="s", targets=targets)
+        assert (problem, mbit > 10, again) == ("", True, ["", mbit]) and other == ["other", 0.0]
+        facts = decode(HostFacts, found["facts"])
         assert facts.environ["NCCL_DEBUG"] == "INFO" and facts.python
     finally:
-        await agent.close()
-    noisy = ["sh", "-c", "echo Permission denied >&2; sleep 0.1; echo motd; exit 3"]
-    assert await find_failure(noisy, 10) == Failure(3, "Permission denied\nmotd\n")
-    assert (await find_failure(["/no/such/ssh"], 10)).status == 127
-    assert (await find_failure(["sleep", "60"], 0.3)).status is None
+        agent.close()
 
 
-async def find_failure(argv: list[str], timeout_s: float) -> Failure:
-    agent = AgentSession()
+@pytest.mark.parametrize(
+    ("argv", "timeout_s", "failure"),
+    [
+        (["sh", "-c", "echo Permission denied >&2; echo motd; exit 3"], 10, Failure(3, "Permission denied\nmotd\n")),
+        (["sh", "-c", "echo no home; exec sleep 60"], 0.3, Failure(None, "no home\n")),
+    ],
+)
+def test_why_an_agent_does_not_answer(argv: list[str], timeout_s: float, failure: Failure) -> None:
+    agent = AgentSession(argv, {"PATH": "/bin:/usr/bin"})
     with pytest.raises(AgentLost) as lost:
-        await agent.start(argv, {"PATH": "/bin:/usr/bin"}, timeout_s)
-    await agent.close()
-    return lost.value.failure
+        agent.await_hello(timeout_s)
+    agent.close()
+    assert lost.value.failure == failure
+
+
+def test_an_agent_whose_ssh_is_not_there() -> None:
+    with pytest.raises(AgentLost) as lost:
+        AgentSession(["/no/such/ssh"], {})
+    assert lost.value.failure.status == 127
 
 
 def test_only_agents_of_the_survey_are_answered_and_only_the_right_host_answers() -> None:

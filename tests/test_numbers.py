@@ -95,11 +95,11 @@ def test_doctor_reaches_hosts_with_hvdruns_port_and_key(tmp_path: Path, monkeypa
     key.touch()
     lines: list[list[str]] = []
 
-    async def start(agent: AgentSession, argv: list[str], environ: dict[str, str], timeout_s: float) -> None:
+    def start(agent: AgentSession, argv: list[str], environ: dict[str, str]) -> None:
         lines.append(argv)
         raise AgentLost(Failure(255, "refused"))
 
-    monkeypatch.setattr(AgentSession, "start", start)
+    monkeypatch.setattr(AgentSession, "__init__", start)
     monkeypatch.setattr(surveyor, "collect", lambda environ: HostFacts())
     assert hvdkit_cli.main(["doctor", "-H", "node9:1", "-p", "2222", "-i", str(key), "--via", "ssh"]) == 1
     (line,) = lines

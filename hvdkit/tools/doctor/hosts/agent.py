@@ -110,35 +110,32 @@ _LONGEST_S = 120.0
 _LOGIN_TIMEOUT_S = 12.0
 
 
-def _collect(*, variables: Mapping[str, str]) -> dict[str, Any]:
-    """Collect all facts. variables: what the job's ranks get, over those of this login."""
-    return asdict(collect({**read_environment(), **variables}))
+def _collect(*, variables: Mapping[str, str], names: list[str], secret: str, host: str) -> dict[str, Any]:
+    """Collect all facts and the addresses of names, and begin to answer other agents at a port, as this host.
 
-
-def _listen(*, secret: str, host: str) -> int:
-    """Answer to other agents as this host; returns the port."""
-    return Responder(secret, host).port
-
-
-def _resolve(*, names: list[str]) -> list[list[str]]:
+    variables: what the job's ranks get, over those of this login.
+    """
     with ThreadPoolExecutor() as pool:
-        return [list(addresses) for addresses in pool.map(resolve, names)]
+        addresses = pool.map(resolve, names)
+        facts = asdict(collect({**read_environment(), **variables}))
+        return {"facts": facts, "addresses": list(addresses), "port": Responder(secret, host).port}
 
 
-def _connect(*, secret: str, targets: list[tuple[str, int, str]]) -> list[str]:
-    """Try connections to (address, port, host); returns their problems, "" for none."""
+def _connect(*, secret: str, targets: list[tuple[str, int, str, bool]]) -> list[tuple[str, float]]:
+    """Try connections to (address, port, host, measured); returns the problem of each, "" for none, and Mbit/s.
 
-    def connect(target: tuple[str, int, str]) -> str:
-        address, port, host = target
-        return try_connection(address, port, secret, host)
-
+    The bandwidth is measured once an address, one after another, where `measured` says so; else it is 0.0.
+    """
     with ThreadPoolExecutor(32) as pool:
-        return list(pool.map(connect, targets))
-
-
-def _measure(*, secret: str, targets: list[tuple[str, int, str]]) -> list[float]:
-    """Measure the bandwidth from (address, port, host), one after another, in Mbit/s."""
-    return [measure_bandwidth(address, port, secret, host) for address, port, host in targets]
+        problems = list(pool.map(lambda target: try_connection(target[0], target[1], secret, target[2]), targets))
+    speeds: dict[str, float] = {}
+    for (address, port, host, measured), problem in zip(targets, problems, strict=True):
+        if measured and not problem and address not in speeds:
+            speeds[address] = measure_bandwidth(address, port, secret, host)
+    return [
+        (problem, speeds.get(address, 0.0) if measured and not problem else 0.0)
+        for (address, _, _, measured), problem in zip(targets, problems, strict=True)
+    ]
 
 
 def _login(*, logins: list[str], options: list[str]) -> list[dict[str, Any] | None]:
@@ -156,12 +153,9 @@ def _login(*, logins: list[str], options: list[str]) -> list[dict[str, Any] | No
 
 
 _REQUESTS: dict[str, Callable[..., Any]] = {
-    "collect": _collect,
     "clock": time.time,
-    "listen": _listen,
-    "resolve": _resolve,
+    "collect": _collect,
     "connect": _connect,
-    "measure": _measure,
     "login": _login,
 }
 

@@ -6,20 +6,23 @@ doctor has to work where connections between the hosts do not.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import hvdkit
 from hvdkit.launch.launchers import ssh_options
+from hvdkit.tools.doctor.collect.probes import read_object
 from hvdkit.tools.doctor.findings import Finding
 from hvdkit.tools.doctor.survey import Failure
 
@@ -146,7 +149,6 @@ OF_SSH = (
 
 
 _LAST_LINES = 40
-_LONGEST_LINE_BYTES = 16 << 20
 _END_S = 2.0
 
 
@@ -159,91 +161,81 @@ class AgentLost(Exception):
 
 
 class AgentSession:
-    """An agent, and the process that starts it. To be started first; close() ends both."""
+    """An agent, and the process that starts it; close() ends both. Raises AgentLost if that cannot be started."""
 
-    def __init__(self) -> None:
-        self._process: asyncio.subprocess.Process | None = None
-        self._messages: list[str] = []
-        self._errors: asyncio.Task[None] | None = None
-
-    async def start(self, argv: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> None:
-        """Start an agent and wait until it answers; raises AgentLost."""
+    def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._noise = tempfile.TemporaryFile(buffering=0)  # its stderr, and what a shell's start-up files print
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *argv,
+            self._process = subprocess.Popen(
+                argv,
                 env=dict(environ),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._noise,
                 start_new_session=True,
-                limit=_LONGEST_LINE_BYTES,
             )
         except OSError as error:
             raise AgentLost(Failure(127, str(error))) from None
-        self._errors = asyncio.create_task(self._read_errors(self._process))
-        while "hello" not in await self._read(self._process, timeout_s):
-            pass  # output of a shell's start-up files
 
-    async def ask(self, request: str, timeout_s: float, **arguments: Any) -> Any:
+    def await_hello(self, timeout_s: float) -> None:
+        """Wait until the agent can be asked; raises AgentLost."""
+        while "hello" not in self._read(timeout_s):
+            pass
+
+    def ask(self, request: str, timeout_s: float, **arguments: Any) -> Any:
         """Send a request and wait for the answer; raises AgentLost."""
-        process = self._process
-        assert process is not None and process.stdin is not None
+        assert self._process.stdin is not None
         try:
-            process.stdin.write((json.dumps({"do": request, **arguments}) + "\n").encode())
-            await process.stdin.drain()
+            self._process.stdin.write((json.dumps({"do": request, **arguments}) + "\n").encode())
+            self._process.stdin.flush()
         except OSError:
-            raise AgentLost(await self._fail(process)) from None
-        reply = await self._read(process, timeout_s)
+            raise self._lose(timed_out=False) from None
+        reply = self._read(timeout_s)
         if "error" in reply:
             raise AgentLost(Failure(0, f"the agent's request {request!r} failed: {reply['error']}"))
         return reply.get("answer")
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """End the agent, which ends when its input does, and its process group."""
-        if self._process is not None:
-            assert self._process.stdin is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(OSError):
             self._process.stdin.close()
-            await self._end(self._process)
+        self._end()
+        self._process.stdout.close()
+        self._noise.close()
 
-    async def _read(self, process: asyncio.subprocess.Process, timeout_s: float) -> dict[str, Any]:
-        assert process.stdout is not None
-        while True:
-            try:
-                line = await asyncio.wait_for(process.stdout.readline(), timeout_s)
-            except (asyncio.TimeoutError, ValueError):  # ValueError: a line that is too long
-                _kill(process)
-                raise AgentLost(Failure(None, "".join(self._messages))) from None
-            if not line:
-                raise AgentLost(await self._fail(process))
-            with contextlib.suppress(ValueError):
-                message = json.loads(line)
-                if isinstance(message, dict):
+    def _read(self, timeout_s: float) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        expired = threading.Event()
+
+        def expire() -> None:
+            expired.set()
+            self._kill()
+
+        timer = threading.Timer(timeout_s, expire)
+        timer.start()
+        try:
+            for line in self._process.stdout:
+                if message := read_object(line.decode(errors="replace")):
                     return message
-            self._note(line)
+                self._noise.write(line)
+        finally:
+            timer.cancel()
+        raise self._lose(timed_out=expired.is_set())
 
-    async def _read_errors(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stderr is not None
-        with contextlib.suppress(ValueError):
-            while line := await process.stderr.readline():
-                self._note(line)
+    def _lose(self, *, timed_out: bool) -> AgentLost:
+        self._end()
+        self._noise.seek(0)
+        lines = self._noise.read().decode(errors="replace").splitlines(keepends=True)
+        return AgentLost(Failure(None if timed_out else self._process.returncode, "".join(lines[-_LAST_LINES:])))
 
-    def _note(self, line: bytes) -> None:
-        self._messages = [*self._messages, line.decode(errors="replace")][-_LAST_LINES:]
+    def _end(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        self._kill()
+        self._process.wait()
 
-    async def _fail(self, process: asyncio.subprocess.Process) -> Failure:
-        if self._errors is not None:
-            await asyncio.wait([self._errors], timeout=_END_S)
-        await self._end(process)
-        return Failure(process.returncode, "".join(self._messages))
-
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(process.wait(), _END_S)
-        _kill(process)
-        await process.wait()
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    def _kill(self) -> None:
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
