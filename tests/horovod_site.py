@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hvdkit.tools.build_horovod.plan import Options, Plan, build_plan
 from hvdkit.tools.build_horovod.site import PACKAGES, MpiCompiler, Site
-from hvdkit.tools.build_horovod.versions import Frameworks
+from hvdkit.tools.installed import Frameworks
 
 XLA = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
 # What Horovod 0.28.1 has in these files, as far as it matters.
@@ -51,8 +51,8 @@ def versions(least: tuple[int, int], most: tuple[int, int]) -> st.SearchStrategy
 
 FRAMEWORKS = st.builds(
     Frameworks,
-    torch=st.just("") | versions((1, 5), (2, 30)),
-    tensorflow=st.just("") | versions((2, 0), (2, 40)),
+    torch=st.just("") | versions((2, 4), (2, 30)),
+    tensorflow=st.just("") | versions((2, 18), (2, 40)),
 ).filter(lambda frameworks: bool(frameworks.names))
 
 

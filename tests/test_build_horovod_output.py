@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from hvdkit.errors import BuildError
 from hvdkit.tools.build_horovod.command import build_wheel
 from hvdkit.tools.build_horovod.plan import Plan
-from hvdkit.tools.build_horovod.source import download_source, unpack
-from hvdkit.tools.build_horovod.versions import HOROVOD
+from hvdkit.tools.build_horovod.source import HOROVOD, download_source, unpack
 from hvdkit.tools.build_horovod.wheel import Cache, compile_wheel, describe_failure, find_first_error, find_percent
 
 # the build's output ---------------------------------------------------------------------------------------------------

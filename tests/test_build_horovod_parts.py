@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,13 +73,11 @@ def test_an_mpi_without_its_headers_is_told_before_the_build(tmp_path: Path) -> 
     assert "mpi.h: No such file" in missing.found
 
 
-def test_headers_and_room_are_looked_for(tmp_path: Path) -> None:
-    names = ("torch", "tensorflow")
-    told = list(
-        requirements.find_missing_files(
-            names, include=str(tmp_path), find=lambda path: tmp_path / path, free_bytes=1000
-        )
-    )
+def test_headers_and_room_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setattr(requirements, "find_package", lambda package, path: tmp_path / path)
+    monkeypatch.setattr(requirements.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    told = list(requirements.find_missing_files(("torch", "tensorflow")))
     assert [item.name for item in told] == [
         "Python's headers", "torch's headers", "tensorflow's headers", "1 GB of disk space",
     ]  # fmt: skip
@@ -138,4 +137,4 @@ def test_the_flags_are_frozen() -> None:
 
 def test_the_check_is_a_program_for_each_framework() -> None:
     for framework in ("torch", "tensorflow"):
-        compile(build_check(framework, 2, ("mpi", "gloo")), framework, "exec")
+        compile(build_check(framework, ("mpi", "gloo")), framework, "exec")

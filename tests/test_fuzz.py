@@ -30,7 +30,8 @@ from hvdkit.launch.introspect import stack_report as doing
 from hvdkit.launch.job import control
 from hvdkit.launch.plan import launcher_choice, mpi, network, registration, resources
 from hvdkit.profiling import network as profiled
-from hvdkit.tools.build_horovod import versions, wheel
+from hvdkit.tools import installed
+from hvdkit.tools.build_horovod import wheel
 from hvdkit.tools.doctor.checks import job as doctor_job
 from hvdkit.tools.doctor.collect import gpus, host
 from hvdkit.tools.doctor.collect import script as doctor_script
@@ -223,8 +224,8 @@ TEXTS: dict[str, Parser] = {
     "tools.doctor.collect.script.read_script": Parser(
         _in_file(doctor_script.read_script), ["import torch\n", "if x:\n", "  ", "(", ")", "x"]
     ),
-    "tools.build_horovod.versions.parse_numbers": Parser(versions.parse_numbers, ["2", ".", "+cpu", "rc1"]),
-    "tools.build_horovod.versions.parse_torch_cuda": Parser(versions.parse_torch_cuda, ["cuda", " = ", "'12.1'", "\n"]),
+    "tools.installed.parse_numbers": Parser(installed.parse_numbers, ["2", ".", "+cpu", "rc1"]),
+    "tools.installed.parse_torch_cuda": Parser(installed.parse_torch_cuda, ["cuda", " = ", "'12.1'", "\n"]),
     "tools.build_horovod.wheel.find_percent": Parser(wheel.find_percent, ["[ 12%]", " Building ", "a/b.o", "/"]),
     "launch.agent.devices.parse_cpus": Parser(devices.parse_cpus, ["0", "-", ",", "0-999"]),
     "profiling.network.parse_network": Parser(profiled.parse_network, ["10", "gbit", ",", "30", "us"], (ProfileError,)),

@@ -20,7 +20,7 @@ from cluster.host_faults import done, edited, folders_of, hidden, names_of, plan
 from cluster.lab import ROOT, Lab, environment
 from cluster.needs import libfaketime, missing_for_faults
 
-from hvdkit.tools.build_horovod.versions import read_frameworks
+from hvdkit.tools.installed import read_frameworks
 
 pytestmark = pytest.mark.cluster
 

@@ -17,7 +17,7 @@ from typing import Any
 from hvdkit import __version__
 from hvdkit.errors import BenchError
 from hvdkit.tools.bench.plan import AS_BACKEND, CPU, IN_BUCKET, OURS
-from hvdkit.tools.build_horovod.versions import find_version
+from hvdkit.tools.installed import find_version
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ from hvdkit.tools.bench.report import (
     write_report,
 )
 from hvdkit.tools.bench.show import PLOT, print_report, write_plot
-from hvdkit.tools.build_horovod.versions import read_frameworks
 from hvdkit.tools.charts import check_plot
+from hvdkit.tools.installed import read_frameworks
 from hvdkit.tools.training_command import HvdrunOption, plan_hvdrun
 from hvdkit.world import read_world
 

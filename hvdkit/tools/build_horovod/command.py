@@ -13,11 +13,9 @@ from hvdkit.launch.cli.numbers import count
 from hvdkit.tools.build_horovod.plan import Options, Plan, build_plan
 from hvdkit.tools.build_horovod.requirements import find_missing
 from hvdkit.tools.build_horovod.site import read_site
-from hvdkit.tools.build_horovod.source import check_source, download_source, read_digest
-from hvdkit.tools.build_horovod.versions import HOROVOD
+from hvdkit.tools.build_horovod.source import HOROVOD, check_source, download_source, read_digest
 from hvdkit.tools.build_horovod.wheel import Cache, check_horovod, compile_wheel, install_wheel, make_folder, open_cache
 
-_RANKS = 2
 _EXPLANATION = f"""\
 Build Horovod {HOROVOD}, the last release, for the installed torch and TensorFlow, and install it. The unchanged release
 compiles against neither torch 2.1 nor TensorFlow 2.20 or newer; hvdkit patches its source for the installed versions.
@@ -83,12 +81,8 @@ def run(options: argparse.Namespace) -> None:
     """Carry out the command. Raises BuildError for whatever keeps Horovod from working here."""
     environ = read_environment()
     source = Path(options.source).absolute() if options.source else None
-    asked = Options(
-        source=str(source or ""),
-        source_digest=read_digest(source) if source else "",
-        gpu_operations=options.gpu_operations,
-        jobs=options.jobs,
-    )
+    digest = read_digest(source) if source else ""
+    asked = Options(str(source or ""), digest, options.gpu_operations, options.jobs)
     plan = build_plan(read_site(environ, options.nccl_home), asked)
     cache = open_cache(options.cache_dir, environ)
     if options.dry_run:
@@ -105,14 +99,13 @@ def _build_and_install(plan: Plan, cache: Cache, *, rebuild: bool) -> None:
     wheel = None if rebuild else cache.find_wheel(plan)
     if wheel is not None:
         print(f"from the cache: {wheel}", flush=True)
-    else:
-        wheel = build_wheel(plan, cache)
+    wheel = wheel or build_wheel(plan, cache)
     environ = plan.site.environ
     install_wheel(wheel, environ)
     parts = ("mpi", "gloo", *(["nccl"] if plan.gpu.operations == "NCCL" else []))
     for framework in plan.site.frameworks.names:
-        check_horovod(framework, _RANKS, parts, environ)
-        print(f"checked: horovod.{framework} reduces on {_RANKS} ranks, with {', '.join(parts)}", flush=True)
+        check_horovod(framework, parts, environ)
+        print(f"checked: horovod.{framework} reduces on 2 ranks, with {', '.join(parts)}", flush=True)
     print(f"Horovod {HOROVOD} is installed.")
 
 
@@ -140,10 +133,8 @@ def _rows(plan: Plan, cache: Cache) -> Iterator[tuple[str, str]]:
     site, mpi, wheel = plan.site, plan.site.mpi, cache.find_wheel(plan)
     cached = str(cache.source) if cache.source.is_file() else "to be downloaded by pip"
     yield "Horovod", f"{HOROVOD}, source {plan.options.source or cached}"
-    yield (
-        "for",
-        ", ".join([*(f"{name} {getattr(site.frameworks, name)}" for name in site.frameworks.names), site.python]),
-    )
+    frameworks = [f"{name} {getattr(site.frameworks, name)}" for name in site.frameworks.names]
+    yield "for", ", ".join([*frameworks, site.python])
     yield "MPI", f"{mpi.name} {mpi.version}, {mpi.path}" if mpi else "none"
     yield "Gloo", "yes, Horovod brings it"
     yield "GPUs", f"{plan.gpu.operations or 'not used'}: {plan.gpu.why}"

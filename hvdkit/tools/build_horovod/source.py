@@ -6,26 +6,18 @@ import hashlib
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit.errors import BuildError
 from hvdkit.launch.process import run_program
-from hvdkit.tools.build_horovod.versions import HOROVOD, Frameworks, parse_numbers
+from hvdkit.tools.installed import Frameworks, parse_numbers
 
-#: Of the release's archive on PyPI, horovod-0.28.1.tar.gz.
+#: The last release of Horovod, for which the patches are, and the hash of its archive on PyPI.
+HOROVOD = "0.28.1"
 SOURCE_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 _TIMEOUT_S = 600.0
-
-# Framework -> from which version on its headers need which C++ standard.
-_STANDARDS = {"torch": (((2, 1), 17),), "tensorflow": (((2, 10), 17), ((2, 20), 20))}
-# File of the release -> the C++ standard that it sets, and the framework that it is compiled for ("": any).
-_FILES = {
-    "CMakeLists.txt": (14, ""),
-    "horovod/torch/CMakeLists.txt": (14, "torch"),
-    "horovod/tensorflow/CMakeLists.txt": (17, "tensorflow"),
-}
 _XLA = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
 
 
@@ -44,58 +36,42 @@ class Patch:
         return f"{self.file}: {change} ({self.why})"
 
 
-def choose_standard(frameworks: Frameworks) -> tuple[int, str]:
-    """Choose the C++ standard, the highest that a framework needs, and name that framework; (14, "") if none does."""
-    needs = [
-        (standard, f"{name} {getattr(frameworks, name)}")
-        for name in frameworks.names
-        for least, standard in _STANDARDS[name]
-        if parse_numbers(getattr(frameworks, name)) >= least
-    ]
-    return max([(14, ""), *needs], key=lambda need: need[0])
+def choose_standard(frameworks: Frameworks) -> int:
+    """Choose the C++ standard that the headers of all frameworks need."""
+    return 20 if parse_numbers(frameworks.tensorflow) >= (2, 20) else 17
 
 
-def choose_patches(frameworks: Frameworks) -> tuple[Patch, ...]:
-    """Choose the patches for these frameworks; both get the same C++ standard, as they share Horovod's core."""
-    standard, needed_by = choose_standard(frameworks)
-    old, new = "set(CMAKE_CXX_STANDARD {})", f"set(CMAKE_CXX_STANDARD {standard})"
-    patches = [
-        Patch(file, old.format(present), new, f"{needed_by} needs C++{standard}")
-        for file, (present, framework) in _FILES.items()
-        if present < standard and (not framework or framework in frameworks.names)
-    ]
+def list_patches(frameworks: Frameworks) -> Iterator[Patch]:
+    """List the patches for these frameworks; both get the same C++ standard, as they share Horovod's core."""
+    standard = choose_standard(frameworks)
+    needing = "tensorflow" if standard == 20 else next(iter(frameworks.names), "torch")
+    present = {"CMakeLists.txt": 14, "horovod/torch/CMakeLists.txt": 14, "horovod/tensorflow/CMakeLists.txt": 17}
+    for file, old in present.items():
+        framework = file.split("/")[1] if "/" in file else ""
+        if old < standard and (not framework or framework in frameworks.names):
+            line, why = "set(CMAKE_CXX_STANDARD {})", f"{needing} {getattr(frameworks, needing)} needs C++{standard}"
+            yield Patch(file, line.format(old), line.format(standard), why)
     if frameworks.tensorflow:
         why = "TensorFlow's wheels lack a header that it needs; operations inside XLA are the loss"
-        patches.append(Patch("horovod/tensorflow/CMakeLists.txt", _XLA, "", why))
-    return tuple(patches)
+        yield Patch("horovod/tensorflow/CMakeLists.txt", _XLA, "", why)
 
 
 def apply_patches(tree: Path, patches: Sequence[Patch]) -> None:
-    """Change the files below `tree`; none of them unless each patch finds its line exactly once.
-
-    Raises BuildError with every patch that does not apply.
-    """
-    texts: dict[Path, list[str]] = {}
-    problems = []
+    """Change the files below `tree`. Raises BuildError for a patch that does not find its line exactly once."""
     for patch in patches:
         path = tree / patch.file
-        lines = texts.setdefault(path, path.read_text().splitlines(keepends=True) if path.is_file() else [])
+        lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
         places = [number for number, line in enumerate(lines) if line.strip() == patch.old]
-        if len(places) == 1:
-            line = lines[places[0]]
-            lines[places[0]] = line.replace(patch.old, patch.new) if patch.new else ""
-        else:
-            problems.append(f"{patch.file} has the line {patch.old!r} {len(places)} times")
-    if problems:
-        raise BuildError(
-            f"The patches do not apply to the source in {tree}: {'; '.join(problems)}, instead of once. Use the "
-            f"unchanged release {HOROVOD}, or compile your source by its own instructions."
-        )
-    for path, lines in texts.items():
+        if len(places) != 1:
+            raise BuildError(
+                f"The source in {tree} cannot be patched: {patch.file} has the line {patch.old!r} {len(places)} times, "
+                f"instead of once. Use the unchanged release {HOROVOD}, or compile your source by its own instructions."
+            )
+        lines[places[0]] = lines[places[0]].replace(patch.old, patch.new) if patch.new else ""
         path.write_text("".join(lines))
 
 
-def download_source(folder: Path, environ: Mapping[str, str]) -> Path:
+def download_source(folder: Path, environ: Mapping[str, str]) -> None:
     """Download the archive with pip, from the index that pip is configured for.
 
     pip runs the archive's setup.py to read its metadata, so pip itself checks the hash before that.
@@ -114,8 +90,6 @@ def download_source(folder: Path, environ: Mapping[str, str]) -> Path:
             f"{result.stderr.strip() or result.stdout.strip()}\nOn a host without a package index download "
             f"{archive.name} elsewhere and pass it with --source."
         )
-    check_source(archive)
-    return archive
 
 
 def check_source(archive: Path) -> None:
@@ -138,12 +112,12 @@ def read_digest(archive: Path) -> str:
 
 def unpack(archive: Path, folder: Path) -> Path:
     """Unpack an archive and return the folder of its setup.py, at most one level down."""
+    if not hasattr(tarfile, "data_filter"):
+        raise BuildError(
+            f"Python {sys.version.split()[0]} cannot unpack archives safely. Use 3.10.12, 3.11.4 or newer."
+        )
     try:
         with tarfile.open(archive) as tar:
-            if not hasattr(tarfile, "data_filter"):
-                raise BuildError(
-                    f"Python {sys.version.split()[0]} cannot unpack archives safely. Use 3.10.12, 3.11.4 or newer."
-                )
             tar.extractall(folder, filter="data")
     except (tarfile.TarError, OSError, EOFError) as error:
         raise BuildError(f"{archive} cannot be unpacked: {error}. Download it again.") from None

@@ -12,13 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from hvdkit.launch.plan.network import is_inside
-from hvdkit.tools.build_horovod.versions import PACKAGES_OF
 from hvdkit.tools.doctor.checks.gpus import list_builds
 from hvdkit.tools.doctor.checks.mpi import Ability, assess_engines, assess_transports, list_choices
 from hvdkit.tools.doctor.collect.software import framework_versions
 from hvdkit.tools.doctor.facts import KIND_NAMES, HostFacts
 from hvdkit.tools.doctor.findings import SEVERITIES, Finding, exit_code
 from hvdkit.tools.doctor.survey import Survey, describe_subnet, find_common_subnets
+from hvdkit.tools.installed import PACKAGES_OF
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 Row = tuple[str, ...]

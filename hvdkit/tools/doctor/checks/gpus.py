@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hvdkit.tools.build_horovod.versions import parse_numbers
 from hvdkit.tools.doctor.facts import Accelerators, Gpu, HostFacts
 from hvdkit.tools.doctor.findings import Finding, JobRequest, Severity
 from hvdkit.tools.doctor.survey import Survey
+from hvdkit.tools.installed import parse_numbers
 from hvdkit.transport.nccl.library import OLDEST
 
 #: Major version of CUDA -> the oldest driver that runs it (CUDA compatibility guide, "minor version compatibility").

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from hvdkit.tools.build_horovod.versions import HOROVOD, PACKAGES_OF, parse_numbers
+from hvdkit.tools.build_horovod.source import HOROVOD
 from hvdkit.tools.doctor.checks.mpi import GET_HOROVOD, assess_engines
 from hvdkit.tools.doctor.collect.software import framework_versions
 from hvdkit.tools.doctor.facts import HostFacts
 from hvdkit.tools.doctor.findings import Finding, JobRequest, Severity
 from hvdkit.tools.doctor.survey import Survey
+from hvdkit.tools.installed import PACKAGES_OF, parse_numbers
 
 _KERAS_LEAST = (3, 5)
 _BACKENDS = {"tensorflow": "hvdkit[tensorflow]", "torch": "hvdkit[torch]", "jax": "hvdkit[jax]"}

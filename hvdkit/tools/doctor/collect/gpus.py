@@ -6,13 +6,12 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 
 from hvdkit.launch.process import run_program
-from hvdkit.tools.build_horovod.gpu import NCCL_WHEELS, find_gpu_tools
-from hvdkit.tools.build_horovod.versions import PACKAGES_OF, find_package, find_version, read_frameworks
+from hvdkit.tools.cuda_toolkit import NCCL_WHEELS, find_gpu_tools
 from hvdkit.tools.doctor.collect.probes import run_probe
 from hvdkit.tools.doctor.facts import Accelerators, Gpu
+from hvdkit.tools.installed import PACKAGES_OF, find_package, find_version, read_frameworks
 
 _TIMEOUT_S = 10.0
 _LOAD_S = 30.0
@@ -20,7 +19,6 @@ _QUERY = "index,uuid,name,memory.total,driver_version,memory.used"
 _DEVICE = re.compile(r"nvidia\d+|kfd")
 _JAX_PLUGIN = "jax-cuda{}-plugin"
 _TENSORFLOW_CUDA = re.compile(r"'cuda_version', '([\d.]+)'")
-_NCCL_NUMBERS = re.compile(r"^#define NCCL_(?:MAJOR|MINOR|PATCH)\s+(\d+)", re.MULTILINE)
 
 
 def read_accelerators(environ: Mapping[str, str]) -> Accelerators:
@@ -31,7 +29,7 @@ def read_accelerators(environ: Mapping[str, str]) -> Accelerators:
     nccl, nccl_path = next(((version, "its wheel") for version in wheels.values()), ("", ""))
     loaded = run_probe("load_nccl", environ, _LOAD_S, environ.get("HVDKIT_NCCL_LIBRARY", ""))
     if tools.nccl is not None:
-        nccl, nccl_path = nccl or _read_nccl_version(tools.nccl.include), tools.nccl.library
+        nccl, nccl_path = nccl or tools.nccl.version, tools.nccl.library
     return Accelerators(
         gpus=gpus,
         devices=_list_devices(),
@@ -99,10 +97,3 @@ def _list_devices() -> tuple[str, ...]:
         return tuple(sorted(name for name in os.listdir("/dev") if _DEVICE.fullmatch(name)))
     except OSError:
         return ()
-
-
-def _read_nccl_version(include: str) -> str:
-    try:
-        return ".".join(_NCCL_NUMBERS.findall(Path(include, "nccl.h").read_text(errors="replace")))
-    except OSError:
-        return ""

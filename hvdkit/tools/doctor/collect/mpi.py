@@ -15,9 +15,9 @@ from hvdkit.launch.plan.environment import clean_environment
 from hvdkit.launch.plan.launcher_choice import parse_pmi_list
 from hvdkit.launch.plan.mpi import WITHOUT_FABRICS, find_mpi, parse_version
 from hvdkit.launch.process import run_program
-from hvdkit.tools.build_horovod.versions import find_version
 from hvdkit.tools.doctor.collect.probes import find_probe, run_probe
 from hvdkit.tools.doctor.facts import HvdrunMpi, Launcher, MpiLibrary, Trial
+from hvdkit.tools.installed import find_version
 
 # A single rank of Open MPI 5 leaves its file in /dev/shm behind, unless it makes none.
 _ALONE = {**WITHOUT_FABRICS, "OMPI_MCA_btl": "self"}

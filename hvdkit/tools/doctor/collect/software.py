@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hvdkit.launch.plan.environment import clean_environment
-from hvdkit.tools.build_horovod.versions import PACKAGES_OF, find_package, find_version
 from hvdkit.tools.doctor.collect.probes import run_probe
 from hvdkit.tools.doctor.facts import Horovod
+from hvdkit.tools.installed import PACKAGES_OF, find_package, find_version
 
 _PACKAGES = (
     "numpy",

@@ -164,7 +164,8 @@ class AgentSession:
     """An agent, and the process that starts it; close() ends both. Raises AgentLost if that cannot be started."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-        self._noise = tempfile.TemporaryFile(buffering=0)  # its stderr, and what a shell's start-up files print
+        # Its stderr, and what a shell's start-up files print.
+        self._noise = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (close() closes it)
         try:
             self._process = subprocess.Popen(
                 argv,

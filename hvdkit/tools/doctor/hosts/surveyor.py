@@ -145,9 +145,7 @@ class Surveyor:
             for each in plan
         ]
         answers = self._agents[source].ask("connect", _CONNECT_S, secret=self._secret, targets=targets)
-        return [
-            replace(each, problem=problem, mbit=mbit) for each, (problem, mbit) in zip(plan, answers, strict=True)
-        ]
+        return [replace(each, problem=problem, mbit=mbit) for each, (problem, mbit) in zip(plan, answers, strict=True)]
 
     def _log_in(self, source: str) -> list[Login]:
         """Try ssh from a host to the others; from this one it has been tried."""

@@ -1,4 +1,4 @@
-"""Versions: of the Horovod that is built, and of the frameworks and packages installed here, without importing them."""
+"""Versions of the frameworks and packages that are installed here, without importing them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-#: The last release of Horovod, for which the patches are.
-HOROVOD = "0.28.1"
 #: The packages that bring a framework's module.
 PACKAGES_OF = {
     "torch": ("torch",),
