@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -13,33 +12,19 @@ from hvdkit.engine.job_objects import allgather_object
 from hvdkit.tools.bench.plan import Progress
 
 
-class Clock(ABC):
-    """Takes marks in the work of this rank, and the seconds between two of them."""
+class Clock:
+    """Takes marks in the work of this rank: here for calls that have done their work when they return."""
 
-    @abstractmethod
     def mark(self) -> Any:
         """Mark the point that has been reached; does not wait."""
-
-    @abstractmethod
-    def seconds(self, first: Any, last: Any) -> float:
-        """The seconds between two marks; waits until the work up to the last one is done."""
-
-    @abstractmethod
-    def settle(self) -> None:
-        """Wait until all work so far is done."""
-
-
-class HostClock(Clock):
-    """See Clock: for calls that have done their work when they return."""
-
-    def mark(self) -> float:
         return time.perf_counter()
 
-    def seconds(self, first: float, last: float) -> float:
-        return last - first
+    def seconds(self, first: Any, last: Any) -> float:
+        """The seconds between two marks; waits until the work up to the last one is done."""
+        return float(last - first)
 
     def settle(self) -> None:
-        """See Clock.settle."""
+        """Wait until all work so far is done."""
 
 
 class EventClock(Clock):
@@ -64,7 +49,7 @@ class EventClock(Clock):
         self._module.synchronize()
 
 
-HOST_CLOCK = HostClock()
+HOST_CLOCK = Clock()
 
 
 Call = Callable[[], object]  # a float that it returns is subtracted from its time

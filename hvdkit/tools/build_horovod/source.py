@@ -17,6 +17,7 @@ from hvdkit.tools.installed import Frameworks, parse_numbers
 #: The last release of Horovod, for which the patches are, and the hash of its archive on PyPI.
 HOROVOD = "0.28.1"
 SOURCE_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 _TIMEOUT_S = 600.0
 _XLA = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
 
@@ -77,8 +78,8 @@ def download_source(folder: Path, environ: Mapping[str, str]) -> None:
     pip runs the archive's setup.py to read its metadata, so pip itself checks the hash before that.
     Raises BuildError with pip's output.
     """
-    argv = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "horovod", "--no-build-isolation"]
-    argv += ["--disable-pip-version-check", "--require-hashes", "-d", str(folder), "-r"]
+    argv = [*PIP, "download", "--no-deps", "--no-binary", "horovod", "--no-build-isolation", "--require-hashes"]
+    argv += ["-d", str(folder), "-r"]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
         requirements.write(f"horovod=={HOROVOD} --hash=sha256:{SOURCE_SHA256}\n")
         requirements.flush()

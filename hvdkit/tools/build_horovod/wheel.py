@@ -18,7 +18,7 @@ from types import FrameType
 from hvdkit.errors import BuildError
 from hvdkit.launch.process import describe_status, run_program
 from hvdkit.tools.build_horovod.plan import Plan, build_environment
-from hvdkit.tools.build_horovod.source import HOROVOD, apply_patches, unpack
+from hvdkit.tools.build_horovod.source import HOROVOD, PIP, apply_patches, unpack
 
 _PERCENT = re.compile(r"\[\s*(\d{1,3})%\] ")
 _MOST_LINES = 8
@@ -79,7 +79,7 @@ _EVERY_PERCENT = 20
 _CHECK = """
 import sys
 sys.path = [folder for folder in sys.path if folder]  # not a folder `horovod` in the working directory
-import {imports}
+import {framework}, horovod.{framework} as hvd
 hvd.init()
 total = hvd.allreduce({value}, op=hvd.Sum).numpy().tolist()
 if hvd.size() != 2 or total != [3.0] * 5:
@@ -89,13 +89,7 @@ if lacking:
     sys.exit(f"it was built without {{lacking}}")
 hvd.shutdown()
 """
-_FRAMEWORKS = {
-    "torch": {"imports": "torch, horovod.torch as hvd", "value": "torch.full((5,), hvd.rank() + 1.0)"},
-    "tensorflow": {
-        "imports": "tensorflow as tf, horovod.tensorflow as hvd",
-        "value": "tf.fill([5], hvd.rank() + 1.0)",
-    },
-}
+_VALUES = {"torch": "torch.full((5,), hvd.rank() + 1.0)", "tensorflow": "tensorflow.fill([5], hvd.rank() + 1.0)"}
 
 
 @dataclass(frozen=True)
@@ -160,8 +154,8 @@ def compile_wheel(plan: Plan, archive: Path, cache: Cache) -> Path:
         tree = unpack(archive, Path(name, "source"))
         apply_patches(tree, plan.patches)
         out = Path(name, "wheel")
-        argv = [sys.executable, "-m", "pip", "wheel", "-v", "--no-build-isolation", "--no-deps", "--no-index"]
-        argv += ["--disable-pip-version-check", "--no-cache-dir", "-w", str(out), str(tree)]
+        argv = [*PIP, "wheel", "-v", "--no-build-isolation", "--no-deps", "--no-index", "--no-cache-dir"]
+        argv += ["-w", str(out), str(tree)]
         environ = {**build_environment(plan), **link_libraries(plan, cache)}
         status = _compile(argv, environ, log)
         wheels = sorted(out.glob("*.whl"))
@@ -232,8 +226,7 @@ def _signals_raise() -> Iterator[None]:
 
 def install_wheel(wheel: Path, environ: Mapping[str, str]) -> None:
     """Install a wheel over whatever Horovod is installed; BuildError with pip's output."""
-    argv = [sys.executable, "-m", "pip", "install", "--no-deps", "--force-reinstall", "--no-index"]
-    argv += ["--disable-pip-version-check", str(wheel)]
+    argv = [*PIP, "install", "--no-deps", "--force-reinstall", "--no-index", str(wheel)]
     result = run_program(argv, environ=environ, timeout_s=_INSTALL_TIMEOUT_S, merge=True)
     if result.status != 0:
         raise BuildError(f"{wheel} could not be installed: {result.ending}. The output of pip:\n{result.stdout}")
@@ -257,4 +250,4 @@ def check_horovod(framework: str, parts: tuple[str, ...], environ: Mapping[str, 
 
 def build_check(framework: str, parts: tuple[str, ...]) -> str:
     """Build the program that each rank runs."""
-    return _CHECK.format(**_FRAMEWORKS[framework], parts=parts)
+    return _CHECK.format(framework=framework, value=_VALUES[framework], parts=parts)

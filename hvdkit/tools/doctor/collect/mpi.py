@@ -15,7 +15,7 @@ from hvdkit.launch.plan.environment import clean_environment
 from hvdkit.launch.plan.launcher_choice import parse_pmi_list
 from hvdkit.launch.plan.mpi import WITHOUT_FABRICS, find_mpi, parse_version
 from hvdkit.launch.process import run_program
-from hvdkit.tools.doctor.collect.probes import find_probe, run_probe
+from hvdkit.tools.doctor.collect.probes import probe_argv, run_probe
 from hvdkit.tools.doctor.facts import HvdrunMpi, Launcher, MpiLibrary, Trial
 from hvdkit.tools.installed import find_version
 
@@ -120,7 +120,7 @@ def try_srun(environ: Mapping[str, str]) -> Trial:
 
 
 def _try(program: str, options: list[str], environ: Mapping[str, str]) -> Trial:
-    argv = [program, *options, "-n", "2", sys.executable, find_probe("count_ranks")]
+    argv = [program, *options, "-n", "2", *probe_argv("count_ranks")]
     result = run_program(argv, environ=environ, timeout_s=_TIMEOUT_S)
     sizes = tuple(json.loads(line)["size"] for line in result.stdout.splitlines() if line.startswith('{"size"'))
     if len(sizes) >= 2:

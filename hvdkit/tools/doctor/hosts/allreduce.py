@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.process import ProcessResult, run_program
-from hvdkit.tools.doctor.collect.probes import find_probe, read_object
+from hvdkit.tools.doctor.collect.probes import probe_argv, read_object
 from hvdkit.tools.doctor.survey import Allreduce, Rank, Survey, find_common_subnets
 
 COUNT = 1 << 22  # of float32: 16 MiB
@@ -36,11 +36,9 @@ def time_allreduce(hosts: Sequence[Host], environ: Mapping[str, str], survey: Su
 
 def _run(hosts: Sequence[Host], environ: Mapping[str, str], survey: Survey) -> Allreduce:
     places = ",".join(f"{_bracket(host.login)}:{min(2, host.slots or 1)}" for host in hosts)
-    script = find_probe("time_allreduce")
     # Without hvdkit's own binding, what the launcher does by itself is seen.
     hvdrun = [sys.executable, "-m", "hvdkit.launch", "--bind=none", *survey.ssh_options, "-H", places]
-    argv = [*hvdrun, sys.executable, script, str(COUNT)]
-    result = run_program(argv, environ=environ, timeout_s=_TIMEOUT_S)
+    result = run_program([*hvdrun, *probe_argv("time_allreduce", str(COUNT))], environ=environ, timeout_s=_TIMEOUT_S)
     objects = [found for line in result.stdout.splitlines() if (found := read_object(line))]
     ranks = tuple(
         Rank(item["rank"], item["host"], item["size"], item["cores"], item.get("visible"))

@@ -1,7 +1,7 @@
-"""Programs that doctor runs by path, each in a process of its own; they print JSON objects, one a line.
+"""Run one of the programs, which print JSON objects, one a line.
 
-Run by path, they see the same packages as a script would, and no module that lies about in the current folder. For the
-same reason none of them bears the name of a package. What may crash, hang or take long is one of them.
+They are run by path: so they see the same packages as a script would, and no module that lies about in the current
+folder. For the same reason their file stands alone in a folder, under no package's name.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 
 from hvdkit.launch.process import run_program
 
-_PROBES = Path(__file__).parent
+_PROGRAMS = Path(__file__).with_name("programs.py")
 _ERROR = "error"
 
 
 def run_probe(name: str, environ: Mapping[str, str], timeout_s: float, *arguments: str) -> dict[str, Any]:
-    """Run a file of probes/ with this Python, and merge the JSON objects that it printed, a line each.
+    """Run a program with this Python, and merge the JSON objects that it printed, a line each.
 
     Lines that it printed before it crashed or hung count too; "error" then describes its end.
     """
-    result = run_program([sys.executable, find_probe(name), *arguments], environ=environ, timeout_s=timeout_s)
+    result = run_program(probe_argv(name, *arguments), environ=environ, timeout_s=timeout_s)
     answer: dict[str, Any] = {}
     for line in result.stdout.splitlines():
         answer.update(read_object(line))
@@ -34,9 +34,9 @@ def run_probe(name: str, environ: Mapping[str, str], timeout_s: float, *argument
     return answer
 
 
-def find_probe(name: str) -> str:
-    """Build the path of a file of probes/."""
-    return str(_PROBES / f"{name}.py")
+def probe_argv(name: str, *arguments: str) -> list[str]:
+    """Build the command line that runs a program with this Python."""
+    return [sys.executable, str(_PROGRAMS), name, *arguments]
 
 
 def _last_line(text: str) -> str:
