@@ -34,6 +34,10 @@ def test_a_program_that_ends_gives_status_and_both_streams() -> None:
     assert result.ending == "it ended with status 3"
 
 
+def test_text_is_the_input() -> None:
+    assert run_program(["cat"], timeout_s=20, text="a\nb").stdout == "a\nb"
+
+
 def test_merged_streams_keep_their_order() -> None:
     result = run_program(["sh", "-c", "echo a; echo b >&2; echo c"], timeout_s=20, merge=True)
     assert (result.stdout, result.stderr) == ("a\nb\nc\n", "")

@@ -43,17 +43,22 @@ class ProcessResult:
 
 
 def run_program(
-    argv: Sequence[str], *, environ: Mapping[str, str] | None = None, timeout_s: float, merge: bool = False
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str] | None = None,
+    timeout_s: float,
+    merge: bool = False,
+    text: str = "",
 ) -> ProcessResult:
     """Run a program to its end; its process group is killed when it exceeds the limit or this call is interrupted.
 
-    environ: None for this process's. merge: write stderr to stdout, in the order of printing. Its input is empty.
+    environ: None for this process's. merge: write stderr to stdout, in the order of printing. text: its input.
     """
     try:
         process = subprocess.Popen(
             argv,
             env=None if environ is None else dict(environ),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if text else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if merge else subprocess.PIPE,
             start_new_session=True,
@@ -62,7 +67,7 @@ def run_program(
         return ProcessResult(127, "", str(error), timeout_s)
     with process:
         try:
-            out, err = process.communicate(timeout=timeout_s)
+            out, err = process.communicate(os.fsencode(text) if text else None, timeout_s)
             status: int | None = process.returncode
         except BaseException as error:
             status = process.poll()  # it may have ended, while a process that it left behind holds the pipe

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import sys
 import tarfile
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,11 +78,9 @@ def download_source(folder: Path, environ: Mapping[str, str]) -> None:
     Raises BuildError with pip's output.
     """
     argv = [*PIP, "download", "--no-deps", "--no-binary", "horovod", "--no-build-isolation", "--require-hashes"]
-    argv += ["-d", str(folder), "-r"]
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
-        requirements.write(f"horovod=={HOROVOD} --hash=sha256:{SOURCE_SHA256}\n")
-        requirements.flush()
-        result = run_program([*argv, requirements.name], environ=environ, timeout_s=_TIMEOUT_S)
+    argv += ["-d", str(folder), "-r", "/dev/stdin"]
+    text = f"horovod=={HOROVOD} --hash=sha256:{SOURCE_SHA256}\n"
+    result = run_program(argv, environ=environ, timeout_s=_TIMEOUT_S, text=text)
     archive = folder / f"horovod-{HOROVOD}.tar.gz"
     if not archive.is_file():
         raise BuildError(

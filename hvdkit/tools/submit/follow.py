@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit.errors import SubmitError
+from hvdkit.launch.process import run_program
 from hvdkit.tools.submit.scheduler import Scheduler, State
 
 _SUBMIT_S, _ASK_S = 120.0, 60.0
@@ -107,29 +108,26 @@ def submit_script(scheduler: Scheduler, script: str) -> str:
     Raises SubmitError with the scheduler's message if it refuses the job, or one of the objects that it consists of.
     """
     command = shlex.join(scheduler.submit)
-    try:
-        answer = subprocess.run(
-            scheduler.submit, input=os.fsencode(script), capture_output=True, timeout=_SUBMIT_S, check=False
-        )
-    except FileNotFoundError:
+    if shutil.which(scheduler.submit[0]) is None:
         raise SubmitError(
             f"{scheduler.submit[0]} is not on PATH. Run this on a host where {scheduler.title} jobs are submitted, "
             "or print the script with --dry-run and submit it there."
-        ) from None
-    except subprocess.TimeoutExpired:
+        )
+    answer = run_program(scheduler.submit, text=script, timeout_s=_SUBMIT_S)
+    if answer.status is None:
         raise SubmitError(
             f"{command} did not answer within {_SUBMIT_S:.0f} s. Check whether the job is queued before trying again."
-        ) from None
-    said = (answer.stdout + answer.stderr).decode(errors="replace").strip()
-    job_id = scheduler.read_id(answer.stdout.decode(errors="replace"))
-    if answer.returncode and job_id:  # kubectl goes on after an object that it could not create
+        )
+    said = answer.output.strip()
+    job_id = scheduler.read_id(answer.stdout)
+    if answer.status and job_id:  # kubectl goes on after an object that it could not create
         raise SubmitError(
-            f"{command} refused a part of the job, with status {answer.returncode}: {said}. Job {job_id} exists, and "
+            f"{command} refused a part of the job, with status {answer.status}: {said}. Job {job_id} exists, and "
             f"may run what an earlier job of its name has left. Remove both and submit again: "
             f"{shlex.join(scheduler.cancel(job_id))}"
         )
-    if answer.returncode:
-        raise SubmitError(f"{command} refused the job, with status {answer.returncode}: {said or 'no message'}")
+    if answer.status:
+        raise SubmitError(f"{command} refused the job, with status {answer.status}: {said or 'no message'}")
     if not job_id:
         raise SubmitError(f"{command} accepted the job, but printed no job id: {said!r}. Look for it in the queue.")
     return job_id
@@ -137,10 +135,4 @@ def submit_script(scheduler: Scheduler, script: str) -> str:
 
 def ask_state(scheduler: Scheduler, job_id: str) -> State | None:
     """Ask for the state of a job; None without an answer."""
-    try:
-        answer = subprocess.run(
-            scheduler.ask(job_id), stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return scheduler.read_state(answer.stdout.decode(errors="replace"))
+    return scheduler.read_state(run_program(scheduler.ask(job_id), timeout_s=_ASK_S).stdout)
