@@ -191,7 +191,9 @@ def link_libraries(plan: Plan, cache: Cache) -> dict[str, str]:
 def _compile(argv: list[str], environ: Mapping[str, str], log: Path) -> int:
     """Run the build, print how far its log shows it to be, and return its exit code; all its processes end with it."""
     printed = 0
-    with log.open("w") as file, _signals_raise():
+    with log.open("w") as file, contextlib.ExitStack() as restored:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            restored.callback(signal.signal, number, signal.signal(number, _leave))
         process = subprocess.Popen(
             argv, env=environ, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -209,19 +211,8 @@ def _compile(argv: list[str], environ: Mapping[str, str], log: Path) -> int:
             process.wait()
 
 
-@contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into SystemExit, so that the compilers end and temporary files are removed."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    handlers = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # so the compilers end, and temporary files are removed
 
 
 def install_wheel(wheel: Path, environ: Mapping[str, str]) -> None:
