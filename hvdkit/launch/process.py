@@ -71,7 +71,7 @@ def run_program(
             status: int | None = process.returncode
         except BaseException as error:
             status = process.poll()  # it may have ended, while a process that it left behind holds the pipe
-            _kill(process.pid)
+            kill_group(process.pid)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             out, err = error.stdout or b"", error.stderr or b""
@@ -112,7 +112,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)
     finally:
-        _kill(process.pid)
+        kill_group(process.pid)
         process.wait()
 
 
@@ -131,7 +131,8 @@ def describe_status(status: int) -> str:
     return f"it ended with status {status}"
 
 
-def _kill(group: int) -> None:
+def kill_group(group: int) -> None:
+    """Kill a process group, if there still is one; it has the number of the process that led it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
 

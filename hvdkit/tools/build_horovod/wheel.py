@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from hvdkit.errors import BuildError
-from hvdkit.launch.process import describe_status, run_program
+from hvdkit.launch.process import describe_status, kill_group, run_program
 from hvdkit.tools.build_horovod.plan import Plan, build_environment
 from hvdkit.tools.build_horovod.source import HOROVOD, PIP, apply_patches, unpack
 
@@ -206,8 +206,7 @@ def _compile(argv: list[str], environ: Mapping[str, str], log: Path) -> int:
                     printed = percent
                     print(f"compiling: {percent} %", flush=True)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process.pid)
             process.wait()
 
 

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 import hvdkit
 from hvdkit.launch.launchers import ssh_options
+from hvdkit.launch.process import kill_group
 from hvdkit.tools.doctor.collect.probes import read_object
 from hvdkit.tools.doctor.findings import Finding
 from hvdkit.tools.doctor.survey import Failure
@@ -211,7 +211,7 @@ class AgentSession:
 
         def expire() -> None:
             expired.set()
-            self._kill()
+            kill_group(self._process.pid)
 
         timer = threading.Timer(timeout_s, expire)
         timer.start()
@@ -233,10 +233,5 @@ class AgentSession:
     def _end(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
-        self._kill()
+        kill_group(self._process.pid)
         self._process.wait()
-
-    def _kill(self) -> None:
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
