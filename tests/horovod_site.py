@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from hvdkit.tools.build_horovod.plan import Options, Plan, build_plan
+from hvdkit.tools.build_horovod.plan import Plan, build_plan
 from hvdkit.tools.build_horovod.site import PACKAGES, MpiCompiler, Site
 from hvdkit.tools.installed import Frameworks
 
@@ -64,4 +64,4 @@ def write_tree(tree: Path, files: dict[str, str] = RELEASED) -> Path:
 
 
 def plan_of(**changes: Any) -> Plan:
-    return build_plan(replace(EVERYTHING, **changes), Options())
+    return build_plan(replace(EVERYTHING, **changes))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hvdkit.errors import BuildError
 from hvdkit.tools.build_horovod import requirements
 from hvdkit.tools.build_horovod.gpu import choose_gpu
-from hvdkit.tools.build_horovod.plan import Options, build_environment, build_plan
+from hvdkit.tools.build_horovod.plan import build_environment, build_plan
 from hvdkit.tools.build_horovod.site import MpiCompiler
 from hvdkit.tools.build_horovod.source import HOROVOD, apply_patches, choose_standard, list_patches
 from hvdkit.tools.build_horovod.wheel import Cache, link_libraries, open_cache
@@ -105,7 +105,7 @@ def test_variables_left_over_in_the_shell_do_not_change_the_build() -> None:
 
 @given(st.integers(1, 256), st.integers(0, 10**12), st.integers(0, 64))
 def test_there_are_no_more_compilers_than_cores_and_memory_carry(cores: int, memory: int, asked: int) -> None:
-    plan = build_plan(replace(EVERYTHING, cores=cores, memory_bytes=memory), Options(jobs=asked))
+    plan = build_plan(replace(EVERYTHING, cores=cores, memory_bytes=memory), jobs=asked)
     assert plan.variables["MAKEFLAGS"] == f"-j{plan.jobs}"
     if asked:
         assert plan.jobs == asked
@@ -143,7 +143,7 @@ BINDING = {
 def test_whatever_changes_the_wheel_changes_its_key() -> None:
     keys = [plan_of().key, *(plan_of(**{name: value}).key for name, value in BINDING.items())]
     keys.append(replace(plan_of(), patches=()).key)
-    keys.append(build_plan(EVERYTHING, Options(source="a.tar.gz", source_digest="0123")).key)
+    keys.append(build_plan(EVERYTHING, source="a.tar.gz", source_digest="0123").key)
     for first, second in itertools.combinations(keys, 2):
         assert first != second
 
@@ -213,7 +213,7 @@ def test_nccl_is_taken_where_everything_is_there_and_nowhere_else() -> None:
 
 
 def test_nccl_asked_for_in_vain_is_a_missing_part() -> None:
-    plan = build_plan(EVERYTHING, Options(gpu_operations="nccl"))
+    plan = build_plan(EVERYTHING, gpu_operations="nccl")
     parts = [each for each in requirements.check_site(plan) if each.name == "--gpu-operations nccl"]
     assert [(part.found.split(" in ")[0], cure in part.install) for part, cure in zip(parts, CURES, strict=True)] == [
         ("torch 2.13.0+cpu is a build without CUDA", True),

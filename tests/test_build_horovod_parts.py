@@ -15,7 +15,7 @@ from horovod_site import EVERYTHING, plan_of
 
 from hvdkit import cli
 from hvdkit.tools.build_horovod import command, requirements
-from hvdkit.tools.build_horovod.plan import Options, build_plan
+from hvdkit.tools.build_horovod.plan import build_plan
 from hvdkit.tools.build_horovod.site import Site
 from hvdkit.tools.build_horovod.wheel import Cache, build_check
 
@@ -27,9 +27,7 @@ def test_where_everything_is_there_nothing_is_missing() -> None:
 
 
 def test_an_empty_machine_is_told_every_part_at_once_and_how_to_get_it() -> None:
-    told = "\n".join(
-        map(str, requirements.check_site(build_plan(Site(mpi_error="There is no mpirun. Do this."), Options())))
-    )
+    told = "\n".join(map(str, requirements.check_site(build_plan(Site(mpi_error="There is no mpirun. Do this.")))))
     for part in ("a framework", "a C++ compiler", "make", "cmake", "an MPI", "pip", "setuptools", "wheel", "psutil"):
         assert part in told
     for line in told.splitlines():

@@ -10,7 +10,7 @@ from pathlib import Path
 from hvdkit.config import read_environment
 from hvdkit.errors import BuildError
 from hvdkit.launch.cli.numbers import count
-from hvdkit.tools.build_horovod.plan import Options, Plan, build_plan
+from hvdkit.tools.build_horovod.plan import Plan, build_plan
 from hvdkit.tools.build_horovod.requirements import find_missing
 from hvdkit.tools.build_horovod.site import read_site
 from hvdkit.tools.build_horovod.source import HOROVOD, check_source, download_source, read_digest
@@ -81,9 +81,13 @@ def run(options: argparse.Namespace) -> None:
     """Carry out the command. Raises BuildError for whatever keeps Horovod from working here."""
     environ = read_environment()
     source = Path(options.source).absolute() if options.source else None
-    digest = read_digest(source) if source else ""
-    asked = Options(str(source or ""), digest, options.gpu_operations, options.jobs)
-    plan = build_plan(read_site(environ, options.nccl_home), asked)
+    plan = build_plan(
+        read_site(environ, options.nccl_home),
+        gpu_operations=options.gpu_operations,
+        jobs=options.jobs,
+        source=str(source or ""),
+        source_digest=read_digest(source) if source else "",
+    )
     cache = open_cache(options.cache_dir, environ)
     if options.dry_run:
         print(describe_plan(plan, cache), flush=True)
@@ -111,12 +115,11 @@ def _build_and_install(plan: Plan, cache: Cache, *, rebuild: bool) -> None:
 
 def build_wheel(plan: Plan, cache: Cache) -> Path:
     """Build the wheel of a plan into the cache, from a source whose hash is checked unless the user gave it."""
-    archive = Path(plan.options.source) if plan.options.source else cache.source
-    if not plan.options.source:
-        if archive.is_file():
-            check_source(archive)
-        else:
+    archive = Path(plan.source) if plan.source else cache.source
+    if not plan.source:
+        if not archive.is_file():
             download_source(make_folder(archive.parent), plan.site.environ)
+        check_source(archive)
     print(f"building Horovod {HOROVOD} with {plan.jobs} compilers; log: {cache.log(plan)}", flush=True)
     start = time.monotonic()
     wheel = compile_wheel(plan, archive, cache)
@@ -132,7 +135,7 @@ def describe_plan(plan: Plan, cache: Cache) -> str:
 def _rows(plan: Plan, cache: Cache) -> Iterator[tuple[str, str]]:
     site, mpi, wheel = plan.site, plan.site.mpi, cache.find_wheel(plan)
     cached = str(cache.source) if cache.source.is_file() else "to be downloaded by pip"
-    yield "Horovod", f"{HOROVOD}, source {plan.options.source or cached}"
+    yield "Horovod", f"{HOROVOD}, source {plan.source or cached}"
     frameworks = [f"{name} {getattr(site.frameworks, name)}" for name in site.frameworks.names]
     yield "for", ", ".join([*frameworks, site.python])
     yield "MPI", f"{mpi.name} {mpi.version}, {mpi.path}" if mpi else "none"

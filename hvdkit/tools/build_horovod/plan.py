@@ -31,28 +31,16 @@ _PASSED = (
 
 
 @dataclass(frozen=True)
-class Options:
-    """The options of the command.
-
-    source: Horovod's source archive, "" to download it; source_digest: of its content.
-    gpu_operations: auto, none, nccl or mpi. jobs: compilers at a time, 0 for as many as cores and memory allow.
-    """
-
-    source: str = ""
-    source_digest: str = ""
-    gpu_operations: str = "auto"
-    jobs: int = 0
-
-
-@dataclass(frozen=True)
 class Plan:
     """How Horovod is built.
 
+    source: the archive, "" to download it; source_digest: of its content. jobs: compilers at a time.
     variables: to be set for the build. removed: to be removed from its environment, as they would change the result.
     """
 
     site: Site
-    options: Options
+    source: str
+    source_digest: str
     standard: int
     patches: tuple[Patch, ...]
     gpu: Gpu
@@ -70,7 +58,7 @@ class Plan:
         passing = ("PATH", "LIBRARY_PATH", "MAKEFLAGS", "HOROVOD_CMAKE")  # how it is built, not what
         bindings = {
             "horovod": HOROVOD,
-            "source": self.options.source_digest,
+            "source": self.source_digest,
             "torch": site.frameworks.torch,
             "tensorflow": site.frameworks.tensorflow,
             "python": site.python,
@@ -100,14 +88,19 @@ class Plan:
         return "_".join("".join(c if c.isalnum() or c in ".+-" else "-" for c in part) for part in parts)
 
 
-def build_plan(site: Site, options: Options) -> Plan:
-    """Decide patches, GPU operations and the variables of the build from what was found and asked for."""
-    gpu = choose_gpu(options.gpu_operations, site.frameworks, site.gpu_tools)
-    jobs = options.jobs or max(1, min(site.cores, site.memory_bytes // _COMPILER_BYTES or 1))
+def build_plan(
+    site: Site, *, gpu_operations: str = "auto", jobs: int = 0, source: str = "", source_digest: str = ""
+) -> Plan:
+    """Decide patches, GPU operations and the variables of the build from what was found and asked for.
+
+    gpu_operations: auto, none, nccl or mpi. jobs: 0 for as many as cores and memory allow.
+    """
+    gpu = choose_gpu(gpu_operations, site.frameworks, site.gpu_tools)
+    jobs = jobs or max(1, min(site.cores, site.memory_bytes // _COMPILER_BYTES or 1))
     variables = dict(_variables(site, gpu, jobs))
     removed = tuple(name for name in sorted(site.environ) if name.startswith(_DECIDED) and name not in variables)
-    patches = tuple(list_patches(site.frameworks))
-    return Plan(site, options, choose_standard(site.frameworks), patches, gpu, jobs, variables, removed)
+    standard, patches = choose_standard(site.frameworks), tuple(list_patches(site.frameworks))
+    return Plan(site, source, source_digest, standard, patches, gpu, jobs, variables, removed)
 
 
 def build_environment(plan: Plan) -> dict[str, str]:
