@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,9 +74,9 @@ def test_an_mpi_without_its_headers_is_told_before_the_build(tmp_path: Path) -> 
 
 
 def test_headers_and_room_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requirements.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     monkeypatch.setattr(requirements, "find_package", lambda package, path: tmp_path / path)
-    monkeypatch.setattr(requirements.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     told = list(requirements.find_missing_files(("torch", "tensorflow")))
     assert [item.name for item in told] == [
         "Python's headers", "torch's headers", "tensorflow's headers", "1 GB of disk space",
