@@ -17,6 +17,7 @@ def describe(extra: int, *, fails: str = "") -> dict[str, Any]:
     """The rank as it sees itself. fails: "raise" or "die": what rank 1 does, while rank 0 would wait for ever."""
     hvd.init()
     total = hvd.allreduce(torch.tensor(float(hvd.rank() + extra)), op=hvd.Sum)
+    print(f"the first words of rank {hvd.rank()}")
     if fails and hvd.rank() == 0:
         time.sleep(600)
     if fails == "raise":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
@@ -31,7 +32,10 @@ def spark() -> Iterator[Any]:
 def test_a_function_runs_on_ranks_and_leaves_nothing(spark: Any) -> None:
     import hvdkit.spark
 
-    found = hvdkit.spark.run(spark_functions.describe, (10,), num_proc=2, env={"SPARK_TEST": "as it is"})
+    lines = io.StringIO()
+    env = {"SPARK_TEST": "as it is"}
+    found = hvdkit.spark.run(spark_functions.describe, (10,), num_proc=2, env=env, stdout=lines)
+    assert sorted(lines.getvalue().splitlines()) == [f"[{rank}] the first words of rank {rank}" for rank in range(2)]
     assert [(each["rank"], each["size"], each["local_rank"]) for each in found] == [(0, 2, 0), (1, 2, 1)]
     assert {each["total"] for each in found} == {21.0}
     assert {each["variable"] for each in found} == {"as it is"}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
+import io
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from hvdkit.spark.common.batches import Batches, plan_pieces
 from hvdkit.spark.common.checkpoints import Checkpoint, Checkpoints
 from hvdkit.spark.common.dataset import Arrays, DataSet, RowGroup
 from hvdkit.spark.common.store import Store
-from hvdkit.spark.elastic import plan_elastic_env, plan_sizes, repeat, run_elastic
+from hvdkit.spark.elastic import plan_elastic_env, plan_sizes, repeat
+from hvdkit.spark.output import ERROR, OUT, LineSender, Output
 from hvdkit.spark.reports import Report, Status, describe_loss, read_results
 from hvdkit.spark.runner import _REFUSED, plan_env, refuse, run
 from hvdkit.spark.session import describe_loopback, wait_for_slots
@@ -145,13 +147,28 @@ def test_a_driver_that_other_hosts_cannot_reach_is_an_error_with_its_cure(monkey
     assert "rank 0 on a is at 127.0.1.1" in find_loopback(offers, "a")
 
 
-@pytest.mark.parametrize("function", [run, run_elastic])
-def test_arguments_of_horovod_that_cannot_be_followed_are_refused(function: Callable[..., Any]) -> None:
-    named = inspect.signature(function).parameters.keys() & _REFUSED
-    assert named >= {"stdout", "stderr", "prefix_output_with_timestamp"}
-    for name in named:
-        with pytest.raises(LaunchError, match=rf"hvdkit.spark.{function.__name__}\({name}=.*Leave it out"):
-            function(print, **{name: name != "use_gloo"})
+@pytest.mark.parametrize("name", sorted(_REFUSED))
+def test_arguments_of_horovod_that_cannot_be_followed_are_refused(name: str) -> None:
+    arguments: dict[str, Any] = {name: name != "use_gloo"}
+    with pytest.raises(LaunchError, match=rf"hvdkit.spark.run\({name}=.*Leave it out"):
+        run(print, **arguments)
+
+
+def test_lines_of_ranks_come_to_the_driver() -> None:
+    out, closed, secret = io.StringIO(), io.StringIO(), "0" * 64
+    closed.close()
+    with Output(out, closed, timestamps=True).receive("127.0.0.1", secret) as port:
+        sender = LineSender("127.0.0.1", port, secret, 1)
+        for kind, line in ((OUT, "[1] one\n"), (ERROR, "[1] lost\n"), (OUT, "[1] two\n")):
+            sender.send(kind, line)
+        sender.close()
+        with pytest.raises(OSError, match="closed the connection"):
+            LineSender("127.0.0.1", port, "1" * 64, 1)
+    assert re.fullmatch(r"[-\d]+ [:\d]+ \[1\] one\n[-\d]+ [:\d]+ \[1\] two\n", out.getvalue())
+    with pytest.raises(LaunchError, match=r"run\(stderr='err.txt'\) has no write"):
+        run(print, stderr="err.txt")
+    with pytest.raises(LaunchError, match="with stdout=sys.stdout"):
+        run(print, prefix_output_with_timestamp=True)
 
 
 def test_every_task_makes_the_same_plan_of_ranks() -> None:

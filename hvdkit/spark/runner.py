@@ -12,6 +12,7 @@ import cloudpickle
 
 from hvdkit.errors import LaunchError
 from hvdkit.integrations.ranks import new_secret
+from hvdkit.spark.output import Output
 from hvdkit.spark.reports import Report, read_results
 from hvdkit.spark.session import count_slots, describe_loopback, find_context, wait_for_slots
 from hvdkit.spark.task import RankSpec
@@ -24,9 +25,6 @@ _REFUSED = {
     "use_mpi": "MPI starts no processes on Spark's executors; ranks communicate over Gloo and shared memory",
     "use_gloo": "ranks communicate over Gloo and shared memory, and there is no other way",
     "extra_mpi_args": "MPI starts no processes on Spark's executors",
-    "stdout": "the output of ranks is in the logs of their executors",
-    "stderr": "the output of ranks is in the logs of their executors",
-    "prefix_output_with_timestamp": "the lines of ranks have their number in front",
 }
 
 
@@ -52,9 +50,11 @@ def run(
     fn, its arguments and results are pickled with cloudpickle; it calls hvd.init(). Each rank is a process of its own,
     started by its task. Ranks of a host follow each other.
     num_proc: ranks; None for as many as tasks run at the same time. start_timeout: seconds until all of them run; 600
-    if None. env: variables of the ranks, added to the executors'. verbose: 2 for messages of level info. nics: the
-    first is the interface that Gloo uses. executable: the Python of the ranks. use_gloo: None or True, as it is always
-    so. The other arguments are Horovod's, and refused if they are set.
+    if None. env: variables of the ranks, added to the executors'. stdout, stderr: files of the driver, such as
+    sys.stdout, to which the lines of the ranks are written as well, each with its rank in front; None for the logs of
+    the executors alone. prefix_output_with_timestamp: put the time in front there. verbose: 2 for messages of level
+    info. nics: the first is the interface that Gloo uses. executable: the Python of the ranks. use_gloo: None or True,
+    as it is always so. The other arguments are Horovod's, and refused if they are set.
     Raises what fn raised on a rank, from a HorovodInternalError with its traceback; HorovodInternalError if a rank or
     an executor is lost; LaunchError for ranks that cannot be started.
     """
@@ -74,6 +74,7 @@ class Job:
     env: dict[str, str]
     start_s: float
     executable: str
+    output: Output
 
     @property
     def driver(self) -> str:
@@ -89,17 +90,20 @@ class Job:
         """Run so many ranks to their end; see job.run_job."""
         from hvdkit.spark.job import run_job  # needs pyspark
 
-        spec = RankSpec(
-            function=self.function,
-            env=self.env,
-            secret=new_secret(),
-            name=f"hvdkit-spark-{uuid.uuid4().hex[:8]}",
-            driver=self.driver,
-            start_timeout=self.start_s,
-            executable=self.executable,
-            alias_horovod="hvdkit.alias_horovod" in sys.modules,
-        )
-        return run_job(self.context, spec, ranks, self.start_s)
+        secret = new_secret()
+        with self.output.receive(self.driver, secret) as port:
+            spec = RankSpec(
+                function=self.function,
+                env=self.env,
+                secret=secret,
+                name=f"hvdkit-spark-{uuid.uuid4().hex[:8]}",
+                driver=self.driver,
+                start_timeout=self.start_s,
+                executable=self.executable,
+                alias_horovod="hvdkit.alias_horovod" in sys.modules,
+                output_port=port,
+            )
+            return run_job(self.context, spec, ranks, self.start_s)
 
 
 def read_arguments(function: str, given: Mapping[str, Any]) -> Job:
@@ -108,12 +112,15 @@ def read_arguments(function: str, given: Mapping[str, Any]) -> Job:
     Raises LaunchError for what cannot be followed, and without a SparkContext.
     """
     refuse(function, given)
+    output = Output(given["stdout"], given["stderr"], bool(given["prefix_output_with_timestamp"]))
+    output.check(function)
     return Job(
         context=find_context(),
         function=cloudpickle.dumps((given["fn"], tuple(given["args"]), dict(given["kwargs"] or {}))),
         env=plan_env(given["env"], given["verbose"], given["nics"]),
         start_s=check_timeout("start_timeout", given["start_timeout"], START_TIMEOUT_S),
         executable=given["executable"] or "",
+        output=output,
     )
 
 

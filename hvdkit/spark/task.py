@@ -26,6 +26,7 @@ from hvdkit.config import read_environment
 from hvdkit.integrations.ranks import Offer, assign_ranks, plan_variables
 from hvdkit.launch.agent.session_reaper import SessionReaper, end_session
 from hvdkit.launch.process import describe_status
+from hvdkit.spark.output import ERROR, OUT, LineSender
 from hvdkit.spark.reports import Report
 from hvdkit.startup import plan_variables as plan_startup
 from hvdkit.transport.addresses import is_loopback
@@ -41,7 +42,8 @@ class RankSpec:
 
     function: pickled, with its arguments. env: added to the executor's variables. secret, name: see
     integrations/ranks.py. driver: a host that all executors reach. start_timeout: seconds for a rank to load torch.
-    executable: the Python of the ranks; "" for that of the task.
+    executable: the Python of the ranks; "" for that of the task. output_port: at which the driver takes the lines of
+    the ranks; 0 if it takes none.
     """
 
     function: bytes = field(repr=False)
@@ -52,6 +54,7 @@ class RankSpec:
     start_timeout: float
     executable: str = ""
     alias_horovod: bool = False
+    output_port: int = 0
 
 
 class Context(Protocol):
@@ -70,8 +73,9 @@ class Context(Protocol):
 def run_rank(spec: RankSpec, context: Context) -> Report:
     """Run the rank of this task to its end. Every task of the stage calls it."""
     index, host = context.partitionId(), socket.gethostname()
-    with _started(spec, index) as process:
-        offer, problem = process.read_offer(spec.start_timeout)
+    with _connected(spec, index) as (lines, problem), _started(spec, index, lines) as process:
+        offer, not_started = process.read_offer(spec.start_timeout)
+        problem = problem or not_started
         if offer is not None:
             offer = replace(offer, gpus=read_gpus(context))
         message = {"offer": offer and asdict(offer), "problem": problem, "host": host}
@@ -116,22 +120,41 @@ def read_gpus(context: Context) -> tuple[str, ...]:
 
 
 class _RankProcess:
-    """The process of a rank. Its output goes to the task's stderr, which is the executor's, line by line."""
+    """The process of a rank. Its output goes to the task's stderr, which is the executor's, line by line.
 
-    def __init__(self, process: subprocess.Popen[str], connection: Connection, index: int) -> None:
+    sender: of these lines to the driver, if it takes them.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[str], connection: Connection, index: int, sender: LineSender | None
+    ) -> None:
         self.rank: int | None = None
-        self._process, self._connection, self._index = process, connection, index
+        self._process, self._connection, self._index, self._sender = process, connection, index, sender
         self._lines: deque[str] = deque(maxlen=_LINES)
-        assert process.stdout is not None
-        self._copying = threading.Thread(target=self._copy, args=(process.stdout,), daemon=True)
-        self._copying.start()
+        streams = [(OUT, process.stdout), (ERROR, process.stderr)]
+        self._copying = [
+            threading.Thread(target=self._copy, args=(kind, stream), daemon=True)
+            for kind, stream in streams
+            if stream is not None
+        ]
+        for thread in self._copying:
+            thread.start()
 
-    def _copy(self, output: IO[str]) -> None:
+    def _copy(self, kind: bytes, output: IO[str]) -> None:
         for line in output:
             self._lines.append(line.rstrip("\n"))
             label = f"task {self._index}" if self.rank is None else str(self.rank)
-            sys.stderr.write(f"[{label}] {line}")
+            labelled = f"[{label}] {line}" if line.endswith("\n") else f"[{label}] {line}\n"
+            sys.stderr.write(labelled)
             sys.stderr.flush()
+            if self._sender is not None:
+                self._sender.send(kind, labelled)
+
+    def _join(self, seconds: float) -> None:
+        """Wait until all output is copied, at most so long."""
+        deadline = time.monotonic() + seconds
+        for thread in self._copying:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def read_offer(self, timeout_s: float) -> tuple[Offer | None, str]:
         """What the rank offers, or why there is nothing."""
@@ -175,7 +198,7 @@ class _RankProcess:
             status = self._process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:
             return f"it has closed its connection, and did not end within {_EXIT_S:g} s"
-        self._copying.join(1.0)
+        self._join(1.0)
         last = "".join(f"\n    {line}" for line in self._lines)
         return describe_status(status) + (f". Its last lines:{last}" if last else "")
 
@@ -183,12 +206,34 @@ class _RankProcess:
         """End the process with all that it has started."""
         end_session(self._process.pid)
         self._process.wait()
-        self._copying.join(_EXIT_S)
+        self._join(_EXIT_S)
         self._connection.close()
 
 
 @contextlib.contextmanager
-def _started(spec: RankSpec, index: int) -> Iterator[_RankProcess]:
+def _connected(spec: RankSpec, index: int) -> Iterator[tuple[LineSender | None, str]]:
+    """The sender of lines to the driver, if it takes them, and why there is none although it does."""
+    if not spec.output_port:
+        yield None, ""
+        return
+    try:
+        sender = LineSender(spec.driver, spec.output_port, spec.secret, index)
+    except OSError as error:
+        yield (
+            None,
+            f"the driver takes the output of the ranks (stdout=, stderr=) at {spec.driver} port {spec.output_port}, "
+            f"which this executor cannot reach: {error}. Leave these arguments out, or let the executors connect to "
+            "the driver's ports",
+        )
+        return
+    try:
+        yield sender, ""
+    finally:
+        sender.close()
+
+
+@contextlib.contextmanager
+def _started(spec: RankSpec, index: int, sender: LineSender | None) -> Iterator[_RankProcess]:
     """The process of a rank, ended on the way out. It is ended too when this task's process is killed."""
     ours, theirs = Pipe()
     descriptor = theirs.fileno()
@@ -201,14 +246,14 @@ def _started(spec: RankSpec, index: int) -> Iterator[_RankProcess]:
                 env=plan_environment(spec, read_environment(), sys.path),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stderr=subprocess.STDOUT if sender is None else subprocess.PIPE,
                 text=True,
                 errors="replace",
                 start_new_session=True,
                 pass_fds=(descriptor,),
             )
         reaper.watch(process.pid)
-        rank = _RankProcess(process, ours, index)
+        rank = _RankProcess(process, ours, index, sender)
         try:
             yield rank
         finally:

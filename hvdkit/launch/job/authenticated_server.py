@@ -13,6 +13,7 @@ import errno
 import os
 import resource
 import socket
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
@@ -188,6 +189,27 @@ class AuthenticatedServer:
                 connection.close()
             else:
                 writer.close()
+
+
+class ServerThread:
+    """Runs a server that listens in a thread of its own, until close()."""
+
+    def __init__(self, server: AuthenticatedServer, name: str) -> None:
+        self._server, self._loop = server, asyncio.new_event_loop()
+        self._loop.call_soon(server.start)
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self, grace_s: float) -> None:
+        """Stop when nobody is connected any more, at the latest after grace_s seconds."""
+        asyncio.run_coroutine_threadsafe(self._end(grace_s), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self, grace_s: float) -> None:
+        await self._server.wait_until_idle(grace_s)
+        await self._server.close()
 
 
 def raise_file_limit(files: int) -> Callable[[], None]:

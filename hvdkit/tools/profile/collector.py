@@ -6,12 +6,10 @@ and JSON.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import io
 import json
 import secrets
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +20,7 @@ from hvdkit.errors import HvdkitError
 from hvdkit.handshake import AuthenticationError
 from hvdkit.launch.agent.host_info import read_interfaces
 from hvdkit.launch.cli.options import parse_arguments
-from hvdkit.launch.job.authenticated_server import AuthenticatedServer, Channel, raise_file_limit
+from hvdkit.launch.job.authenticated_server import AuthenticatedServer, Channel, ServerThread, raise_file_limit
 from hvdkit.launch.plan.network import parse_interfaces
 from hvdkit.launch.plan.resolve_hosts import find_addresses, find_hosts, is_local
 from hvdkit.log import logger
@@ -74,13 +72,10 @@ class Collector:
     def __init__(self, addresses: Sequence[str]) -> None:
         key = secrets.token_hex(32)
         self.restore_files = raise_file_limit(0)
-        self._server = AuthenticatedServer(key.encode(), PURPOSE, self._read)
-        self.place = f"{key}@{self._server.listen_tcp(addresses)}@{','.join(addresses)}"
+        server = AuthenticatedServer(key.encode(), PURPOSE, self._read)
+        self.place = f"{key}@{server.listen_tcp(addresses)}@{','.join(addresses)}"
         self._ranks: list[_Rank] = []
-        self._loop = asyncio.new_event_loop()
-        self._loop.call_soon(self._server.start)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="hvdkit-collector", daemon=True)
-        self._thread.start()
+        self._thread = ServerThread(server, "hvdkit-collector")
 
     async def _read(self, channel: Channel) -> None:
         rank: _Rank | None = None
@@ -102,14 +97,7 @@ class Collector:
 
     def close(self) -> list[RankRecording]:
         """Stop, and return the recordings by rank; of a rank that was restarted, the last one."""
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.close(_GRACE_S)
         self.restore_files()
         by_rank = {each.facts.rank: each for each in (as_recording(parse_facts(r.facts), r.plans) for r in self._ranks)}
         return [by_rank[rank] for rank in sorted(by_rank)]
-
-    async def _end(self) -> None:
-        await self._server.wait_until_idle(_GRACE_S)
-        await self._server.close()
