@@ -167,7 +167,7 @@ def test_lines_of_ranks_come_to_the_driver() -> None:
     assert re.fullmatch(r"[-\d]+ [:\d]+ \[1\] one\n[-\d]+ [:\d]+ \[1\] two\n", out.getvalue())
     with pytest.raises(LaunchError, match=r"run\(stderr='err.txt'\) has no write"):
         run(print, stderr="err.txt")
-    with pytest.raises(LaunchError, match="with stdout=sys.stdout"):
+    with pytest.raises(LaunchError, match=r"with stdout=sys\.stdout"):
         run(print, prefix_output_with_timestamp=True)
 
 
