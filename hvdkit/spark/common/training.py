@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -77,6 +78,12 @@ class Training:
         """The checkpoint of this run, on all ranks; None if there is none. broadcast: of an object of rank 0."""
         found = Checkpoints(self.store, self.run_id).load() if rank == 0 and self.store.saving_runs() else None
         return broadcast(found)
+
+    def report(self, epoch: int, values: Mapping[str, float]) -> None:
+        """Write a line about an epoch, the first of which is 1, unless verbose is 0; rank 0 calls this."""
+        if self.verbose:
+            listed = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+            sys.stdout.write(f"epoch {epoch} of {self.epochs}: {listed}\n")
 
     def save(self, state: Callable[[], bytes], history: History, epochs: int) -> None:
         """Save a checkpoint; rank 0 calls this. state: makes the state."""

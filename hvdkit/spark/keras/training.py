@@ -11,7 +11,6 @@ from typing import Any
 import keras
 
 import hvdkit.keras as hvd
-from hvdkit.log import logger
 from hvdkit.spark.common.batches import Batches
 from hvdkit.spark.common.checkpoints import History
 from hvdkit.spark.common.training import Trained, Training
@@ -94,9 +93,7 @@ class _Keep(keras.callbacks.Callback):
             self.history.setdefault(name, []).append(value)
         if hvd.rank() != 0:
             return
-        if self._training.verbose:
-            values = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
-            logger.warning("epoch %d of %d: %s", epoch + 1, self._training.epochs, values)
+        self._training.report(epoch + 1, found)
         self._training.save(self._pack, self.history, epoch + 1)
 
     def _pack(self) -> bytes:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 import hvdkit.torch as hvd
-from hvdkit.log import logger
 from hvdkit.spark.common.batches import Batches
 from hvdkit.spark.common.checkpoints import History
 from hvdkit.spark.common.training import Trained, Training
@@ -62,9 +61,7 @@ def train(training: Training, objects: bytes) -> Trained | None:
         for name, each in found.items():
             history.setdefault(name, []).append(each)
         if hvd.rank() == 0:
-            if training.verbose:
-                values = ", ".join(f"{name} {each:.4g}" for name, each in found.items())
-                logger.warning("epoch %d of %d: %s", epoch + 1, training.epochs, values)
+            training.report(epoch + 1, found)
             training.save(pack, history, epoch + 1)
     if hvd.rank() != 0:
         return None
