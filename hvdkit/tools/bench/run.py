@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -10,9 +11,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -57,11 +57,11 @@ def run_bench(options: argparse.Namespace, plan: Plan) -> int:
             return 0
     check(options)
     before = read_report(options.baseline) if options.baseline else None
-    with Bar() as bar:
+    with show_progress() as progress:
         if world.launcher != "none":
-            report = measure_here(plan, bar.update)
+            report = measure_here(plan, progress)
         else:
-            report = start_ranks(plan, options.hvdrun, bar.update)
+            report = start_ranks(plan, options.hvdrun, progress)
     return show(options, report, compare(before, report) if before else [])
 
 
@@ -142,22 +142,11 @@ def _check_torch() -> None:
         raise MissingDependencyError("hvdkit bench needs torch. Run: pip install 'hvdkit[torch]'")
 
 
-class Bar:
-    """A progress bar on stderr, if that is a terminal; shown inside a `with`."""
-
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        self._bar = ProgressBar(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("starting the ranks", total=None)
-
-    def __enter__(self) -> Bar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._bar.stop()
-
-    def update(self, work: str, done: int, of: int) -> None:
-        """Show that `done` rounds of `of` are measured."""
-        self._bar.update(self._task, description=work, completed=done, total=of)
+@contextlib.contextmanager
+def show_progress() -> Iterator[Progress]:
+    """Show a progress bar on stderr, if that is a terminal; gives what moves it."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with ProgressBar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting the ranks", total=None)
+        yield lambda work, done, of: bar.update(task, description=work, completed=done, total=of)

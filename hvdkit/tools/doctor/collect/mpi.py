@@ -66,12 +66,6 @@ def read_hvdrun_mpi(environ: Mapping[str, str]) -> HvdrunMpi:
     return HvdrunMpi(mpi.mpirun, mpi.kind, mpi.name, mpi.version, mpi.site, mpi.library)
 
 
-def read_version(mpirun: str, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Ask an mpirun for its kind and version; "" for an unknown one."""
-    known = parse_version(run_program([mpirun, "--version"], environ=environ, timeout_s=_VERSION_TIMEOUT_S).output)
-    return (known[0], known[2]) if known is not None else ("", "")
-
-
 def _read_launcher(name: str, path: str, environ: Mapping[str, str]) -> Launcher:
     if name in ("horovodrun", "torchrun"):  # they import a framework to tell their version, which is the package's
         return Launcher(name, path, name, find_version(name.removesuffix("run")))
@@ -102,11 +96,11 @@ def try_two_ranks(environ: Mapping[str, str]) -> Trial:
     if not found:
         return Trial()
     mpirun = os.path.abspath(found)
-    kind, version = read_version(mpirun, environ)
-    if not kind:
+    known = parse_version(run_program([mpirun, "--version"], environ=environ, timeout_s=_VERSION_TIMEOUT_S).output)
+    if known is None:
         return Trial()
     variables = {k: v for k, v in clean_environment(environ).items() if not _SCHEDULERS.fullmatch(k)}
-    return _try(mpirun, _options(kind, version), {**_TIDY, **variables})
+    return _try(mpirun, _options(known[0]), {**_TIDY, **variables})
 
 
 def try_srun(environ: Mapping[str, str]) -> Trial:
@@ -128,7 +122,7 @@ def _try(program: str, options: list[str], environ: Mapping[str, str]) -> Trial:
     return Trial(program, sizes, f"{result.ending}: {_first_line(result.stderr + result.stdout)}")
 
 
-def _options(kind: str, version: str) -> list[str]:
+def _options(kind: str) -> list[str]:
     if kind != "open_mpi":
         return []
     # More ranks than cores are no fault here, and binding two ranks is not what is asked about.
