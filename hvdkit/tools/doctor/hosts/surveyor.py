@@ -76,7 +76,9 @@ class Surveyor:
         began = time.monotonic()
         self._progress(f"collecting facts on {len(self._hosts)} hosts")
         here = None if self._local else pool.submit(collect, self._environ)
-        lookups = self._ask_each(pool, self._start, self._hosts)
+        for login in self._hosts:  # in this thread: an interrupt then finds all of them, to end them
+            self._start(login)
+        lookups = self._ask_each(pool, self._collect, self._list_answering())
         self._progress("connecting every host to the others")
         answering = self._list_answering()
         plans = {source: self._plan_attempts(source, answering) for source in answering}
@@ -108,17 +110,23 @@ class Surveyor:
 
         return [answer for answers in pool.map(ask, list(logins)) for answer in answers]
 
-    def _start(self, login: str) -> list[Lookup]:
+    def _start(self, login: str) -> None:
         argv = command = agent_command(self._environ)
         if login not in self._local:
             argv = ssh_argv(login, command, self._ssh_options) if self._via == "ssh" else srun_argv(login, command)
+        try:
+            self._agents[login] = AgentSession(argv, self._environ)
+        except AgentLost as lost:
+            self._failures[login] = lost.failure
+
+    def _collect(self, login: str) -> list[Lookup]:
+        agent = self._agents[login]
+        agent.await_hello(_HELLO_S)
+        offset_s, error_s = _compare_clocks(agent)
         forwarded = {"KERAS_HOME", "LD_PRELOAD", *select_forwarded(self._environ)}
         variables = {name: self._environ[name] for name in forwarded if name in self._environ}
         master = self._environ.get("MASTER_ADDR", "")
         names = list(dict.fromkeys([*(host.name for host in self._hosts.values()), *([master] if master else [])]))
-        agent = self._agents[login] = AgentSession(argv, self._environ)
-        agent.await_hello(_HELLO_S)
-        offset_s, error_s = _compare_clocks(agent)
         found = agent.ask("collect", _COLLECT_S, variables=variables, names=names, secret=self._secret, host=login)
         addresses = {name: tuple(each) for name, each in zip(names, found["addresses"], strict=True)}
         facts = decode(HostFacts, found["facts"])
