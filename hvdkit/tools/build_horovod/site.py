@@ -111,7 +111,7 @@ def _read_mpi_compiler(mpi: Mpi, environ: Mapping[str, str]) -> MpiCompiler | No
     if not path:
         return None
     answer = run_program([path, "-show"], environ=environ, timeout_s=_TIMEOUT_S)
-    return MpiCompiler(mpi.name, mpi.version, path, "" if answer.status else answer.stdout.strip())
+    return MpiCompiler(mpi.name, mpi.version, path, answer.stdout.strip() if answer.status == 0 else "")
 
 
 def _find_program(name: str, path: str) -> str:
