@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import importlib
 import io
 import math
 import os
@@ -44,6 +45,7 @@ from hvdkit.tracking.rows import Averages, make_row, pack_rows, unpack_rows
 from hvdkit.tracking.targets import Targets
 from hvdkit.tracking.tracker import Tracker, _Averaging
 from hvdkit.tracking.writer import End
+from hvdkit.tracking.writers.crc32c import masked_crcs
 from hvdkit.tracking.writing_thread import WritingThread
 
 Value = tuple[int, str, float]
@@ -272,6 +274,13 @@ def read_events(folder: Path) -> list[Any]:
         for event in EventFileLoader(str(file)).Load()
         for value in event.summary.value
     ]
+
+
+def test_crcs_are_tensorboards_own() -> None:
+    tensorboard = importlib.import_module("tensorboard.compat.tensorflow_stub.pywrap_tensorflow")
+    drawn = np.random.default_rng(0)
+    records = [drawn.bytes(length) for length in (8, 4, 5, 63, 64, 65, 700, 56, 56)]
+    assert masked_crcs(records).tolist() == [tensorboard.masked_crc32c(record) for record in records]
 
 
 class Failing:

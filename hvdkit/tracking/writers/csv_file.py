@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import functools
+import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,14 +34,22 @@ class CsvFile:
         if first and first != ",".join(_HEADER):
             self._file.close()
             raise TrackError(f"csv={str(place)!r} is another file, as it begins with {first[:40]!r}. Choose a new one.")
-        self._writer = csv.writer(self._file, lineterminator="\n")
         if not first:
-            self._writer.writerow(_HEADER)
+            self._file.write(",".join(_HEADER) + "\n")
             self._file.flush()
 
     def write(self, rows: Sequence[Averages]) -> None:
-        self._writer.writerows((step, key, repr(value)) for step, values in rows for key, value in values.items())
+        lines = [f"{step},{_quote(key)},{value!r}\n" for step, values in rows for key, value in values.items()]
+        self._file.write("".join(lines))
         self._file.flush()
 
     def close(self, end: End | None) -> None:
         self._file.close()
+
+
+@functools.lru_cache(maxsize=1024)
+def _quote(key: str) -> str:
+    """A key as a field, in quotes where it needs them."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow([key])
+    return line.getvalue()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from hvdkit.optional_import import optional_import
 from hvdkit.tracking.rows import Averages
 from hvdkit.tracking.writer import End
+from hvdkit.tracking.writers.crc32c import masked_crcs
 
 
 class TensorBoardEvents:
@@ -25,23 +27,30 @@ class TensorBoardEvents:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         optional_import("tensorboard", "tensorboard")
         from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         place, now = Path(folder), time.time()
         place.mkdir(parents=True, exist_ok=True)
         # The names of event files begin like this, and rise with time: TensorBoard reads them in that order.
         self._file = (place / f"events.out.tfevents.{now:.6f}.{socket.gethostname()}.{os.getpid()}").open("xb")
-        self._records = RecordWriter(self._file)
-        self._records.write(self._event(wall_time=now, file_version="brain.Event:2").SerializeToString())
-        self._file.flush()
+        self._append([self._event(wall_time=now, file_version="brain.Event:2").SerializeToString()])
 
     def write(self, rows: Sequence[Averages]) -> None:
-        now = time.time()
+        now, events = time.time(), []
         for step, values in rows:
             numbers = [self._summary.Value(tag=key, simple_value=value) for key, value in values.items()]
             event = self._event(wall_time=now, step=step, summary=self._summary(value=numbers))
-            self._records.write(event.SerializeToString())
+            events.append(event.SerializeToString())
+        self._append(events)
+
+    def _append(self, events: Sequence[bytes]) -> None:
+        """Write records of TFRecord's format: length, its CRC, event, its CRC."""
+        lengths = [struct.pack("<Q", len(event)) for event in events]
+        crcs = masked_crcs([*lengths, *events]).astype("<u4").tobytes()
+        ends = 4 * len(events)
+        for at, (length, event) in enumerate(zip(lengths, events, strict=True)):
+            first = 4 * at
+            self._file.write(length + crcs[first : first + 4] + event + crcs[ends + first : ends + first + 4])
         self._file.flush()
 
     def close(self, end: End | None) -> None:
