@@ -196,3 +196,25 @@ def failures(transport: Transport) -> list[str]:
     with pytest.raises(TransportError) as connecting:
         connect(transport, timeout_s=0.3)
     return [str(caught.value) for caught in (reducing, sending, closed, connecting)]
+
+
+def a_group_fails(transport: Transport) -> list[str]:
+    """What a group says when CUDA fails as a stream is to wait for NCCL, and after that."""
+    group = connect_group(transport)
+    ready, done = group.device.make_event(), group.device.make_event()
+
+    def run() -> None:
+        group.run(lambda *_: None, 0, ready, done)
+
+    def join() -> None:
+        group.join(0, done)
+
+    said = []
+    run()
+    ask_to_fail("cuStreamWaitEvent", 700)
+    for call in (join, run, group.check):
+        with pytest.raises(TransportError) as failed:
+            call()
+        said.append(str(failed.value))
+    group.close()
+    return said

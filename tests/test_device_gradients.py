@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import time
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -28,6 +29,7 @@ from hvdkit.engine.planned.plan import TensorSpec, plan_buckets
 from hvdkit.errors import HorovodInternalError, TransportError
 from hvdkit.torch import gpu
 from hvdkit.torch.device_masks import DeviceMasks
+from hvdkit.torch.source import TorchSource
 from hvdkit.torch.tensors import TensorBuffer
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buckets import BucketSpec
@@ -342,6 +344,16 @@ def test_a_capture_in_a_cuda_graph_is_refused_with_the_reason() -> None:
         assert gpu.current_stream(0) == 5
         with pytest.raises(HorovodInternalError, match=r"while a CUDA graph is being captured.*synchronize"):
             gpu.current_stream(0)
+
+
+def test_memory_of_a_released_gradient_is_used_again_after_the_copy_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[tuple[list[Any], int]] = []
+    monkeypatch.setattr(gpu, "record_use", lambda tensors, index: used.append((tensors, index)))
+    source = TorchSource([("w", torch.nn.Parameter(torch.ones(2)))], {})
+    gradient = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=3))
+    source.parameters = [SimpleNamespace(grad=gradient)]  # type: ignore[list-item]
+    source.release(0)
+    assert used == [([gradient], 3)] and source.parameters[0].grad is None
 
 
 def test_slow_operations_name_those_beside_them() -> None:

@@ -51,6 +51,12 @@ def test_a_failure_says_what_where_and_what_to_do() -> None:
         assert ("invalid usage" if rank == 0 else "one of the 2 ranks has not called it") in connecting
 
 
+def test_a_failure_of_cuda_is_what_a_group_says_from_then_on() -> None:
+    for rank, said in enumerate(run_ranks(2, nccl_checks.a_group_fails, transport="shared_memory", fresh=True)):
+        assert "cuStreamWaitEvent failed" in said[0] and f"operations on rank {rank} on " in said[0]
+        assert set(said) == {said[0]}
+
+
 def test_the_librarys_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     maps = tmp_path / "maps"
     maps.write_text(

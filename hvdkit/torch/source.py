@@ -10,7 +10,7 @@ import torch
 from hvdkit.engine.planned.plan import Plan, Slot, cut_slots
 from hvdkit.engine.planned.source import Filled
 from hvdkit.engine.strategy import Parameters
-from hvdkit.torch import staging
+from hvdkit.torch import gpu, staging
 from hvdkit.torch.layout import Named, describe_parameters, strides_of
 from hvdkit.torch.own_part import own_parts
 from hvdkit.torch.sharding.gradient import ShardedGradient
@@ -96,7 +96,10 @@ class TorchSource:
         return gradient
 
     def release(self, index: int) -> None:
-        """Free the parameter's gradient."""
+        """Free the parameter's gradient, which has been copied on the current stream, maybe not the one it is of."""
+        gradient = self.parameters[index].grad
+        if gradient is not None and gradient.is_cuda and not isinstance(gradient, ShardedGradient):
+            gpu.record_use([gradient], gradient.device.index)
         self.parameters[index].grad = None
         self._sparse.discard(index)
 

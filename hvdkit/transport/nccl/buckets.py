@@ -113,7 +113,7 @@ class NcclBuckets:
 
     def finished(self, index: int) -> bool:
         """See Buckets.finished; the result is there for all streams then."""
-        if index in self._under_way and self._events[index][1].done():
+        if index in self._under_way and self._group.reached(self._events[index][1]):
             self._group.check()
             self._under_way.discard(index)
         return index not in self._under_way

@@ -21,6 +21,7 @@ from hvdkit.transport.nccl.library import (
     Library,
     Result,
     UniqueId,
+    calling,
     make_config,
 )
 from hvdkit.transport.polling import Backoff
@@ -149,14 +150,15 @@ class Communicator:
     @contextmanager
     def grouped(self) -> Iterator[None]:
         """Within, calls are collected; at its end they are enqueued as one operation."""
-        self.library.call("ncclGroupStart", where=self.where)
-        try:
-            yield
-        finally:
-            # Also when the communicator was aborted within: this thread's later calls would be collected for ever.
-            result = self.library.call("ncclGroupEnd", where=self.where, handle=self._handle)
-            if result is Result.IN_PROGRESS and self._handle is not None:
-                self._complete("ncclGroupEnd")
+        with calling:  # an abort would free what NCCL still has to enqueue at the end
+            self.library.call("ncclGroupStart", where=self.where)
+            try:
+                yield
+            finally:
+                # Also when the communicator was aborted within: this thread's later calls would be collected for ever.
+                result = self.library.call("ncclGroupEnd", where=self.where, handle=self._handle)
+        if result is Result.IN_PROGRESS:
+            self._complete("ncclGroupEnd")
 
     def check(self) -> None:
         """Raise NcclError if an operation that was enqueued has failed since; the communicator is of no use then."""
@@ -217,19 +219,22 @@ class Communicator:
             self.library.call("ncclCommDestroy", handle, where=self.where)
 
     def _call(self, function: str, *arguments: object) -> None:
-        if self._handle is None:
-            raise self._closed(function)
-        if self.library.call(function, *arguments, where=self.where, handle=self._handle) is Result.IN_PROGRESS:
+        with calling:  # from here on another thread does not free the communicator
+            if self._handle is None:
+                raise self._closed(function)
+            result = self.library.call(function, *arguments, where=self.where, handle=self._handle)
+        if result is Result.IN_PROGRESS:
             self._complete(function)
 
     def _closed(self, function: str) -> TransportError:
         return TransportError(f"{function}: this communicator of {self.where} has been closed or aborted.")
 
     def _state(self) -> int:
-        handle, state = self._handle, c_int()
-        if handle is None:  # another thread has aborted it
-            raise self._closed("ncclCommGetAsyncError")
-        self.library.call("ncclCommGetAsyncError", handle, state, where=self.where, handle=handle)
+        state = c_int()
+        with calling:
+            if self._handle is None:  # another thread has aborted it
+                raise self._closed("ncclCommGetAsyncError")
+            self.library.call("ncclCommGetAsyncError", self._handle, state, where=self.where, handle=self._handle)
         return state.value
 
     def _complete(self, function: str) -> None:

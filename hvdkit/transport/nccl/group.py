@@ -10,7 +10,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -76,35 +76,35 @@ class DeviceGroup:
         Raises RankLostError or TransportError if this operation or an earlier one has failed. What is under way is
         ended then, and every later call raises the same.
         """
-        try:
+        with self._ending_at_failure():
             ready.record(producer)
-        except TransportError as error:
-            raise self.fail(error) from error
         self.enqueue(body, [ready], done)
 
     def enqueue(self, body: Body, ready: Iterable[Event], done: Event) -> None:
         """As run(), after events that have been recorded already."""
         self.check()
-        with self._lock, self.device.current():
-            try:
-                for event in ready:
-                    self.device.wait(self._stream, event)
-                body(self._communicator, self._stream)
-                done.record(self._stream)
-            except TransportError as error:
-                # One that came first is why the communicator was aborted meanwhile.
-                raise self.fail(error) from error
+        with self._lock, self._ending_at_failure(), self.device.current():
+            for event in ready:
+                self.device.wait(self._stream, event)
+            body(self._communicator, self._stream)
+            done.record(self._stream)
             self._last = done
             self._runs += 1
 
     def join(self, consumer: int, done: Event) -> None:
         """Let what the stream `consumer` is given from now on begin after `done`; raises as run() does."""
         self.check()
-        self.device.wait(consumer, done)
+        with self._ending_at_failure():
+            self.device.wait(consumer, done)
+
+    def reached(self, done: Event) -> bool:
+        """Has the device done what comes before `done`? Does not wait; raises as run() does."""
+        with self._ending_at_failure():
+            return done.done()
 
     def wait(self, done: Event, pause: Callable[[], object]) -> None:
         """Return when `done` is reached, calling pause() meanwhile; raises as run() does."""
-        while not done.done():
+        while not self.reached(done):
             self.check()
             pause()
         self.check()
@@ -112,7 +112,7 @@ class DeviceGroup:
     def settle(self, timeout_s: float = math.inf) -> None:
         """Wait for all operations so far; raises as run() does. Their results are right if it returns in time."""
         deadline, last = time.monotonic() + timeout_s, self._last
-        while last is not None and not last.done() and time.monotonic() < deadline:
+        while last is not None and not self.reached(last) and time.monotonic() < deadline:
             self.check()
             time.sleep(_POLL_S)
         self.check()
@@ -170,6 +170,14 @@ class DeviceGroup:
         # NCCL may wait for the whole GPU, and so for another communicator that has to be aborted too.
         threading.Thread(target=self._abort, name="hvdkit-nccl-abort", daemon=True).start()
         return self._failure
+
+    @contextlib.contextmanager
+    def _ending_at_failure(self) -> Iterator[None]:
+        """Within, an error of NCCL or CUDA is what the group fails with, unless one came first and aborted NCCL."""
+        try:
+            yield
+        except TransportError as error:
+            raise self.fail(error) from error
 
     def _abort(self) -> None:
         with contextlib.suppress(HvdkitError), self.device.current():

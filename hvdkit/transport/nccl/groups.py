@@ -1,4 +1,4 @@
-"""The device groups of this process: one a transport and GPU, made by all its ranks at the first use."""
+"""The device groups of this process: one a transport and its ranks' GPUs, made by all of them at the first use."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ class DeviceSettings:
 
 
 _TIMEOUT_S = 300.0  # to connect: the ranks of a large job load their libraries from one file system
-_groups: dict[tuple[Transport, int, str], DeviceGroup] = {}
+#: By transport, the GPUs of its ranks, and name.
+_groups: dict[tuple[Transport, tuple[str, ...], str], DeviceGroup] = {}
 
 
 def open_group(
     transport: Transport, index: int | None, host: str, settings: DeviceSettings, name: str = ""
 ) -> DeviceGroup | None:
-    """The device group of a transport's ranks; collective. Made at the first call with GPU `index` of this rank.
+    """The device group of a transport's ranks; collective. Made at the first call with these GPUs.
 
-    index: None on a rank whose tensors are not on one GPU. host: of this rank. name: of what has the group for itself,
-    such as a plan: operations of a group come in one order on all ranks, and a joined rank begins a round of all plans.
+    index: of this rank's GPU; None on a rank whose tensors are not on one GPU. host: of this rank. name: of what has
+    the group for itself, such as a plan: operations of a group come in one order on all ranks, and a joined rank begins
+    a round of all plans.
     Returns None where the ranks' tensors go through the host's memory: as `settings` say, where no rank's are on a GPU,
     or, with a warning of the first rank, where NCCL cannot be used.
     Raises TransportError on all ranks if NCCL was asked for and cannot be used, with the cause.
@@ -57,7 +59,8 @@ def open_group(
             logger.warning("Tensors of GPUs go through the host's memory. The cause is %s", problem)
         return None
     assert device is not None and library is not None
-    key = (transport, device.index, name)
+    # All ranks' GPUs, so that all ranks find one, or all make one, where a single rank goes on to another GPU.
+    key = (transport, tuple(each.gpu for each in findings), name)
     if key not in _groups:
         where = f"rank {transport.rank} on {host}, GPU {index}"
         _groups[key] = DeviceGroup(transport, device, library, where, _TIMEOUT_S, name or "the common communicator")

@@ -133,8 +133,9 @@ _LATER: dict[str, tuple[Version, tuple[object, ...]]] = {
 }
 
 
-#: NCCL takes one call at a time: a communicator is not safe to be asked for its state while another thread uses it.
-_calling = threading.RLock()
+#: NCCL takes one call at a time: a communicator is not safe to be asked for its state while another thread uses it. An
+#: abort waits for it too, so who holds it may use a communicator that was not aborted before.
+calling = threading.RLock()
 _ABORT_S = 5.0  # for the call of another thread to return, before its communicator is aborted all the same
 
 
@@ -182,7 +183,7 @@ class Library:
         where: the rank, host and GPU, for the message. handle: the communicator, for NCCL's own last words on it.
         Raises NcclError if NCCL returns anything else.
         """
-        with _calling:
+        with calling:
             result = self._functions[function](*arguments)
         if result in (Result.SUCCESS, Result.IN_PROGRESS):
             return Result(result)
@@ -190,12 +191,12 @@ class Library:
 
     def abort(self, handle: c_void_p, where: str) -> None:
         """Call ncclCommAbort, though another thread may be held up in a call on the communicator. Raises NcclError."""
-        alone = _calling.acquire(timeout=_ABORT_S)
+        alone = calling.acquire(timeout=_ABORT_S)
         try:
             result = self._functions["ncclCommAbort"](handle)
         finally:
             if alone:
-                _calling.release()
+                calling.release()
         if result not in (Result.SUCCESS, Result.IN_PROGRESS):
             raise self.error("ncclCommAbort", result, where)
 
