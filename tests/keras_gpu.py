@@ -27,7 +27,8 @@ from keras_training import (
 from stand_in import ask_to_fail, stand_in_path, synchronizations
 
 import hvdkit.keras as hvd
-from hvdkit.errors import PlanMismatchError
+from hvdkit.engine.planned.plan import TensorSpec
+from hvdkit.errors import HorovodInternalError, PlanMismatchError
 from hvdkit.transport.cuda import CudaDevice, load_driver
 from hvdkit.transport.nccl import groups
 from hvdkit.transport.nccl.communicator import Communicator
@@ -57,12 +58,15 @@ def _jax_gpu() -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def _gpu(waits: int = 0) -> Iterator[dict[str, Any]]:
-    """The stand-in under Keras's backend. Within, NCCL is to be used and the host to wait for the device so often."""
+def _gpu(waits: int = 0, calls: list[int] | None = None) -> Iterator[dict[str, Any]]:
+    """The stand-in under Keras's backend. Within, NCCL is to be used and the host to wait for the device so often.
+
+    calls: gets the elements of each allreduce.
+    """
     name = keras.backend.backend()
     context = _jax_gpu() if name == "jax" else importlib.import_module("gpu_world").stand_in_gpu()
     enqueue = Communicator.all_reduce
-    calls: list[int] = []
+    calls = [] if calls is None else calls
 
     def count(communicator: Communicator, source: int, target: int, number: int, *rest: Any) -> None:
         calls.append(number)
@@ -84,6 +88,44 @@ def train(option: dict[str, Any], tolerance: float = 1e-5, compression: str = "n
         optimizer = hvd.DistributedOptimizer(make_optimizer(spec), compression=chosen, **wrap)
         fit(model, optimizer, mine(data), rows=ROWS)
         assert_alike(model, reference, tolerance)
+
+
+def buckets() -> None:
+    """A program on JAX has a call a bucket, each with its own gradients only; but the last one, which ends them all."""
+    in_place = importlib.import_module("hvdkit.keras.jax_in_place")
+    plain = in_place.BufferCall.__call__
+    traced: list[list[int]] = []
+    calls: list[int] = []
+
+    def call(self: Any, arrays: Any, *rest: Any) -> Any:
+        traced.append([array.size for array in arrays])
+        return plain(self, arrays, *rest)
+
+    with (
+        _gpu(calls=calls) as settings,
+        mock.patch.object(in_place.BufferCall, "__call__", call),
+        joined(**settings, fusion_bytes=0),
+    ):
+        reference, model, data = make_model(), make_model(), make_data()
+        fit_alone(reference, make_optimizer(SGD), data)
+        calls.clear()
+        fit(model, hvd.DistributedOptimizer(make_optimizer(SGD)), mine(data), rows=ROWS)
+        assert_alike(model, reference)
+        assert traced == [[5], [100], [20], [5, 100, 20, 240]]
+        assert calls == [5, 100, 20, 240] * 12
+
+
+def moved() -> None:
+    """What XLA has moved between two calls is an error, and nothing else is."""
+    kind = importlib.import_module("hvdkit.keras.jax_device").DeviceReduction
+    reduction = kind.__new__(kind)
+    reduction._buckets = [[2, 1], [0]]
+    reduction._tensors = [TensorSpec(str(count), count, "float32") for count in (4, 0, 6)]
+    reduction._check_places(0, [64, 0], [64, 8, 128], [64, 16, 128])  # the empty one may be anywhere
+    reduction._check_places(1, [128], [128], [128])
+    for sources, targets in (([72, 0], [64, 0]), ([64, 0], [72, 0])):
+        with raises(HorovodInternalError, "HVDKIT_FUSION_BYTES"):
+            reduction._check_places(0, [64, 0], sources, targets)
 
 
 def record(folder: str) -> None:

@@ -44,7 +44,12 @@ def test_a_failure_of_nccl_is_raised_by_this_step_and_later_ones(backend: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", ["apply_by_hand", "different_models", "coded"])
+def test_buckets_on_jax_are_started_by_calls_of_their_own_and_waited_for_by_the_last() -> None:
+    run_check(2, "jax", "keras_gpu:buckets", env={"STAND_IN_PAUSE_US": "3000"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", ["apply_by_hand", "different_models", "coded", "moved"])
 def test_in_particular_on_jax(check: str) -> None:
     run_check(2, "jax", f"keras_gpu:{check}")
 

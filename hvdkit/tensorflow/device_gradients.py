@@ -85,8 +85,9 @@ def open_device_gradients(
             tensors,
             current.timeline,
             strategy.statistics,
-            nbytes=arrays.nbytes,
-            sent_bytes=arrays.sent_bytes,
+            buckets=[range(len(tensors))],
+            nbytes=[arrays.nbytes],
+            sent_bytes=[arrays.sent_bytes],
         )
         return DeviceGradients(presence, arrays, rounds, device, specs, sent)
 
@@ -197,7 +198,11 @@ class DeviceGradients:
         ]
         at, to = [one for one, _ in addresses], [one for _, one in addresses]
         arrays, stream = self._arrays, _DEFAULT_STREAM
-        self._rounds.run(stream, lambda: arrays.start(at, to, stream), lambda: arrays.join(stream), joined=joined)
+        if joined:
+            self._rounds.skip(lambda: arrays.start(at, to, stream))
+        else:
+            self._rounds.start(0, stream, lambda: arrays.start(at, to, stream))
+            self._rounds.finish(lambda: arrays.join(stream))
         arrays.wait(Backoff().pause)
         return results
 

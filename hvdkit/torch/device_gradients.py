@@ -6,14 +6,13 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
-from hvdkit.config import Config
 from hvdkit.engine import runtime
 from hvdkit.engine.allreduce import GradientReducer
 from hvdkit.engine.groups import Group
 from hvdkit.engine.observe.device_clock import DeviceClock
 from hvdkit.engine.planned.on_device import OnDevice, Streams
 from hvdkit.engine.planned.reducer import BucketReducer, Context, Statistics
-from hvdkit.engine.planned.settings import PlanSettings, settings_of
+from hvdkit.engine.planned.settings import device_plan_settings
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.runtime import Runtime
 from hvdkit.engine.sharding.place import Place
@@ -27,9 +26,6 @@ from hvdkit.transport.nccl.buckets import NcclBuckets
 from hvdkit.transport.nccl.group import DeviceGroup
 from hvdkit.transport.nccl.groups import close_groups, open_group, settle_groups
 from hvdkit.transport.nccl.library import REDUCIBLE
-
-#: A bucket's size where the user has not chosen one: NCCL needs large ones, and an operation of it costs the host more.
-_FUSION_BYTES = 25 * 2**20
 
 
 def open_device_reducer(
@@ -73,7 +69,7 @@ def open_device_reducer(
         tensors,
         parameters.gradients,
         options=dataclasses.replace(options, wire="none"),
-        settings=_settings(current.config),
+        settings=device_plan_settings(current.config),
         statistics=statistics,
     )
 
@@ -93,7 +89,7 @@ def find_device_place(current: Runtime, parameters: Parameters, group: Group) ->
     if devices is None:
         return None
     assert index is not None
-    return Place(_open_buckets(devices, index), _settings(current.config), _on_device(devices, index))
+    return Place(_open_buckets(devices, index), device_plan_settings(current.config), _on_device(devices, index))
 
 
 def _open_buckets(devices: DeviceGroup, index: int) -> Callable[[Sequence[BucketSpec], int | None], NcclBuckets]:
@@ -117,12 +113,6 @@ def _context(current: Runtime, name: str, group: Group, devices: DeviceGroup, in
 def _on_device(devices: DeviceGroup, index: int) -> OnDevice:
     device, stream = devices.device, functools.partial(gpu.current_stream, index)
     return OnDevice(DeviceClock(device, stream), Streams(device, stream), devices.check)
-
-
-def _settings(config: Config) -> PlanSettings:
-    settings, default = settings_of(config), Config().fusion_bytes
-    size = _FUSION_BYTES if settings.fusion_bytes == default else settings.fusion_bytes
-    return dataclasses.replace(settings, fusion_bytes=size, progress="inline")
 
 
 runtime.on_settle(settle_groups)

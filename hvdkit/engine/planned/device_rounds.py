@@ -1,4 +1,4 @@
-"""Rounds of gradients that a framework hands over all at once, in a device's memory: observed as one bucket."""
+"""Rounds of gradients that a framework hands over in its own device memory, a bucket or all of them at once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from hvdkit.transport.device import Device
 class DeviceRounds:
     """Times and counts the rounds of one list of tensors, for the profile, the timeline and the straggler report.
 
-    name: of the list, the same on all ranks. nbytes: of a round, as they are reduced. sent_bytes: of them by this rank.
-    statistics: added to.
+    name: of the list, the same on all ranks. buckets: of each the tensors, by index. nbytes, sent_bytes: of each, as
+    they are reduced, and of them by this rank. statistics: added to.
+    One thread at a time. The host waits for the device only where timeline or profile has been switched on since.
     """
 
     def __init__(
@@ -30,41 +31,46 @@ class DeviceRounds:
         timeline: Timeline,
         statistics: Statistics,
         *,
-        nbytes: int,
-        sent_bytes: int,
+        buckets: Sequence[Sequence[int]],
+        nbytes: Sequence[int],
+        sent_bytes: Sequence[int],
     ) -> None:
-        self._statistics, self._nbytes, self._sent_bytes = statistics, nbytes, sent_bytes
+        self._statistics, self._nbytes, self._sent_bytes = statistics, sum(nbytes), sum(sent_bytes)
         self._number = self._stream = 0
-        engine, plan = group.engine, Plan(tuple(tensors), ())
-        facts = PlanFacts(name, tuple(engine.ranks), (nbytes,), (nbytes,), (plan.name(),), threaded=False)
-        names = [[f"gradients.{tensor.name}" for tensor in tensors]]
+        self._buckets = range(len(buckets))
+        engine = group.engine
+        members = [[tensors[index] for index in bucket] for bucket in buckets]
+        firsts = tuple(Plan(tuple(bucket), ()).name() for bucket in members)
+        facts = PlanFacts(name, tuple(engine.ranks), tuple(nbytes), tuple(nbytes), firsts, threaded=False)
+        names = [[f"gradients.{tensor.name}" for tensor in bucket] for bucket in members]
         stalls, clock = engine.stall_report, DeviceClock(device, lambda: self._stream)
         report = None if stalls is None else stalls.report_window
         self._observer = PlanObserver(facts, names, timeline, report, clock, statistics.add_seconds)
         statistics.waited_s = None
 
-    def run(self, stream: int, start: Callable[[], None], join: Callable[[], None], *, joined: bool = False) -> None:
-        """Do a round: start() enqueues the reduction after what `stream` has been given, join() lets that wait for it.
-
-        joined: is it one of the other ranks, in which this rank has no gradients? It is counted only.
-        One thread at a time. The host waits for the device only where timeline or profile has been switched on since.
-        """
-        number, self._number = self._number, self._number + 1
-        if joined:
-            start()
-            join()
-            return
+    def start(self, bucket: int, stream: int, enqueue: Callable[[], None]) -> None:
+        """Call what enqueues the reduction of a bucket after what `stream` has been given; the first begins a round."""
         self._stream, event = stream, self._observer.event
-        event(FILL, 0)
-        event(FILLED, 0)
-        start()
-        event(STARTED, 0)
+        event(FILL, bucket)
+        event(FILLED, bucket)
+        enqueue()
+        event(STARTED, bucket)
+
+    def finish(self, join: Callable[[], None]) -> None:
+        """End the round. join: lets the stream of the last start() wait for all buckets."""
+        number, self._number = self._number, self._number + 1
         self._observer.finishing()
         join()
-        event(REDUCED, 0)
-        event(DRAINED, 0)
+        for kind in (REDUCED, DRAINED):
+            for bucket in self._buckets:
+                self._observer.event(kind, bucket)
         self._observer.round_ended(number, 0.0)
         statistics = self._statistics
         statistics.generations += 1
         statistics.reduced_bytes += self._nbytes
         statistics.sent_bytes += self._sent_bytes
+
+    def skip(self, enqueue: Callable[[], None]) -> None:
+        """Do a round of the other ranks, in which this rank has no gradients; it is counted only."""
+        self._number += 1
+        enqueue()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from hvdkit.config import Config
 from hvdkit.transport.buckets import CHUNK_BYTES
+
+#: A bucket's size on a GPU where the user has not chosen one: NCCL needs large ones, and an operation of it costs the
+#: host more.
+_DEVICE_FUSION_BYTES = 25 * 2**20
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,13 @@ class PlanSettings:
 def settings_of(config: Config) -> PlanSettings:
     """The settings in the user's configuration."""
     return PlanSettings(**{field.name: getattr(config, field.name) for field in fields(PlanSettings)})
+
+
+def device_plan_settings(config: Config) -> PlanSettings:
+    """The same for a plan in the memory of GPUs."""
+    settings, default = settings_of(config), Config().fusion_bytes
+    size = _DEVICE_FUSION_BYTES if settings.fusion_bytes == default else settings.fusion_bytes
+    return replace(settings, fusion_bytes=size, progress="inline")
 
 
 def format_bytes(nbytes: int) -> str:

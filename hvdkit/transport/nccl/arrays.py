@@ -14,6 +14,22 @@ _PARTS = {"complex64": "float32", "complex128": "float64"}
 _MOST_TOGETHER = 64  # allreduces in an operation of NCCL
 
 
+def divide_arrays(nbytes: Sequence[int], limit_bytes: int) -> list[list[int]]:
+    """Divide arrays, whole ones, into buckets that end with the one that reaches the limit; the last array comes first.
+
+    nbytes: of each array. Returns the arrays of each bucket, by index.
+    """
+    buckets: list[list[int]] = [[]]
+    filled = 0
+    for index in reversed(range(len(nbytes))):
+        if buckets[-1] and filled >= limit_bytes:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(index)
+        filled += nbytes[index]
+    return buckets
+
+
 class DeviceArrays:
     """Sums a list of arrays over the ranks of a device group, for a framework that hands over addresses and a stream.
 
