@@ -1,13 +1,19 @@
-"""What ranks on GPUs do for tests/test_gpu.py, with Keras on a backend."""
+"""What ranks on GPUs do for tests/test_gpu_keras.py, with Keras on a backend."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
 import keras_training
+import numpy as np
+from gpu_copies import KNOWN, traced
 
+import hvdkit.keras as hvd
 from hvdkit.world import read_world
+
+_WIDTH = 256
 
 
 def train(device: str) -> str:
@@ -15,10 +21,62 @@ def train(device: str) -> str:
 
     Returns where the backend computes: "cpu", "gpu" or "cuda". If that is not the device nothing is trained.
     """
-    place = {"jax": _prepare_jax, "tensorflow": _prepare_tensorflow, "torch": _prepare_torch}[keras.backend.backend()]()
+    place = _prepare()
     if (place == "cpu") == (device == "cpu"):
         keras_training.train({"name": "SGD", "learning_rate": 0.05, "momentum": 0.9})
     return place
+
+
+def count_copies(device: str, traces: str, *, way: str = "fit") -> dict[str, Any]:
+    """Trace steps, and a copy of KNOWN bytes to the host; returns what summarise() does, and two more.
+
+    place: see train(); alone if that is not the device. gradient: bytes of the largest one. way: "fit", "eagerly" or,
+    of hvdkit.tensorflow, "tape" and "tape in a graph". traces: a folder that is there.
+    """
+    place, backend = _prepare(), keras.backend.backend()
+    if (place == "cpu") != (device == "cpu"):
+        return {"place": place}
+    hvd.init(**({} if device == "cpu" else {"device_transport": "nccl"}))
+    model = keras.Sequential([keras.Input((_WIDTH,)), keras.layers.Dense(_WIDTH), keras.layers.Dense(1)])
+    data = np.ones((12, _WIDTH), "float32"), np.ones((12, 1), "float32")
+    steps = _tape_steps(model, data, graph="graph" in way) if "tape" in way else _fit_steps(model, data, way)
+    steps()
+    own = Path(traces, f"rank {hvd.rank()}")
+    own.mkdir()
+    with traced(backend, own) as found:
+        steps()
+        keras.ops.convert_to_numpy(keras.ops.ones(KNOWN // 4) * model.weights[0][0, 0])
+    hvd.shutdown()
+    return {"place": place, "gradient": 4 * _WIDTH**2, **found}
+
+
+def _fit_steps(model: Any, data: tuple[Any, Any], way: str) -> Any:
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1e-4)), "mse", run_eagerly=way == "eagerly")
+    return lambda: model.fit(*data, batch_size=4, verbose=0)
+
+
+def _tape_steps(model: Any, data: tuple[Any, Any], *, graph: bool) -> Any:
+    import tensorflow as tf
+
+    import hvdkit.tensorflow as hvd_tensorflow
+
+    optimizer = keras.optimizers.SGD(1e-4)
+    inputs, targets = map(tf.constant, data)
+
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(inputs) - targets) ** 2)
+        gradients = hvd_tensorflow.DistributedGradientTape(tape).gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    run = tf.function(step) if graph else step
+    return lambda: [run() for _ in range(3)]
+
+
+def _prepare() -> str:
+    """Give this rank its device; returns where the backend computes."""
+    prepare = {"jax": _prepare_jax, "tensorflow": _prepare_tensorflow, "torch": _prepare_torch}
+    return prepare[keras.backend.backend()]()
 
 
 def _prepare_jax() -> str:
