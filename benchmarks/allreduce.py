@@ -15,13 +15,14 @@ import functools
 import torch
 
 import hvdkit.torch as hvd
-from benchmarks.horovod_job import HorovodJob, joined_with_horovod
 from benchmarks.rows import Row, build_parser, finish
 from hvdkit.setting import parse_bytes
 from hvdkit.tools.bench.collectives import Peers, Work, make_named, plan_work
+from hvdkit.tools.bench.horovod_job import HorovodJob, beside_horovod
 from hvdkit.tools.bench.plan import IN_BUCKET, OURS
 from hvdkit.tools.bench.report import show_bytes, summarise
 from hvdkit.tools.bench.timing import Call, interleave, plan_calls, time_in_a_row
+from hvdkit.tools.bench.worker import joined
 
 COPIES = "two copies"
 SIZES = [parse_bytes(size) for size in ("16m", "64m", "256m")]
@@ -37,7 +38,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.1, help="how long a peer's turn in a round takes, about")
     parser.add_argument("--sizes", type=parse_bytes, nargs="+", default=SIZES, help='like "64k 16m"')
     options = parser.parse_args()
-    with joined_with_horovod(threads=1) as (job, notes):
+    with joined(threads=1), beside_horovod(threads=1) as (job, notes):
         where, rows = " ".join([hvd.describe() + ".", *notes]), []
         for nbytes in options.sizes:
             work = plan_work("allreduce", nbytes, "float32", hvd.size())

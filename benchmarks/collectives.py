@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 
 import hvdkit.torch as hvd
-from benchmarks.horovod_job import HorovodJob, joined_with_horovod
 from benchmarks.rows import Row, build_parser, finish
+from hvdkit.tools.bench.horovod_job import HorovodJob, beside_horovod
 from hvdkit.tools.bench.plan import OURS
 from hvdkit.tools.bench.report import Summary, summarise
 from hvdkit.tools.bench.timing import Call, Turn, interleave, plan_calls, time_in_a_row
+from hvdkit.tools.bench.worker import joined
 
 _MANY = 200
 _ONE_AIM_S = 60e-6
@@ -90,7 +91,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=float, default=0.2, help="how long a peer's turn in a round takes, about")
     options = parser.parse_args()
-    with joined_with_horovod(threads=1) as (job, notes):
+    with joined(threads=1), beside_horovod(threads=1) as (job, notes):
         where, rows = " ".join([hvd.describe() + ".", *notes]), []
         for work, (nbytes, count) in WORKS.items():
             turns = _turns(nbytes, count, job)

@@ -232,3 +232,14 @@ def test_json_is_one_document_that_a_baseline_reads(
     assert {"format", "kind", "machine", "cases", "rows", "changes"} <= document.keys()
     (tmp_path / "printed.json").write_text(json.dumps(document))
     assert read_report(tmp_path / "printed.json") == report
+
+
+@pytest.mark.parametrize("device, command", [("cpu", "hvdkit build-horovod."), ("cuda", "--gpu-operations nccl.")])
+def test_where_horovod_is_missing_a_step_says_how_to_get_it(
+    device: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    horovod_job = pytest.importorskip("hvdkit.tools.bench.horovod_job", reason="torch is not installed")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with horovod_job.beside_horovod(1, device) as (job, notes):
+        assert job is None
+    assert "not installed" in notes[0] and notes[0].endswith(command)

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from engines import require_horovod
 
-from hvdkit.tools.bench.plan import IN_BUCKET, NO_COMMUNICATION, OURS
+from hvdkit.tools.bench.plan import HOROVOD, IN_BUCKET, NO_COMMUNICATION, OURS
 from hvdkit.tools.bench.report import read_report, write_report
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -59,6 +60,17 @@ def test_a_step_on_ranks_that_hvdrun_has_started_already(tmp_path: Path) -> None
         ("101 small layers", OURS),
     ]
     assert done.stdout.count("101 small layers") == 2, "rank 0 prints, and no other"
+
+
+@pytest.mark.horovod_core
+@pytest.mark.ranks
+def test_a_step_beside_horovod(tmp_path: Path) -> None:
+    require_horovod()
+    words = ("bench", "step", "-np", "2", "--models", "small layers", "--rounds", "1", "--output", "step.json")
+    done = run(tmp_path, "hvdkit", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = read_report(tmp_path / "step.json")
+    assert report.peers() == [NO_COMMUNICATION, OURS, "DDP (Gloo)", HOROVOD] and not report.notes
 
 
 @pytest.mark.ranks

@@ -124,7 +124,9 @@ def test_bench_measures_an_allreduce_beside_nccl(tmp_path: Path) -> None:
 @_NO_GPU
 def test_bench_measures_steps_beside_ddp_on_one_gpu(tmp_path: Path) -> None:
     document = _bench(tmp_path, "step", "-np", "1")
-    assert [(row["work"].partition(",")[0], row["peer"]) for row in document["rows"]] == [
+    rows = [row for row in document["rows"] if row["peer"] != "Horovod"]
+    assert [(row["work"].partition(",")[0], row["peer"]) for row in rows] == [
         (model, peer) for model in ("ResNet-50", "GPT-2 small") for peer in ("no communication", "hvdkit", "DDP (NCCL)")
     ]
-    assert all(row["memory_bytes"] > 0 for row in document["rows"])
+    assert all(row["memory_bytes"] > 0 for row in rows)
+    assert len(document["rows"]) > len(rows) or any("Horovod" in note for note in document["notes"])

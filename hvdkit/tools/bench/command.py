@@ -13,11 +13,13 @@ from hvdkit.tools.training_command import add_hvdrun_options
 
 _EXPLANATION = """\
 Measure a collective over a range of sizes, or whole training steps, on this machine or cluster: with hvdkit, with MPI
-(mpi4py) and with Gloo and DDP (torch.distributed). A run measures all of these in turn, a few calls at a time, so that
-a change in the load of the machine affects all alike. The time of a call is that of its slowest rank.
+(mpi4py) and with Gloo and DDP (torch.distributed); steps with Horovod too, where it is installed. A run measures all
+of these in turn, a few calls at a time, so that a change in the load of the machine affects all alike. The time of a
+call is that of its slowest rank.
 
 With --device cuda: tensors on GPUs, beside NCCL (torch.distributed), and steps of ResNet-50 and GPT-2 small in
-bfloat16, beside DDP. Times are those between CUDA events. This has not been run on a GPU yet.
+bfloat16, beside DDP and Horovod (if it is built with NCCL). Times are those between CUDA events. This has not been run
+on a GPU yet.
 
 The command starts 2 ranks on this machine, or the ranks that -np, -H, --hostfile or an allocation of Slurm, PBS or LSF
 give; with --device cuda one rank for each GPU of this machine. Under hvdrun, mpirun or srun it measures on the ranks

@@ -27,6 +27,7 @@ MODELS = {
 }
 
 OURS, IN_BUCKET, NO_COMMUNICATION = "hvdkit", "hvdkit, in bucket", "no communication"
+HOROVOD = "Horovod"
 #: As a backend of torch.distributed.
 AS_BACKEND = "hvdkit, as backend"
 

@@ -19,7 +19,7 @@ Wrap = Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, Any]]
 Step = Callable[[], None]
 
 _MODELS = {CPU: CPU_MODELS, CUDA: GPU_MODELS}
-_WARM_UP = 3
+WARM_UP = 3
 
 
 def find_models(words: Sequence[str], device: str = CPU) -> list[Model]:
@@ -45,7 +45,7 @@ class StepPeers:
         for name, wrap in wraps.items():
             memory = MemoryUse(device)
             self.turns[name] = make_turn(model, wrap, device)
-            self.turns[name](_WARM_UP)
+            self.turns[name](WARM_UP)
             if device != CPU:
                 self.memory[name] = memory.used()
 

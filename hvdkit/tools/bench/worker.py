@@ -20,6 +20,8 @@ from hvdkit.config import read_environment
 from hvdkit.errors import BenchError
 from hvdkit.tools.bench.collectives import Peers, plan_work
 from hvdkit.tools.bench.gpus import describe_gpu, take_device
+from hvdkit.tools.bench.horovod_job import HorovodJob, beside_horovod
+from hvdkit.tools.bench.horovod_step import make_turns
 from hvdkit.tools.bench.models import Model
 from hvdkit.tools.bench.plan import CPU, LIBRARIES, NO_COMMUNICATION, OURS, STEPS, Plan, Progress
 from hvdkit.tools.bench.report import MARK, Case, Report, describe_machine, encode_report, show_bytes
@@ -51,10 +53,12 @@ def joined(threads: int, *, alone: bool = False, device: str = CPU) -> Iterator[
 
 def measure(plan: Plan, progress: Progress) -> Report:
     """Measure the plan; collective. The report is the same on all ranks, as the slowest rank's times count."""
-    with joined(plan.threads, alone=plan.alone, device=plan.device):
-        notes: list[str] = []
+    alone = contextlib.nullcontext((None, list[str]()))
+    beside = alone if plan.alone or plan.kind != "step" else beside_horovod(plan.threads, plan.device)
+    with joined(plan.threads, alone=plan.alone, device=plan.device), beside as (horovod, missing):
+        notes = list(missing)
         machine = {**describe_machine(), **describe_gpu(plan.device)}
-        cases, works = [], _list_works(plan)
+        cases, works = [], _list_works(plan, horovod)
         for number, (name, work) in enumerate(works):
             before, of = number * plan.rounds, len(works) * plan.rounds
             case, more = work(count_rounds(progress, name, plan.rounds, before=before, of=of))
@@ -67,7 +71,7 @@ def measure(plan: Plan, progress: Progress) -> Report:
 Work = Callable[[Callable[[], object]], tuple[Case, list[str]]]
 
 
-def _list_works(plan: Plan) -> list[tuple[str, Work]]:
+def _list_works(plan: Plan, horovod: HorovodJob | None) -> list[tuple[str, Work]]:
     """Return the name of each work, and what measures it: its case, and which peers were left out and why."""
 
     def collective(nbytes: int) -> Work:
@@ -83,7 +87,8 @@ def _list_works(plan: Plan) -> list[tuple[str, Work]]:
     def step(model: Model) -> Work:
         def run(progress: Callable[[], object]) -> tuple[Case, list[str]]:
             peers = StepPeers(model, device=plan.device, alone=plan.alone)
-            times = interleave(peers.turns, dict.fromkeys(peers.turns, STEPS), plan.rounds, progress)
+            turns = {**peers.turns, **make_turns(model, plan.device, horovod)}
+            times = interleave(turns, dict.fromkeys(turns, STEPS), plan.rounds, progress)
             return Case(model.name, 0, times, peers.memory), []
 
         return run

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import hvdkit.torch as hvd
+from hvdkit.errors import BenchError
 from hvdkit.launch.agent.session_reaper import die_with_parent
 from hvdkit.tools.bench.plan import CPU
-from hvdkit.tools.bench.worker import joined
 
 _START_S = 60.0
 _PAUSE = re.compile(rb"hvdrun: rank \d+ on \S+ (was stopped by SIGSTOP|continues)")
@@ -33,34 +33,43 @@ _PAUSE = re.compile(rb"hvdrun: rank \d+ on \S+ (was stopped by SIGSTOP|continues
 
 def why_not(device: str = CPU) -> str:
     """What keeps Horovod out of a comparison on this device here; "" if nothing does."""
+    build = f"hvdkit build-horovod{' --gpu-operations nccl' * (device != CPU)}"
     if importlib.util.find_spec("horovod") is None:
-        return "Horovod is not installed, so it is not compared."
+        return f"Horovod is not installed, so it is not compared: {build}."
     if hvd.cross_size() > 1:
         return "Horovod's ranks are started on one host only, so it is not compared."
     if device != CPU:
-        import horovod.torch as horovod
-
+        try:
+            import horovod.torch as horovod
+        except ImportError as error:
+            return f"Horovod is installed, but cannot be loaded ({error}), so it is not compared: {build}."
         if not horovod.nccl_built():
-            return "Horovod is built without NCCL, so it is not compared: hvdkit build-horovod --gpu-operations nccl."
+            return f"Horovod is built without NCCL, so it is not compared: {build}."
     return ""
 
 
 @contextlib.contextmanager
-def joined_with_horovod(threads: int, device: str = CPU) -> Iterator[tuple[HorovodJob | None, list[str]]]:
-    """hvdkit, torch.distributed and Horovod's ranks, started and ended; yields the latter, or why there are none."""
-    with joined(threads, device=device):
-        missing = why_not(device)
-        job = None if missing else HorovodJob(threads, device)
-        yield job, [missing] if missing else []
-        if job is not None:
-            job.close()
+def beside_horovod(threads: int, device: str = CPU) -> Iterator[tuple[HorovodJob | None, list[str]]]:
+    """Horovod's ranks beside those of hvdkit; yields them, or why there are none. Collective.
+
+    threads, device: see HorovodJob.
+    """
+    missing, job = why_not(device), None
+    if not missing:
+        try:
+            job = HorovodJob(threads, device)
+        except BenchError as error:
+            missing = str(error)
+    yield job, [missing] if missing else []
+    if job is not None:
+        job.close()
 
 
 class HorovodJob:
     """One rank of Horovod beside each of hvdkit's; opened, called and closed by all of these together.
 
     A rank of Horovod runs only during a call. threads: that it computes with. device: on which; of GPUs, those that
-    hvdkit's ranks use.
+    hvdkit's ranks use. Raises BenchError on all ranks if one of Horovod's does not come up.
     """
 
     def __init__(self, threads: int = 1, device: str = CPU) -> None:
@@ -75,14 +84,23 @@ class HorovodJob:
             if hvd.rank() == 0:
                 self._process = _start(directory, cores, gpus)
             try:
-                accepted, _ = listener.accept()
+                accepted: socket.socket | None = listener.accept()[0]
             except TimeoutError:
-                raise RuntimeError(f"No rank of Horovod has come up within {_START_S:g} s; see its output.") from None
-        self._rank: Connection[Any, Any] = Connection(accepted.detach())
-        self._pid: int = self._rank.recv()
-        hvd.barrier()
+                accepted = None
+        missing = hvd.allgather_object(accepted is None).count(True)
         if hvd.rank() == 0:
             shutil.rmtree(directory)
+            if missing and self._process is not None:
+                self._process.terminate()
+                self._process.wait()
+        if missing:
+            raise BenchError(
+                f"Horovod is not compared: {missing} of its {hvd.size()} ranks did not come up within {_START_S:g} s. "
+                "Its output is above."
+            )
+        assert accepted is not None
+        self._rank: Connection[Any, Any] = Connection(accepted.detach())
+        self._pid: int = self._rank.recv()
         self.call("torch:set_num_threads", threads)
 
     def call(self, function: str, *arguments: Any) -> Any:
@@ -128,7 +146,7 @@ def _start(directory: str, cores: set[int], gpus: Sequence[str]) -> subprocess.P
     hvdrun = [sys.executable, "-m", "hvdkit.launch", "-np", str(hvd.size())]
     hvdrun += ["--share-gpus"] if gpus and len(gpus) < hvd.size() else []
     process = subprocess.Popen(
-        [*hvdrun, sys.executable, "-m", "benchmarks.horovod_rank", directory],
+        [*hvdrun, sys.executable, "-m", "hvdkit.tools.bench.horovod_rank", directory],
         env={**os.environ, **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})},
         stderr=subprocess.PIPE,
         preexec_fn=prepare,

@@ -1,4 +1,4 @@
-"""A rank of Horovod that does what a rank of a benchmark asks for; started by horovod_job.py, not by hand."""
+"""A rank of Horovod that does what a rank of hvdkit asks for; started by horovod_job.py, not by hand."""
 
 from __future__ import annotations
 

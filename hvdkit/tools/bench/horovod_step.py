@@ -1,0 +1,63 @@
+"""Training steps of Horovod, in ranks of its own: what `hvdkit bench step` measures beside hvdkit's."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+import hvdkit.torch as hvd
+from hvdkit.tools.bench.gpus import find_clock
+from hvdkit.tools.bench.horovod_job import HorovodJob
+from hvdkit.tools.bench.models import Model
+from hvdkit.tools.bench.plan import CPU, HOROVOD
+from hvdkit.tools.bench.step import WARM_UP, Step, find_models, make_step
+from hvdkit.tools.bench.timing import Turn, time_each, time_in_a_row
+
+#: hvdkit's optimizer in a process that runs Horovod's core.
+ON_HOROVOD = "hvdkit on Horovod"
+
+
+def make_turns(model: Model, device: str, job: HorovodJob | None, *, ours: bool = False) -> dict[str, Turn]:
+    """The turns of Horovod's ranks, warmed up; none without a job. Collective. ours: ON_HOROVOD too."""
+    turns: dict[str, Turn] = {}
+    if job is not None:
+        for name in (ON_HOROVOD, HOROVOD) if ours else (HOROVOD,):
+            turns[name] = functools.partial(_call, job, model.name, device, name == ON_HOROVOD)
+            turns[name](WARM_UP)
+    return turns
+
+
+def _call(job: HorovodJob, name: str, device: str, ours: bool, steps: int) -> list[float]:
+    return list(job.call(f"{__name__}:time_steps", name, device, ours, steps))
+
+
+def time_steps(name: str, device: str, ours: bool, steps: int) -> list[float]:
+    """Seconds of each step, on a GPU their average; called in a rank of Horovod. name: of the model."""
+    take_turn = time_each if device == CPU else time_in_a_row
+    return take_turn(_make_step(name, device, ours), _meet, steps, find_clock(device))
+
+
+@functools.cache
+def _make_step(name: str, device: str, ours: bool) -> Step:
+    """A step on Horovod's core, with hvdkit's optimizer or with Horovod's own."""
+    import horovod.torch as horovod
+
+    if device != CPU:
+        torch.cuda.set_device(horovod.local_rank() % torch.cuda.device_count())
+    if ours:
+        hvd.init(engine="horovod")  # the core that is running already
+    wrap: Any = hvd.DistributedOptimizer if ours else horovod.DistributedOptimizer
+    return make_step(
+        next(model for model in find_models((), device) if model.name == name),
+        lambda module, optimizer: (module, wrap(optimizer, module.named_parameters())),
+        device,
+    )
+
+
+def _meet() -> None:
+    """Begin together: Horovod's own barrier lets ranks go up to a cycle apart."""
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Barrier()
