@@ -10,7 +10,8 @@ import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 
 from hvdkit.errors import MissingDependencyError, TransportError
@@ -219,7 +220,9 @@ class CudaEvent(Event):
             device.driver.call("cuEventElapsedTime", milliseconds, earlier.handle, self.handle, where=device.where)
         return milliseconds.value
 
-    def __del__(self) -> None:
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if finalizing():  # modules are empty by then, and the process's end frees the event
+            return
         if self.handle.value and self._process == os.getpid():  # a fork has no part in the parent's GPU
             with contextlib.suppress(CudaError), self._device.current():  # the GPU may have failed before
                 self._device.driver.call("cuEventDestroy_v2", self.handle, where=self._device.where)
