@@ -143,11 +143,11 @@ def _start(directory: str, cores: set[int], gpus: Sequence[str]) -> subprocess.P
         end_with_this()
         os.sched_setaffinity(0, cores)
 
-    hvdrun = [sys.executable, "-m", "hvdkit.launch", "-np", str(hvd.size())]
+    hvdrun = ["env", f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"] if gpus else []
+    hvdrun += [sys.executable, "-m", "hvdkit.launch", "-np", str(hvd.size())]
     hvdrun += ["--share-gpus"] if gpus and len(gpus) < hvd.size() else []
     process = subprocess.Popen(
         [*hvdrun, sys.executable, "-m", "hvdkit.tools.bench.horovod_rank", directory],
-        env={**os.environ, **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})},
         stderr=subprocess.PIPE,
         preexec_fn=prepare,
     )
