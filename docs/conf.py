@@ -14,7 +14,7 @@ from hvdkit import __version__  # noqa: E402
 project = "hvdkit"
 author = "the authors of hvdkit"
 version = release = __version__
-extensions = ["myst_nb", "hvdkit_reference", "hvdkit_checks"]
+extensions = ["myst_nb", "hvdkit_reference", "hvdkit_checks", "hvdkit_tutorials"]
 exclude_patterns = ["_generated/*"]
 nitpicky = True
 
@@ -36,9 +36,8 @@ nb_number_source_lines = False
 # What the cells run: the hvdkit and the Python of this build, few threads, and no colours.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-os.environ.update(
-    HVDKIT_DOCS_ROOT=str(ROOT), NO_COLOR="1", COLUMNS="110", TF_CPP_MIN_LOG_LEVEL="3", TF_ENABLE_ONEDNN_OPTS="0"
-)
+os.environ["PYTHONSTARTUP"] = str(ROOT / "docs" / "extensions" / "tutorial_shell.py")
+os.environ.update(NO_COLOR="1", COLUMNS="110", TF_CPP_MIN_LOG_LEVEL="3", TF_ENABLE_ONEDNN_OPTS="0")
 
 # HTML ---------------------------------------------------------------------------------------------------------------
 
