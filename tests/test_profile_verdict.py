@@ -94,7 +94,10 @@ def test_ranks_that_take_turns_are_not_called_slow() -> None:
     assert "different ranks are slow in different steps" in describe(found)
 
 
-@pytest.mark.parametrize(("loaders", "said"), [(0, "num_workers=1) to load during compute, with more"), (4, "4 processes per rank"), (-1, "prefetch")])
+@pytest.mark.parametrize(
+    ("loaders", "said"),
+    [(0, "num_workers=1) to load during compute, with more"), (4, "4 processes per rank"), (-1, "prefetch")],
+)
 def test_slow_data_has_its_cure(loaders: int, said: str) -> None:
     found = verdict(Job(loading=lambda *_: 8 * MS, loaders=loaders))
     assert [one.name for one in found.advice] == ["data-loading"]

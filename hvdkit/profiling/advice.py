@@ -93,7 +93,7 @@ def _about_loading(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[
         workers = max(1, min(8, int(cores) - 1))
         cure = (
             f"The training process loads the data itself. Use DataLoader(..., num_workers={workers}) to load during "
-            f"compute, with more workers if they wait for files rather than compute; with fit() a PyDataset with workers."
+            f"compute, with more workers if they wait for files rather than compute; in fit() a PyDataset with workers."
         )
     else:
         cure = "Load the data during compute (.prefetch(tf.data.AUTOTUNE), workers), or keep it in memory."
