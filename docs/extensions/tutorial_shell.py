@@ -1,7 +1,6 @@
-"""How a tutorial's `!command` runs while the site is built; its kernel reads this file first (PYTHONSTARTUP of conf.py).
+"""How a tutorial's `!command` runs while the site is built; its kernel reads this file first (PYTHONSTARTUP).
 
-The output is printed, as in a terminal, and kept in `outputs` for the check of the page. A command that fails, fails the
-build.
+The output is printed, as in a terminal, and kept in `outputs` for a check. A command that fails, fails the build.
 """
 
 from __future__ import annotations
