@@ -34,3 +34,19 @@ def test_an_example_is_written_and_nothing_is_overwritten(
 def test_a_name_that_is_no_example_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["examples", "pytorch_digit"]) == 2
     assert "Did you mean pytorch_digits?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("ray_digits", "python ray_digits.py --workers 2"),  # without hvdrun
+        ("pytorch_uneven", "hvdrun -np 3 python pytorch_uneven.py --slow-ms 2"),
+        ("pytorch_zero", "hvdrun -np 2 pytorch_zero.py"),
+    ],
+)
+def test_it_says_how_to_start_the_script_that_it_has_written(
+    name: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["examples", name]) == 0
+    assert capsys.readouterr().out == f"wrote {name}.py. Start it: {command}\n"

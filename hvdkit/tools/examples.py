@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import sys
 import sysconfig
 from dataclasses import asdict, dataclass
@@ -74,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
             file.write(text)
     except FileExistsError:
         raise HvdkitError(f"{target} exists already and is not overwritten. Rename it, or use --show.") from None
-    print(f"wrote {target}. Start it: hvdrun -np 2 {target}")
+    print(f"wrote {target}. Start it: {command_of(example)}")
     return 0
 
 
@@ -97,7 +98,14 @@ def find_gallery() -> list[Example]:
 def summary_of(script: Path) -> str:
     """The first sentence of a script's docstring, without the reference to the README."""
     text = " ".join((ast.get_docstring(ast.parse(script.read_text())) or "").split())
+    text = text.replace(f"examples/{script.name}", script.name).replace(" FILE", f" {script.name}")
     return text.partition("; see ")[0].partition(". ")[0].rstrip(".")
+
+
+def command_of(example: Example) -> str:
+    """The command that starts a script: the one of its summary, else two ranks of hvdrun."""
+    named = re.search(r"`((?:hvdrun|python) [^`]+)`", example.summary)
+    return named[1] if named else f"hvdrun -np 2 {example.name}.py"
 
 
 def choose(gallery: list[Example], name: str) -> Example:

@@ -27,8 +27,8 @@ _DETAILS = """
 The command follows the options. A .py file runs with this Python. Each line of output begins with its rank: [0], or
 [0 node1] on several hosts. When a rank fails hvdrun ends all ranks. Its exit code is that of the failed rank, 128+n for
 signal n, 130 for Ctrl-C, 2 if the job was not started, 75 if the training was saved and is not finished.
-Documentation: docs/clusters/hvdrun.md of hvdkit's source.
 """
+_PAGE = "Documentation: docs/clusters/hvdrun.md of hvdkit's source.\n"
 
 # The settings of the short help, with their text there.
 _COMMON = {
@@ -74,7 +74,7 @@ def build_parser(*, everything: bool = False) -> OptionParser:
         prog="hvdrun",
         usage="hvdrun [options] {train.py | -m package.module | program} [arguments]",
         description="Run a training script as several ranks, on this machine or on several hosts.",
-        epilog=_EXAMPLES + _DETAILS * everything,
+        epilog=_EXAMPLES + _DETAILS * everything + _PAGE,
         everything=everything,
     )
     _add_ranks_and_hosts(parser)
