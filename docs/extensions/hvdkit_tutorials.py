@@ -12,16 +12,17 @@ def show_cells(_: Any, page: nodes.document) -> None:
     for cell in page.findall(lambda node: isinstance(node, nodes.container) and node.get("nb_element") == "cell_code"):
         for block in list(cell.findall(nodes.literal_block)):
             if block.parent.get("nb_element") == "cell_code_source":
-                _show(cell, block)
+                _show(page, cell, block)
 
 
-def _show(cell: nodes.Element, block: nodes.literal_block) -> None:
+def _show(page: nodes.document, cell: nodes.Element, block: nodes.literal_block) -> None:
     lines = block.astext().split("\n")
     if lines[0].startswith("%%writefile "):
         name = nodes.literal(text=lines[0].removeprefix("%%writefile "))
         _set(block, lines[1:], "python")
         file = nodes.container("", literal_block=True, classes=["literal-block-wrapper"])
         block.replace_self(file)
+        page.set_id(file)  # which Sphinx expects of what has a caption
         file += [nodes.caption("", "", name), block]
         for output in [part for part in cell.children if part.get("nb_element") == "cell_code_output"]:
             cell.remove(output)  # "Writing NAME"
