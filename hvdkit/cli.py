@@ -151,7 +151,7 @@ def check_name(name: str, names: Iterable[str]) -> None:
     if name in _PACKAGES:
         raise HvdkitError(
             f"this command is in the package {_PACKAGES[name]}, which is not installed. Run: pip install "
-            f"{_PACKAGES[name]}"
+            f"{_PACKAGES[name]} (in a clone of hvdkit: pip install ./{name})"
         )
     hint = nearest(name, [*names, *_PACKAGES], 0.6) or f" The commands are {', '.join(names)}."
     raise HvdkitError(f"there is no such command.{hint} See hvdkit --help.")

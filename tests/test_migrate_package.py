@@ -93,7 +93,7 @@ def test_hvdkit_names_the_package_where_it_is_not_installed(
 ) -> None:
     monkeypatch.setattr(cli, "entry_points", lambda **_: ())
     assert cli.main(["migrate", "--check", "train.py"]) == 2
-    assert "Run: pip install hvdkit-migrate" in capsys.readouterr().err
+    assert "Run: pip install hvdkit-migrate (in a clone of hvdkit: pip install ./migrate)" in capsys.readouterr().err
 
 
 @pytest.mark.timeout(60)
