@@ -24,6 +24,8 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 # Code without a language is a command line or an output.
 highlight_language = "none"
+# Options in texts keep their two dashes.
+smartquotes = False
 suppress_warnings = ["mystnb.unknown_mime_type"]
 
 # Tutorials are run at each build. A cell that fails, fails the build, and its output is shown.

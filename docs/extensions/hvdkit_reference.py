@@ -233,7 +233,7 @@ def _signature(function: Any) -> str:
     shown = [
         each.replace(annotation=inspect.Parameter.empty) for each in parameters if each.name not in ("self", "cls")
     ]
-    text = str(inspect.Signature(shown))
+    text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", str(inspect.Signature(shown)))
     return re.sub(r"<([\w.]+)[^>]*>", r"\1", text)
 
 
