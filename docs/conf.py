@@ -14,7 +14,7 @@ from hvdkit import __version__  # noqa: E402
 project = "hvdkit"
 author = "the authors of hvdkit"
 version = release = __version__
-extensions = ["myst_nb", "hvdkit_reference", "hvdkit_checks", "hvdkit_tutorials"]
+extensions = ["myst_nb", "hvdkit_reference", "hvdkit_checks", "hvdkit_pages"]
 exclude_patterns = ["_generated/*"]
 nitpicky = True
 

@@ -1,10 +1,15 @@
-"""Shows the cells of a tutorial as files and commands: `%%writefile NAME` as a caption, `!command` after a prompt."""
+"""Changes pages that have been read.
+
+The cells of a tutorial become files and commands: `%%writefile NAME` is a caption, `!command` follows a prompt. A page
+that is in one list of contents is not repeated by the `*` of a later one.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from docutils import nodes
+from sphinx import addnodes
 
 
 def show_cells(_: Any, page: nodes.document) -> None:
@@ -37,7 +42,17 @@ def _set(block: nodes.literal_block, lines: list[str], language: str) -> None:
     block += nodes.Text(block.rawsource)
 
 
+def list_once(_: Any, page: nodes.document) -> None:
+    """Remove from each list of contents what an earlier one on the page has."""
+    listed: set[str] = set()
+    for contents in page.findall(addnodes.toctree):
+        contents["entries"] = [(title, name) for title, name in contents["entries"] if name not in listed]
+        contents["includefiles"] = [name for name in contents["includefiles"] if name not in listed]
+        listed.update(contents["includefiles"])
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Register the extension with Sphinx."""
     app.connect("doctree-read", show_cells)
+    app.connect("doctree-read", list_once, priority=100)  # before Sphinx collects the contents
     return {"parallel_read_safe": True, "parallel_write_safe": True}
