@@ -202,7 +202,7 @@ class Training:
         self.folder, self._run = folder, run
         self.results: list[Any] = []
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._work)
+        self._thread = threading.Thread(target=self._work, daemon=True)  # one that hangs does not keep pytest
         self._thread.start()
 
     def _work(self) -> None:
