@@ -57,15 +57,22 @@ def step_s(plan: Sequence[int], speeds: Sequence[float]) -> float:
 class Balance:
     """The plan of a batch, changed as measured speeds ask for it; the same on all ranks that hear the same.
 
-    rows: of the batch. speeds: of the ranks, as far as they are known; None for equal ones.
+    rows: of the batch. speeds: of the ranks, as far as they are known; None for equal ones. grain: each rank gets a
+    multiple of so many rows, and the first of the fastest ones what is left of them.
     """
 
-    def __init__(self, rows: int, size: int, speeds: Sequence[float] | None = None) -> None:
+    def __init__(self, rows: int, size: int, speeds: Sequence[float] | None = None, grain: int = 1) -> None:
         if speeds is not None and len(speeds) != size:
             raise ValueError(f"speeds has {len(speeds)} numbers, but there are {size} ranks; give one for each rank")
-        self._rows = rows
+        self._rows, self._grain = rows, grain
         self._row_s: list[float] | None = None
-        self.plan = shares(speeds if speeds is not None else [1.0] * size, rows)
+        self.plan = self._divide(speeds if speeds is not None else [1.0] * size)
+
+    def _divide(self, speeds: Sequence[float]) -> Shares:
+        grains, rest = divmod(self._rows, self._grain)
+        plan = [self._grain * share for share in shares(speeds, grains)]
+        plan[speeds.index(max(speeds))] += rest
+        return tuple(plan)
 
     def hear(self, row_s: Sequence[float]) -> bool:
         """Take the seconds of a row that each rank has measured; returns whether the plan has changed.
@@ -81,7 +88,7 @@ class Balance:
         if not all(0 < seconds < math.inf for seconds in self._row_s):
             return False
         speeds = [1 / seconds for seconds in self._row_s]
-        better = shares(speeds, self._rows)
+        better = self._divide(speeds)
         if step_s(better, speeds) > (1 - _GAIN) * step_s(self.plan, speeds):
             return False
         self.plan = better
@@ -96,7 +103,7 @@ def part_of_batch(plan: Shares, rows: int) -> Shares:
 class Plans:
     """Which plan a batch has, on ranks that ask for their batches some steps before they train on them.
 
-    A position is (number of the iteration over the data, number of the batch in it). Positions are asked for in order.
+    A position is (number of the iteration over the data, number of the batch in it). Iterations are begun in order.
     """
 
     def __init__(self, first: Shares) -> None:
@@ -107,7 +114,10 @@ class Plans:
         self._plans.append((position, plan))
 
     def at(self, position: tuple[int, int]) -> Shares:
-        """The plan of a batch; those before it are forgotten."""
+        """The plan of a batch."""
+        return next(plan for start, plan in reversed(self._plans) if start <= position)
+
+    def forget(self, position: tuple[int, int]) -> None:
+        """No batch before this one is asked for any more."""
         while len(self._plans) > 1 and self._plans[1][0] <= position:
             del self._plans[0]
-        return self._plans[0][1]

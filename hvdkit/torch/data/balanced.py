@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import math
-import statistics
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -15,15 +13,15 @@ import torch
 from torch.utils.data import Sampler, dataloader
 
 from hvdkit.engine.allreduce import AllReduce
+from hvdkit.engine.measured_shares import MeasuredShares
 from hvdkit.engine.sharding.strategy import Sharded
 from hvdkit.torch.data.compute_clock import ComputeClock
 from hvdkit.torch.data.sharded import SamplerState
 from hvdkit.torch.plain_copies import is_wrapped
 from hvdkit.torch.sync import GradientSync
-from hvdkit.training.balance import Balance, Plans, Shares, part_of_batch
+from hvdkit.training.balance import Shares
 from hvdkit.training.sharding import Indices, plan_order
 from hvdkit.transport.api import Transport
-from hvdkit.transport.buffer import as_buffer
 
 
 class BalancedSampler(Sampler[list[int]]):
@@ -61,10 +59,8 @@ class BalancedSampler(Sampler[list[int]]):
         every: int = 10,
         speeds: Sequence[float] | None = None,
     ) -> None:
-        if every < 1:
-            raise ValueError(f"BalancedSampler(): every is {every}; it must be 1 or more.")
         self.dataset, self.batch_size, self.shuffle, self.seed = dataset, batch_size, shuffle, seed
-        self.drop_last, self.every, self.epoch = drop_last, every, 0
+        self.drop_last, self.epoch = drop_last, 0
         self._start = 0  # rows used when this epoch began or was resumed
         self._used = 0  # rows used up to the last step
         self._finished = False
@@ -74,13 +70,11 @@ class BalancedSampler(Sampler[list[int]]):
         self._batches: _Batches | None = None  # the newest that was asked for a batch
         self._current = 0, 0  # rows of the batch in training: of this rank, of all ranks; none outside a loop
         self._rows, self._end = 0, 0  # rows of this rank since the last step; rows of the epoch up to this batch
-        self._steps = 0
-        self._measured: list[tuple[int, Callable[[], float]]] = []  # rows and seconds of steps
         # Weakly, so that an optimizer that the script deletes ends at the same point on all ranks.
         syncs = [_sync_of(one) for one in (optimizer, *others)]
         self._sync = None if syncs[0] is None else weakref.ref(syncs[0])
         self._clock = None if self._sync is None else ComputeClock(self._first_sync().strategy)
-        self._enter(speeds)
+        self._shares = MeasuredShares("BalancedSampler", batch_size, every, self._transport(), speeds)
         for sync in syncs:
             if sync is not None:
                 sync.follow(self)
@@ -94,27 +88,23 @@ class BalancedSampler(Sampler[list[int]]):
             )
         return sync
 
-    def _enter(self, speeds: Sequence[float] | None = None) -> None:
-        """Plan for the ranks that there are now."""
-        transport = None if self._sync is None else self._first_sync().group.transport
-        self.rank, self.size = (0, 1) if transport is None else (transport.rank, transport.size)
-        if self.batch_size < self.size:
-            raise ValueError(
-                f"BalancedSampler(): batch_size is {self.batch_size}, but there are {self.size} ranks. It is the "
-                f"number of rows of all ranks together; pass at least {self.size}."
-            )
-        self._balance = Balance(self.batch_size, self.size, speeds)
-        self._plans = Plans(self._balance.plan)
-        self._measured.clear()
-        # A rank that is new has counted nothing, and all must exchange times after the same step.
-        self._iterations = self._steps = 0
-        self._batches = None
-        self._entered = None if transport is None else weakref.ref(transport)
+    def _transport(self) -> Transport | None:
+        return None if self._sync is None else self._first_sync().group.transport
+
+    @property
+    def rank(self) -> int:
+        """This rank, among those of the optimizer."""
+        return self._shares.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks the optimizer has."""
+        return self._shares.size
 
     @property
     def plan(self) -> Shares:
         """Rows of each rank in the batches that are planned next."""
-        return self._balance.plan
+        return self._shares.plan
 
     @property
     def weight(self) -> float:
@@ -157,20 +147,23 @@ class BalancedSampler(Sampler[list[int]]):
 
     def begin_iteration(self, batches: _Batches) -> tuple[int, int, Indices]:
         """The first batch is asked for: the iteration's number, the rows used before it, and the order of the rest."""
-        if self._entered is not None and self._first_sync().group.transport is not self._entered():
-            self._enter()  # ranks may be others, even if there are as many
+        transport = self._transport()
+        if not self._shares.belongs_to(transport):  # ranks may be others, even if there are as many
+            self._shares.enter(transport)
+            self._iterations = 0
         if self._finished:
             self._start = 0
         self._finished, self._used = False, self._start
         self._iterations += 1
+        self._shares.begin((self._iterations, 0))
         self._batches = batches
         order = plan_order(len(self.dataset), seed=self.seed if self.shuffle else None, epoch=self.epoch)[self._start :]
         whole = len(self) * self.batch_size
         return self._iterations, self._start, order[:whole]
 
-    def plan_at(self, iteration: int, batch: int, rows: int) -> Shares:
-        """The division of a batch of so many rows."""
-        return part_of_batch(self._plans.at((iteration, batch)), rows)
+    def part(self, iteration: int, batch: int, rows: int) -> tuple[int, int]:
+        """This rank's rows of a batch of so many: the first one, and how many."""
+        return self._shares.part((iteration, batch), rows)
 
     def begin_batch(self, number: int, rows: int, whole: int, end: int) -> None:
         """Training begins with a batch. end: rows of the epoch up to this batch."""
@@ -189,10 +182,7 @@ class BalancedSampler(Sampler[list[int]]):
         """What takes the place of a gradient that backward has computed; None for itself."""
         if self._clock is not None:
             self._clock.gradient(gradient)
-        weight = self.weight
-        if weight == 0.0:  # also of a gradient that is infinite
-            return torch.zeros_like(gradient)
-        return None if weight == 1.0 else gradient * weight
+        return weighted(gradient, self.weight)
 
     def stepped(self, sync: GradientSync) -> None:
         """The optimizer has stepped; collective every `every` steps."""
@@ -200,27 +190,12 @@ class BalancedSampler(Sampler[list[int]]):
             return
         self._used = self._end
         rows, self._rows = self._rows, 0
-        seconds = self._clock.step()
-        if rows and seconds is not None:
-            self._measured.append((rows, seconds))
-        self._steps += 1
-        if self._steps % self.every:
-            return
         options = {"rows": len(self.dataset), "batch_size": self.batch_size, "seed": self.seed, "epoch": self.epoch}
-        said = [(name, str(value)) for name, value in options.items()]
         with self.lock:
-            sync.together("balance", self._exchange, said)
+            self._shares.stepped(sync, rows, self._clock.step(), self._position, [*options.items()])
 
-    def _exchange(self, transport: Transport, _: Sequence[int]) -> None:
-        """Exchange measured times and how far each rank's loader is, and change the plan; collective."""
-        row_s = [seconds() / rows for rows, seconds in self._measured]
-        self._measured.clear()
-        iteration, given = (0, 0) if self._batches is None else (self._batches.number, self._batches.given)
-        mine = np.array([statistics.median(row_s) if row_s else math.nan, iteration, given], np.float64)
-        said = transport.allgather(as_buffer(mine), [3] * transport.size).array.reshape(-1, 3)
-        if self._balance.hear(said[:, 0].tolist()):
-            position = max((int(iteration), int(given)) for _, iteration, given in said)
-            self._plans.change(position, self._balance.plan)
+    def _position(self) -> tuple[int, int]:
+        return (0, 0) if self._batches is None else (self._batches.number, self._batches.given)
 
 
 class _Batches:
@@ -247,9 +222,7 @@ class _Batches:
                 if self._begun is None:
                     sampler.end_iteration()
                 raise StopIteration
-            plan = sampler.plan_at(self.number, self.given, len(rows))
-            first = sum(plan[: sampler.rank])
-            count = plan[sampler.rank]
+            first, count = sampler.part(self.number, self.given, len(rows))
             end = self._used + self.given * sampler.batch_size + len(rows)
             self._parts.append((count, len(rows), end))
             self.given += 1
@@ -286,6 +259,13 @@ def _watch_loaders() -> None:
         return batch
 
     dataloader._BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
+
+
+def weighted(gradient: torch.Tensor, weight: float) -> torch.Tensor | None:
+    """The gradient times a weight; None for itself."""
+    if weight == 0.0:  # also of a gradient that is infinite
+        return torch.zeros_like(gradient)
+    return None if weight == 1.0 else gradient * weight
 
 
 def _sync_of(optimizer: Any) -> GradientSync | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from hvdkit.engine.measured_shares import HostClock, Seconds
 from hvdkit.engine.strategy import Strategy
 
 
-class ComputeClock:
+class ComputeClock(HostClock):
     """Takes the seconds of each step of one optimizer.
 
     Where gradients go through the host's memory: from one step's end to the next, less the waits for other ranks.
@@ -21,16 +20,11 @@ class ComputeClock:
     """
 
     def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
         self._gradient: Any = None  # event behind the newest gradient on a GPU
-        self._begin()
+        super().__init__(strategy)
 
     def restart(self) -> None:
-        """The step begins only here."""
-        self._begin()
-
-    def _begin(self) -> None:
-        self._began_s, self._waited_s = time.perf_counter(), self._strategy.statistics.waited_s
+        super().restart()
         self._began = None if self._gradient is None else _record()
         self._recorded = False  # is there a gradient since?
 
@@ -41,20 +35,17 @@ class ComputeClock:
             self._gradient.record()
             self._recorded = True
 
-    def step(self) -> Callable[[], float] | None:
+    def step(self) -> Seconds | None:
         """The optimizer has stepped. Returns what reads the seconds since it did before, and may wait for the GPU.
 
         None where they are not known: in the first step on a GPU, and in one without a gradient there.
         """
-        seconds = time.perf_counter() - self._began_s
-        waits, before = self._strategy.statistics.waited_s, self._waited_s
         began, last = self._began if self._recorded else None, self._gradient
         self._gradient = None if last is None else _event()
-        self._begin()
-        if waits is not None:
-            own_s = seconds - (waits - (before or 0.0))
-            return lambda: own_s
-        return None if began is None else lambda: _elapsed_s(began, last)
+        seconds = super().step()
+        if seconds is not None or began is None:
+            return seconds
+        return lambda: _elapsed_s(began, last)
 
 
 def _event() -> Any:

@@ -1,0 +1,138 @@
+"""Rows of each rank in the batches of one optimizer, by the speeds that the ranks measure and exchange."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from hvdkit.engine.named.operation import Action
+from hvdkit.engine.strategy import Strategy
+from hvdkit.training.balance import Balance, Plans, Shares, part_of_batch
+from hvdkit.transport.api import Transport
+from hvdkit.transport.buffer import as_buffer
+
+#: Reads the seconds of a step, and may wait for a GPU.
+Seconds = Callable[[], float]
+
+
+class Meeting(Protocol):
+    """What drives the strategy of an optimizer, on all ranks alike."""
+
+    def together(self, kind: str, action: Action, options: Sequence[tuple[str, str]] = ()) -> Any:
+        """Do something on all ranks of this optimizer; collective. kind, options: see collective_step()."""
+
+
+class MeasuredShares:
+    """How batches are divided among the ranks of one optimizer; changed on all of them alike.
+
+    who: the class that the user knows, for messages. batch_size: rows of all ranks together. every: steps between two
+    exchanges of what was measured. transport: of the ranks; None for one that trains alone. speeds, grain: see Balance.
+    Raises ValueError for numbers that cannot be used.
+    """
+
+    def __init__(
+        self,
+        who: str,
+        batch_size: int,
+        every: int,
+        transport: Transport | None,
+        speeds: Sequence[float] | None = None,
+        grain: int = 1,
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"{who}(): every is {every}; it must be 1 or more.")
+        self._who, self._batch_size, self._every, self._grain = who, batch_size, every, grain
+        self.enter(transport, speeds)
+
+    def enter(self, transport: Transport | None, speeds: Sequence[float] | None = None) -> None:
+        """Divide among the ranks that there are now, whose speeds are not known."""
+        self.rank, self.size = (0, 1) if transport is None else (transport.rank, transport.size)
+        if self._batch_size < self.size * self._grain:
+            rows = f" with at least grain={self._grain} rows each" if self._grain > 1 else ""
+            raise ValueError(
+                f"{self._who}(): batch_size is {self._batch_size}, but there are {self.size} ranks{rows}. It is the "
+                f"number of rows of all ranks together; pass at least {self.size * self._grain}."
+            )
+        self._balance = Balance(self._batch_size, self.size, speeds, self._grain)
+        self._plans = Plans(self._balance.plan)
+        self._measured: list[tuple[int, Seconds]] = []  # rows and seconds of steps
+        # A rank that is new has counted nothing, and all must exchange times after the same step.
+        self._steps = 0
+        self._entered = None if transport is None else weakref.ref(transport)
+
+    def belongs_to(self, transport: Transport | None) -> bool:
+        """Are the ranks still those of enter()? Others may be as many."""
+        return transport is (None if self._entered is None else self._entered())
+
+    @property
+    def plan(self) -> Shares:
+        """Rows of each rank in the batches that are planned next."""
+        return self._balance.plan
+
+    def begin(self, position: tuple[int, int]) -> None:
+        """An iteration over the data begins with the batch at this position."""
+        self._plans.forget(position)
+
+    def part(self, position: tuple[int, int], rows: int) -> tuple[int, int]:
+        """This rank's rows of the batch at a position (see Plans), which has `rows`: the first one, and how many."""
+        plan = part_of_batch(self._plans.at(position), rows)
+        return sum(plan[: self.rank]), plan[self.rank]
+
+    def stepped(
+        self,
+        meeting: Meeting,
+        rows: int,
+        seconds: Seconds | None,
+        position: Callable[[], tuple[int, int]],
+        options: Sequence[tuple[str, object]],
+    ) -> None:
+        """The optimizer has stepped; collective every `every` steps.
+
+        rows: of this rank in the step, 0 if its time says nothing. position: how far this rank's batches are asked for.
+        options: (name, value) that all ranks must have alike, else HorovodInternalError.
+        """
+        if rows and seconds is not None:
+            self._measured.append((rows, seconds))
+        self._steps += 1
+        if self._steps % self._every == 0:
+            self._position = position
+            meeting.together("balance", self._exchange, [(name, str(value)) for name, value in options])
+
+    def _exchange(self, transport: Transport, _: Sequence[int]) -> None:
+        """Exchange measured times and how far each rank's batches are, and change the plan; collective."""
+        row_s = [seconds() / rows for rows, seconds in self._measured]
+        self._measured.clear()
+        mine = np.array([statistics.median(row_s) if row_s else math.nan, *self._position()], np.float64)
+        known = transport.allgather(as_buffer(mine), [3] * transport.size).array.reshape(-1, 3)
+        if self._balance.hear(known[:, 0].tolist()):
+            self._plans.change(max((int(iteration), int(batch)) for _, iteration, batch in known), self._balance.plan)
+
+
+class HostClock:
+    """Takes the seconds of each step, less the waits for other ranks, where gradients go through the host's memory.
+
+    strategy: of the optimizer; its statistics have the waits.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self.restart()
+
+    def restart(self) -> None:
+        """The step begins only here."""
+        self._began_s, self._waited_s = time.perf_counter(), self._strategy.statistics.waited_s
+
+    def step(self) -> Seconds | None:
+        """A step has ended, and the next begins. Returns what reads its seconds; None where a GPU's stream waits."""
+        seconds, waits, before = time.perf_counter() - self._began_s, self._strategy.statistics.waited_s, self._waited_s
+        self.restart()
+        if waits is None:
+            return None
+        own_s = seconds - (waits - (before or 0.0))
+        return lambda: own_s
