@@ -12,6 +12,7 @@ from ranks import run_ranks
 from torch.utils.data import DataLoader, TensorDataset
 
 import hvdkit.torch as hvd
+from hvdkit.torch.data.balanced import weighted
 from hvdkit.training.balance import Balance, Plans, part_of_batch, shares, step_s
 from hvdkit.training.sharding import plan_order
 
@@ -79,6 +80,15 @@ def test_noise_changes_nothing_and_times_without_rows_are_balanced_too() -> None
     assert max(ends) <= 1.06 * (sum(ends) / 3)
 
 
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=6), st.integers(1, 5), st.integers(0, 99))
+def test_shares_are_whole_grains(speeds: list[float], grain: int, extra: int) -> None:
+    rows = grain * len(speeds) + extra
+    plan = Balance(rows, len(speeds), speeds, grain).plan
+    assert sum(plan) == rows
+    assert min(plan) >= grain
+    assert sorted(share % grain for share in plan)[:-1] == [0] * (len(speeds) - 1)
+
+
 def test_a_rank_that_has_measured_nothing_keeps_its_time() -> None:
     balance = Balance(12, 2)
     assert not balance.hear([1.0, math.nan])
@@ -100,6 +110,10 @@ def test_a_batch_has_the_newest_plan_at_its_position(changes: list[tuple[tuple[i
     for position, plan in changes:
         plans.change(position, (plan,))
     for position in product(range(4), range(10)):
+        expected = [0, *(plan for change, plan in changes if change <= position)][-1]
+        assert plans.at(position) == (expected,)
+    for position in product(range(4), range(10)):
+        plans.forget(position)
         expected = [0, *(plan for change, plan in changes if change <= position)][-1]
         assert plans.at(position) == (expected,)
 
@@ -299,8 +313,6 @@ def test_the_time_of_a_gpu_ends_with_its_last_gradient(monkeypatch: pytest.Monke
 
 
 def test_a_row_of_weight_0_adds_nothing_whatever_its_gradient_is() -> None:
-    sampler = object.__new__(hvd.data.BalancedSampler)
-    sampler._clock, sampler.size, sampler._current = None, 3, (0, 2)
-    weighted = sampler.gradient(torch.tensor([math.inf, math.nan, 1.0]))
-    assert weighted is not None
-    assert weighted.tolist() == [0.0, 0.0, 0.0]
+    product = weighted(torch.tensor([math.inf, math.nan, 1.0]), 0.0)
+    assert product is not None
+    assert product.tolist() == [0.0, 0.0, 0.0]

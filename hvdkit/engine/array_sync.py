@@ -4,18 +4,41 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
+
+import numpy as np
 
 from hvdkit.engine.groups import Group
+from hvdkit.engine.measured_shares import HostClock, Meeting, Seconds
+from hvdkit.engine.named.operation import Action
 from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.planned.arrays import ArraySource, Targets
 from hvdkit.engine.planned.plan import Bucket, TensorSpec
 from hvdkit.engine.strategy import Parameters, Strategy
 from hvdkit.transport.api import Transport
-from hvdkit.transport.buffer import Array
+from hvdkit.transport.arithmetic import NumpyArithmetic
+from hvdkit.transport.buffer import Array, Buffer
 
+_arithmetic = NumpyArithmetic()
 #: By id of a strategy, what drives the list that it is attached to: one of a user's own may be driven for several, in
 #: turn. An ArraySync holds its strategy, so that an id is not used again while its entry is there.
 _attached: weakref.WeakValueDictionary[int, ArraySync] = weakref.WeakValueDictionary()
+
+
+CANNOT_FOLLOW = (
+    "Gradients of this optimizer are reduced on the GPU or by Horovod's core, where they cannot be weighted by rows. Set "
+    "HVDKIT_DEVICE_TRANSPORT=host, and HVDKIT_ENGINE=native."
+)
+
+
+class ArrayFollower(Protocol):
+    """What takes part in each step of an optimizer, beside its strategy."""
+
+    def begin_step(self) -> float:
+        """A step's first gradients are there. Returns what this rank's are multiplied with before they are reduced."""
+
+    def reduced(self, meeting: Meeting, seconds: Seconds | None) -> None:
+        """All are reduced, in so many seconds since the last time without waits for other ranks; may be collective."""
 
 
 class ArraySync:
@@ -41,6 +64,9 @@ class ArraySync:
         values: Sequence[Array] = (),
     ) -> None:
         self._group, self._strategy, self._begun = group, strategy, False
+        #: Follows each step from now on.
+        self.follower: ArrayFollower | None = None
+        self._weight, self._clock = 1.0, HostClock(strategy)
         self._gradients = ArraySource(len(tensors))
         self._values = ArraySource(len(tensors), complete=True)
         name = f"arrays.{group.engine.count('arrays')}"
@@ -73,6 +99,7 @@ class ArraySync:
         if _attached.get(id(self._strategy)) is not self:
             self._attach(values)
         self._begun = True
+        self._weight = 1.0 if self.follower is None else self.follower.begin_step()
         self._gradients.begin(targets)
 
     def arrived(self, index: int, gradient: Array | None) -> None:
@@ -80,6 +107,8 @@ class ArraySync:
 
         It is read now or in a later call of the step; the caller leaves it alone until then.
         """
+        if gradient is not None and self._weight != 1.0:
+            gradient = _multiply(gradient, self._parameters.tensors[index].dtype, self._weight)
         self._gradients.put(index, gradient)
         if self._strategy.overlaps_backward:
             self._strategy.arrived(index)
@@ -94,10 +123,17 @@ class ArraySync:
         try:
             self._strategy.before_step()
             self._begun = False
-            return self._gradients.finish()
+            unused = self._gradients.finish()
         finally:
             self._gradients.abandon()
             self._values.abandon()
+        if self.follower is not None:
+            self.follower.reduced(self, self._clock.step())
+        return unused
+
+    def together(self, kind: str, action: Action, options: Sequence[tuple[str, str]] = ()) -> Any:
+        """See Meeting.together."""
+        return collective_step(self._group.engine, kind, action, name=self._parameters.name, options=options)
 
     def reduce(
         self, gradients: Sequence[Array | None], targets: Targets, values: Sequence[Array] = ()
@@ -146,6 +182,15 @@ class ArraySync:
 
 def _nothing() -> None:
     return None
+
+
+def _multiply(gradient: Array, dtype: str, weight: float) -> Array:
+    """The gradient times a weight, in other memory. 0 also where a gradient is infinite, if the weight is."""
+    if not weight:
+        return np.zeros_like(gradient)
+    out = np.empty_like(gradient)
+    _arithmetic.combine(Buffer(out, dtype), [Buffer(gradient, dtype)], scale=weight)
+    return out
 
 
 def uses_values(strategy: Strategy) -> bool:

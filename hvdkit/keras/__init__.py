@@ -44,6 +44,7 @@ from hvdkit.keras import callbacks, checkpoint, distribution, elastic
 from hvdkit.keras.asynchronous import AsynchronousOptimizer
 from hvdkit.keras.averages import average_metrics, evaluate
 from hvdkit.keras.backup_steps import BackupSteps
+from hvdkit.keras.balanced_dataset import BalancedDataset
 from hvdkit.keras.basics import cuda_built, describe, init, rocm_built
 from hvdkit.keras.compression import Compression
 from hvdkit.keras.data import shard
@@ -68,6 +69,7 @@ __all__ = [
     "AsynchronousOptimizer",
     "Average",
     "BackupSteps",
+    "BalancedDataset",
     "Compression",
     "DiLoCo",
     "DistributedOptimizer",

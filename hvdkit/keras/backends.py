@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import keras
 
+from hvdkit.engine.array_sync import ArrayFollower
 from hvdkit.errors import ConfigError
 from hvdkit.keras.settings import Settings
 from hvdkit.transport.nccl.groups import settle_groups
@@ -42,6 +43,12 @@ class StrategyDriver(Protocol):
         """Have the strategy change the variables between two steps, by `change`; collective if that is.
 
         Does nothing before the first step.
+        """
+
+    def follow(self, follower: ArrayFollower) -> None:
+        """Have one object, and no other any more, take part in each step from now on.
+
+        Raises ValueError, or the step does, for gradients that it cannot weight.
         """
 
     def agree(self, flag: Any) -> Any:

@@ -45,17 +45,27 @@ def shard(
         return _ShardedPyDataset(data, _pick(len(data), evaluation, uneven, rank, size))
     if hasattr(data, "cardinality") and hasattr(data, "shard"):
         return _shard_tf(data, evaluation, uneven, rank, size)
+    mine = _pick(count_rows(data, "shard()"), evaluation, uneven, rank, size)
+    return take_rows(data, mine)
+
+
+def count_rows(data: Any, who: str) -> int:
+    """The length of all arrays of a structure. Raises TypeError for what is no array, ValueError for other lengths."""
     arrays = keras.tree.flatten(data)
     lengths = {len(array) for array in arrays if hasattr(array, "shape")}
     if not arrays or any(not hasattr(array, "shape") for array in arrays):
         raise TypeError(
-            f"shard() takes arrays, a PyDataset or a tf.data.Dataset, not {type(data).__name__}. For a torch "
+            f"{who} takes arrays, a PyDataset or a tf.data.Dataset, not {type(data).__name__}. For a torch "
             f"DataLoader use hvdkit.torch.data.ShardedSampler. A generator must yield different samples on each rank."
         )
     if len(lengths) > 1:
-        raise ValueError(f"shard(): the arrays have different lengths: {sorted(lengths)}.")
-    mine = _pick(lengths.pop(), evaluation, uneven, rank, size)
-    return keras.tree.map_structure(lambda array: _rows(array, mine), data)
+        raise ValueError(f"{who}: the arrays have different lengths: {sorted(lengths)}.")
+    return lengths.pop()
+
+
+def take_rows(data: Any, rows: Indices) -> Any:
+    """These rows of all arrays of a structure."""
+    return keras.tree.map_structure(lambda array: _rows(array, rows), data)
 
 
 def _pick(length: int, evaluation: bool, uneven: Uneven, rank: int, size: int) -> Indices:

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from hvdkit.engine import runtime as engine
+from hvdkit.engine.array_sync import ArrayFollower
+from hvdkit.engine.groups import Group
+from hvdkit.engine.reduce_op import Average
 from hvdkit.engine.strategy import Strategy, on_horovod
 from hvdkit.keras.backends import StrategyDriver, open_driver
 from hvdkit.keras.settings import Settings
@@ -36,6 +39,7 @@ class GradientSync:
         self._prepared: Sequence[Any] = ()
         self._local_layers, self._scale_local, self._passes_factor = list(local_layers), scale_local, passes_factor
         self._local: set[int] = set()
+        self.follower: ArrayFollower | None = None
         self._done = False
         self._reduced = False  # has the strategy had gradients of the last step or window?
         self._variables: Sequence[Any] = ()
@@ -57,6 +61,8 @@ class GradientSync:
             self._driver.enter()
         elif self._size > 1 or may_grow or (self.strategy is not None and self.process_set.included()):
             self._driver = open_driver(self._settings)
+            if self.follower is not None:
+                self._driver.follow(self.follower)
             self.prepare(self._prepared)
 
     @property
@@ -115,6 +121,31 @@ class GradientSync:
             for index, gradient in zip(shared, reduced, strict=True):
                 result[index] = gradient
         return result
+
+    @property
+    def group(self) -> Group:
+        """The ranks that train together."""
+        return self._settings.group
+
+    def follow(self, follower: ArrayFollower) -> None:
+        """Have one object, and no other any more, weight this rank's gradients, and look on at each step.
+
+        Raises ValueError where an average of weighted gradients is not what the optimizer steps on.
+        """
+        problem = (
+            "a strategy of its own"
+            if self.strategy is not None
+            else "an op other than hvd.Average"
+            if self._settings.op is not Average
+            else "layers whose gradients stay on their rank"
+            if self._local or self._local_layers
+            else ""
+        )
+        if problem:
+            raise ValueError(f"The optimizer has {problem}, so gradients cannot be weighted by rows.")
+        self.follower = follower
+        if self._driver is not None:
+            self._driver.follow(follower)
 
     def after_step(self, due: Any) -> None:
         """The optimizer has stepped, which the strategy is told if it had the gradients; due: see StrategyDriver."""

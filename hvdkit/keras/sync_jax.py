@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from hvdkit.engine.array_sync import ArraySync, uses_values
+from hvdkit.engine.array_sync import CANNOT_FOLLOW, ArrayFollower, ArraySync, uses_values
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.keras.backends import settle
 from hvdkit.keras.jax_device import DeviceReduction, open_device_reduction
@@ -31,6 +31,7 @@ class JaxDriver:
         self._settings = settings
         self._lists: dict[tuple[int, ...], _Variables] = {}
         self._reduced: _Variables | None = None  # the list whose gradients the program has reduced last
+        self._follower: ArrayFollower | None = None
 
     def prepare(self, variables: Sequence[Any]) -> None:
         """See StrategyDriver.prepare: here all gradients come at once."""
@@ -45,6 +46,7 @@ class JaxDriver:
         key = tuple(id(variables[index]) for index in present)
         if key not in self._lists:
             self._lists[key] = _Variables(self._settings, [variables[index] for index in present])
+            self._lists[key].follow(self._follower)
         self._reduced = self._lists[key]
         results = self._reduced.before_step([gradients[index] for index in present])
         for index, result in zip(present, results, strict=True):
@@ -65,6 +67,11 @@ class JaxDriver:
         settle()
         if self._reduced is not None:
             self._reduced.change_values(change)
+
+    def follow(self, follower: ArrayFollower) -> None:
+        self._follower = follower
+        for variables in self._lists.values():
+            variables.follow(follower)
 
     def agree(self, flag: Any) -> Any:
         def ask(local_flag: Any) -> Any:
@@ -104,6 +111,7 @@ class _Variables:
         self._sync: ArraySync | None = None
         self._device: DeviceReduction | None = None
         self._traced = False
+        self._follower: ArrayFollower | None = None
         self._before, self._after = OrderedCall(self._before_step), OrderedCall(self._after_step)
 
     @property
@@ -111,12 +119,24 @@ class _Variables:
         """Do gradients stay on the GPU?"""
         return self._device is not None
 
+    def follow(self, follower: ArrayFollower | None) -> None:
+        """Have one object, and no other any more, take part in each step. ValueError where that is on a GPU."""
+        self._follower = follower
+        if self._sync is not None:
+            self._sync.follower = follower
+        self._check_follower()
+
+    def _check_follower(self) -> None:
+        if self._follower is not None and self._device is not None:
+            raise ValueError(CANNOT_FOLLOW)
+
     def before_step(self, gradients: Sequence[Any]) -> list[Any]:
         """The gradients that the optimizer is to use, as values of the program that is being traced."""
         if not self._traced:
             settle()  # what steps do on the host comes before
             self._device = open_device_reduction(self._settings, self._strategy, self._names, gradients)
             self._traced = True
+            self._check_follower()
         if self._device is not None:
             return self._device(gradients)
         values = [variable.value for variable in self._variables] if self._uses_values else []
@@ -164,7 +184,9 @@ class _Variables:
         ]
         # XLA computes with all cores.
         threads = os.cpu_count() or 1
-        return ArraySync(self._settings.group, tensors, self._strategy, compute_threads=threads, values=values)
+        sync = ArraySync(self._settings.group, tensors, self._strategy, compute_threads=threads, values=values)
+        sync.follower = self._follower
+        return sync
 
     def close(self) -> None:
         """Free what the strategy has allocated; collective."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hvdkit.engine.array_sync import ArrayFollower
 from hvdkit.keras.settings import Settings, name_variables
 from hvdkit.tensorflow.sync import GradientSync
 from hvdkit.tensorflow.tensors import dtype_name
@@ -22,6 +23,7 @@ class TensorflowDriver:
         self._settings = settings
         self._syncs: dict[tuple[int, ...], GradientSync] = {}
         self._reduced: GradientSync | None = None  # the list whose gradients the step has reduced last
+        self._follower: ArrayFollower | None = None
 
     def prepare(self, variables: Sequence[Any]) -> None:
         """See StrategyDriver.prepare: the graph starts each bucket when its gradients are there."""
@@ -39,6 +41,8 @@ class TensorflowDriver:
                     for name, variable in zip(name_variables(variables), variables, strict=True)
                 ],
             )
+            if self._follower is not None:
+                self._syncs[key].follow(self._follower)
         self._reduced = self._syncs[key]
         reduced: list[Any] = self._reduced.reduce(gradients)
         return reduced
@@ -54,6 +58,11 @@ class TensorflowDriver:
     def change_values(self, change: Callable[[], None]) -> None:
         if self._reduced is not None:
             self._reduced.change_values(change)
+
+    def follow(self, follower: ArrayFollower) -> None:
+        self._follower = follower
+        for sync in self._syncs.values():
+            sync.follow(follower)
 
     def agree(self, flag: Any) -> Any:
         def ask(local_flag: Any) -> Any:

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 
 from hvdkit.engine.allreduce import AllReduce
+from hvdkit.engine.array_sync import ArrayFollower
 from hvdkit.engine.strategy import Strategy
 from hvdkit.keras.settings import Settings, name_variables
+from hvdkit.torch.data.balanced import weighted
+from hvdkit.torch.data.compute_clock import ComputeClock
 from hvdkit.torch.sparse import SparseGradients
 from hvdkit.torch.strategies import TorchAllReduce
 from hvdkit.torch.sync import GradientSync
@@ -27,6 +30,8 @@ class TorchDriver:
         self._hooked: GradientSync | None = None
         self._others: dict[tuple[int, ...], GradientSync] = {}  # without hooks
         self._reduced: GradientSync | None = None  # that has reduced the gradients of this step
+        self._follower: ArrayFollower | None = None
+        self._tensors: _TensorFollower | None = None
 
     def prepare(self, variables: Sequence[Any]) -> None:
         strategy = self._make_strategy()
@@ -42,6 +47,7 @@ class TorchDriver:
             sparse = SparseGradients(average=strategy.options.average)
         named = list(zip(name_variables(variables), parameters, strict=True))
         self._hooked = GradientSync(named, self._settings.process_set, strategy, sparse=sparse)
+        self._follow()
 
     def _make_strategy(self) -> Strategy:
         settings = self._settings
@@ -52,7 +58,10 @@ class TorchDriver:
         pairs = zip(gradients, parameters, strict=True)
         if self._hooked is None or not all(gradient is parameter.grad for gradient, parameter in pairs):
             return self._reduce_given(gradients, variables, parameters)
-        return self._begin_step(self._hooked, parameters)
+        reduced = self._begin_step(self._hooked, parameters)
+        if self._tensors is not None:
+            self._tensors.reduced(self._hooked)
+        return reduced
 
     def reduce_window(self, gradients: Sequence[Any], variables: Sequence[Any], due: Callable[[], Any]) -> list[Any]:
         return self._reduce_given(gradients, variables, [variable.value for variable in variables])
@@ -61,6 +70,11 @@ class TorchDriver:
         self, gradients: Sequence[Any], variables: Sequence[Any], parameters: list[torch.nn.Parameter]
     ) -> list[Any]:
         """Reduce gradients, which stay as they are; returns new ones. The parameters' own are left alone."""
+        if self._follower is not None:
+            raise ValueError(
+                "BalancedDataset: the optimizer got gradients that loss.backward() has not just computed, so they are "
+                "not weighted by rows. On PyTorch use fit(), or pass the gradients of the variables as they are."
+            )
         key = tuple(map(id, variables))
         if key not in self._others:
             named = list(zip(name_variables(variables), parameters, strict=True))
@@ -89,6 +103,15 @@ class TorchDriver:
         if self._reduced is not None:
             change()
 
+    def follow(self, follower: ArrayFollower) -> None:
+        self._follower = follower
+        self._follow()
+
+    def _follow(self) -> None:
+        if self._hooked is not None and self._follower is not None:
+            self._tensors = _TensorFollower(self._follower, ComputeClock(self._hooked.strategy))
+            self._hooked.follow(self._tensors)
+
     def agree(self, flag: Any) -> Any:
         return torch.tensor(self._settings.agree(flag))
 
@@ -105,3 +128,25 @@ class TorchDriver:
         # They are numbered when they are needed first: a rank that comes later has none of them.
         self._others.clear()
         self._reduced = None
+
+
+class _TensorFollower:
+    """A follower of hvdkit.torch's GradientSync, for one of arrays."""
+
+    def __init__(self, follower: ArrayFollower, clock: ComputeClock) -> None:
+        self._follower, self._clock = follower, clock
+        self._weight: float | None = None  # of the step that is under way
+
+    def gradient(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        self._clock.gradient(gradient)
+        if self._weight is None:
+            self._weight = self._follower.begin_step()
+        return weighted(gradient, self._weight)
+
+    def stepped(self, sync: GradientSync) -> None:
+        """Nothing here, as a LossScaleOptimizer may leave the step out."""
+
+    def reduced(self, sync: GradientSync) -> None:
+        """The gradients of a step are reduced."""
+        self._weight = None
+        self._follower.reduced(sync, self._clock.step())

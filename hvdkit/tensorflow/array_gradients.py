@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdkit.engine.array_sync import ArraySync, uses_values
+from hvdkit.engine.array_sync import ArrayFollower, ArraySync, uses_values
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.strategy import Strategy
@@ -40,6 +40,10 @@ class ArrayGradients:
         shapes, dtypes = [spec.shape for spec in specs], [spec.dtype for spec in specs]
         self._results = ResultMemory(shapes, dtypes)
         self._new_values = ResultMemory(shapes, dtypes)
+
+    def follow(self, follower: ArrayFollower) -> None:
+        """Have one object, and no other any more, take part in each step."""
+        self._sync.follower = follower
 
     def _values(self) -> list[Array]:
         return [self._flat(index, array_of(value)) for index, value in enumerate(self._read_values())]

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.allreduce import AllReduce
-from hvdkit.engine.array_sync import uses_values
+from hvdkit.engine.array_sync import CANNOT_FOLLOW, ArrayFollower, uses_values
 from hvdkit.engine.groups import Group, ProcessSet, global_process_set
 from hvdkit.engine.job_objects import allgather_object
 from hvdkit.engine.strategy import Strategy
@@ -64,6 +64,7 @@ class GradientSync:
         self._device = gpu.gpu_for(variables)
         # Of dense tensors; None where there are none.
         self._gradients: ArrayGradients | DirectGradients | DeviceGradients | None = None
+        self._follower: ArrayFollower | None = None
         self._planned = False
         self._turn = 0
         self._graph: Callable[[], Any] = _nothing
@@ -110,6 +111,28 @@ class GradientSync:
         for index in self._sparse:
             reduced[index] = self._reduce_sparse(index, prepared[index])
         return reduced
+
+    def follow(self, follower: ArrayFollower) -> None:
+        """Have one object, and no other any more, take part in each step.
+
+        Raises ValueError, or the step does, for gradients that it cannot weight.
+        """
+        self._follower = follower
+        if self._planned:
+            self._follow()
+
+    def _follow(self) -> None:
+        if self._follower is None:
+            return
+        if self._sparse:
+            raise ValueError(
+                f"The gradient of {self._specs[self._sparse[0]].name} is sparse, and cannot be weighted by rows. Pass "
+                f"sparse_as_dense=True to DistributedOptimizer()."
+            )
+        if isinstance(self._gradients, ArrayGradients):
+            self._gradients.follow(self._follower)
+        elif self._gradients is not None:
+            raise ValueError(CANNOT_FOLLOW)
 
     def after_step(self, due: Any = True) -> None:
         """Let the strategy change the variables, now that the optimizer has stepped; collective, see uses_values().
@@ -192,6 +215,7 @@ class GradientSync:
                 devices = self._open_device_gradients(group, specs) if binding is None else None
                 self._gradients = devices or ArrayGradients(group, specs, self.strategy, self._read_values)
         self._kind = type(self._gradients)
+        self._follow()
         self._planned = True
 
     def _open_device_gradients(self, group: Group, specs: Sequence[VariableSpec]) -> DeviceGradients | None:

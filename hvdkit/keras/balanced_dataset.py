@@ -1,0 +1,218 @@
+"""Batches for ranks of unequal speed: a rank gets rows by its measured speed, and its gradients weigh by its rows."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+
+from hvdkit.engine.measured_shares import MeasuredShares, Meeting, Seconds
+from hvdkit.keras.backends import settle
+from hvdkit.keras.data import count_rows, take_rows
+from hvdkit.keras.distributed import Distributed, sync_of
+from hvdkit.keras.sharding.optimizer import ShardedOptimizer
+from hvdkit.keras.sync import GradientSync
+from hvdkit.training.balance import Shares
+from hvdkit.training.sharding import Indices, plan_order
+from hvdkit.transport.api import Transport
+
+_WHO = "BalancedDataset"
+
+
+class BalancedDataset(keras.utils.PyDataset):
+    """Batches of a fixed size of all ranks together, of which a faster rank gets more rows.
+
+        data = hvd.BalancedDataset((x, y), 96, optimizer)
+        model.compile(optimizer, "mse")
+        model.fit(data, epochs=10)
+
+    The time that each rank computes for a row is measured, without its waits for other ranks. Every `every` steps the
+    ranks exchange it, and change how batches are divided if a step is then predicted to be at least 5 % shorter.
+    Gradients are multiplied by the rank's part of the batch times the number of ranks, before they are averaged. So if
+    the loss is a mean over the rank's rows, the average over ranks is the gradient of one process with the whole batch.
+    The batches depend neither on speeds nor on the number of ranks, and are shuffled anew in each epoch, whatever
+    fit(shuffle=...) says.
+
+    data: x, (x, y) or (x, y, sample_weight), each an array of numpy or of the backend, shape (n, ...), or a structure
+    of such arrays. batch_size: rows of all ranks together, at least one a rank.
+    optimizer: what DistributedOptimizer() returned, with op=Average, without strategy, shard, gradient accumulation and
+    local layers; one apply() a batch. It has one BalancedDataset, the newest.
+    shuffle, seed: of the order; the same on all ranks. drop_last: leave out a last batch that is smaller. Otherwise
+    ranks without a row of it get one, whose gradient weighs 0.
+    speeds: of the ranks, relative to each other, where they are known before the first measurement.
+    grain: each rank gets a multiple of so many rows, and the fastest the rest; None: a 32nd of the batch on JAX, which
+    compiles a program for each number of rows, and 1 elsewhere.
+    Raises TypeError or ValueError for arguments that cannot be used. A step raises HorovodInternalError if the ranks
+    passed different ones.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        batch_size: int,
+        optimizer: Any,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        every: int = 10,
+        speeds: Sequence[float] | None = None,
+        grain: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._data = data if isinstance(data, tuple) else (data,)
+        self._rows = count_rows(self._data, f"{_WHO}()")
+        self._batch_size, self._shuffle, self._seed, self._drop_last = batch_size, shuffle, seed, drop_last
+        if not self._rows or (drop_last and self._rows < batch_size):
+            raise ValueError(
+                f"{_WHO}(): the data has {self._rows} rows, which is no batch of {batch_size}. Pass more rows, a smaller "
+                f"batch_size, or drop_last=False."
+            )
+        #: Of the next iteration over the data.
+        self.epoch = 0
+        #: TensorFlow asks for batches in a thread of its own.
+        self._lock = threading.RLock()
+        self._fresh = True  # does the next batch asked for begin an iteration?
+        self._training = False  # is an iteration under way, between on_epoch_begin() and on_epoch_end()?
+        self._order: Indices | None = None  # rows of the iteration
+        self._begun = self._steps = 0  # steps of the optimizer: when the iteration began, and now
+        self._given = self._trained = 0  # batches of the iteration: asked for, and trained on
+        self._parts: dict[int, tuple[int, int]] = {}  # by step, rows of a batch: of this rank, of all
+        sync = _sync_of(optimizer)
+        self._sync = weakref.ref(sync) if sync.process_set.included() else None
+        transport = self._transport()
+        if grain is None:
+            on_jax = keras.backend.backend() == "jax"
+            grain = max(1, min(batch_size // 32, batch_size // (transport.size if transport else 1))) if on_jax else 1
+        if grain < 1:
+            raise ValueError(f"{_WHO}(): grain is {grain}; it must be 1 or more.")
+        self._shares = MeasuredShares(_WHO, batch_size, every, transport, speeds, grain)
+        if self._sync is not None:
+            sync.follow(self)
+
+    def _transport(self) -> Transport | None:
+        return None if self._sync is None else self._followed().group.transport
+
+    def _followed(self) -> GradientSync:
+        sync = None if self._sync is None else self._sync()
+        if sync is None:
+            raise ValueError(f"{_WHO}: its optimizer does not exist any more. Create one for the new optimizer.")
+        return sync
+
+    @property
+    def plan(self) -> Shares:
+        """Rows of each rank in the batches that are planned next."""
+        return self._shares.plan
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go on with the order of this epoch, on all ranks, as after fit(initial_epoch=epoch)."""
+        with self._lock:
+            self.epoch, self._trained = epoch, 0
+            self._order = None
+
+    def __len__(self) -> int:
+        return self._rows // self._batch_size if self._drop_last else -(-self._rows // self._batch_size)
+
+    @property
+    def num_batches(self) -> int:
+        """As len(). Keras asks for it before each iteration."""
+        self._fresh = True
+        return len(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.on_epoch_begin()
+        try:
+            yield from super().__iter__()
+        finally:
+            self.on_epoch_end()
+
+    def on_epoch_begin(self) -> None:
+        """Keras's own."""
+        self._training = True
+
+    def on_epoch_end(self) -> None:
+        """Keras's own."""
+        settle()
+        self._training = False
+
+    def __getitem__(self, index: int) -> Any:
+        """This rank's part of the next batch. index: ignored, as fit() shuffles it by random numbers of each rank."""
+        if self._fresh or self._order is None:
+            settle()
+        with self._lock:
+            if self._fresh or self._order is None:
+                self._begin()
+            assert self._order is not None
+            rows = self._order[self._given * self._batch_size :][: self._batch_size]
+            if not len(rows):
+                raise IndexError(f"{_WHO}: batch {self._given} was asked for, but an epoch has {len(self)}.")
+            step = self._begun + self._given
+            first, count = self._shares.part((0, step), len(rows))
+            self._parts[step] = count, len(rows)
+            self._given += 1
+        batch = take_rows(self._data, rows[first : first + count] if count else rows[:1])
+        return batch if len(batch) > 1 else batch[0]
+
+    def _begin(self) -> None:
+        """Begin an iteration; no step is under way."""
+        transport = self._transport()
+        if self._sync is not None and self._followed().follower is not self:
+            raise ValueError(
+                f"{_WHO}: a newer {_WHO} was created for the same optimizer, so the gradients of this one's batches would "
+                f"not be weighted. Use one for each optimizer."
+            )
+        # One process has no reductions to count.
+        if self._trained or (self._shares.size == 1 and self._given == len(self)):
+            self.epoch += 1
+        if not self._shares.belongs_to(transport):  # ranks may be others, even if there are as many
+            self._shares.enter(transport)
+            self._steps = 0
+        self._fresh, self._given, self._trained, self._begun = False, 0, 0, self._steps
+        self._parts.clear()
+        self._shares.begin((0, self._begun))
+        order = plan_order(self._rows, seed=self._seed if self._shuffle else None, epoch=self.epoch)
+        self._order = order[: len(self) * self._batch_size]
+
+    def begin_step(self) -> float:
+        """See ArrayFollower.begin_step."""
+        with self._lock:
+            if not self._training:
+                return 1.0
+            if self._steps not in self._parts:
+                raise ValueError(
+                    f"{_WHO}: the optimizer takes step {self._trained + 1} of {self._given} batches that were asked for. "
+                    f"Call its apply() once a batch, and end an iteration before it trains on other data."
+                )
+            rows, whole = self._parts[self._steps]
+            return rows * self._shares.size / whole
+
+    def reduced(self, meeting: Meeting, seconds: Seconds | None) -> None:
+        """See ArrayFollower.reduced."""
+        with self._lock:
+            rows, _ = self._parts.pop(self._steps, (0, 0)) if self._training else (0, 0)
+            measured = rows if self._trained else 0  # the first step has also the time since the last iteration
+            self._trained += self._training
+            self._steps += 1
+            options = {"rows": self._rows, "batch_size": self._batch_size, "seed": self._seed, "epoch": self.epoch}
+            self._shares.stepped(meeting, measured, seconds, self._position, [*options.items()])
+
+    def _position(self) -> tuple[int, int]:
+        return 0, max(self._steps, self._begun + self._given)
+
+
+def _sync_of(optimizer: Any) -> GradientSync:
+    """What drives the optimizer's strategy. Raises TypeError or ValueError for one that cannot be followed."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not isinstance(inner, Distributed):
+        raise TypeError(
+            f"{_WHO}(): optimizer is a {type(optimizer).__name__} that is no hvd.DistributedOptimizer. Pass what "
+            f"DistributedOptimizer() returned, which weights the gradients of these batches."
+        )
+    accumulates = inner.gradient_accumulation_steps  # type: ignore[attr-defined]
+    if accumulates or isinstance(inner, ShardedOptimizer):
+        what = f"gradient_accumulation_steps={accumulates}" if accumulates else "shard"
+        raise ValueError(f"{_WHO}(): the optimizer has {what}, with which gradients cannot be weighted. Leave it out.")
+    return sync_of(inner)
