@@ -11,6 +11,7 @@ from keras_strategies import _INPUTS, _OUTPUTS, RATE, STEPS, _data, _start
 from keras_training import ROWS, joined, raises
 
 import hvdkit.keras as hvd
+from hvdkit.errors import HorovodInternalError
 
 
 def _model(optimizer: Any) -> keras.Model:
@@ -49,6 +50,31 @@ def uneven_steps() -> None:
             hvd.AsynchronousOptimizer("sgd", compression=hvd.Compression.fp16)
         with raises(ValueError, "at most servers"):
             hvd.AsynchronousOptimizer("sgd", servers=hvd.size() + 1)
+
+
+def no_step() -> None:
+    """A rank that takes no step of its own ends with what the others have learned; with backup steps all are told."""
+    with joined():
+        rank = hvd.rank()
+        model = _model(hvd.AsynchronousOptimizer(keras.optimizers.SGD(RATE), staleness=2, servers=hvd.size()))
+        if rank:
+            with raises(ValueError, f"Rank {rank} has taken no step"):
+                model.optimizer.finish()
+            model.optimizer.build(model.trainable_variables)
+        else:
+            _fit(model, 0, STEPS)
+        model.optimizer.finish()
+        _assert_equal_ranks(model)
+        assert np.abs(model.get_weights()[0] - _start()[0]).max() > 1e-3
+        model = _model(hvd.BackupSteps(keras.optimizers.SGD(RATE), drop=1))
+        if rank:
+            model.optimizer.build(model.trainable_variables)
+            with raises(HorovodInternalError, "has ended"):
+                model.optimizer.finish()
+        else:
+            with raises(Exception, "after 0 steps"):
+                _fit(model, 0, STEPS)
+                model.optimizer.finish()
 
 
 def as_one_process(kind: str) -> None:

@@ -14,6 +14,11 @@ def test_ranks_with_uneven_steps_end_alike(backend: str) -> None:
 
 
 @each_backend
+def test_a_rank_without_a_step_ends_like_the_others(backend: str) -> None:
+    run_check(2, backend, "keras_asynchronous:no_step")
+
+
+@each_backend
 @pytest.mark.parametrize("kind", [pytest.param("staleness", marks=pytest.mark.slow), "backup"])
 def test_it_is_the_training_of_one_process(backend: str, kind: str) -> None:
     run_check(2, backend, "keras_asynchronous:as_one_process", kind)

@@ -178,24 +178,27 @@ def _train(staleness: int, servers: int, steps: list[int], network: str) -> tupl
             for parameter in model.parameters():
                 parameter.add_(hvd.rank() if staleness else 0)  # all go on from rank 0's
         optimizer = hvd.AsynchronousOptimizer(plain, model.named_parameters(), staleness, servers)
+        loss = 0.0
         for step in range(steps[hvd.rank()]):
             inputs, targets = SGD.batch(step, 0, hvd.size())
             mine = slice(hvd.rank() * SGD.rows, (hvd.rank() + 1) * SGD.rows)
             optimizer.zero_grad()
-            loss = torch.nn.functional.mse_loss(model(inputs[mine]), targets[mine])
-            loss.backward()
+            error = torch.nn.functional.mse_loss(model(inputs[mine]), targets[mine])
+            error.backward()
             optimizer.step()
+            loss = float(error.detach())
         optimizer.finish()
         before = weights(model)
         optimizer.finish()
-        return before, weights(model), float(loss.detach())
+        return before, weights(model), loss
 
 
 @pytest.mark.native("Horovod's core has no messages")
 @pytest.mark.ranks
 @pytest.mark.parametrize("network", ["auto", pytest.param("mpi", marks=pytest.mark.slow)])
-def test_ranks_with_uneven_steps_end_with_equal_parameters(network: str) -> None:
-    results = run_ranks(3, _train, 4, 2, [20, 13, 25], network)
+@pytest.mark.parametrize("steps", [[20, 13, 25], [0, 13, 2]], ids=["uneven", "none_on_a_server"])
+def test_ranks_with_uneven_steps_end_with_equal_parameters(network: str, steps: list[int]) -> None:
+    results = run_ranks(3, _train, 4, 2, steps, network)
     assert_alike([end for before, after, _ in results for end in (before, after)], results[0][1], 1e-12)
     assert all(np.isfinite(loss) for _, _, loss in results)
 
@@ -231,6 +234,8 @@ def _refusals() -> list[str]:
             messages.append(str(caught.value))
         model, plain = SGD.make()
         optimizer = hvd.AsynchronousOptimizer(plain, model.named_parameters())
+        with pytest.raises(ValueError, match="finish"):
+            hvd.join()  # before the first step too
         model(SGD.batch(0, 0, 1)[0]).sum().backward()
         optimizer.step()
         with pytest.raises(ValueError, match="finish") as caught:

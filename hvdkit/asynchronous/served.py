@@ -32,6 +32,13 @@ class ServedStrategy(Strategy):
         if dtype in COMPLEX:
             raise TypeError(f"{what} has dtype {dtype}, which {self.who} cannot train. Use real numbers.")
 
+    def enter(self, group: Group) -> None:
+        """See Strategy.enter. From now on hvd.join() is refused, as long as the strategy is there."""
+        group.engine.joining.refusals[self] = (
+            f"{self.who} waits for every rank in its steps. Call optimizer.finish() on all ranks after their last "
+            "step, in place of hvd.join()."
+        )
+
     def attach(self, parameters: Parameters, group: Group) -> None:
         """See Strategy.attach. Raises ValueError where the engine or the number of ranks does not allow it."""
         self.detach()
@@ -44,12 +51,7 @@ class ServedStrategy(Strategy):
         check_agreement(group.transport, describe_plan(parameters.tensors, 0, words))
         if not parameters.tensors:
             return
-        self._group = group
         self.open(parameters, group)
-        group.engine.joining.refusals[self] = (
-            f"{self.who} waits for every rank in its steps. Call optimizer.finish() on all ranks after their last "
-            "step, in place of hvd.join()."
-        )
 
     def open_server(self, group: Group, root: int, count: int, dtype: str, service: Service) -> None:
         """Open one more server; collective. See ServerLink."""
@@ -59,7 +61,5 @@ class ServedStrategy(Strategy):
 
     def detach(self) -> None:
         links, self._links = self._links, []
-        if links:
-            self._group.engine.joining.refusals.pop(self, None)
         for link in links:
             link.close()

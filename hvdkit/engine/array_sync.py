@@ -26,8 +26,8 @@ _attached: weakref.WeakValueDictionary[int, ArraySync] = weakref.WeakValueDictio
 
 
 CANNOT_FOLLOW = (
-    "Gradients of this optimizer are reduced on the GPU or by Horovod's core, where they cannot be weighted by rows. Set "
-    "HVDKIT_DEVICE_TRANSPORT=host, and HVDKIT_ENGINE=native."
+    "Gradients of this optimizer are reduced on the GPU or by Horovod's core, where they cannot be weighted by rows. "
+    "Set HVDKIT_DEVICE_TRANSPORT=host, and HVDKIT_ENGINE=native."
 )
 
 

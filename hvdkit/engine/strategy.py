@@ -75,6 +75,9 @@ class Strategy:
         """
         check_gradient(what, dtype, horovod=on_horovod())
 
+    def enter(self, group: Group) -> None:
+        """These ranks will train together; not collective. Called when an optimizer is wrapped, and after an init()."""
+
     def attach(self, parameters: Parameters, group: Group) -> None:
         """Agree with the other ranks on the parameters and allocate what the strategy needs; collective.
 

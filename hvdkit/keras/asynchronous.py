@@ -44,6 +44,9 @@ class FinishedOptimizer(Distributed):
         settle()
         if sync.model is not None:
             sync_state(sync.model)
+        if sync.strategy is not None:
+            # The first step of the others waits for a rank that has taken none.
+            sync.attach(self._trainable_variables if self.built else [])  # type: ignore[attr-defined]
         if isinstance(sync.strategy, Asynchronous):
             sync.change_values(sync.strategy.finish)
         elif isinstance(sync.strategy, BackupSteps):

@@ -33,6 +33,9 @@ class StrategyDriver(Protocol):
         """Reduce accumulated gradients. due: whether this is the last pass of a window, for backends whose optimizer
         goes through here in every pass."""
 
+    def attach(self, variables: Sequence[Any]) -> None:
+        """Attach the strategy to these, if no step has attached it; collective then."""
+
     def after_step(self, due: Any) -> None:
         """The optimizer has stepped on the gradients that were reduced last; collective where the strategy is.
 

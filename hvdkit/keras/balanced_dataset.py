@@ -68,8 +68,8 @@ class BalancedDataset(keras.utils.PyDataset):
         self._batch_size, self._shuffle, self._seed, self._drop_last = batch_size, shuffle, seed, drop_last
         if not self._rows or (drop_last and self._rows < batch_size):
             raise ValueError(
-                f"{_WHO}(): the data has {self._rows} rows, which is no batch of {batch_size}. Pass more rows, a smaller "
-                f"batch_size, or drop_last=False."
+                f"{_WHO}(): the data has {self._rows} rows, which is no batch of {batch_size}. Pass more rows, a "
+                f"smaller batch_size, or drop_last=False."
             )
         #: Of the next iteration over the data.
         self.epoch = 0
@@ -161,8 +161,8 @@ class BalancedDataset(keras.utils.PyDataset):
         transport = self._transport()
         if self._sync is not None and self._followed().follower is not self:
             raise ValueError(
-                f"{_WHO}: a newer {_WHO} was created for the same optimizer, so the gradients of this one's batches would "
-                f"not be weighted. Use one for each optimizer."
+                f"{_WHO}: a newer {_WHO} was created for the same optimizer, so the gradients of this one's batches "
+                f"would not be weighted. Use one for each optimizer."
             )
         # One process has no reductions to count.
         if self._trained or (self._shares.size == 1 and self._given == len(self)):
@@ -183,7 +183,7 @@ class BalancedDataset(keras.utils.PyDataset):
                 return 1.0
             if self._steps not in self._parts:
                 raise ValueError(
-                    f"{_WHO}: the optimizer takes step {self._trained + 1} of {self._given} batches that were asked for. "
+                    f"{_WHO}: the optimizer takes step {self._trained + 1}, but {self._given} batches were asked for. "
                     f"Call its apply() once a batch, and end an iteration before it trains on other data."
                 )
             rows, whole = self._parts[self._steps]

@@ -56,6 +56,8 @@ class GradientSync:
         if self.process_set.process_set_id is None:  # it was added after an earlier init()
             return
         self._size = self._settings.size
+        if self.strategy is not None and self.process_set.included():
+            self.strategy.enter(self.group)
         may_grow = engine.runtime("DistributedOptimizer()").config.elastic and self.process_set.included()
         if self._driver is not None:
             self._driver.enter()
@@ -146,6 +148,18 @@ class GradientSync:
         self.follower = follower
         if self._driver is not None:
             self._driver.follow(follower)
+
+    def attach(self, variables: Sequence[Any]) -> None:
+        """Attach the strategy to these, if no step has attached it; collective then. ValueError if there are none."""
+        if self._driver is None:
+            return
+        if not variables:
+            rank = self.group.transport.rank
+            raise ValueError(
+                f"Rank {rank} has taken no step, and its optimizer is not built, so the other ranks' first step waits "
+                f"for it for ever. Call optimizer.build(model.trainable_variables) on every rank."
+            )
+        self._driver.attach(self.shared(variables))
 
     def after_step(self, due: Any) -> None:
         """The optimizer has stepped, which the strategy is told if it had the gradients; due: see StrategyDriver."""

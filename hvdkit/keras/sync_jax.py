@@ -43,21 +43,29 @@ class JaxDriver:
         if not present:
             self._reduced = None
             return reduced
-        key = tuple(id(variables[index]) for index in present)
-        if key not in self._lists:
-            self._lists[key] = _Variables(self._settings, [variables[index] for index in present])
-            self._lists[key].follow(self._follower)
-        self._reduced = self._lists[key]
+        self._reduced = self._list_of([variables[index] for index in present])
         results = self._reduced.before_step([gradients[index] for index in present])
         for index, result in zip(present, results, strict=True):
             reduced[index] = result
         return reduced
+
+    def _list_of(self, variables: Sequence[Any]) -> _Variables:
+        key = tuple(map(id, variables))
+        if key not in self._lists:
+            self._lists[key] = _Variables(self._settings, variables)
+            self._lists[key].follow(self._follower)
+        return self._lists[key]
 
     def reduce_window(self, gradients: Sequence[Any], variables: Sequence[Any], due: Callable[[], Any]) -> list[Any]:
         result: list[Any] = jax.lax.cond(
             due(), lambda averages: self.reduce(averages, variables), lambda averages: averages, list(gradients)
         )
         return result
+
+    def attach(self, variables: Sequence[Any]) -> None:
+        if self._reduced is None:
+            self._reduced = self._list_of(variables)
+        self._reduced.attach()
 
     def after_step(self, due: Any) -> None:
         if self._reduced is not None:
@@ -166,6 +174,12 @@ class _Variables:
     def _after_step(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
         assert self._sync is not None
         self._sync.after_step([_flat(array) for array in arrays], [_flat(array) for array in results])
+
+    def attach(self) -> None:
+        """See StrategyDriver.attach; eagerly."""
+        if self._sync is None:
+            arrays = [np.asarray(variable.value) for variable in self._variables]
+            self._sync = self._open(arrays, [_flat(array) for array in arrays] if self._uses_values else [])
 
     def change_values(self, change: Callable[[], None]) -> None:
         """See StrategyDriver.change_values; eagerly."""

@@ -29,6 +29,11 @@ class TensorflowDriver:
         """See StrategyDriver.prepare: the graph starts each bucket when its gradients are there."""
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        self._reduced = self._sync_of(variables)
+        reduced: list[Any] = self._reduced.reduce(gradients)
+        return reduced
+
+    def _sync_of(self, variables: Sequence[Any]) -> GradientSync:
         key = tuple(map(id, variables))
         if key not in self._syncs:
             self._syncs[key] = GradientSync(
@@ -43,13 +48,16 @@ class TensorflowDriver:
             )
             if self._follower is not None:
                 self._syncs[key].follow(self._follower)
-        self._reduced = self._syncs[key]
-        reduced: list[Any] = self._reduced.reduce(gradients)
-        return reduced
+        return self._syncs[key]
 
     def reduce_window(self, gradients: Sequence[Any], variables: Sequence[Any], due: Callable[[], Any]) -> list[Any]:
         """See StrategyDriver.reduce_window: the optimizer comes here at the end of a window only."""
         return self.reduce(gradients, variables)
+
+    def attach(self, variables: Sequence[Any]) -> None:
+        if self._reduced is None:
+            self._reduced = self._sync_of(variables)
+        self._reduced.attach()
 
     def after_step(self, due: Any) -> None:
         if self._reduced is not None:

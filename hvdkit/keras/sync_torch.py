@@ -75,11 +75,7 @@ class TorchDriver:
                 "BalancedDataset: the optimizer got gradients that loss.backward() has not just computed, so they are "
                 "not weighted by rows. On PyTorch use fit(), or pass the gradients of the variables as they are."
             )
-        key = tuple(map(id, variables))
-        if key not in self._others:
-            named = list(zip(name_variables(variables), parameters, strict=True))
-            self._others[key] = GradientSync(named, self._settings.process_set, self._make_strategy(), hooks=False)
-        sync = self._others[key]
+        sync = self._other_of(variables)
         own = [parameter.grad for parameter in parameters]
         try:
             for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -89,11 +85,23 @@ class TorchDriver:
             for parameter, gradient in zip(parameters, own, strict=True):
                 parameter.grad = gradient
 
+    def _other_of(self, variables: Sequence[Any]) -> GradientSync:
+        key = tuple(map(id, variables))
+        if key not in self._others:
+            named = [(name, each.value) for name, each in zip(name_variables(variables), variables, strict=True)]
+            self._others[key] = GradientSync(named, self._settings.process_set, self._make_strategy(), hooks=False)
+        return self._others[key]
+
     def _begin_step(self, sync: GradientSync, parameters: Sequence[torch.nn.Parameter]) -> list[Any]:
         self._reduced = sync
         sync.begin_step(None, skip=False)
         sync.end_window()
         return [parameter.grad for parameter in parameters]
+
+    def attach(self, variables: Sequence[Any]) -> None:
+        if self._reduced is None:
+            self._reduced = self._other_of(variables) if self._hooked is None else self._hooked
+        self._reduced.attach()
 
     def after_step(self, due: Any) -> None:
         if self._reduced is not None and due:

@@ -66,6 +66,8 @@ class GradientSync:
         self._gradients: ArrayGradients | DirectGradients | DeviceGradients | None = None
         self._follower: ArrayFollower | None = None
         self._planned = False
+        #: Of this rank's gradients, which are sparse and which are there; before the first reduce(), all, and dense.
+        self._mine: tuple[Sequence[int], Sequence[int]] = (), range(len(self._specs))
         self._turn = 0
         self._graph: Callable[[], Any] = _nothing
         _syncs.add(self)
@@ -92,8 +94,7 @@ class GradientSync:
         engine.runtime(call)
         check_not_compiled(call)
         if not self._planned:
-            self._turn = next(_turns)
-            self._make_plan(
+            self._plan_first(
                 [i for i, g in enumerate(given) if not self._sparse_as_dense and _is_sparse(g)],
                 [i for i, g in enumerate(given) if g is not None],
             )
@@ -111,6 +112,11 @@ class GradientSync:
         for index in self._sparse:
             reduced[index] = self._reduce_sparse(index, prepared[index])
         return reduced
+
+    def attach(self) -> None:
+        """Make the plan, if no reduce() has: of all gradients, dense; collective then."""
+        if not self._planned:
+            self._plan_first(*self._mine)
 
     def follow(self, follower: ArrayFollower) -> None:
         """Have one object, and no other any more, take part in each step.
@@ -192,6 +198,10 @@ class GradientSync:
         if at in self._sparse:
             return tf.IndexedSlices(gradient, tf.range(tf.shape(gradient, tf.int64)[0]))
         return gradient
+
+    def _plan_first(self, sparse: Sequence[int], present: Sequence[int]) -> None:
+        self._turn = next(_turns)
+        self._make_plan(sparse, present)
 
     def _make_plan(self, sparse: Sequence[int], present: Sequence[int]) -> None:
         """Agree with the other ranks on what is sparse, what is there and on the buckets; collective."""

@@ -31,6 +31,7 @@ class AsynchronousWrapped(Wrapped):
         if sync is None:
             return
         if isinstance(sync.strategy, Asynchronous | BackupSteps):
+            sync.attach()  # the first step of the others waits for a rank that has taken none
             sync.strategy.finish()
         else:
             barrier(process_set=self._hvdkit_set)

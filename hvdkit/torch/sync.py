@@ -106,6 +106,7 @@ class GradientSync:
     def enter(self) -> None:
         """Join the ranks that the process set has now, after init()."""
         self._group = group = self.process_set.group("DistributedOptimizer()")
+        self.strategy.enter(group)
         self.name = f"optimizer.{group.engine.count('optimizer')}"  # among these ranks, and the same on all of them
         every = engine.runtime("DistributedOptimizer()").config.check_replicas
         self._replicas = ReplicaCheck(group.engine, self.name, every if self.strategy.equal_replicas else 0)
@@ -249,6 +250,11 @@ class GradientSync:
             self._before_step()  # buckets may be under way on some ranks, so all of them finish
             self._written.difference_update(self._position)
         collective_step(self._group.engine, "plan", self._attach, name=self.name)
+
+    def attach(self) -> None:
+        """Attach the strategy, if no step has done so; collective then."""
+        if not self._attached:
+            self._attach_if_changed()
 
     def _attach(self, transport: Transport, _: Sequence[int]) -> None:
         """Agree on what is sparse and attach the strategy to the rest, also where this rank has joined; collective."""
