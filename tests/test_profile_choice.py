@@ -97,7 +97,7 @@ def test_a_profile_has_the_choice_and_says_it() -> None:
     assert uneven.strategies.named(BALANCED).speedup == pytest.approx(31 / 13, rel=0.02)  # 4 / (3 / 10 + 1 / 30) = 12
     advice = next(one for one in uneven.advice if one.name == "balance-rows")
     assert advice.saves_s == pytest.approx(18 * MS, rel=0.02)
-    assert "Use balanced rows (hvd.data.BalancedSampler)" in describe(uneven)
+    assert "Use balanced rows (hvd.data.BalancedSampler, or in Keras hvd.BalancedDataset)" in describe(uneven)
 
     alike = analyse(Job().record()).verdict
     assert "balance-rows" not in [one.name for one in alike.advice]

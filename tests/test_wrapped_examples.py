@@ -67,6 +67,7 @@ def test_every_example_has_a_plain_twin_unless_it_has_a_loop_of_tensorflow_or_sh
     without = {
         "federated_digits.py",
         "keras_asynchronous.py",
+        "keras_uneven.py",
         "keras_distribution.py",
         "keras_elastic_digits.py",
         "keras_zero.py",

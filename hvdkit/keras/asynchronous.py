@@ -27,6 +27,10 @@ class FinishedOptimizer(Distributed):
     def build(self, variables: Any) -> None:
         """The optimizer's own."""
         super().build(variables)
+        self._hvdkit_warn(variables)
+
+    def _hvdkit_warn(self, variables: Any) -> None:
+        """Warn of moving statistics that nobody averages."""
         sync = sync_of(self)
         if sync.model is None and isinstance(sync.strategy, Asynchronous):
             warn_of_statistics(variables, "AsynchronousOptimizer", "finish")
@@ -112,5 +116,13 @@ def wrap_finished(
     """Wrap an optimizer that has finish()."""
     settings = Settings(Compression.none, Average, 1.0, False, process_set, strategy)
     wrapped = wrap_optimizer(optimizer, settings, passes=1, average_passes=False, mixin=FinishedOptimizer)
-    sync_of(wrapped).model = model
-    return wrapped
+    return know_model(wrapped, model)
+
+
+def know_model(optimizer: Any, model: keras.Model | None) -> Any:
+    """Tell a wrapped optimizer whose variables it trains; warns where it is not told, and is built already."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    sync_of(inner).model = model
+    if inner.built:
+        inner._hvdkit_warn(inner._trainable_variables)
+    return optimizer

@@ -14,8 +14,8 @@ from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average
 from hvdkit.engine.request import gradient_options
+from hvdkit.keras.asynchronous import know_model
 from hvdkit.keras.compression import Compression, Compressor
-from hvdkit.keras.distributed import sync_of
 from hvdkit.keras.optimizer import DistributedOptimizer
 
 
@@ -89,6 +89,4 @@ def _gradients(compression: Any) -> AllReduce:
 
 
 def _wrap(optimizer: Any, strategy: PeriodicAverage, model: keras.Model | None, process_set: ProcessSet) -> Any:
-    wrapped = DistributedOptimizer(optimizer, process_set=process_set, strategy=strategy)
-    sync_of(wrapped).model = model
-    return wrapped
+    return know_model(DistributedOptimizer(optimizer, process_set=process_set, strategy=strategy), model)

@@ -23,6 +23,10 @@ class PeriodicOptimizer(Distributed):
     def build(self, variables: Any) -> None:
         """The optimizer's own."""
         super().build(variables)
+        self._hvdkit_warn(variables)
+
+    def _hvdkit_warn(self, variables: Any) -> None:
+        """Warn of moving statistics that nobody averages."""
         if sync_of(self).model is None:
             warn_of_statistics(variables, type(self.strategy).__name__, "synchronize_parameters")
 
@@ -38,6 +42,8 @@ class PeriodicOptimizer(Distributed):
             return
         if sync.model is not None:
             sync_state(sync.model)
+        # The first step of the others waits for a rank that has taken none.
+        sync.attach(self._trainable_variables if self.built else [])  # type: ignore[attr-defined]
         sync.change_values(self.strategy.synchronize)
         average_statistics(sync)
 

@@ -151,7 +151,7 @@ class GradientSync:
 
     def attach(self, variables: Sequence[Any]) -> None:
         """Attach the strategy to these, if no step has attached it; collective then. ValueError if there are none."""
-        if self._driver is None:
+        if self._driver is None or self._size == 1:
             return
         if not variables:
             rank = self.group.transport.rank

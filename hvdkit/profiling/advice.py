@@ -76,7 +76,7 @@ def _about_balance(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[
         slowest_s - balanced,
         f"With equal rows the slowest rank computes {1e3 * slowest_s:.3g} ms in a step and the fastest "
         f"{1e3 * min(own):.3g} ms; with rows by speed all would compute {1e3 * balanced:.3g} ms. If it stays slow, "
-        f"train with hvd.data.BalancedSampler (PyTorch): the result does not change.",
+        f"train with hvd.data.BalancedSampler (PyTorch) or hvd.BalancedDataset (Keras): the result does not change.",
     )
 
 

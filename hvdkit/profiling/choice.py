@@ -134,8 +134,8 @@ def compare_strategies(measured: Measured) -> Strategies:
             "balanced rows",
             max(balanced_s(own), now - (max(own) - balanced_s(own))),
             True,
-            "hvd.data.BalancedSampler",
-            "the same result; faster ranks need memory for more rows. PyTorch only",
+            "hvd.data.BalancedSampler, or in Keras hvd.BalancedDataset",
+            "the same result; faster ranks need memory for more rows. PyTorch and Keras",
         ),
         (
             f"local SGD, every {_LOCAL_EVERY}",

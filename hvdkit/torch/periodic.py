@@ -40,6 +40,7 @@ class PeriodicWrapped(Wrapped):
         sync, strategy = self._hvdkit, self.strategy
         if sync is None or strategy is None:
             return
+        sync.attach()  # the first step of the others waits for a rank that has taken none
         strategy.synchronize()
         if self._hvdkit_buffers:
             # In float64 the average of equal numbers of float32 is that number.
