@@ -64,7 +64,7 @@ class BalancedDataset(keras.utils.PyDataset):
     ) -> None:
         super().__init__()
         self._data = data if isinstance(data, tuple) else (data,)
-        self._rows = count_rows(self._data, f"{_WHO}()")
+        self._rows = count_rows(self._data, f"{_WHO}()", "arrays")
         self._batch_size, self._shuffle, self._seed, self._drop_last = batch_size, shuffle, seed, drop_last
         if not self._rows or (drop_last and self._rows < batch_size):
             raise ValueError(
@@ -153,8 +153,7 @@ class BalancedDataset(keras.utils.PyDataset):
             first, count = self._shares.part((0, step), len(rows))
             self._parts[step] = count, len(rows)
             self._given += 1
-        batch = take_rows(self._data, rows[first : first + count] if count else rows[:1])
-        return batch if len(batch) > 1 else batch[0]
+        return take_rows(self._data, rows[first : first + count] if count else rows[:1])
 
     def _begin(self) -> None:
         """Begin an iteration; no step is under way."""

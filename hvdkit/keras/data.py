@@ -45,18 +45,21 @@ def shard(
         return _ShardedPyDataset(data, _pick(len(data), evaluation, uneven, rank, size))
     if hasattr(data, "cardinality") and hasattr(data, "shard"):
         return _shard_tf(data, evaluation, uneven, rank, size)
-    mine = _pick(count_rows(data, "shard()"), evaluation, uneven, rank, size)
+    mine = _pick(count_rows(data, "shard()", "arrays, a PyDataset or a tf.data.Dataset"), evaluation, uneven, rank, size)
     return take_rows(data, mine)
 
 
-def count_rows(data: Any, who: str) -> int:
-    """The length of all arrays of a structure. Raises TypeError for what is no array, ValueError for other lengths."""
+def count_rows(data: Any, who: str, takes: str) -> int:
+    """The length of all arrays of a structure.
+
+    Raises TypeError for what is no array, ValueError for different lengths, naming the call and what it takes.
+    """
     arrays = keras.tree.flatten(data)
     lengths = {len(array) for array in arrays if hasattr(array, "shape")}
     if not arrays or any(not hasattr(array, "shape") for array in arrays):
         raise TypeError(
-            f"{who} takes arrays, a PyDataset or a tf.data.Dataset, not {type(data).__name__}. For a torch "
-            f"DataLoader use hvdkit.torch.data.ShardedSampler. A generator must yield different samples on each rank."
+            f"{who} takes {takes}, not {type(data).__name__}. For a torch DataLoader use the samplers of "
+            f"hvdkit.torch.data. A generator must yield different samples on each rank."
         )
     if len(lengths) > 1:
         raise ValueError(f"{who}: the arrays have different lengths: {sorted(lengths)}.")
