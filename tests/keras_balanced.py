@@ -40,10 +40,11 @@ def _train_alone(model: Any, seed: int, epochs: range, *, whole: bool) -> list[f
     for epoch in epochs:
         order = plan_order(ROWS, seed=seed, epoch=epoch)
         batches = [order[at : at + BATCH] for at in range(0, ROWS, BATCH)][: ROWS // BATCH if whole else None]
-        model.reset_metrics()
+        of_batches = []
         for rows in batches:
-            logs = model.train_on_batch(x[rows], y[rows], return_dict=True)
-        losses.append(float(logs["loss"]))  # of the epoch so far
+            model.reset_metrics()
+            of_batches.append(float(model.train_on_batch(x[rows], y[rows], return_dict=True)["loss"]))
+        losses.append(float(np.mean(of_batches)))
     return losses
 
 
