@@ -33,7 +33,7 @@ class Training:
 
     def steps(self, count: int) -> list[float]:
         self._model.fit(self._data, steps_per_epoch=count, verbose=0, callbacks=[self._pace])
-        return np.diff(self._pace.times).tolist()  # type: ignore[no-any-return]
+        return np.diff(self._pace.times).tolist()
 
 
 class _Pace(keras.callbacks.Callback):

@@ -48,7 +48,7 @@ def _train_alone(model: Any, seed: int, epochs: range, *, whole: bool) -> list[f
     return losses
 
 
-def as_one_process() -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+def as_one_process() -> list[tuple[int, ...]]:
     """fit() as one process would; what a slow rank gets, and gets when it has recovered."""
     with joined():
         x, y = _data()
@@ -93,7 +93,7 @@ def misuse() -> None:
         def wrap(**arguments: Any) -> Any:
             return hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), **arguments)
 
-        for error, words, batch, optimizer, options in [
+        cases: list[tuple[type[Exception], str, int, Any, dict[str, Any]]] = [
             (TypeError, "no hvd.DistributedOptimizer", BATCH, keras.optimizers.SGD(0.1), {}),
             (ValueError, "op other than", BATCH, wrap(op=hvd.Sum), {}),
             (ValueError, "gradient_accumulation_steps=2", BATCH, wrap(backward_passes_per_step=2), {}),
@@ -104,7 +104,8 @@ def misuse() -> None:
             (ValueError, "every is 0", BATCH, wrap(), {"every": 0}),
             (ValueError, "grain is 0", BATCH, wrap(), {"grain": 0}),
             (ValueError, "no batch of 99", 99, wrap(), {"drop_last": True}),
-        ]:
+        ]
+        for error, words, batch, optimizer, options in cases:
             with raises(error, words):
                 hvd.BalancedDataset(data, batch, optimizer, **options)
         with raises(ValueError, "different lengths"):
