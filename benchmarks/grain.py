@@ -3,7 +3,7 @@
     KERAS_BACKEND=jax python -m benchmarks.grain
 
 Simulated: three ranks of speeds 1, 1 and 1/3, a batch of 768 rows, 400 exchanges of measured times with noise; means of
-10 runs. Then measured: the first step of a small convolutional network with another number of rows, and the steps after.
+10 runs. Then measured: the first step of a small convolutional network with another number of rows, and steps after it.
 """
 
 from __future__ import annotations
