@@ -45,7 +45,9 @@ def shard(
         return _ShardedPyDataset(data, _pick(len(data), evaluation, uneven, rank, size))
     if hasattr(data, "cardinality") and hasattr(data, "shard"):
         return _shard_tf(data, evaluation, uneven, rank, size)
-    mine = _pick(count_rows(data, "shard()", "arrays, a PyDataset or a tf.data.Dataset"), evaluation, uneven, rank, size)
+    mine = _pick(
+        count_rows(data, "shard()", "arrays, a PyDataset or a tf.data.Dataset"), evaluation, uneven, rank, size
+    )
     return take_rows(data, mine)
 
 
