@@ -5,12 +5,17 @@
 Every rank trains the MLP of benchmarks.keras_step_time with AdamW, a few steps at a time, in turns and round after
 round. Medians over all rounds; ratios to the step without shard, within a round. Below them the bytes of the
 optimizer's variables on the rank that has most.
+
+    KERAS_BACKEND=jax hvdrun -np 2 python -m benchmarks.keras_sharded_step --peak parts
+
+takes a few steps of one of the two only, and prints the peak of resident memory of the rank that has most.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from pathlib import Path
 
 import keras
 
@@ -30,8 +35,15 @@ def main() -> None:
     parser = build_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1, help="threads that each rank computes with; not on JAX")
+    parser.add_argument("--peak", choices=("whole", "parts"), help="peak memory of steps without or with shard")
     options = parser.parse_args()
     work = join(options.threads)
+    if options.peak:
+        peer, shard = (_WHOLE, None) if options.peak == "whole" else (_PARTS, "optimizer")
+        time_each(make_step(hvd.DistributedOptimizer(keras.optimizers.AdamW(1e-4), shard=shard)), hvd.barrier, 5)
+        row = Row(f"{work}, peak", peer, None, mb=max(hvd.allgather_object(_peak_mb())))
+        finish([row], hvd.describe(), options.json, first=hvd.rank() == 0)
+        return
     optimizers = {_WHOLE: keras.optimizers.AdamW(1e-4), _PARTS: keras.optimizers.AdamW(1e-4)}
     turns: dict[str, Turn] = {}
     for peer, optimizer in optimizers.items():
@@ -56,6 +68,12 @@ def main() -> None:
 def _state_bytes(optimizer: keras.optimizers.Optimizer) -> int:
     """Of the optimizer's variables, on this rank; all are of 4 bytes here."""
     return int(4 * sum(math.prod(variable.shape) for variable in optimizer.variables))
+
+
+def _peak_mb() -> float:
+    """Of this process's resident memory since it began, in 10^6 bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024 / 1e6
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """A training with fit() whose end does not depend on how many ranks there are: they share each batch of 12.
 
 Prints its process number, and at its end what it has come to. Arguments: epochs, seconds a batch, batches between
-commits. Without a launcher it is what one process comes to that nothing happens to.
+commits, and where there is a fourth, `shard` of the optimizer. Without a launcher it is what one process comes to that
+nothing happens to.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ import hvdkit.keras as hvd
 BATCHES, BATCH = 8, 12
 
 
-def make_model() -> Any:
+def make_model(shard: str | None) -> Any:
     keras.config.set_floatx("float64")
     keras.utils.set_random_seed(5)
     layers = [keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((8,)), *layers])
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse", jit_compile=False)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), shard=shard), "mse", jit_compile=False)
     return model
 
 
@@ -50,9 +51,9 @@ class Slowly(keras.callbacks.Callback):
             print(f"committed {self._state.epoch * BATCHES + self._state.batch}", flush=True)
 
 
-def main(epochs: int, pause_s: float, commit_every: int) -> None:
+def main(epochs: int, pause_s: float, commit_every: int, shard: str | None = None) -> None:
     hvd.init()
-    model = make_model()
+    model = make_model(shard)
     state = hvd.elastic.KerasState(model, epoch=0, batch=0, sizes=[])
     print(f"pid {os.getpid()}", flush=True)
 
@@ -76,12 +77,15 @@ def main(epochs: int, pause_s: float, commit_every: int) -> None:
             )
 
     train(state)
-    variables = [*model.weights, *model.optimizer.variables]
-    summary = [float(keras.ops.convert_to_numpy(one).sum()) for one in variables]
+    kept: dict[str, Any] = {}
+    if hasattr(model.optimizer, "gather_state"):
+        model.optimizer.gather_state()
+    model.optimizer.save_own_variables(kept)
+    summary = [float(np.sum(one)) for one in [*model.get_weights(), *kept.values()]]
     alike = len(set(map(tuple, hvd.allgather_object(summary)))) == 1
     if hvd.rank() == 0:
         print(json.dumps({"summary": summary, "alike": alike, "sizes": state.sizes}), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))
+    main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

@@ -35,10 +35,20 @@ SPECS: dict[str, dict[str, Any]] = {
     "Adamax": {"name": "Adamax", "learning_rate": 0.01},
     "Adadelta": {"name": "Adadelta", "learning_rate": 0.5},
     "Ftrl": {"name": "Ftrl", "learning_rate": 0.1},
+    "Momentum": {"name": "Momentum", "learning_rate": 0.05},
+    "averages": {"name": "Adam", "learning_rate": 0.01, "use_ema": True, "ema_momentum": 0.8},
+    "overwritten": {
+        "name": "SGD",
+        "learning_rate": 0.05,
+        "use_ema": True,
+        "ema_momentum": 0.5,
+        "ema_overwrite_frequency": 1,
+        "gradient_accumulation_steps": 2,
+    },
     "accumulation": {"name": "AdamW", "learning_rate": 0.01, "gradient_accumulation_steps": 2, "global_clipnorm": 0.05},
 }
 #: Several buckets, whose shards cut variables.
-_SETTINGS = {"fusion_bytes": 600, "check_replicas": 2}
+_SETTINGS: dict[str, Any] = {"fusion_bytes": 600, "check_replicas": 2}
 
 
 def train(specs: list[str], shard: str = "optimizer") -> None:
@@ -70,7 +80,7 @@ def _train(spec: dict[str, Any], shard: str, *, alone: bool) -> None:
 
 
 def _make(spec: dict[str, Any]) -> Any:
-    optimizer = make_optimizer(spec)
+    optimizer = Momentum(spec["learning_rate"]) if spec["name"] == "Momentum" else make_optimizer(spec)
     optimizer.exclude_from_weight_decay(var_names=["bias"])
     return optimizer
 
@@ -82,6 +92,91 @@ def _assert_divided(parts: Any, whole: Any) -> None:
     elements = sum(int(np.prod(one.shape)) for one in make_model().trainable_variables) * slots
     shared = before - elements
     assert sum(one - shared - slots for one in hvd.allgather_object(held)) == elements
+
+
+def loss_scale(wrap_outer: bool, steps: int | None = None) -> None:
+    """One rank's infinite gradient, which other ranks have pieces of, makes all skip the step."""
+    with joined(**_SETTINGS):
+        keras.config.set_dtype_policy("mixed_float16")
+        data = make_data(batches=8)
+        data[1][2 * ROWS * hvd.size() + 1] = 6e4  # in the third batch, on rank 0
+        models, scales = [], []
+        for kind in (None, "optimizer"):
+            inner = keras.optimizers.Adam(0.01, gradient_accumulation_steps=steps, clipnorm=1.0)
+            if wrap_outer:
+                scaled = keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**10)
+                optimizer = hvd.DistributedOptimizer(scaled, shard=kind)
+            else:
+                wrapped = hvd.DistributedOptimizer(inner, shard=kind)
+                optimizer = keras.optimizers.LossScaleOptimizer(wrapped, initial_scale=2.0**10)
+            model = make_model()
+            fit(model, optimizer, mine(data), rows=ROWS)
+            models.append(model)
+            scales += hvd.allgather_object((float(np.array(optimizer.dynamic_scale)), int(optimizer.iterations)))
+        assert len(set(scales)) == 1 and scales[0][0] < 2.0**10, scales
+        assert_alike(models[1], models[0], 1e-6)
+        _save_and_load(models[1])
+
+
+def _save_and_load(model: Any) -> None:
+    """A LossScaleOptimizer's whole state, with the one of the optimizer in it."""
+    model.optimizer.gather_state()
+    state: dict[str, Any] = {}
+    model.optimizer.save_own_variables(state)
+    plain = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01, gradient_accumulation_steps=2))
+    plain.build(make_model().trainable_variables)
+    if len(plain.variables) == len(state):  # else there was no accumulation
+        plain.load_own_variables(state)
+    before = [np.array(variable) for variable in model.optimizer.variables]
+    model.optimizer.load_own_variables(state)
+    for one, two in zip(model.optimizer.variables, before, strict=True):
+        np.testing.assert_array_equal(np.array(one), two)
+
+
+def divided_anew(name: str) -> None:
+    """Ranks whose state is divided otherwise go on from the commit as one process does that nothing happens to."""
+    with joined(**_SETTINGS):
+        model = _compiled(name, shard="optimizer")
+        state = hvd.elastic.KerasState(model, part=0)
+        state.sync()
+        _fit_part(model, 0)
+        state.part = 1
+        state.commit()
+        _fit_part(model, 2)
+        state.restore()
+        pieces = model.optimizer.__dict__["_hvdkit_parts"].placed
+        hvd.shutdown()
+        hvd.init(**{**_SETTINGS, "fusion_bytes": 1000})
+        with raises(Exception, "before shutdown()"):
+            model.optimizer.gather_state()
+        state.on_reset()
+        state.sync()
+        assert model.optimizer.__dict__["_hvdkit_parts"].placed != pieces and state.part == 1
+        _fit_part(model, 1)
+        reference = _compiled(name, wrap=False)
+        for part in (0, 1):
+            _fit_whole(reference, part)
+        assert_alike(model, reference, 1e-6)
+        assert int(model.optimizer.iterations) == int(reference.optimizer.iterations)
+        _fit_part(model, 2)
+        hvd.shutdown()
+        hvd.init(**_SETTINGS)
+        with raises(ValueError, "Call state.commit()"):
+            state.sync()
+
+
+def large() -> None:
+    """Pieces that are summed and sent where they lie."""
+    with joined(check_replicas=1):
+        models = []
+        for kind in (None, "optimizer"):
+            keras.utils.set_random_seed(1)
+            layers = [keras.layers.Dense(300, activation="tanh") for _ in range(2)]
+            model = keras.Sequential([keras.Input((12,)), *layers, keras.layers.Dense(5)])
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.001), shard=kind)
+            fit(model, optimizer, mine(make_data()), rows=ROWS)
+            models.append(model)
+        assert_alike(models[1], models[0], 1e-6)
 
 
 def memory() -> tuple[int, int]:
@@ -203,6 +298,28 @@ def _part(part: int) -> tuple[Any, Any]:
     return random.randn(3 * _BATCHES, 12).astype("float32"), random.randn(3 * _BATCHES, 5).astype("float32")
 
 
+class Momentum(keras.optimizers.Optimizer):  # type: ignore[misc]
+    """An optimizer of one's own, which treats every element by itself."""
+
+    def build(self, variables: Any) -> None:
+        if not self.built:
+            super().build(variables)
+            self.speeds = self.add_optimizer_variables(variables, "speed")
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        speed = self.speeds[self._get_variable_index(variable)]
+        rate = keras.ops.cast(learning_rate, variable.dtype)
+        self.assign(speed, 0.9 * speed + gradient)
+        self.assign_sub(variable, rate * speed)
+
+
+class _WithAHistory(Momentum):
+    def build(self, variables: Any) -> None:
+        if not self.built:
+            super().build(variables)
+            self.history = self.add_variable((10,), name="history")
+
+
 def refused() -> None:
     """What cannot be divided, or not with other arguments."""
     with joined():
@@ -213,16 +330,12 @@ def refused() -> None:
         for name in ("Adafactor", "Lamb", "Muon"):
             with raises(ValueError, "treats every element by itself"):
                 wrap(getattr(keras.optimizers, name)(learning_rate=0.1))
+        with raises(ValueError, "cannot divide"):
+            wrap(_WithAHistory(0.1)).build(make_model().trainable_variables)
         with raises(ValueError, 'use shard="optimizer" or "gradients"'):
             wrap(shard="all")
         with raises(ValueError, "codings"):
             wrap(compression=hvd.Compression.TopK(0.1))
-        with raises(ValueError, "use_ema"):
-            wrap(keras.optimizers.SGD(0.1, use_ema=True))
-        with raises(ValueError, "mixed_bfloat16"):
-            wrap(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)))
-        with raises(ValueError, "mixed_bfloat16"):
-            keras.optimizers.LossScaleOptimizer(wrap())
         model = make_model()
         built = keras.optimizers.SGD(0.1)
         built.build(model.trainable_variables)
@@ -232,9 +345,16 @@ def refused() -> None:
         sharded.build(model.trainable_variables)
         with raises(ValueError, "hvd.broadcast_model"):
             hvd.broadcast_variables(sharded.variables)
-        model.compile(sharded, "mse")
-        with raises(ValueError, "shard="):
-            hvd.elastic.KerasState(model)
+        averaged = make_model()
+        averaged.compile(wrap(keras.optimizers.SGD(0.1, use_ema=True)), "mse")
+        averaged.optimizer.build(averaged.trainable_variables)
+        with raises(ValueError, "finalize_variable_values"):
+            averaged.evaluate(*mine(make_data()), verbose=0, callbacks=[keras.callbacks.SwapEMAWeights()])
+        with raises(ValueError, "not the 4 of which"):
+            averaged.optimizer.finalize_variable_values(averaged.trainable_variables[:2])
+        with raises(ValueError, "process set"):
+            some = hvd.add_process_set([0, 1])
+            hvd.elastic.KerasState(model, wrap(process_set=some))
         with raises(ValueError, "Unknown variable"):
             other = make_model().trainable_variables
             sharded.apply([keras.ops.zeros(one.shape) for one in other], other)

@@ -151,15 +151,15 @@ class MixedBuckets:
         part, at = self._at[index]
         part.start(at, in_place)
 
-    def reduce_scatter(self, index: int) -> None:
+    def reduce_scatter(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """See Buckets.reduce_scatter."""
         part, at = self._at[index]
-        part.reduce_scatter(at)
+        part.reduce_scatter(at, in_place)
 
-    def all_gather(self, index: int) -> None:
+    def all_gather(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """See Buckets.all_gather."""
         part, at = self._at[index]
-        part.all_gather(at)
+        part.all_gather(at, in_place)
 
     def advance(self) -> bool:
         """See Buckets.advance."""

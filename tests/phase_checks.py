@@ -14,7 +14,8 @@ from bucket_checks import CODINGS, WIRES, coded, fill, reduce_all, take
 from numbers_of_ranks import FLOATS, REDUCTIONS, expect, lengths, pattern, reduced
 
 from hvdkit.transport.api import Transport
-from hvdkit.transport.buckets import Buckets, BucketSpec
+from hvdkit.transport.buckets import Buckets, BucketSpec, InPlaceSegment
+from hvdkit.transport.buffer import as_buffer
 from hvdkit.transport.small_collectives import gather_bytes, gather_ints
 
 
@@ -99,6 +100,34 @@ def a_changed_shard_reaches_all(transport: Transport) -> None:
     buckets.close()
 
 
+def what_lies_elsewhere_is_reduced_and_given_from_there(transport: Transport) -> None:
+    """In-place segments of each phase, where the transport has them, with memory before and behind that is not."""
+    rank, size, count = transport.rank, transport.size, 100_003
+    buckets = transport.open_buckets([BucketSpec("float32", count)])
+    shard = buckets.shard[0]
+    has_any = transport.between is None and buckets.owned[0] == shard and shard[1] > shard[0] + 8
+    start, stop = (shard[0] + 3, shard[1] - 5) if has_any else (shard[0], shard[0])
+    for step in range(2):
+        numbers = (pattern(rank, count) + step).astype(np.float32)
+        result = np.empty_like(numbers[start:stop])
+        fill(buckets, 0, numbers)
+        memory = buckets.memory[0].array
+        memory[start:stop] = np.nan
+        buckets.reduce_scatter(0, [InPlaceSegment(start, as_buffer(numbers[start:stop]), as_buffer(result))])
+        buckets.wait(0)
+        expected = (reduced(size, count) + step * size).astype(np.float32)
+        own = np.concatenate([memory[shard[0] : start], result, memory[stop : shard[1]]])
+        np.testing.assert_array_equal(own, expected[shard[0] : shard[1]])
+        changed = as_buffer(result * 2)
+        memory[:] = np.nan
+        memory[shard[0] : start], memory[stop : shard[1]] = 2 * own[: start - shard[0]], 2 * own[stop - shard[0] :]
+        buckets.all_gather(0, [InPlaceSegment(start, changed, changed)])
+        buckets.wait(0)
+        memory[start:stop] = changed.array
+        expect(take(buckets, 0), 2 * expected)
+    buckets.close()
+
+
 def phases_and_allreduces_in_one_plan(transport: Transport) -> None:
     """In any order that all ranks have, several in flight, fewer pieces of memory than buckets, ranks that dawdle."""
     rank, size, depth = transport.rank, transport.size, 3
@@ -148,6 +177,7 @@ PHASE_CHECKS: dict[str, Callable[[Transport], None]] = {
         every_element_has_one_owner,
         both_phases_are_the_allreduce,
         a_changed_shard_reaches_all,
+        what_lies_elsewhere_is_reduced_and_given_from_there,
         phases_and_allreduces_in_one_plan,
         a_bucket_under_way_is_not_begun_again,
     )

@@ -65,6 +65,33 @@ def test_the_others_go_on_and_one_comes_in_its_place(victim: int, backend: str) 
     assert result["summary"] == pytest.approx(alone("60", "0", "3"), abs=CLOSE[backend])
 
 
+@pytest.mark.slow
+@pytest.mark.native("Horovod's core has no all-gather of buckets")
+@pytest.mark.parametrize("backend", ["torch"], indirect=True)
+def test_no_part_of_an_optimizer_is_lost_with_a_rank(backend: str) -> None:
+    command = (SCRIPT, "60", "0.03", "3", "optimizer")
+    job = train_and_kill(3, [0], "--min-np", "2", command=command, committed=KILLED_AT)
+    assert job.process.returncode == 0, job.output
+    result = job.result()
+    assert result["sizes"] == [3, 2, 3] and result["alike"]
+    assert result["summary"] == pytest.approx(alone("60", "0", "3"), abs=CLOSE[backend])
+
+
+@pytest.mark.slow
+@pytest.mark.native("Horovod's core has no all-gather of buckets")
+@pytest.mark.parametrize("backend", ["tensorflow"], indirect=True)
+def test_divided_state_of_the_last_rank_is_saved_and_goes_on_with_two(tmp_path: Path, backend: str) -> None:
+    options = ("--min-np", "2", "--elastic-checkpoints", str(tmp_path))
+    command = (SCRIPT, "12", "0.03", "3", "optimizer")
+    job = train_and_kill(3, [0, 1], *options, command=command, committed=KILLED_AT)
+    assert job.process.returncode == 75, job.output
+    with started("-np", "2", *options, command=command) as job:
+        output = job.end()
+    assert job.process.returncode == 0, output
+    assert "committed 1\n" not in output, "it has begun anew"
+    assert job.result()["summary"] == pytest.approx(alone("12", "0", "3"), abs=CLOSE[backend])
+
+
 #: On TensorFlow the test below does it.
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch"], indirect=True)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hvdkit.elastic.state import Handler, ObjectState, State
+from hvdkit.errors import HorovodInternalError
 
 
 class Counter:
@@ -38,6 +39,37 @@ class CountingState(ObjectState):
 
     def handler_for(self, value: Any) -> Handler | None:
         return CounterHandler(value) if isinstance(value, Counter) else None
+
+
+class DividedHandler(CounterHandler):
+    """Its gather() fails if it has to, as where a rank dies."""
+
+    fails = False
+
+    def gather(self) -> None:
+        if self.fails:
+            raise HorovodInternalError("rank 1 has died")
+
+
+class DividedState(ObjectState):
+    """One Counter is divided among ranks, the other is not."""
+
+    def handler_for(self, value: Any) -> Handler | None:
+        if not isinstance(value, Counter):
+            return None
+        return DividedHandler(value) if value.count < 0 else CounterHandler(value)
+
+
+def test_a_commit_is_of_one_step_though_a_rank_dies_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, divided = Counter(1), Counter(-1)
+    state = DividedState(alone, whole=whole, divided=divided, step=1)
+    state.commit()
+    whole.count, divided.count, state.step = 2, -2, 2
+    monkeypatch.setattr(DividedHandler, "fails", True)
+    with pytest.raises(HorovodInternalError):
+        state.commit()
+    state.restore()
+    assert (whole.count, divided.count, state.step) == (1, -1, 1)
 
 
 def alone(value: Any) -> Any:

@@ -9,10 +9,11 @@ from keras_ranks import each_backend, run_check
 
 pytestmark = [pytest.mark.ranks, pytest.mark.native("Horovod's core has no all-gather of buckets")]
 
-_SOME = ["AdamW", "SGD", "accumulation"]
+_SOME = ["AdamW", "SGD", "accumulation", "averages", "overwritten", "Momentum"]
 _OTHERS = ["Adam", "Adagrad", "RMSprop", "Lion", "Nadam", "Adamax", "Adadelta", "Ftrl"]
 _CASES = [
-    ("tensorflow", 3, ["Adam"]),
+    ("torch", 2, ["Adam", "averages"]),
+    ("tensorflow", 3, ["Adam", "averages"]),
     pytest.param("tensorflow", 2, _SOME + _OTHERS[1:], marks=pytest.mark.slow),
     pytest.param("torch", 2, _SOME + _OTHERS, marks=pytest.mark.slow),
     pytest.param("jax", 2, [*_SOME, "Adam", "Nadam"], marks=pytest.mark.slow),
@@ -22,6 +23,23 @@ _CASES = [
 @pytest.mark.parametrize(("backend", "size", "specs"), _CASES)
 def test_ranks_train_as_without_shard(backend: str, size: int, specs: list[str]) -> None:
     run_check(size, backend, "keras_sharding:train", specs)
+
+
+@each_backend
+def test_state_is_divided_anew_after_a_commit(backend: str) -> None:
+    run_check(3 if backend == "tensorflow" else 2, backend, "keras_sharding:divided_anew", "Nadam")
+
+
+@each_backend
+def test_all_ranks_skip_the_step_in_which_one_overflows(backend: str) -> None:
+    run_check(3 if backend == "tensorflow" else 2, backend, "keras_sharding:loss_scale", wrap_outer=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["jax"])
+def test_on_jax(backend: str) -> None:
+    run_check(2, backend, "keras_sharding:loss_scale", wrap_outer=True, steps=2)
+    run_check(2, backend, "keras_sharding:large")
 
 
 @pytest.mark.slow

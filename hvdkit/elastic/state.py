@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hvdkit.checkpoint.store import Store
 from hvdkit.engine import runtime
@@ -29,6 +29,14 @@ class Handler(Protocol):
 
     def sync(self) -> None:
         """Broadcast rank 0's present values into the object; collective. Does not save."""
+
+
+@runtime_checkable
+class GatheringHandler(Protocol):
+    """A Handler of an object that may be divided among the ranks."""
+
+    def gather(self) -> None:
+        """Bring together what the next save() keeps; collective. The copy stays as it is until then."""
 
 
 class State(ABC):
@@ -162,6 +170,9 @@ class ObjectState(State):
 
     def save(self) -> None:
         runtime.settle()
+        for handler in self._handlers.values():  # before any copy: if a rank is lost here, all copies are of one commit
+            if isinstance(handler, GatheringHandler):
+                handler.gather()
         for handler in self._handlers.values():
             handler.save()
         self._saved = copy.deepcopy(self._plain())

@@ -16,7 +16,7 @@ from hvdkit.checkpoint.store import Store
 from hvdkit.engine import runtime as engine
 from hvdkit.errors import Preempted
 from hvdkit.keras.backends import settle
-from hvdkit.keras.sharding.optimizer import ShardedOptimizer
+from hvdkit.keras.sharding.optimizer import find_sharded
 from hvdkit.keras.state import broadcast_model, equal_variables, saved_variables, sync_state
 
 __all__ = ["Checkpoints", "Preempted", "load", "save"]
@@ -124,24 +124,24 @@ class KerasKept:
     def __init__(self, model: keras.Model, others: Mapping[str, SavedVariables] | None = None) -> None:
         self._model = model
         self._others = CheckpointableArrays(self.framework, others) if others else None
-        if model.built and isinstance(getattr(model, "optimizer", None), ShardedOptimizer):
+        if model.built and find_sharded(getattr(model, "optimizer", None)) is not None:
             self._build_optimizer()  # by all ranks together, while read() is of rank 0
         self.files: Sequence[str] = (_FILE, *(self._others.files if self._others else ()))
 
     def collect(self) -> None:
         """See Checkpointable.collect; every rank has all of it, but for an optimizer's state that is divided."""
-        optimizer = getattr(self._model, "optimizer", None)
-        if isinstance(optimizer, ShardedOptimizer):
+        sharded = find_sharded(getattr(self._model, "optimizer", None))
+        if sharded is not None:
             sync_state(self._model)
-            optimizer._hvdkit_gather(keep=engine.runtime("save()").world.rank == 0)
+            sharded._hvdkit_gather(keep=engine.runtime("save()").world.rank == 0)
 
     def copy(self, folder: Path, *, during_epoch: bool) -> Callable[[], None]:
         """See Checkpointable.copy. Keras writes from the model itself: the copy is the file."""
         sync_state(self._model)
         self._model.save_weights(folder / _FILE)
-        optimizer = getattr(self._model, "optimizer", None)
-        if isinstance(optimizer, ShardedOptimizer):
-            optimizer._hvdkit_release()
+        sharded = find_sharded(getattr(self._model, "optimizer", None))
+        if sharded is not None:
+            sharded._hvdkit_release()
         return self._others.copy(folder, during_epoch=during_epoch) if self._others else lambda: None
 
     def read(self, folder: Path) -> None:

@@ -60,8 +60,12 @@ class Distributed:
         # compile() puts the optimizer of a mixed_float16 model into a LossScaleOptimizer by itself, and this is all
         # that the optimizer sees of it. That one decides whether a step is skipped, so it has to ask the other ranks.
         outer = sys._getframe(1).f_locals.get("self")
-        if isinstance(outer, keras.optimizers.LossScaleOptimizer) and not isinstance(outer, DistributedLossScale):
-            mix_in(outer, DistributedLossScale, sync_of(self))
+        if isinstance(outer, keras.optimizers.LossScaleOptimizer) and not isinstance(outer, self._hvdkit_loss_scale()):
+            mix_in(outer, self._hvdkit_loss_scale(), sync_of(self))
+
+    def _hvdkit_loss_scale(self) -> type:
+        """What is mixed in before a LossScaleOptimizer around this optimizer."""
+        return DistributedLossScale
 
 
 class DistributedLossScale:

@@ -20,7 +20,9 @@ from hvdkit.errors import ConfigError
 from hvdkit.keras import checkpoint
 from hvdkit.keras.periodic import SavedPeriodicOptimizer, strategy_of
 from hvdkit.keras.replicas import find_sync
-from hvdkit.keras.state import broadcast_object, saved_variables
+from hvdkit.keras.sharding.optimizer import find_sharded
+from hvdkit.keras.sharding.saved import SavedShards
+from hvdkit.keras.state import broadcast_object, saved_variables, sync_state
 
 
 class KerasState(ObjectState):
@@ -29,7 +31,8 @@ class KerasState(ObjectState):
     Each argument is an attribute: `state.model`, `state.epoch += 1`. `commit` saves all of them in memory, `restore`
     returns to the last commit, `sync` broadcasts those of rank 0 and commits them. For models and optimizers only their
     variables are saved and sent; other values are copied and pickled as a whole. Metrics and the seeds of dropout are
-    not saved.
+    not saved. Of an optimizer with shard=... save() and commit() are collective, and each rank keeps the whole state in
+    host memory; sync() divides it among the ranks that there are now.
 
     optimizer: None: that of the model. KerasState() builds it if necessary. Raises ValueError for a model that has no
     weights yet.
@@ -48,7 +51,15 @@ class KerasState(ObjectState):
     def handler_for(self, value: Any) -> Handler | None:
         if strategy_of(value) is not None:
             return SavedPeriodicOptimizer(value)
+        if isinstance(value, keras.optimizers.Optimizer) and (sharded := find_sharded(value)) is not None:
+            return SavedShards(value, sharded)
         return saved_variables(value) if isinstance(value, keras.Model | keras.optimizers.Optimizer) else None
+
+    def save(self) -> None:
+        for value in self.present().values():
+            if isinstance(value, keras.Model):
+                sync_state(value)
+        super().save()
 
     def reset(self) -> None:
         """See State.reset: steps that were compiled for another number of ranks are not to be used again."""
@@ -60,6 +71,9 @@ class KerasState(ObjectState):
 
     def open_store(self, directory: str) -> Store:
         """See State.open_store. Raises ValueError for a value that is no model, optimizer, number nor text."""
+        for value in self.present().values():
+            if isinstance(value, keras.optimizers.Optimizer) and (sharded := find_sharded(value)) is not None:
+                sharded._hvdkit_divide()
         return checkpoint.open_store(directory, self.present())
 
 

@@ -17,7 +17,7 @@ from hvdkit.keras.compression import Compression, Compressor
 from hvdkit.keras.distributed import Distributed, DistributedLossScale, mix_in
 from hvdkit.keras.periodic import PeriodicOptimizer
 from hvdkit.keras.settings import Settings
-from hvdkit.keras.sharding.optimizer import ShardedOptimizer, check_sharding
+from hvdkit.keras.sharding.optimizer import ShardedOptimizer, check_sharding, may_come_later
 from hvdkit.keras.sharding.sync import ShardSync
 from hvdkit.keras.sync import GradientSync
 
@@ -62,8 +62,8 @@ def DistributedOptimizer(
     shard: "optimizer" or "gradients" to divide the optimizer's state among the ranks (ZeRO-1 and -2, which are the same
     here): gradients are reduce-scattered, each rank steps on its pieces of the variables, and all get the result. For
     Keras's own optimizers that treat every element by itself. build() is then collective, and the state is saved with
-    hvd.checkpoint, or after optimizer.gather_state() on all ranks. Not with LossScaleOptimizer, use_ema, strategy,
-    op=Adasum, codings or elastic jobs (ValueError).
+    hvd.checkpoint, or after optimizer.gather_state() on all ranks; in an elastic job sync() of a KerasState builds it.
+    Not with strategy, op=Adasum or codings (ValueError).
     name, device_dense, device_sparse, num_groups, groups, scale_local_gradients: accepted as in Horovod, and ignored.
 
     Raises NotInitializedError before init(), ValueError or TypeError for invalid arguments, ConfigError on a backend
@@ -143,10 +143,13 @@ def wrap_optimizer(
             "DistributedOptimizer(): this optimizer is already a DistributedOptimizer. Wrap each optimizer only once."
         )
     if shard is not None:
-        check_sharding(optimizer, settings, shard)
+        check_sharding(inner, settings, shard)
     _set_passes(inner, passes)
-    if shard is not None and settings.size > 1:
-        mix_in(inner, ShardedOptimizer, ShardSync(settings, passes_factor=1.0 if average_passes else float(passes)))
+    if shard is not None and (settings.size > 1 or (may_come_later() and settings.process_set.included())):
+        sync: GradientSync = ShardSync(settings, passes_factor=1.0 if average_passes else float(passes))
+        mix_in(inner, ShardedOptimizer, sync)
+        if outer is not None:
+            mix_in(outer, inner._hvdkit_loss_scale(), sync)
         return optimizer
     sync = GradientSync(
         settings,

@@ -13,7 +13,7 @@ from hvdkit.engine import job_objects
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.replicate import broadcast_state
 from hvdkit.keras.backends import settle, view_of
-from hvdkit.keras.sharding.optimizer import ShardedOptimizer
+from hvdkit.keras.sharding.optimizer import find_sharded
 from hvdkit.keras.sharding.state import IS_PIECE
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer
@@ -80,9 +80,9 @@ def broadcast_model(model: keras.Model, root_rank: int = 0, local_variables: Seq
     local = {id(variable) for variable in local_variables}
     shared = [weight for weight in model.weights if id(weight) not in local and id(weight.value) not in local]
     _broadcast([*shared, *equal_variables(model)], root_rank, _describe_optimizer(model))
-    optimizer = getattr(model, "optimizer", None)
-    if isinstance(optimizer, ShardedOptimizer) and optimizer.built:
-        optimizer._hvdkit_take_over(root_rank, broadcast_object)
+    sharded = find_sharded(getattr(model, "optimizer", None))
+    if sharded is not None and sharded.built:
+        sharded._hvdkit_take_over(root_rank, broadcast_object)
 
 
 def _describe_optimizer(model: keras.Model) -> str:
@@ -117,10 +117,10 @@ def sync_state(model: keras.Model) -> None:
 
 def saved_variables(owner: Any) -> SavedVariables:
     """Keep the variables of a model or of an optimizer."""
-    if isinstance(owner, ShardedOptimizer):
+    if find_sharded(owner) is not None and not isinstance(owner, keras.Model):
         raise ValueError(
-            "KerasState(): the optimizer's state is divided among the ranks (shard=...), and what a lost rank had "
-            "would be lost. Leave out shard, or save with hvd.checkpoint."
+            "The state of this optimizer is divided among the ranks (shard=...), and is written with the model that it "
+            "belongs to only. Call model.compile(optimizer)."
         )
     if not isinstance(owner, keras.Model):
         return SavedVariables(f"The optimizer {owner.name}", lambda: owner.variables, view_of, broadcast_variables)

@@ -125,11 +125,17 @@ class Buckets(Protocol):
         in_place: segments that replace the values in memory; in rising order, within owned[index].
         """
 
-    def reduce_scatter(self, index: int) -> None:
-        """Reduce this rank's shard of the bucket as soon as all ranks have called it."""
+    def reduce_scatter(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
+        """Reduce this rank's shard of the bucket as soon as all ranks have called it.
 
-    def all_gather(self, index: int) -> None:
-        """Give this rank's shard of the bucket to all ranks as soon as they have called it."""
+        in_place: as start()'s; only on one host, where Transport.between is None.
+        """
+
+    def all_gather(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
+        """Give this rank's shard of the bucket to all ranks as soon as they have called it.
+
+        in_place: as reduce_scatter()'s; their targets hold what is given.
+        """
 
     def advance(self) -> bool:
         """Do what can be done without waiting; True if anything moved. Never blocks."""
@@ -196,16 +202,16 @@ class SteppedBuckets(ABC):
 
     @abstractmethod
     def steps(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> Iterator[bool]:
-        """Do `phases` with memory[index] in place, but for the in-place segments; there are none in a single phase."""
+        """Do `phases` with memory[index] in place, but for the in-place segments."""
 
     def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         self._start_phases(index, in_place, ALLREDUCE)
 
-    def reduce_scatter(self, index: int) -> None:
-        self._start_phases(index, (), REDUCE_SCATTER)
+    def reduce_scatter(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
+        self._start_phases(index, in_place, REDUCE_SCATTER)
 
-    def all_gather(self, index: int) -> None:
-        self._start_phases(index, (), ALL_GATHER)
+    def all_gather(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
+        self._start_phases(index, in_place, ALL_GATHER)
 
     def _start_phases(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
         if index in self._running:

@@ -101,10 +101,10 @@ class SingleBuckets:
             if scale != 1.0 or one.target is not one.source:
                 self._transport.arithmetic.combine(one.target, [one.source], scale=scale)
 
-    def reduce_scatter(self, index: int) -> None:
-        self.start(index)
+    def reduce_scatter(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
+        self.start(index, in_place)
 
-    def all_gather(self, index: int) -> None:
+    def all_gather(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """See Buckets.all_gather."""
 
     def advance(self) -> bool:

@@ -119,10 +119,18 @@ class ArraySource:
         return Filled(frozenset(unused), segments)
 
     def _segment(self, piece: _Piece, source: Array, dtype: str) -> InPlaceSegment:
-        values, target = source[piece.part], self._targets[piece.tensor][piece.part]
+        values, target = source[piece.part], self.target_of(piece.tensor, piece.part)
         buffer = Buffer(values, dtype)
         same = target.__array_interface__["data"] == values.__array_interface__["data"]
         return InPlaceSegment(piece.first, buffer, buffer if same else Buffer(target, dtype))
+
+    def target_of(self, tensor: int, part: slice) -> Array:
+        """Where the result of an in-place segment goes. For subclasses. part: its elements of the tensor."""
+        return self._targets[tensor][part]
+
+    def in_place(self, bucket: int) -> Collection[int]:
+        """The first elements of the segments of a bucket that are reduced in place in this round, or were."""
+        return self._in_place[bucket]
 
     def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
         if not self._targets:

@@ -9,14 +9,16 @@ import numpy as np
 from hvdkit.engine.groups import Group
 from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.planned.arrays import ArraySource, Targets
-from hvdkit.engine.planned.plan import Plan, TensorSpec
+from hvdkit.engine.planned.plan import Plan, TensorSpec, cut_slots
 from hvdkit.engine.planned.source import Filled
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.sharding.pieces import Piece
 from hvdkit.engine.sharding.scatter import ScatterGradients
 from hvdkit.engine.sharding.strategy import Sharded
 from hvdkit.engine.strategy import Parameters
+from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
+from hvdkit.transport.buckets import InPlaceSegment
 from hvdkit.transport.buffer import Array, Buffer
 
 
@@ -33,10 +35,10 @@ class ShardedArrays:
     def __init__(
         self, group: Group, tensors: Sequence[TensorSpec], options: ReduceOptions, *, compute_threads: int
     ) -> None:
-        self._gradients, self._values = ArraySource(len(tensors)), _Values()
+        self._gradients, self._values = _Gradients(len(tensors)), _Values()
         self._shard = _Shard(self._gradients)
         self._strategy = Sharded(ScatterGradients(options, self._shard), self._shard)
-        self._begun = False
+        self._begun = self._closed = False
         name = f"arrays.{group.engine.count('arrays')}"
         parameters = Parameters(name, tensors, self._gradients, self._values, compute_threads)
 
@@ -51,10 +53,11 @@ class ShardedArrays:
 
         Raises BackwardInterruptedError if the step before ended after part of its gradients had been sent.
         """
+        self._check_open()
         if self._begun:
             self._strategy.cancel()
         self._begun = True
-        self._shard.results = results
+        self._gradients.results = results
 
     def arrived(self, tensor: int, gradient: Array | None) -> None:
         """This rank has the gradient, or None for one that it does not have in this step.
@@ -75,7 +78,7 @@ class ShardedArrays:
             self._begun = False
         finally:
             self._gradients.abandon()
-            self._shard.results = ()
+            self._gradients.results = ()
         return self._shard.unused
 
     def scatter(self, gradients: Sequence[Array | None], results: Targets) -> Collection[int]:
@@ -87,28 +90,54 @@ class ShardedArrays:
 
     def gather(self, pieces: Sequence[Array], targets: Targets | None) -> None:
         """Fill the tensors with the pieces of all ranks; collective. targets: of each tensor; None to do without."""
+        self._check_open()
         self._values.begin(pieces, targets)
         try:
             self._strategy.after_step()
-            if targets is not None:
-                for piece, array in zip(self.pieces, pieces, strict=True):
-                    targets[piece.tensor][piece.offset : piece.offset + piece.count] = array
         finally:
             self._values.begin((), None)
 
+    def _check_open(self) -> None:
+        """Raise HorovodInternalError after close(): a step that was compiled before comes here."""
+        if self._closed:
+            raise HorovodInternalError(
+                "This training step was compiled for the ranks of before shutdown(), among which the optimizer's state "
+                "was divided. Compile it anew: fit() does so after KerasState.sync(); make a tf.function of your own "
+                "inside the function that hvd.elastic.run calls."
+            )
+
     def close(self) -> None:
         """Free the buckets; collective."""
+        self._closed = True
         self._strategy.detach()
+
+
+class _Gradients(ArraySource):
+    """Gradients of which this rank gets pieces, in place where that can be. results: of the pieces."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.results: Targets = ()
+        self._pieces_at: dict[tuple[int, int], int] = {}  # by tensor and first element
+
+    def divide(self, pieces: Sequence[Piece]) -> None:
+        """These are this rank's from now on."""
+        self._pieces_at = {(piece.tensor, piece.offset): index for index, piece in enumerate(pieces)}
+
+    def target_of(self, tensor: int, part: slice) -> Array:
+        """See ArraySource.target_of: what is in place is a whole piece, since buckets are cut where pieces are."""
+        return self.results[self._pieces_at[tensor, part.start]]
 
 
 class _Shard:
     """See Receiver and Shards: takes note of which pieces are this rank's, and copies their gradients."""
 
-    def __init__(self, gradients: ArraySource) -> None:
+    in_place = True
+
+    def __init__(self, gradients: _Gradients) -> None:
         self._gradients = gradients
         self._in_bucket: dict[int, list[int]] = {}
         self.pieces: Sequence[Piece] = ()
-        self.results: Targets = ()
         self.unused: frozenset[int] = frozenset()
 
     def collect(self, transport: Transport) -> None:
@@ -117,6 +146,7 @@ class _Shard:
     def divide(self, parameters: Parameters, pieces: Sequence[Piece], ranks: Sequence[int]) -> None:
         """See Shards.divide."""
         self.pieces = list(pieces)
+        self._gradients.divide(pieces)
         for index, piece in enumerate(pieces):
             self._in_bucket.setdefault(piece.bucket, []).append(index)
 
@@ -129,9 +159,12 @@ class _Shard:
 
     def receive(self, bucket: int, memory: Buffer) -> None:
         """See Receiver.receive."""
+        in_place = self._gradients.in_place(bucket)
         for index in self._in_bucket.get(bucket, ()):
             piece = self.pieces[index]
-            np.copyto(self.results[index], memory.array[piece.start : piece.start + piece.count], casting="no")
+            if piece.start not in in_place:
+                result = self._gradients.results[index]
+                np.copyto(result, memory.array[piece.start : piece.start + piece.count], casting="no")
 
     def received(self, unused: Collection[int]) -> None:
         """See Receiver.received."""
@@ -144,6 +177,7 @@ class _Values:
     def __init__(self) -> None:
         self._plan = Plan((), ())
         self.pieces: Sequence[Piece] = ()
+        self._pieces_in: dict[int, list[tuple[int, Piece, bool]]] = {}  # of each bucket, with their index; in place?
         self._arrays: Sequence[Array] = ()
         self._targets: Targets | None = None
 
@@ -154,13 +188,29 @@ class _Values:
     def on_plan(self, plan: Plan) -> None:
         """See GradientSource.on_plan."""
         self._plan = plan
+        self._pieces_in.clear()
 
-    def fill(self, bucket: int, memory: Buffer, _: tuple[int, int], /) -> Filled:
-        """See GradientSource.fill; bucket: an even one, in which this rank's pieces are."""
-        for piece, array in zip(self.pieces, self._arrays, strict=True):
-            if piece.bucket == bucket // 2:
+    def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int], /) -> Filled:
+        """See GradientSource.fill; bucket: an even one, in which this rank's pieces are, each a slot."""
+        if bucket not in self._pieces_in:  # the memory is the same each time
+            parts = cut_slots(self._plan.buckets[bucket].slots, owned, memory.itemsize)
+            in_place = {slot.start for slot, is_in_place in parts if is_in_place}
+            self._pieces_in[bucket] = [
+                (index, piece, piece.start in in_place)
+                for index, piece in enumerate(self.pieces)
+                if piece.bucket == bucket // 2
+            ]
+        segments = []
+        for index, piece, is_in_place in self._pieces_in[bucket]:
+            array = self._arrays[index]
+            if is_in_place:
+                values = Buffer(array, memory.dtype)
+                segments.append(InPlaceSegment(piece.start, values, values))
+            else:
                 np.copyto(memory.array[piece.start : piece.start + piece.count], array, casting="no")
-        return Filled(frozenset())
+            if self._targets is not None:
+                self._targets[piece.tensor][piece.offset : piece.offset + piece.count] = array
+        return Filled(frozenset(), segments)
 
     def drain(self, bucket: int, memory: Buffer, _: Collection[int], /) -> None:
         """See GradientSource.drain; bucket: an odd one, in which the others' pieces are."""

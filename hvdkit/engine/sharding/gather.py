@@ -11,7 +11,7 @@ from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.plan import Plan, describe_plan, plan_buckets
 from hvdkit.engine.sharding.pieces import Piece, cut_pieces, split_plan
-from hvdkit.engine.sharding.place import Place
+from hvdkit.engine.sharding.place import Place, find_in_place
 from hvdkit.engine.strategy import Parameters
 from hvdkit.errors import HorovodInternalError, RankLostError
 
@@ -19,12 +19,21 @@ from hvdkit.errors import HorovodInternalError, RankLostError
 class ParameterGather:
     """All-gathers the parameters of one optimizer, bucket by bucket.
 
-    place: of the buckets. wires: of the gradients, where buckets are to be cut as theirs are. pieces: what this rank
-    keeps: its shards of the buckets. Opened, and closed, by all ranks together.
+    place: of the buckets. wires: of the gradients, where buckets are to be cut as theirs are. in_place: may the values
+    have in-place segments? pieces: what this rank keeps: its shards of the buckets. Opened, and closed, by all ranks
+    together.
     Raises PlanMismatchError where the ranks' parameters differ.
     """
 
-    def __init__(self, parameters: Parameters, group: Group, place: Place, wires: Sequence[Wire] | None = None) -> None:
+    def __init__(
+        self,
+        parameters: Parameters,
+        group: Group,
+        place: Place,
+        wires: Sequence[Wire] | None = None,
+        *,
+        in_place: bool = False,
+    ) -> None:
         settings, tensors = place.settings, parameters.tensors
         check_agreement(group.transport, describe_plan(tensors, settings.fusion_bytes, "sharded"))
         self._plan = plan = Plan(tuple(tensors), plan_buckets(tensors, settings.fusion_bytes, wires))
@@ -32,6 +41,7 @@ class ParameterGather:
         specs = [replace(spec, wire="none") for spec in specs]  # parameters travel as they are
         self._buckets = place.open_buckets(specs, settings.buckets_in_flight)
         shards = self._buckets.shard
+        self._owned = find_in_place(group, self._buckets) if in_place else [(0, 0)] * len(shards)
         self.pieces: list[Piece] = cut_pieces(plan, shards)
         self._values = parameters.values
         self._values.on_plan(split_plan(plan, shards))
@@ -50,8 +60,8 @@ class ParameterGather:
         for index in range(count):
             if index >= depth:
                 self._receive(index - depth)
-            self._values.fill(2 * index, self._data[index], (0, 0))
-            self._buckets.all_gather(index)
+            filled = self._values.fill(2 * index, self._data[index], self._owned[index])
+            self._buckets.all_gather(index, filled.in_place)
         for index in range(max(0, count - depth), count):
             self._receive(index)
 

@@ -28,3 +28,8 @@ def place_on_host(group: Group) -> Place:
     """Buckets in the memory of the group's transport, with the user's settings."""
     settings = settings_of(runtime.runtime("A sharded optimizer").config)
     return Place(group.transport.open_buckets, settings)
+
+
+def find_in_place(group: Group, buckets: Buckets) -> Sequence[tuple[int, int]]:
+    """Of each bucket the elements, as (start, stop), that may be in place in each of the two phases; see Buckets."""
+    return buckets.owned if group.transport.between is None else [(0, 0)] * len(buckets.owned)

@@ -14,20 +14,29 @@ from hvdkit.engine.planned.progress import has_spare_core
 from hvdkit.engine.planned.reducer import BucketReducer, Context
 from hvdkit.engine.planned.source import Filled, GradientSource
 from hvdkit.engine.request import ReduceOptions
-from hvdkit.engine.sharding.place import Place, place_on_host
+from hvdkit.engine.sharding.place import Place, find_in_place, place_on_host
 from hvdkit.engine.strategy import Parameters
 from hvdkit.transport.buckets import Buckets, InPlaceSegment
 from hvdkit.transport.buffer import Buffer
 
 
 class Receiver(Protocol):
-    """What an adapter does with gradients that it does not get back."""
+    """What an adapter does with gradients that it does not get back.
+
+    in_place: has the source in-place segments for its gradients, and the source of the values for those? Then their
+    sums are received without a copy.
+    """
+
+    in_place: bool
 
     def release(self, tensor: int) -> None:
         """The tensor's gradient has been copied: free its memory."""
 
     def receive(self, bucket: int, memory: Buffer) -> None:
-        """Copy what this rank has of a bucket out of `memory` (data_count,); the rest is undefined."""
+        """Copy what this rank has of a bucket out of `memory` (data_count,), except what was reduced in place.
+
+        The rest of the memory is undefined.
+        """
 
     def received(self, unused: Collection[int]) -> None:
         """All gradients of a step are there, but for those of tensors that no rank uses."""
@@ -45,6 +54,7 @@ class ScatterGradients(AllReduce):
         self.repeatable = False
         #: Where the buckets are to be from the next attach() on; on the host for None.
         self.place: Place | None = None
+        self.in_place = receiver.in_place
         self._receiver = receiver
         self._presence: Presence | None = None
         self._source: _ScatterSource | None = None
@@ -65,7 +75,7 @@ class ScatterGradients(AllReduce):
             group.engine,
             current.timeline,
             has_spare_core(current.cores, parameters.compute_threads),
-            open_buckets=lambda specs, depth: _ScatterBuckets(place.open_buckets(specs, depth)),
+            open_buckets=lambda specs, depth: self._open_buckets(place.open_buckets(specs, depth), group),
             open_masks=lambda _, __: _NoMasks(),
             device=place.device,
         )
@@ -80,6 +90,10 @@ class ScatterGradients(AllReduce):
         told = Context(group.transport, f"{name}.used", group.engine)
         self._presence = Presence(told, [tensor.name for tensor in parameters.tensors], place.settings)
         return reducer
+
+    def _open_buckets(self, buckets: Buckets, group: Group) -> Buckets:
+        owned = find_in_place(group, buckets) if self.in_place else [(0, 0)] * len(buckets.shard)
+        return _ScatterBuckets(buckets, owned)
 
     def before_step(self) -> None:
         """See Strategy.before_step. Raises RankLostError, with the parameters concerned, if a rank has ended."""
@@ -120,13 +134,14 @@ class _ScatterSource:
         self._begin()
         return unused
 
-    def fill(self, bucket: int, memory: Buffer, _: tuple[int, int], /) -> Filled:
-        self._unused |= self._source.fill(bucket, memory, (0, 0)).locally_unused
+    def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int], /) -> Filled:
+        filled = self._source.fill(bucket, memory, owned)
+        self._unused |= filled.locally_unused
         for slot in self._plan.buckets[bucket].slots:
             self._left[slot.tensor] -= slot.stop - slot.start
             if not self._left[slot.tensor]:
                 self._receiver.release(slot.tensor)
-        return Filled(frozenset())
+        return Filled(frozenset(), filled.in_place)
 
     def drain(self, bucket: int, memory: Buffer, _: Collection[int], /) -> None:
         self._receiver.receive(bucket, memory)
@@ -148,20 +163,19 @@ class _NoMasks:
 class _ScatterBuckets:
     """Buckets whose start() does the first phase only."""
 
-    def __init__(self, buckets: Buckets) -> None:
-        self._buckets = buckets
+    def __init__(self, buckets: Buckets, owned: Sequence[tuple[int, int]]) -> None:
+        self._buckets, self.owned = buckets, owned
         self.depth, self.sent_bytes, self.memory = buckets.depth, buckets.sent_bytes // 2, buckets.memory
         self.shard: Sequence[tuple[int, int]] = buckets.shard
-        self.owned: Sequence[tuple[int, int]] = [(0, 0)] * len(self.shard)  # nothing is reduced in place
 
-    def start(self, index: int, _: Sequence[InPlaceSegment] = (), /) -> None:
-        self._buckets.reduce_scatter(index)
+    def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
+        self._buckets.reduce_scatter(index, in_place)
 
-    def reduce_scatter(self, index: int) -> None:
-        self._buckets.reduce_scatter(index)
+    def reduce_scatter(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
+        self._buckets.reduce_scatter(index, in_place)
 
-    def all_gather(self, index: int) -> None:
-        self._buckets.all_gather(index)
+    def all_gather(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
+        self._buckets.all_gather(index, in_place)
 
     def advance(self) -> bool:
         return self._buckets.advance()

@@ -55,13 +55,13 @@ class Sharded(Strategy):
         if self._gather is not None:
             self._shards.collect(group.transport)
             self._close()
-        place, wires, pieces = self.find_place(parameters, group), None, list[Piece]()
+        place, wires, in_place, pieces = self.find_place(parameters, group), None, False, list[Piece]()
         if isinstance(self.gradients, ScatterGradients):
-            self.gradients.place = place
+            self.gradients.place, in_place = place, self.gradients.in_place
             wires = [self.gradients.options.wire_for_tensor(tensor) for tensor in parameters.tensors]
         self.gradients.attach(parameters, group)
         if parameters.tensors:
-            self._gather = ParameterGather(parameters, group, place, wires)
+            self._gather = ParameterGather(parameters, group, place, wires, in_place=in_place)
             pieces = self._gather.pieces
         self._shards.divide(parameters, pieces, group.engine.ranks)
 

@@ -14,7 +14,8 @@ from hvdkit.engine.sharding.strategy import check_shard
 from hvdkit.keras.distributed import Distributed, build_if_needed, sync_of
 from hvdkit.keras.settings import Settings
 from hvdkit.keras.sharding.clipping import clip_by_global_norm, clip_by_norms
-from hvdkit.keras.sharding.elementwise import check_optimizer, refuse_loss_scale
+from hvdkit.keras.sharding.elementwise import check_optimizer, check_slots
+from hvdkit.keras.sharding.loss_scale import ShardedLossScale
 from hvdkit.keras.sharding.state import IS_PIECE, Parts
 from hvdkit.keras.sharding.sync import ShardSync
 
@@ -30,19 +31,52 @@ class ShardedOptimizer(Distributed):
     built: bool
 
     def build(self, variables: Any) -> None:
-        """The optimizer's own, on pieces; collective."""
+        """The optimizer's own, on pieces; collective. In an elastic job sync() of a KerasState does it.
+
+        There ranks may come later, which are at this line when the others train.
+        """
         if self.built:
             return
-        variables = list(variables)
+        self.__dict__["_hvdkit_variables"] = list(variables)
+        if not may_come_later():
+            self._hvdkit_divide()
+
+    def _hvdkit_divide(self) -> None:
+        """Build on this rank's pieces among the ranks that there are now; collective. The state begins anew.
+
+        Does nothing where that is so already. Raises ValueError for an optimizer that build() has not been called of.
+        """
+        variables = self.__dict__.get("_hvdkit_variables")
+        if variables is None:
+            raise ValueError(_NOT_BUILT)
+        if self._hvdkit_is_divided:
+            return
         sync = sync_of(self)
         assert isinstance(sync, ShardSync)
-        parts = self.__dict__["_hvdkit_parts"] = Parts(sync, variables)
-        excluded = getattr(self, "_exclude_from_weight_decay", None)
-        if excluded:
-            for piece, tensor in zip(parts.pieces, parts.tensors_of(parts.pieces), strict=True):
-                if tensor >= 0 and self._var_key(variables[tensor]) in excluded:  # type: ignore[attr-defined]
-                    excluded.add(self._var_key(piece))  # type: ignore[attr-defined]
+        parts = Parts(sync, variables)  # if a rank is lost here, the optimizer stays as it was
+        for variable in self.__dict__.pop("_hvdkit_made", ()):
+            self._untrack_variable(variable)  # type: ignore[attr-defined]
+        self._trainable_variables_indices.clear()  # type: ignore[attr-defined]
+        self.built, before = False, self.variables  # type: ignore[attr-defined]
+        self.__dict__["_hvdkit_parts"] = parts
+        self.__dict__["_hvdkit_wholes"] = {
+            self._var_key(piece): variables[tensor]  # type: ignore[attr-defined]
+            for piece, tensor in zip(parts.pieces, parts.tensors_of(parts.pieces), strict=True)
+            if tensor >= 0
+        }
         super(Distributed, self).build(list(parts.pieces))  # type: ignore[misc]
+        known = {id(variable) for variable in before}
+        made = self.__dict__["_hvdkit_made"] = [one for one in self.variables if id(one) not in known]  # type: ignore[attr-defined]
+        check_slots(made, self, IS_PIECE)
+
+    @property
+    def _hvdkit_is_divided(self) -> bool:
+        sync = sync_of(self)
+        return "_hvdkit_parts" in self.__dict__ and isinstance(sync, ShardSync) and sync.is_open
+
+    def _use_weight_decay(self, variable: Any) -> Any:
+        whole = self.__dict__["_hvdkit_wholes"].get(self._var_key(variable), variable)  # type: ignore[attr-defined]
+        return super()._use_weight_decay(whole)  # type: ignore[misc]
 
     def add_optimizer_variables(self, *args: Any, **kwargs: Any) -> Any:
         """The optimizer's own."""
@@ -67,31 +101,40 @@ class ShardedOptimizer(Distributed):
             build_if_needed(self, trainable_variables)
         parts, gradients = self._hvdkit_parts_of(), list(grads)
         variables = parts.variables if trainable_variables is None else trainable_variables
-        present = _by_variable(parts, gradients, variables)
-        if not gradients:
+        if parts.reduced is not None:
+            variables = parts.reduced
+        elif not gradients:
             return None
+        else:
+            gradients = self._hvdkit_scatter(gradients, variables)
         driver, passes = parts.sync.driver, self.gradient_accumulation_steps  # type: ignore[attr-defined]
-        scattered = driver.scatter(present)
-        if all(gradient is None for gradient in [*present, *scattered]):
-            raise ValueError("No gradients provided for any variable.")
         factor = parts.sync.passes_factor
         if factor != 1.0:
-            scattered = [None if gradient is None else gradient * factor for gradient in scattered]
+            gradients = [None if gradient is None else gradient * factor for gradient in gradients]
         own = parts.pieces[:-1]
         driver.refresh(own)
-        nothing = keras.ops.zeros((1,), parts.pieces[-1].dtype)
-        super(Distributed, self).apply([*scattered, nothing], list(parts.pieces))  # type: ignore[misc]
-        # Keras counts a step as its last deed.
-        driver.gather(own, self._iterations % passes == 0 if passes else True)  # type: ignore[attr-defined]
+        super(Distributed, self).apply(gradients, list(parts.pieces))  # type: ignore[misc]
+        # Keras counts a step as its last deed, and overwrites variables with their averages within windows, too.
+        always = not passes or self.ema_overwrite_frequency  # type: ignore[attr-defined]
+        driver.gather(own, True if always else self._iterations % passes == 0)  # type: ignore[attr-defined]
         for variable in variables:
             if variable.constraint is not None:
                 variable.assign(variable.constraint(variable))
         return None
 
+    def _hvdkit_scatter(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """The gradients of the pieces, of all ranks, for apply() within parts.reduced_of(variables); collective."""
+        parts = self._hvdkit_parts_of()
+        present = _by_variable(parts, gradients, variables)
+        scattered = parts.sync.driver.scatter(present)
+        if all(gradient is None for gradient in [*present, *scattered]):
+            raise ValueError("No gradients provided for any variable.")
+        return [*scattered, keras.ops.zeros((1,), parts.pieces[-1].dtype)]
+
     def _hvdkit_parts_of(self) -> Parts:
         parts: Parts | None = self.__dict__.get("_hvdkit_parts")
         if parts is None:
-            raise ValueError("The optimizer is not built. Call optimizer.build(variables) on all ranks.")
+            raise ValueError(_NOT_DIVIDED if "_hvdkit_variables" in self.__dict__ else _NOT_BUILT)
         return parts
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
@@ -121,6 +164,37 @@ class ShardedOptimizer(Distributed):
             return clip_by_global_norm(grads, limit, add)
         return super(Distributed, self)._clip_gradients(grads)  # type: ignore[misc]
 
+    @property
+    def _model_variables_moving_average(self) -> Any:
+        if type(sys._getframe(1).f_locals.get("self")).__name__ == "SwapEMAWeights":
+            raise ValueError(
+                "SwapEMAWeights cannot swap weights with averages that are divided among the ranks (shard=...). At its "
+                "end fit() gives the model the averages; to do so before, call optimizer.finalize_variable_values("
+                "model.trainable_variables) on all ranks."
+            )
+        if "_hvdkit_averages" not in self.__dict__:
+            raise AttributeError("_model_variables_moving_average")
+        return self.__dict__["_hvdkit_averages"]
+
+    @_model_variables_moving_average.setter
+    def _model_variables_moving_average(self, averages: Any) -> None:
+        self.__dict__["_hvdkit_averages"] = averages
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """The optimizer's own: with use_ema, give the variables their averages; collective.
+
+        Raises ValueError for other variables than the optimizer was built on.
+        """
+        if not self.use_ema:  # type: ignore[attr-defined]
+            return
+        parts, variables = self._hvdkit_parts_of(), list(var_list)
+        if [id(one) for one in variables] != [id(one) for one in parts.variables]:
+            raise ValueError(
+                f"finalize_variable_values() got {len(variables)} variables that are not the {len(parts.variables)} of "
+                f"which the optimizer has averages. Pass those that it was built on."
+            )
+        parts.sync.driver.gather(self._model_variables_moving_average[:-1], True)
+
     def gather_state(self) -> None:
         """Make the state whole, in host memory of this rank, so that it can be saved until the next step; collective.
 
@@ -129,7 +203,7 @@ class ShardedOptimizer(Distributed):
         self._hvdkit_gather(keep=True)
 
     def _hvdkit_gather(self, *, keep: bool) -> None:
-        if self.built:
+        if "_hvdkit_parts" in self.__dict__:
             self._hvdkit_parts_of().gather(self.variables, self._hvdkit_steps(), keep=keep)  # type: ignore[attr-defined]
 
     def _hvdkit_take_over(self, root: int, broadcast: Any) -> None:
@@ -144,14 +218,14 @@ class ShardedOptimizer(Distributed):
 
     def save_own_variables(self, store: Any) -> None:
         """The plain optimizer's, after gather_state(). Raises RuntimeError without."""
-        if not self.built:
+        if "_hvdkit_parts" not in self.__dict__:
             super().save_own_variables(store)  # type: ignore[misc]
         else:
             self._hvdkit_parts_of().save(self.variables, self._hvdkit_steps(), store)  # type: ignore[attr-defined]
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:
         """The plain optimizer's, whatever the number of ranks was. All ranks load, or broadcast_model() follows."""
-        if not self.built:
+        if "_hvdkit_variables" not in self.__dict__:
             super().load_own_variables(store)  # type: ignore[misc]
             return
         parts = self._hvdkit_parts_of()
@@ -166,11 +240,27 @@ class ShardedOptimizer(Distributed):
         """Raise ValueError: the variables are divided among the ranks."""
         raise ValueError("register_local_var(): not with shard=..., which divides all variables. Leave out shard.")
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        outer = sys._getframe(1).f_locals.get("self") if name == "loss_scale_factor" else None
-        if isinstance(outer, keras.optimizers.LossScaleOptimizer):
-            refuse_loss_scale()
-        super().__setattr__(name, value)
+    def _hvdkit_loss_scale(self) -> type:
+        return ShardedLossScale
+
+
+def find_sharded(optimizer: Any) -> ShardedOptimizer | None:
+    """The optimizer whose state is divided: this one or that in a LossScaleOptimizer; None where it is whole."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return inner if isinstance(inner, ShardedOptimizer) else None
+
+
+def may_come_later() -> bool:
+    """May there be ranks that begin while the others train?"""
+    config = engine.runtime("DistributedOptimizer()").config
+    return config.elastic and not config.elastic_restarts
+
+
+_NOT_BUILT = "The optimizer is not built. Call optimizer.build(variables) on all ranks."
+_NOT_DIVIDED = (
+    "The optimizer has shard=..., and in an elastic job its state is divided by sync() of a KerasState. Make state = "
+    "hvd.elastic.KerasState(model), and train and load checkpoints within the function that hvd.elastic.run calls."
+)
 
 
 def _by_variable(parts: Parts, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -198,9 +288,3 @@ def check_sharding(optimizer: Any, settings: Settings, shard: str) -> None:
             f"{settings.compression!r} cannot. Use compression=hvd.Compression.fp16 or bf16, or leave out shard."
         )
     check_optimizer(optimizer)
-    if engine.runtime("DistributedOptimizer()").config.elastic:
-        raise ValueError(
-            f"DistributedOptimizer(): shard={shard!r} of Keras does not go with an elastic job: the part of the state "
-            f"that a lost rank had would be lost. Leave out shard, or start hvdrun without --elastic and load "
-            f"checkpoints."
-        )

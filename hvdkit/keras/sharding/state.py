@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -22,7 +23,8 @@ class Parts:
     """What this rank trains of some variables.
 
     pieces: a variable for each piece, and a last one, of one element, that is nobody's: Keras does not count a step
-    without gradients. layout: filled while the optimizer is built on them.
+    without gradients. layout: filled while the optimizer is built on them. reduced: the variables that gradients belong
+    to which are of pieces already; None where they are whole.
     """
 
     def __init__(self, sync: ShardSync, variables: Sequence[Any]) -> None:
@@ -36,6 +38,7 @@ class Parts:
             self._tensor_of[id(variable)] = piece.tensor
         self.pieces = [*own, keras.Variable(np.zeros(1), dtype=self.variables[0].dtype, trainable=False)]
         self.window: Sequence[Any] = ()  # the pieces whose gradients are being clipped
+        self.reduced: Sequence[Any] | None = None
         self._kept: dict[int, Array] | None = None  # the slots of all pieces, by number in the plain optimizer
         self._kept_at = -1
 
@@ -47,6 +50,15 @@ class Parts:
     def tensors_of(self, pieces: Sequence[Any]) -> list[int]:
         """Of which variable each is a piece; -1 for none."""
         return [self._tensor_of.get(id(piece), -1) for piece in pieces]
+
+    @contextmanager
+    def reduced_of(self, variables: Sequence[Any]) -> Iterator[None]:
+        """Within, gradients are of the pieces. variables: that they belong to."""
+        self.reduced = variables
+        try:
+            yield
+        finally:
+            self.reduced = None
 
     def _entries(self, variables: Sequence[Any]) -> list[Entry]:
         return list(self.layout.entries(variables, len(self.variables)))
@@ -88,7 +100,7 @@ class Parts:
             )
         for number, entry in enumerate(self._entries(variables)):
             if entry.tensor < 0:
-                store[str(number)] = keras.ops.convert_to_numpy(entry.variable)
+                store[str(number)] = keras.ops.convert_to_numpy(entry.variable).copy()
             else:
                 store[str(number)] = self._shaped(number, entry)
 
@@ -122,18 +134,16 @@ class Parts:
                 entry.variable.assign(array)
             else:
                 kept[number] = _storage(array.astype(_numpy_dtype(whole)), whole.dtype)
-        self._put(entries, kept)
+        for number, array in kept.items():
+            self._put(entries[number], array)
         self._kept = kept
 
-    def _put(self, entries: Sequence[Entry], kept: Mapping[int, Array]) -> None:
-        """Give this rank's pieces their part of the whole state."""
-        for number, entry in enumerate(entries):
-            if entry.tensor < 0:
-                continue
-            whole = kept[number].view(_numpy_dtype(self.variables[entry.tensor]))
-            for piece, variable in zip(self.placed, entry.slot, strict=False):
-                if piece.tensor == entry.tensor:
-                    variable.assign(whole[piece.offset : piece.offset + piece.count])
+    def _put(self, entry: Entry, whole: Array) -> None:
+        """Give this rank's pieces of a tensor their part of a slot."""
+        whole = whole.view(_numpy_dtype(self.variables[entry.tensor]))
+        for piece, variable in zip(self.placed, entry.slot, strict=False):
+            if piece.tensor == entry.tensor:
+                variable.assign(whole[piece.offset : piece.offset + piece.count])
 
     def take_over(self, variables: Sequence[Any], root: int, broadcast: Any) -> None:
         """Give all ranks their part of the state that rank `root` has loaded, if it has; collective.
@@ -145,8 +155,8 @@ class Parts:
             return
         mine, self._kept = self._kept or {}, None
         entries = self._entries(variables)
-        whole = {number: broadcast(mine.pop(number, None), root) for number in numbers}
-        self._put(entries, whole)
+        for number in numbers:
+            self._put(entries[number], broadcast(mine.pop(number, None), root))
 
 
 def _dtype(variable: Any) -> str:

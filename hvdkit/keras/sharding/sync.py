@@ -30,7 +30,17 @@ class ShardSync(GradientSync):
         super().__init__(settings, local_layers=(), scale_local=True, passes_factor=1.0)
 
     def enter(self) -> None:
-        """See GradientSync.enter: the state stays divided as it was, so that another world cannot use it."""
+        """See GradientSync.enter: the state stays divided as it was until open(), so that a step is an error."""
+
+    @property
+    def is_open(self) -> bool:
+        """Is the state divided among the ranks that there are now?"""
+        return self._shards is not None and not self._closed
+
+    @property
+    def is_traced_with_ranks(self) -> bool:
+        """See GradientSync: compiled steps hold the variables of this rank's pieces."""
+        return True
 
     def open(self, variables: Sequence[Any]) -> ShardDriver:
         """Agree on the variables, and divide them; collective, after which `driver` is there.
@@ -52,6 +62,7 @@ class ShardSync(GradientSync):
         # Counted in this world: a process may have wrapped an optimizer that others have not.
         self._norms = f"norms of optimizer {settings.group.engine.count('norms')}"
         self._shards = driver_kind()(settings.group, tensors, variables, settings.options, self._add)
+        self._closed = False
         return self._shards
 
     @property
@@ -60,7 +71,8 @@ class ShardSync(GradientSync):
         if self._shards is None or self._closed:
             raise HorovodInternalError(
                 "The state of this optimizer is divided among the ranks of before shutdown(). After another init() "
-                "make a new model and optimizer, and load a checkpoint."
+                "call sync() of an hvd.elastic.KerasState that holds a commit, or make a new model and optimizer, and "
+                "load a checkpoint."
             )
         return self._shards
 

@@ -81,10 +81,16 @@ class _StateDictHandler:
     def __init__(self, value: Any) -> None:
         self._value = value
         self._saved: Any = None
+        self._present: Any = None
+        self.gather()
         self.save()
 
+    def gather(self) -> None:
+        """See GatheringHandler.gather: of an optimizer with shard=... state_dict() is collective."""
+        self._present = self._value.state_dict()
+
     def save(self) -> None:
-        self._saved = _copy_over(self._saved, self._value.state_dict())
+        self._saved, self._present = _copy_over(self._saved, self._present), None
 
     def restore(self) -> None:
         self._value.load_state_dict(copy.deepcopy(self._saved))

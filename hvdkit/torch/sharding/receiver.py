@@ -27,6 +27,7 @@ class TorchReceiver:
     """
 
     together: Callable[[str, Action], Any]
+    in_place = False
 
     def __init__(self) -> None:
         self._source: TorchSource | None = None

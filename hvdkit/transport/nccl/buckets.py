@@ -72,7 +72,7 @@ class NcclBuckets:
         self._prescale(index)
         self._run(index, reduce)
 
-    def reduce_scatter(self, index: int) -> None:
+    def reduce_scatter(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """See Buckets.reduce_scatter."""
         spec, buffer, count = self._specs[index], self._whole[index], self._counts[index]
 
@@ -85,7 +85,7 @@ class NcclBuckets:
         self._prescale(index)
         self._run(index, reduce)
 
-    def all_gather(self, index: int) -> None:
+    def all_gather(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """See Buckets.all_gather."""
         spec, buffer, count = self._specs[index], self._whole[index], self._counts[index]
 
