@@ -276,6 +276,27 @@ def test_facts_are_gathered_and_srun_is_asked_only_where_it_may_be_needed(tmp_pa
     assert "Megaflop Runner 3" in facts.no_mpi
 
 
+@pytest.mark.parametrize("version", ["4.1.4", "5.0.11"])
+def test_in_a_job_of_grid_engine_open_mpi_starts_its_daemons_with_qrsh(tmp_path: Path, version: str) -> None:
+    program(tmp_path / "bin", "mpirun", f"mpirun (Open MPI) {version}")
+    qrsh = program(tmp_path / "sge" / "bin" / "lx-amd64", "qrsh", "") / "qrsh"
+    environ = {"PATH": f"{tmp_path}/bin:/bin", "SGE_ROOT": f"{tmp_path}/sge", "ARC": "lx-amd64", "JOB_ID": "7"}
+    environ["PE_HOSTFILE"] = "/spool/pe_hostfile"
+
+    def started(wish: str = "", **more: Any) -> tuple[str, bool]:
+        facts = detect_launchers(environ, str(tmp_path), local=False, named_hosts=False, wish=wish)
+        choice = plan_launcher(facts, wish)
+        return choice.reason, "BatchMode=yes" in " ".join(build_launch(job(**more), choice).argv)
+
+    assert started() == (f"Open MPI's mpirun: it starts its daemons through {qrsh}", False)
+    assert started("mpirun") == ("--launcher mpirun", False)
+    assert started("ssh") == ("--launcher ssh", True)
+    assert started(ssh_options=("-p", "2222"))[1]
+    qrsh.unlink()  # Debian has it elsewhere, and Open MPI does not find it
+    reason = "Open MPI's mpirun: it starts its daemons over ssh, as there is no $SGE_ROOT/bin/$ARC/qrsh"
+    assert started() == (reason, True)
+
+
 def test_crays_mpiexec_is_known_by_what_it_says_or_where_it_lies(tmp_path: Path) -> None:
     named, placed = tmp_path / "a" / "bin", tmp_path / "pals" / "1.3.4" / "bin"
     for folder, says in ((named, "PALS version 1.2.12"), (placed, "mpiexec version 1.3.4")):

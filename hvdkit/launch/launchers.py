@@ -160,7 +160,7 @@ def build_open_mpi(job: Job, choice: LauncherChoice) -> Launch:
         # Inside one host shared memory suffices; detecting fabrics costs a second at each start.
         variables.update(unless_set(WITHOUT_FABRICS, {**job.environ, **variables}))
     else:
-        argv += _daemon_parameters(job, mpi, choice.ssh)
+        argv += _daemon_parameters(job, mpi, choice)
         for name in forwarded_names(job, variables):
             argv += ["-x", name]
     return Launch((*argv, *job.launcher_arguments, *job.agent_command), variables)
@@ -172,15 +172,17 @@ def _format_hosts(job: Job) -> Iterable[str]:
     return [f"{host.login}:{'auto' if host.slots is None else host.slots}" for host in job.hosts]
 
 
-def _daemon_parameters(job: Job, mpi: Mpi, ssh: bool) -> list[str]:
+def _daemon_parameters(job: Job, mpi: Mpi, choice: LauncherChoice) -> list[str]:
     option, prefix, agent, name = (
         ("--prtemca", "PRTE", "plm_ssh_agent", "ssh") if mpi.major >= 5 else ("--mca", "OMPI", "plm_rsh_agent", "rsh")
     )
     # Neither started by the scheduler nor limited to its number of slots.
     over_ssh = [option, "plm", name, option, "ras", "^slurm,tm,lsf,gridengine" if mpi.major < 5 else "^slurm,pbs,lsf"]
-    words = over_ssh if ssh else []
+    words = over_ssh if choice.ssh else []
     if any(f"{prefix}_MCA_{each}" in job.environ for each in ("plm_ssh_agent", "plm_rsh_agent")):
         return words  # the user's own ssh
+    if choice.qrsh and not job.ssh_options:
+        return words  # with an agent of ours Open MPI would not use qrsh
     # Without tree spawn every ssh is started here. Open MPI 5's daemons would get the options cut off at the first "=".
     no_tree = agent.replace("agent", "no_tree_spawn")
     return [*words, option, agent, shlex.join(["ssh", *job_ssh_options(job)]), option, no_tree, "1"]

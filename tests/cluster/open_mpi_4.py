@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.lab import Lab
+from cluster import debian
 
 #: What openmpi-bin needs beyond Slurm's packages. 5 MB.
 PACKAGES = (
@@ -20,31 +17,9 @@ PACKAGES = (
 
 def unpack(folder: Path) -> Path:
     """Unpack the packages; returns what is to stand over /usr. Raises RuntimeError if they cannot be had."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hvdkit" / "tests" / "openmpi4"
-    if len(list(cache.glob("*.deb"))) < len(PACKAGES):
-        cache.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(
-            ["apt-get", "download", *PACKAGES], cwd=cache, capture_output=True, text=True, timeout=200, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(f"the tests of Open MPI 4 need packages of Debian 12: {done.stderr}")
-    for package in cache.glob("*.deb"):
-        subprocess.run(["dpkg-deb", "--extract", package, folder], check=True, timeout=60)
-    (folder / "usr" / "bin" / "mpirun").symlink_to("orterun")
-    return folder / "usr"
-
-
-@contextmanager
-def on_all_hosts(lab: Lab, usr: Path) -> Iterator[None]:
-    """Have every host find Open MPI 4 where Debian installs it."""
-    try:
-        for host in lab.names:
-            done = lab.run(host, ["mount", "-t", "overlay", "-o", f"lowerdir={usr}:/usr", "overlay", "/usr"])
-            assert done.returncode == 0, done.stderr
-        yield
-    finally:
-        for host in lab.names:
-            lab.run(host, ["umount", "--lazy", "/usr"])
+    usr = debian.unpack("openmpi4", PACKAGES, folder)
+    (usr / "bin" / "mpirun").symlink_to("orterun")
+    return usr
 
 
 def make_python(folder: Path) -> str:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import open_mpi_4
+from cluster import debian, open_mpi_4
 from cluster.jobs import MEET
 from cluster.lab import ROOT, Lab, environment
 
@@ -63,7 +63,7 @@ def test_the_toolkits_own_mpirun_starts_hvdkit(lab: Lab, tmp_path: Path) -> None
     here = environment(PATH="/usr/bin:/bin", LD_LIBRARY_PATH="", **variables("node1"))
     names = sorted(name for name in here if name.startswith(("SM_", "PYTHON")))
     command = toolkit_command(HOSTS, 2, "10.77.0.0/24", names, python, "-m", "mpi4py", MEET)
-    with open_mpi_4.on_all_hosts(lab, usr):
+    with debian.over_usr(lab, usr):
         done = lab.run("node1", command, env=here)
     assert done.returncode == 0, done.stdout + done.stderr
     said = sorted(re.findall(r"rank \d of .*", done.stdout))

@@ -23,7 +23,7 @@ class LauncherEnvironment:
     scheduler: in whose job this runs: slurm, pbs, lsf, sge; "" for none.
     local: all ranks run on this machine. named_hosts: the user has named the hosts.
     mpi: the MPI of the mpirun that was found; None without any, and then no_mpi is the error message.
-    programs: paths of mpiexec, srun and jsrun, where they exist.
+    programs: paths of mpiexec, srun, jsrun and qrsh, where they exist; of qrsh where Open MPI would use it.
     pmi: the plugins that `srun --mpi=list` prints. pmi_wish: the user's plugin for srun (SLURM_MPI_TYPE).
     pmi_library: the user's library for Intel MPI under srun (I_MPI_PMI_LIBRARY).
     cray: the environment is Cray MPICH's.
@@ -60,6 +60,8 @@ def detect_launchers(
         sibling = Path(mpi.mpirun).with_name("mpiexec")
         programs["mpiexec"] = str(sibling) if os.access(sibling, os.X_OK) else mpi.mpirun
     scheduler = find_scheduler(environ)
+    if scheduler == "sge" and mpi is not None and mpi.kind == "open_mpi" and (qrsh := _find_qrsh(environ)):
+        programs["qrsh"] = qrsh
     needs_pmi = "srun" in programs and scheduler == "slurm" and (wish == "srun" or mpi is None)
     return LauncherEnvironment(
         scheduler=scheduler,
@@ -80,6 +82,14 @@ def parse_pmi_list(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(re.findall(r"\b(none|pmi2|pmi1|pmix(?:_v\d+)?|cray_shasta|openmpi)\b", text)))
 
 
+def _find_qrsh(environ: Mapping[str, str]) -> str:
+    """Find Grid Engine's qrsh where Open MPI looks for it; "" if it is not there."""
+    if not all(environ.get(name) for name in ("SGE_ROOT", "ARC", "JOB_ID")):
+        return ""
+    path = Path(environ["SGE_ROOT"], "bin", environ["ARC"], "qrsh")
+    return str(path) if os.access(path, os.X_OK) else ""
+
+
 def _list_pmi(srun: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     cure = "Check Slurm on this host, or use --launcher ssh."
     return parse_pmi_list(query([srun, "--mpi=list"], environ, _SRUN_TIMEOUT_S, cure))
@@ -97,6 +107,7 @@ class LauncherChoice:
 
     launcher: one of LAUNCHERS. reason: as a sentence without its full stop. program: its path; "" for the MPI's own
     mpirun. pmi: the plugin, for srun; with one that the ranks' MPI does not support each rank would be alone.
+    qrsh: Grid Engine's, with which Open MPI's mpirun starts its daemons in place of ssh; "" if it does not.
     """
 
     launcher: str
@@ -104,6 +115,7 @@ class LauncherChoice:
     program: str = ""
     mpi: Mpi | None = None
     pmi: str = ""
+    qrsh: str = ""
 
     @property
     def ssh(self) -> bool:
@@ -129,7 +141,7 @@ def plan_launcher(environment: LauncherEnvironment, wish: str = "") -> LauncherC
     if environment.scheduler == "lsf" and "jsrun" in environment.programs and not environment.named_hosts:
         return _choose_jsrun(environment, "jsrun: this is an LSF job, and the site has jsrun")
     if environment.mpi is not None:
-        return LauncherChoice("mpirun", _explain_mpirun(environment, environment.mpi), mpi=environment.mpi)
+        return _choose_mpirun(environment, _explain_mpirun(environment, environment.mpi))
     if environment.scheduler == "slurm" and "srun" in environment.programs:
         return _choose_srun(environment, "srun: this is a Slurm job, and there is no mpirun")
     raise LaunchError(environment.no_mpi)
@@ -143,9 +155,17 @@ def _explain_mpirun(environment: LauncherEnvironment, mpi: Mpi) -> str:
         return f"{launcher}: all ranks are on this machine"
     if not environment.scheduler:
         return f"{launcher}, over ssh: the hosts are named, and this is not a scheduler's job"
+    if environment.scheduler == "sge" and mpi.kind == "open_mpi":
+        qrsh = environment.programs.get("qrsh")
+        through = f"through {qrsh}" if qrsh else "over ssh, as there is no $SGE_ROOT/bin/$ARC/qrsh"
+        return f"{launcher}: it starts its daemons {through}"
     names = {"slurm": "srun", "pbs": "PBS", "lsf": "LSF", "sge": "qrsh", "flux": "Flux", "htcondor": "HTCondor"}
     through = names.get(environment.scheduler, environment.scheduler)
     return f"{launcher}: it starts its daemons through {through} if it was built with support for it, else over ssh"
+
+
+def _choose_mpirun(environment: LauncherEnvironment, reason: str) -> LauncherChoice:
+    return LauncherChoice("mpirun", reason, mpi=environment.mpi, qrsh=environment.programs.get("qrsh", ""))
 
 
 def _wish_mpirun(environment: LauncherEnvironment) -> LauncherChoice:
@@ -154,7 +174,7 @@ def _wish_mpirun(environment: LauncherEnvironment) -> LauncherChoice:
         raise LaunchError(
             "--launcher mpirun: this site's launcher is mpiexec of Cray PALS. Use --launcher mpiexec, or remove it."
         )
-    return LauncherChoice("mpirun", "--launcher mpirun", mpi=mpi)
+    return _choose_mpirun(environment, "--launcher mpirun")
 
 
 def _wish_mpiexec(environment: LauncherEnvironment) -> LauncherChoice:
