@@ -292,9 +292,11 @@ def test_in_a_job_of_grid_engine_open_mpi_starts_its_daemons_with_qrsh(tmp_path:
     assert started("mpirun") == ("--launcher mpirun", False)
     assert started("ssh") == ("--launcher ssh", True)
     assert started(ssh_options=("-p", "2222"))[1]
-    qrsh.unlink()  # Debian has it elsewhere, and Open MPI does not find it
-    reason = "Open MPI's mpirun: it starts its daemons over ssh, as there is no $SGE_ROOT/bin/$ARC/qrsh"
-    assert started() == (reason, True)
+    qrsh.rename(tmp_path / "bin" / "qrsh")
+    assert started() == (f"Open MPI's mpirun: it starts its daemons through {tmp_path}/bin/qrsh", False)
+    (tmp_path / "bin" / "qrsh").unlink()
+    reason = "it starts its daemons over ssh, as there is no qrsh on PATH or in $SGE_ROOT/bin/$ARC"
+    assert started() == (f"Open MPI's mpirun: {reason}", True)
 
 
 def test_crays_mpiexec_is_known_by_what_it_says_or_where_it_lies(tmp_path: Path) -> None:

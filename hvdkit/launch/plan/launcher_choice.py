@@ -86,8 +86,8 @@ def _find_qrsh(environ: Mapping[str, str]) -> str:
     """Find Grid Engine's qrsh where Open MPI looks for it; "" if it is not there."""
     if not all(environ.get(name) for name in ("SGE_ROOT", "ARC", "JOB_ID")):
         return ""
-    path = Path(environ["SGE_ROOT"], "bin", environ["ARC"], "qrsh")
-    return str(path) if os.access(path, os.X_OK) else ""
+    path = os.pathsep.join((environ.get("PATH", os.defpath), f"{environ['SGE_ROOT']}/bin/{environ['ARC']}"))
+    return shutil.which("qrsh", path=path) or ""
 
 
 def _list_pmi(srun: str, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -157,7 +157,7 @@ def _explain_mpirun(environment: LauncherEnvironment, mpi: Mpi) -> str:
         return f"{launcher}, over ssh: the hosts are named, and this is not a scheduler's job"
     if environment.scheduler == "sge" and mpi.kind == "open_mpi":
         qrsh = environment.programs.get("qrsh")
-        through = f"through {qrsh}" if qrsh else "over ssh, as there is no $SGE_ROOT/bin/$ARC/qrsh"
+        through = f"through {qrsh}" if qrsh else "over ssh, as there is no qrsh on PATH or in $SGE_ROOT/bin/$ARC"
         return f"{launcher}: it starts its daemons {through}"
     names = {"slurm": "srun", "pbs": "PBS", "lsf": "LSF", "sge": "qrsh", "flux": "Flux", "htcondor": "HTCondor"}
     through = names.get(environment.scheduler, environment.scheduler)
