@@ -43,6 +43,12 @@ def find_source(path: str) -> Path | None:
     return None
 
 
+def read_strings(kind: str) -> set[str]:
+    """All strings of an example's manifest."""
+    yaml = pytest.importorskip("yaml")
+    return set(find_strings(list(yaml.safe_load_all((EXAMPLES / f"{kind}.yaml").read_text()))))
+
+
 def find_strings(node: Any) -> Iterator[str]:
     """All strings of a manifest."""
     if isinstance(node, str):
@@ -69,8 +75,7 @@ def test_the_image_installs_extras_that_exist() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_image_has_the_files_that_a_manifest_names(kind: str) -> None:
-    strings = set(find_strings(list(yaml.safe_load_all((EXAMPLES / f"{kind}.yaml").read_text()))))
-    named = [text for text in strings if text.startswith(("/opt/", "/home/mpiuser/.sshd"))]
+    named = [text for text in read_strings(kind) if text.startswith(("/opt/", "/home/mpiuser/.sshd"))]
     assert "/opt/hvdkit/examples/pytorch_digits.py" in named
     assert [path for path in named if not ((source := find_source(path)) and source.is_file())] == []
 
@@ -78,7 +83,6 @@ def test_the_image_has_the_files_that_a_manifest_names(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_sshd_uses_the_key_that_the_operator_mounts(kind: str) -> None:
     """The image has none of its own. The MPI Operator mounts it at /root/.ssh, unless the manifest says where."""
-    strings = set(find_strings(list(yaml.safe_load_all((EXAMPLES / f"{kind}.yaml").read_text()))))
-    mounted = next((text for text in strings if text.endswith("/.ssh")), "/root/.ssh")
+    mounted = next((text for text in read_strings(kind) if text.endswith("/.ssh")), "/root/.ssh")
     config = (EXAMPLES / f"sshd_{KINDS[kind]}.conf").read_text()
     assert re.findall(r"(?m)^HostKey (.*)$", config) == [f"{mounted}/id_rsa"]

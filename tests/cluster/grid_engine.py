@@ -89,7 +89,19 @@ class GridEngine:
 
     def submit(self, script: Path, output: Path, *options: str) -> str:
         """Submit a batch script with this environment; returns its number."""
-        words = ["qsub", "-terse", "-V", "-S", "/bin/bash", "-j", "y", "-o", output, "-wd", script.parent]
+        words: list[str | Path] = [
+            "qsub",
+            "-terse",
+            "-V",
+            "-S",
+            "/bin/bash",
+            "-j",
+            "y",
+            "-o",
+            output,
+            "-wd",
+            script.parent,
+        ]
         done = self.run(*words, *options, script)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.strip()
