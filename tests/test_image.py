@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "kubernetes"
