@@ -1,4 +1,4 @@
-"""A real Grid Engine on the lab's hosts: sge_qmaster on the first, sge_execd on each; its files in the lab's folder.
+"""A real Grid Engine on the lab's hosts: sge_qmaster on the first, sge_execd on each, files in the lab's folder.
 
 Debian 12's packages (Son of Grid Engine 8.1.9) are not installed, as they need a mail server: see debian.py.
 """
@@ -32,8 +32,8 @@ listener_threads  2
 worker_threads    2
 scheduler_threads 1
 """
-# What qconf shows its editor, by command, and the lines to change there (slots in both). The configuration: jobs of
-# root too, and few seconds in place of many. The parallel environment: two ranks a host, and qrsh to others
+# What qconf shows its editor, by command, and the lines to change there (slots in two of them). The configuration: jobs
+# of root too, and few seconds in place of many. The parallel environment: two ranks a host, and qrsh to the others
 # (control_slaves).
 _EDITS = {
     "-mconf": {"execd_spool_dir": "{cell}/execd", "min_uid": "0", "min_gid": "0", "load_report_time": "0:0:2"},
