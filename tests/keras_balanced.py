@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -83,6 +84,19 @@ def _train_alone_on_others(model: Any, alone: Any) -> None:
     model.fit(x[mine], y[mine], batch_size=per_rank, verbose=0, shuffle=False)
     alone.fit(x[:BATCH], y[:BATCH], batch_size=BATCH, verbose=0, shuffle=False)
     assert_alike(model, alone, 2e-6)
+
+
+def weights_anew() -> None:
+    """A backward pass that was cut short says nothing of the weight in the next one."""
+    import torch
+
+    from hvdkit.keras.sync_torch import _TensorFollower
+
+    weights = iter([0.5, 2.0])
+    clock: Any = SimpleNamespace(gradient=lambda gradient: None)
+    follower: Any = SimpleNamespace(begin_step=lambda: next(weights))
+    tensors = _TensorFollower(follower, clock)
+    assert [float(tensors.gradient(torch.tensor(1.0))) for _ in range(2)] == [0.5, 2.0]  # type: ignore[arg-type]
 
 
 def misuse() -> None:

@@ -18,3 +18,5 @@ def test_unequal_rows_train_as_one_process_with_the_whole_batch(backend: str) ->
 @each_backend
 def test_misuse_is_refused_with_its_cure(backend: str) -> None:
     run_check(3, backend, "keras_balanced:misuse")
+    if backend == "torch":
+        run_check(3, backend, "keras_balanced:weights_anew")

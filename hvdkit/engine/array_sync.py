@@ -35,7 +35,10 @@ class ArrayFollower(Protocol):
     """What takes part in each step of an optimizer, beside its strategy."""
 
     def begin_step(self) -> float:
-        """A step's first gradients are there. Returns what this rank's are multiplied with before they are reduced."""
+        """Gradients of a step are there. Returns what this rank's are multiplied with before they are reduced.
+
+        May be called several times in a step.
+        """
 
     def reduced(self, meeting: Meeting, seconds: Seconds | None) -> None:
         """All are reduced, in so many seconds since the last time without waits for other ranks; may be collective."""

@@ -143,18 +143,15 @@ class _TensorFollower:
 
     def __init__(self, follower: ArrayFollower, clock: ComputeClock) -> None:
         self._follower, self._clock = follower, clock
-        self._weight: float | None = None  # of the step that is under way
 
     def gradient(self, gradient: torch.Tensor) -> torch.Tensor | None:
         self._clock.gradient(gradient)
-        if self._weight is None:
-            self._weight = self._follower.begin_step()
-        return weighted(gradient, self._weight)
+        # Asked for each gradient: a backward pass may be cut short, and another step come after it.
+        return weighted(gradient, self._follower.begin_step())
 
     def stepped(self, sync: GradientSync) -> None:
         """Nothing here, as a LossScaleOptimizer may leave the step out."""
 
     def reduced(self, sync: GradientSync) -> None:
         """The gradients of a step are reduced."""
-        self._weight = None
         self._follower.reduced(sync, self._clock.step())
