@@ -122,6 +122,12 @@ def misuse() -> None:
         for error, words, batch, optimizer, options in cases:
             with raises(error, words):
                 hvd.BalancedDataset(data, batch, optimizer, **options)
+        own = hvd.BalancedDataset(data, BATCH, wrap(process_set=hvd.add_process_set([0])))  # which each rank has alone
+        for epoch in (0, 1):
+            assert len(list(own)) == len(own) and own.epoch == epoch
+        own.set_epoch(7)
+        next(iter(own))
+        assert own.epoch == 7
         with raises(ValueError, "different lengths"):
             hvd.BalancedDataset((data[0], data[1][1:]), BATCH, wrap())
         model = make_model()

@@ -110,7 +110,7 @@ class BalancedDataset(keras.utils.PyDataset):
     def set_epoch(self, epoch: int) -> None:
         """Go on with the order of this epoch, on all ranks, as after fit(initial_epoch=epoch)."""
         with self._lock:
-            self.epoch, self._trained = epoch, 0
+            self.epoch, self._given, self._trained = epoch, 0, 0
             self._order = None
 
     def __len__(self) -> int:
@@ -125,7 +125,8 @@ class BalancedDataset(keras.utils.PyDataset):
     def __iter__(self) -> Iterator[Any]:
         self.on_epoch_begin()
         try:
-            yield from super().__iter__()
+            for index in range(self.num_batches):  # Keras 3.5 has no __iter__ of its own
+                yield self[index]
         finally:
             self.on_epoch_end()
 
