@@ -330,6 +330,7 @@ def refused() -> None:
         for name in ("Adafactor", "Lamb", "Muon"):
             with raises(ValueError, "treats every element by itself"):
                 wrap(getattr(keras.optimizers, name)(learning_rate=0.1))
+        wrap(Momentum(0.1, gradient_accumulation_steps=5))
         with raises(ValueError, "cannot divide"):
             wrap(_WithAHistory(0.1)).build(make_model().trainable_variables)
         with raises(ValueError, 'use shard="optimizer" or "gradients"'):

@@ -76,9 +76,13 @@ def _differs(optimizer: Any) -> bool:
 
 
 def _run(optimizer: Any, start: Array, gradients: Sequence[Array], *, value_when_built: Array) -> Array:
-    """The values after steps of an optimizer of the same class and options; norms are clipped by ShardedOptimizer."""
+    """The values after steps of an optimizer of the same class and options.
+
+    Without clipping of norms, which ShardedOptimizer does, and accumulation, in which the steps might change nothing.
+    """
     config = optimizer.get_config()
-    config.update({name: None for name in ("clipnorm", "global_clipnorm") if name in config})
+    left_out = ("clipnorm", "global_clipnorm", "gradient_accumulation_steps")
+    config.update({name: None for name in left_out if name in config})
     if isinstance(config.get("learning_rate"), float):
         config["learning_rate"] = 0.1  # in a warm-up it may be 0
     trial = type(optimizer).from_config(config)
