@@ -3,7 +3,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from itertools import product
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -51,6 +53,11 @@ def test_a_rank_that_becomes_faster_does_not_get_less(speeds: list[float], extra
 def test_what_cannot_be_divided_is_refused(speeds: list[float]) -> None:
     with pytest.raises(ValueError, match=r"above 0|too few"):
         shares(speeds, 8)
+
+
+def test_speeds_may_be_an_array() -> None:
+    speeds: Any = np.array([3.0, 2.0, 1.0])
+    assert Balance(12, 3, speeds).plan == (6, 4, 2)
 
 
 def hear_often(balance: Balance, row_s: list[float], times: int = 6, fixed_s: float = 0.0) -> list[bool]:

@@ -66,7 +66,7 @@ class Balance:
             raise ValueError(f"speeds has {len(speeds)} numbers, but there are {size} ranks; give one for each rank")
         self._rows, self._grain = rows, grain
         self._row_s: list[float] | None = None
-        self.plan = self._divide(speeds if speeds is not None else [1.0] * size)
+        self.plan = self._divide([1.0] * size if speeds is None else list(speeds))
 
     def _divide(self, speeds: Sequence[float]) -> Shares:
         grains, rest = divmod(self._rows, self._grain)
