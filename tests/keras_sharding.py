@@ -158,7 +158,12 @@ def divided_anew(name: str) -> None:
             _fit_whole(reference, part)
         assert_alike(model, reference, 1e-6)
         assert int(model.optimizer.iterations) == int(reference.optimizer.iterations)
+        model.optimizer.gather_state()  # what it keeps is of before the steps that follow
         _fit_part(model, 2)
+        before = [np.array(variable) for variable in model.optimizer.variables]
+        hvd.broadcast_model(model)
+        for one, two in zip(model.optimizer.variables, before, strict=True):
+            np.testing.assert_array_equal(np.array(one), two)
         hvd.shutdown()
         hvd.init(**_SETTINGS)
         with raises(ValueError, "Call state.commit()"):

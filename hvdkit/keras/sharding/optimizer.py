@@ -208,7 +208,7 @@ class ShardedOptimizer(Distributed):
 
     def _hvdkit_take_over(self, root: int, broadcast: Any) -> None:
         parts: Parts = self._hvdkit_parts_of()
-        parts.take_over(self.variables, root, broadcast)  # type: ignore[attr-defined]
+        parts.take_over(self.variables, self._hvdkit_steps(), root, broadcast)  # type: ignore[attr-defined]
 
     def _hvdkit_release(self) -> None:
         self._hvdkit_parts_of().release()

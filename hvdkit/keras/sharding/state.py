@@ -145,12 +145,14 @@ class Parts:
             if piece.tensor == entry.tensor:
                 variable.assign(whole[piece.offset : piece.offset + piece.count])
 
-    def take_over(self, variables: Sequence[Any], root: int, broadcast: Any) -> None:
+    def take_over(self, variables: Sequence[Any], steps: int, root: int, broadcast: Any) -> None:
         """Give all ranks their part of the state that rank `root` has loaded, if it has; collective.
 
-        broadcast: sends an object of rank `root` to all.
+        steps: that have been taken; what was kept before the last of them is out of date. broadcast: sends an object of
+        rank `root` to all.
         """
-        numbers = broadcast(None if self._kept is None else sorted(self._kept), root)
+        known = self._kept if steps <= self._kept_at else None
+        numbers = broadcast(None if known is None else sorted(known), root)
         if numbers is None:
             return
         mine, self._kept = self._kept or {}, None
