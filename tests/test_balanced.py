@@ -14,6 +14,7 @@ from ranks import run_ranks
 from torch.utils.data import DataLoader, TensorDataset
 
 import hvdkit.torch as hvd
+from hvdkit.engine.measured_shares import MeasuredShares
 from hvdkit.torch.data.balanced import weighted
 from hvdkit.training.balance import Balance, Plans, part_of_batch, shares, step_s
 from hvdkit.training.sharding import plan_order
@@ -58,6 +59,46 @@ def test_what_cannot_be_divided_is_refused(speeds: list[float]) -> None:
 def test_speeds_may_be_an_array() -> None:
     speeds: Any = np.array([3.0, 2.0, 1.0])
     assert Balance(12, 3, speeds).plan == (6, 4, 2)
+
+
+class FewRanks:
+    """Stands for a transport."""
+
+    rank = 0
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+def test_in_a_new_world_old_ranks_divide_as_new_ones_do() -> None:
+    worlds: list[Any] = [FewRanks(size) for size in (3, 2, 3)]
+    first, *later = worlds
+    old = MeasuredShares("it", 12, 10, first, [3.0, 2.0, 1.0])
+    plans = []
+    for world in later:
+        assert not old.belongs_to(world)
+        old.enter(world)
+        plans.append(old.plan)
+    assert plans == [(6, 6), (6, 4, 2)]
+
+
+class Together:
+    """Stands for what drives the optimizer; says on what the ranks agreed in each step."""
+
+    def __init__(self) -> None:
+        self.said: list[dict[str, str]] = []
+
+    def together(self, kind: str, action: Any, options: Any = ()) -> None:
+        self.said.append(dict(options))
+        action(None, ())
+
+
+def test_ranks_compare_their_arguments_in_the_first_step() -> None:
+    meeting = Together()
+    mine = MeasuredShares("it", 12, 10, None)
+    for _ in range(9):
+        mine.stepped(meeting, 12, lambda: 1.0, lambda: (0, 0), [("seed", 3)])
+    assert meeting.said == [{"seed": "3", "every": "10", "plan": "(12,)"}]
 
 
 def hear_often(balance: Balance, row_s: list[float], times: int = 6, fixed_s: float = 0.0) -> list[bool]:

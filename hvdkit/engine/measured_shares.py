@@ -48,11 +48,18 @@ class MeasuredShares:
         if every < 1:
             raise ValueError(f"{who}(): every is {every}; it must be 1 or more.")
         self._who, self._batch_size, self._every, self._grain = who, batch_size, every, grain
+        self._speeds: list[float] | None = None
         self.enter(transport, speeds)
+        self._speeds = None if speeds is None else list(speeds)
 
     def enter(self, transport: Transport | None, speeds: Sequence[float] | None = None) -> None:
-        """Divide among the ranks that there are now, whose speeds are not known."""
+        """Divide among the ranks that there are now, as a new rank does, which passes the same speeds.
+
+        speeds: None for those that were passed first, if they are of so many ranks.
+        """
         self.rank, self.size = (0, 1) if transport is None else (transport.rank, transport.size)
+        if self._speeds is not None and len(self._speeds) == self.size:
+            speeds = self._speeds
         if self._batch_size < self.size * self._grain:
             rows = f" with at least grain={self._grain} rows each" if self._grain > 1 else ""
             raise ValueError(
@@ -92,7 +99,7 @@ class MeasuredShares:
         position: Callable[[], tuple[int, int]],
         options: Sequence[tuple[str, object]],
     ) -> None:
-        """The optimizer has stepped; collective every `every` steps.
+        """The optimizer has stepped; collective in the first step and every `every` steps.
 
         rows: of this rank in the step, 0 if its time says nothing. position: how far this rank's batches are asked for.
         options: (name, value) that all ranks must have alike, else HorovodInternalError.
@@ -100,9 +107,14 @@ class MeasuredShares:
         if rows and seconds is not None:
             self._measured.append((rows, seconds))
         self._steps += 1
-        if self._steps % self._every == 0:
+        due = self._steps % self._every == 0
+        if due or self._steps == 1:  # ranks with another `every` would wait for each other in different steps
             self._position = position
-            meeting.together("balance", self._exchange, [(name, str(value)) for name, value in options])
+            own: list[tuple[str, object]] = [("every", self._every)]
+            if self._steps == 1:
+                own.append(("plan", self.plan))  # it shows speeds and grain
+            said = [(name, str(value)) for name, value in (*options, *own)]
+            meeting.together("balance", self._exchange if due else _agree, said)
 
     def _exchange(self, transport: Transport, _: Sequence[int]) -> None:
         """Exchange measured times and how far each rank's batches are, and change the plan; collective."""
@@ -112,6 +124,10 @@ class MeasuredShares:
         known = transport.allgather(as_buffer(mine), [3] * transport.size).array.reshape(-1, 3)
         if self._balance.hear(known[:, 0].tolist()):
             self._plans.change(max((int(iteration), int(batch)) for _, iteration, batch in known), self._balance.plan)
+
+
+def _agree(_: Transport, __: Sequence[int]) -> None:
+    """The ranks have said the same."""
 
 
 class HostClock:

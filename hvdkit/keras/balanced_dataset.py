@@ -196,7 +196,14 @@ class BalancedDataset(keras.utils.PyDataset):
             measured = rows if self._trained else 0  # the first step has also the time since the last iteration
             self._trained += self._training
             self._steps += 1
-            options = {"rows": self._rows, "batch_size": self._batch_size, "seed": self._seed, "epoch": self.epoch}
+            options = {
+                "rows": self._rows,
+                "batch_size": self._batch_size,
+                "shuffle": self._shuffle,
+                "seed": self._seed,
+                "drop_last": self._drop_last,
+                "epoch": self.epoch,
+            }
             self._shares.stepped(meeting, measured, seconds, self._position, [*options.items()])
 
     def _position(self) -> tuple[int, int]:

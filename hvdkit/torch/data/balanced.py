@@ -190,7 +190,14 @@ class BalancedSampler(Sampler[list[int]]):
             return
         self._used = self._end
         rows, self._rows = self._rows, 0
-        options = {"rows": len(self.dataset), "batch_size": self.batch_size, "seed": self.seed, "epoch": self.epoch}
+        options = {
+            "rows": len(self.dataset),
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "drop_last": self.drop_last,
+            "epoch": self.epoch,
+        }
         with self.lock:
             self._shares.stepped(sync, rows, self._clock.step(), self._position, [*options.items()])
 
