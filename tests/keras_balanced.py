@@ -122,7 +122,8 @@ def misuse() -> None:
         for error, words, batch, optimizer, options in cases:
             with raises(error, words):
                 hvd.BalancedDataset(data, batch, optimizer, **options)
-        own = hvd.BalancedDataset(data, BATCH, wrap(process_set=hvd.add_process_set([0])))  # which each rank has alone
+        alone = wrap(process_set=hvd.add_process_set([0]))
+        own = hvd.BalancedDataset(data, BATCH, alone)  # which each rank has for itself
         for epoch in (0, 1):
             assert len(list(own)) == len(own) and own.epoch == epoch
         own.set_epoch(7)
