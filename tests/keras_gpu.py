@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -126,6 +127,31 @@ def moved() -> None:
     for sources, targets in (([72, 0], [64, 0]), ([64, 0], [72, 0])):
         with raises(HorovodInternalError, "HVDKIT_FUSION_BYTES"):
             reduction._check_places(0, [64, 0], sources, targets)
+
+
+def interrupted() -> None:
+    """After a step that has ended between two calls no other one begins: its buckets would meet the others' rest."""
+    module = importlib.import_module("hvdkit.keras.jax_device")
+    reduction = module.DeviceReduction.__new__(module.DeviceReduction)
+    reduction._buckets, reduction._lock, reduction._index, reduction._started = [[1], [0]], threading.Lock(), 0, []
+    reduction._tensors = [TensorSpec(str(count), count, "float32") for count in (4, 6)]
+
+    def call(bucket: int, *places: int) -> None:
+        reduction._arrays, reduction._rounds = [mock.Mock(), mock.Mock()], mock.Mock()
+        reduction._enqueue(bucket, bucket, None, places, places)
+
+    with mock.patch.multiple(
+        module.jax_gpu, address_of=lambda place: place, index_of=lambda _: 0, stream_of=lambda _: 0
+    ):
+        for _ in range(2):
+            call(0, 64)
+            call(1, 64, 128)
+        call(0, 64)
+        for _ in range(2):
+            with raises(HorovodInternalError, "after 1 of 2 buckets"):
+                call(0, 64)
+        reduction.close()
+        call(0, 64)
 
 
 def record(folder: str) -> None:

@@ -49,7 +49,7 @@ def test_buckets_on_jax_are_started_by_calls_of_their_own_and_waited_for_by_the_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", ["apply_by_hand", "different_models", "coded", "moved"])
+@pytest.mark.parametrize("check", ["apply_by_hand", "different_models", "coded", "moved", "interrupted"])
 def test_in_particular_on_jax(check: str) -> None:
     run_check(2, "jax", f"keras_gpu:{check}")
 

@@ -142,12 +142,14 @@ class DeviceReduction:
         sources, targets = list(map(jax_gpu.address_of, buffers)), list(map(jax_gpu.address_of, results))
         stream, ends = jax_gpu.stream_of(context), last == len(self._buckets) - 1
         with self._lock:
-            if first > len(self._started):
+            if (started := len(self._started)) != first:
+                self._arrays[0].join(stream)  # raises what has ended the step before, if that was NCCL
                 raise HorovodInternalError(
-                    f"Bucket {first} of a step came after {len(self._started)} others of it: run one training step of "
-                    "an optimizer at a time."
+                    f"Bucket {first} of a step came after {started} of {len(self._buckets)} buckets. Either two steps "
+                    "of an optimizer run at the same time: run one after the other. Or the step before was ended by "
+                    "an error after some of its gradients had been sent, and the other ranks wait for the rest: let "
+                    "the error end the job."
                 )
-            self._started = self._started[:first]
             expected = [address for bucket in self._started for address in bucket] if ends else sources
             self._check_places(0 if ends else first, expected, sources, targets)
             at = len(expected) if ends else 0
@@ -159,6 +161,7 @@ class DeviceReduction:
                 at = until
             if ends:
                 rounds.finish(functools.partial(self._arrays[-1].join, stream))  # NCCL works them off in order
+                self._started = []
 
     def _check_places(
         self, first: int, expected: Sequence[int], sources: Sequence[int], targets: Sequence[int]
@@ -178,7 +181,7 @@ class DeviceReduction:
 
     def close(self) -> None:
         """Let go of the device group; programs that were compiled before connect anew. Nothing is to be under way."""
-        self._arrays, self._rounds = [], None
+        self._arrays, self._rounds, self._started = [], None, []
 
 
 def open_device_reduction(
