@@ -104,17 +104,21 @@ class HorovodJob:
         self.call("torch:set_num_threads", threads)
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What "module:function" returns on Horovod's rank beside this one, which otherwise sleeps.
+        """What "module:function" returns on Horovod's rank beside this one, which otherwise sleeps; collective.
 
         Raises RuntimeError for what went wrong there.
         """
         os.kill(self._pid, signal.SIGCONT)
         self._rank.send((function, arguments))
+        ended = False
         try:
             result, failure = self._rank.recv()
         except EOFError:
-            raise RuntimeError(f"Horovod's rank {hvd.rank()} has ended in {function}; see its output.") from None
-        os.kill(self._pid, signal.SIGSTOP)
+            ended = True
+            result, failure = None, f"Horovod's rank {hvd.rank()} has ended in {function}; see its output."
+        hvd.barrier()  # one that stands still sends nothing on, as NCCL's proxy, for which others may still wait
+        if not ended:
+            os.kill(self._pid, signal.SIGSTOP)
         if failure:
             raise RuntimeError(failure)
         return result
