@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hvdkit.errors import ConfigError, HorovodInternalError, LaunchError
 from hvdkit.integrations.ranks import Offer, Outcome
-from hvdkit.spark import session
+from hvdkit.spark import output, session
 from hvdkit.spark.common import batches
 from hvdkit.spark.common.batches import Batches, plan_pieces
 from hvdkit.spark.common.checkpoints import Checkpoint, Checkpoints
@@ -169,6 +169,36 @@ def test_lines_of_ranks_come_to_the_driver() -> None:
         run(print, stderr="err.txt")
     with pytest.raises(LaunchError, match=r"with stdout=sys\.stdout"):
         run(print, prefix_output_with_timestamp=True)
+
+
+def test_a_stream_that_raises_loses_its_own_lines_only() -> None:
+    class Broken:
+        def write(self, text: str) -> None:
+            raise RuntimeError(text)
+
+    err, secret = io.StringIO(), "0" * 64
+    with Output(Broken(), err).receive("127.0.0.1", secret) as port:
+        sender = LineSender("127.0.0.1", port, secret, 0)
+        for kind, line in ((OUT, "[0] lost\n"), (ERROR, "[0] one\n"), (OUT, "[0] lost\n"), (ERROR, "[0] two\n")):
+            sender.send(kind, line)
+        sender.close()
+    assert err.getvalue() == "[0] one\n[0] two\n"
+
+
+@pytest.mark.parametrize(
+    ("host", "found", "listens"),
+    [
+        ("node1", "10.0.0.1", "10.0.0.1"),
+        ("node1", "127.0.1.1", "0.0.0.0"),  # other hosts find it at another address
+        ("localhost", "127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
+    ],
+)
+def test_the_driver_listens_where_executors_find_it(
+    host: str, found: str, listens: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output.socket, "gethostbyname", lambda name: found)
+    assert output._resolve(host) == listens
 
 
 def test_every_task_makes_the_same_plan_of_ranks() -> None:

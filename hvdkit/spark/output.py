@@ -18,6 +18,7 @@ from hvdkit.errors import LaunchError
 from hvdkit.handshake import AuthenticationError, open_connection
 from hvdkit.launch.job.authenticated_server import AuthenticatedServer, Channel, ServerThread
 from hvdkit.log import logger
+from hvdkit.transport.addresses import is_loopback
 
 _PURPOSE = b"output"  # of the handshake
 OUT, ERROR = b"O", b"E"  # kinds of frames, each a line with the rank in front
@@ -70,7 +71,7 @@ class Output:
                 kind, line = await channel.read()
                 self._write(self.stdout if kind == OUT else self.stderr, line.decode(errors="replace"))
         except AuthenticationError as error:
-            logger.warning("Lines of rank %d are missing: its connection failed: %s.", channel.rank, error)
+            logger.warning("Lines of task %d are missing: its connection failed: %s.", channel.rank, error)
 
     def _write(self, stream: Any, line: str) -> None:
         if stream is None:
@@ -80,7 +81,7 @@ class Output:
             stream.write(moment + line)
             if hasattr(stream, "flush"):
                 stream.flush()
-        except (OSError, ValueError, TypeError) as error:  # a closed or a binary file
+        except Exception as error:  # of a closed or a binary file, or whatever an object of the user's raises
             logger.error("Lines of ranks cannot be written to %r, and are lost: %s", stream, error)
             self.stdout = None if self.stdout is stream else self.stdout
             self.stderr = None if self.stderr is stream else self.stderr
@@ -120,6 +121,9 @@ class LineSender:
 
 def _resolve(host: str) -> str:
     try:
-        return socket.gethostbyname(host)
+        address = socket.gethostbyname(host)
     except OSError:
         return "0.0.0.0"  # of what stands before this machine
+    # Debian gives a host 127.0.1.1 for its own name, and other hosts another address.
+    named = is_loopback(address) and host not in ("localhost", address)
+    return "0.0.0.0" if named else address
