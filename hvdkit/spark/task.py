@@ -199,7 +199,7 @@ class _RankProcess:
         except subprocess.TimeoutExpired:
             return f"it has closed its connection, and did not end within {_EXIT_S:g} s"
         self._join(1.0)
-        last = "".join(f"\n    {line}" for line in self._lines)
+        last = "".join(f"\n    {line}" for line in tuple(self._lines))  # may still grow
         return describe_status(status) + (f". Its last lines:{last}" if last else "")
 
     def close(self) -> None:
