@@ -91,7 +91,7 @@ _outputs: list[Output] = []
 def take_output(targets: Targets, world: object) -> Output:
     """The output of a tracker of these places that an earlier world has left open, or a new one."""
     for output in _outputs:
-        if output.targets == targets and output.world is not world:
+        if output.world is not world and output.targets == targets:
             output.world = world
             return output
     return Output(targets, world)
