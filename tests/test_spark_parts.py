@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,7 +198,7 @@ def test_a_stream_that_raises_loses_its_own_lines_only() -> None:
 def test_the_driver_listens_where_executors_find_it(
     host: str, found: str, listens: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output.socket, "gethostbyname", lambda name: found)
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: found)
     assert output._resolve(host) == listens
 
 
