@@ -45,7 +45,9 @@ from hvdkit.tracking.rows import Averages, make_row, pack_rows, unpack_rows
 from hvdkit.tracking.targets import Targets
 from hvdkit.tracking.tracker import Tracker, _Averaging
 from hvdkit.tracking.writer import End
+from hvdkit.tracking.writers import tensorboard_events
 from hvdkit.tracking.writers.crc32c import masked_crcs
+from hvdkit.tracking.writers.tensorboard_events import TensorBoardEvents
 from hvdkit.tracking.writing_thread import WritingThread
 
 Value = tuple[int, str, float]
@@ -281,6 +283,25 @@ def test_crcs_are_tensorboards_own() -> None:
     drawn = np.random.default_rng(0)
     records = [drawn.bytes(length) for length in (8, 4, 5, 63, 64, 65, 700, 56, 56)]
     assert masked_crcs(records).tolist() == [tensorboard.masked_crc32c(record) for record in records]
+
+
+def test_a_row_of_many_values_is_several_short_events_for_tensorboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest: list[int] = []
+
+    def measure(records: Sequence[bytes]) -> NDArray[np.uint32]:
+        longest.append(max(map(len, records)))
+        return masked_crcs(records)
+
+    monkeypatch.setattr(tensorboard_events, "masked_crcs", measure)
+    values = {f"norm/layer{number:04d}.weight": float(number) for number in range(2000)}
+    writer = TensorBoardEvents(tmp_path)
+    writer.write([(0, {}), (1, values)])
+    writer.write([(2, {})])
+    writer.close("FINISHED")
+    assert read_events(tmp_path) == [(1, key, value) for key, value in values.items()]
+    assert max(longest) < 5000
 
 
 class Failing:

@@ -17,6 +17,8 @@ from hvdkit.tracking.rows import Averages
 from hvdkit.tracking.writer import End
 from hvdkit.tracking.writers.crc32c import masked_crcs
 
+_MOST_IN_AN_EVENT = 100  # the table of masked_crcs() takes 1 KiB for each byte of the longest
+
 
 class TensorBoardEvents:
     """A Writer: a new event file in the folder. Raises MissingDependencyError, OSError."""
@@ -39,9 +41,11 @@ class TensorBoardEvents:
         now, events = time.time(), []
         for step, values in rows:
             numbers = [self._summary.Value(tag=key, simple_value=value) for key, value in values.items()]
-            event = self._event(wall_time=now, step=step, summary=self._summary(value=numbers))
-            events.append(event.SerializeToString())
-        self._append(events)
+            for first in range(0, len(numbers), _MOST_IN_AN_EVENT):
+                summary = self._summary(value=numbers[first : first + _MOST_IN_AN_EVENT])
+                events.append(self._event(wall_time=now, step=step, summary=summary).SerializeToString())
+        if events:
+            self._append(events)
 
     def _append(self, events: Sequence[bytes]) -> None:
         """Write records of TFRecord's format: length, its CRC, event, its CRC."""
