@@ -49,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
     train, test = random_split(digits, [1437, 360], generator=torch.Generator().manual_seed(0))
     with tempfile.TemporaryDirectory() as temporary:
         hvd.init()  # hvd
-        place = hvd.broadcast_object(Path(args.csv or temporary + "/run.csv"))  # hvd: rank 0's
+        place = Path(args.csv or temporary + "/run.csv")
         logger = hvdkit.lightning.HvdkitLogger(csv=place)  # hvd: averages of ranks
         trainer = lightning.Trainer(
             strategy="hvdkit",  # hvd: all ranks of the job, from any launcher

@@ -30,7 +30,6 @@ def train(args: argparse.Namespace, folder: Path) -> float:
     loader = DataLoader(train, 32, sampler=sampler)
     test_loader = DataLoader(test, 256, sampler=hvd.data.ShardedSampler(test, evaluation=True))  # hvd
 
-    folder = hvd.broadcast_object(folder)  # hvd: rank 0's, as temporary ones differ
     with hvd.track(csv=folder / "run.csv", tensorboard=folder / "board", every=20) as tracker:  # hvd: rank 0 writes
         for epoch in range(1, args.epochs + 1):
             sampler.set_epoch(epoch)  # hvd

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -15,7 +14,7 @@ from hvdkit.tracking.writer import Writer
 Path = str | os.PathLike[str]
 #: What a string means where a mapping of options may be given as well.
 _MAIN_OPTION = {"wandb": "project", "mlflow": "uri"}
-_PLAIN = (str, int, float, bool, type(None))
+_NAMES = ("tensorboard", "wandb", "mlflow", "csv")
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,17 @@ class Targets:
                 raise TrackError(f"track(): {name} is {given[name]!r}; it must be a name or a mapping of options.")
 
     def describe(self) -> tuple[tuple[str, str], ...]:
-        """What all ranks must have given alike, as (word, value) of an operation; without passwords in addresses."""
-        names = ("tensorboard", "wandb", "mlflow", "csv")
-        return tuple((f"argument {name} of hvd.track()", _describe(getattr(self, name))) for name in names)
+        """What all ranks must have given alike, as (word, value) of an operation: which places, not what they are."""
+        return tuple((f"argument {name} of hvd.track()", _describe(getattr(self, name))) for name in _NAMES)
+
+    def at(self, paths: Mapping[str, Path | None]) -> Targets:
+        """The same places with these paths, by name."""
+        return replace(self, **paths)  # type: ignore[arg-type]
+
+    @property
+    def paths(self) -> dict[str, Path | None]:
+        """The paths, by name."""
+        return {"tensorboard": self.tensorboard, "csv": self.csv}
 
     def following(self, resume: Mapping[str, Mapping[str, str]]) -> Targets:
         """The same places, with the runs that there are. resume: of the writers, by name."""
@@ -58,13 +65,9 @@ class Targets:
 
 
 def _describe(value: Any) -> str:
-    """Of a mapping what is no object: those may look different on each rank."""
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if isinstance(value, Mapping):
-        value = {str(key): value[key] if isinstance(value[key], _PLAIN) else ... for key in value}
-        value = dict(sorted(value.items()))
-    return re.sub(r"//[^/@]*@", "//...@", repr(value))
+    if isinstance(value, (str, os.PathLike, Mapping)) and value:
+        return "a path, a name or options"
+    return repr(value)
 
 
 def open_writers(targets: Targets) -> list[Writer]:

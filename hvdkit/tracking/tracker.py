@@ -189,7 +189,8 @@ class Tracker:
             except Exception as problem:
                 error = problem
         text = "" if error is None else f"{type(error).__name__}: {error}"
-        text, output.resume = broadcast_object((text, output.resume), name="track")
+        text, output.resume, paths = broadcast_object((text, output.resume, output.targets.paths), name="track")
+        output.targets = output.targets.at(paths)  # where this rank goes on if it becomes rank 0
         if text:
             output.end("FAILED")
         if isinstance(error, (TrackError, MissingDependencyError)):
@@ -271,11 +272,12 @@ def track(
     """Have rank 0 write what the script logs, averaged over all ranks, and hvdkit's own series; collective.
 
     tensorboard: a folder. csv: a file; it is appended to. wandb: a project, or the arguments of wandb.init(). mlflow: a
-    tracking URI, or a mapping of uri, experiment, run_name, run_id and tags. every: calls of log() for one allreduce.
+    tracking URI, or a mapping of uri, experiment, run_name, run_id and tags. Rank 0's count, so that they may have the
+    time in them. every: calls of log() for one allreduce.
     Own series: hvdkit/step_ms, samples_per_s, exposed_ms, late_ms, late_rank, reduced_mb, efficiency.
-    Raises NotInitializedError before init(); on all ranks RanksDisagreeError if they give different arguments,
-    TrackError if there is nothing to write to or rank 0 cannot write, and MissingDependencyError there for a package
-    that is not installed.
+    Raises NotInitializedError before init(); on all ranks RanksDisagreeError if some leave out what others give, or
+    give another `every`; TrackError if there is nothing to write to or rank 0 cannot write, and MissingDependencyError
+    there for a package that is not installed.
     """
     runtime = engine.runtime("track()")
     given = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "csv": csv}
