@@ -83,7 +83,8 @@ class Job:
             listener.listen(size)
             self._process = subprocess.Popen(
                 [*find_mpirun(), "-n", str(size), sys.executable, "-c", code],
-                env={**ON_ONE_MACHINE, **os.environ, **env},
+                # In /tmp, an mpirun that was killed leaves files that end a later one with the same process number.
+                env={**ON_ONE_MACHINE, "PRTE_MCA_prte_local_tmpdir_base": str(self._directory), **os.environ, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -156,7 +156,7 @@ def run_through(change: Callable[[bool, bytes], bytes], *command: str) -> JobRes
     """Run one rank whose agent reaches hvdrun through a relay."""
     relays = []
 
-    def build(control: Mapping[str, str]) -> Launch:
+    def build(control: Mapping[str, str], _: str) -> Launch:
         kind, port, address = control["HVDKIT_CONTROL"].split(":")
         relays.append(Relay(int(port), change))
         variables = {**control, "HVDKIT_CONTROL": f"{kind}:{relays[0].port}:{address}"}

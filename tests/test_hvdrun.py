@@ -65,10 +65,25 @@ def test_each_rank_has_a_full_log_and_the_folder_is_made(tmp_path: Path) -> None
 @pytest.mark.parametrize("code", [1, 3, 255])
 def test_the_exit_code_is_that_of_the_rank_that_failed(code: int) -> None:
     done = hvdrun(3, f"if rank == 1: print('why', file=sys.stderr); sys.exit({code})\ntime.sleep(60)")
-    assert done.returncode == code
+    assert done.returncode == code, done.stderr.decode()
     assert f"failed with exit code {code}; stopped the other 2." in done.stderr.decode()
     assert re.search(r"hvdrun: rank 1 on \S+ failed", done.stderr.decode())
     assert any(line.endswith("why") for line in lines(done.stderr))
+
+
+@pytest.mark.parametrize("own", ["", "own"])
+def test_no_session_of_a_killed_mpirun_is_met(own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open MPI 5 ends a job if an mpirun of the same process number was killed, and both have their session in /tmp."""
+    if own:
+        monkeypatch.setenv("PRTE_MCA_prte_tmpdir_base", str(tmp_path))
+    code = "import os; print(os.environ['PMIX_SERVER_TMPDIR'])"
+    done = subprocess.run([*HVDRUN, "-np", "1", "-q", sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.split()[-1]).parent
+    if own:
+        assert folder == tmp_path
+    else:
+        assert folder.parent.name.startswith(f"hvdkit-{os.getuid()}-") and not folder.exists()
 
 
 def test_a_killed_rank_is_named() -> None:

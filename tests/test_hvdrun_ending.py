@@ -92,7 +92,7 @@ def _in_write_call(process: int) -> bool:
 def test_a_launcher_that_cannot_be_started_is_an_error_of_hvdruns(capfd: pytest.CaptureFixture[str]) -> None:
     output = Output()
     options = JobOptions(size=1, environ={})
-    runner = Runner(lambda control: Launch(("/no/such/mpirun",), control), options, output, Interruption(output))
+    runner = Runner(lambda control, _: Launch(("/no/such/mpirun",), control), options, output, Interruption(output))
     with pytest.raises(Exception, match="/no/such/mpirun cannot be started: No such file") as caught:
         asyncio.run(runner.run())
     assert type(caught.value).__name__ == "LaunchError"

@@ -154,6 +154,7 @@ def build_open_mpi(job: Job, choice: LauncherChoice) -> Launch:
     variables = {**job.variables, **library_variables(job, mpi)}
     if job.elastic:
         argv += _ELASTIC
+    argv += _session_parameters(job, mpi)
     if job.tcp:
         variables.update(unless_set(OPEN_MPI_TCP, job.environ))
     if job.local:
@@ -170,6 +171,17 @@ def _format_hosts(job: Job) -> Iterable[str]:
     if job.local:
         return [f"localhost:{job.ranks}"]  # as many slots as ranks: more ranks than cores are no error here
     return [f"{host.login}:{'auto' if host.slots is None else host.slots}" for host in job.hosts]
+
+
+def _session_parameters(job: Job, mpi: Mpi) -> list[str]:
+    """Give Open MPI 5's mpirun a directory of this job's for its session.
+
+    By default the session's name in /tmp is mpirun's process number. If an mpirun was killed, its files stay there, and
+    a later mpirun with the same number ends with "The PMIx server's listener thread failed to start".
+    """
+    if mpi.major < 5 or not job.directory or "PRTE_MCA_prte_tmpdir_base" in job.environ:
+        return []
+    return ["--prtemca", "prte_local_tmpdir_base", job.directory]
 
 
 def _daemon_parameters(job: Job, mpi: Mpi, choice: LauncherChoice) -> list[str]:

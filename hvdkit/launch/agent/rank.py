@@ -301,8 +301,6 @@ class Agent:
     def _lose_control(self, why: str) -> None:
         with contextlib.suppress(OSError):
             write_all(2, self.prefix + f"hvdkit: ending the rank: {why}.\n".encode())
-        if self.control is not None:
-            self.control.clean_up()
         self.control = None
         self.hvdrun_lost = self.output_closed = True
         self._end_rank("the connection to hvdrun was lost")

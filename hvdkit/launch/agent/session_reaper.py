@@ -18,14 +18,14 @@ _DONE = b"done"
 class SessionReaper:
     """A small process beside this one, which stays when this one is killed.
 
-    steps: see end_session.
+    steps: see end_session. folder: removed with everything in it when the session has ended so; "" for none.
     """
 
-    def __init__(self, steps: Steps = ()) -> None:
+    def __init__(self, steps: Steps = (), folder: str = "") -> None:
         source, self._target = os.pipe()  # not open in what is started later
         self._pid = os.fork()
         if self._pid == 0:
-            _reap(source, steps)
+            _reap(source, steps, folder)
         os.close(source)
 
     def watch(self, session: int) -> None:
@@ -62,7 +62,7 @@ def end_session(session: int, steps: Steps = ()) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _reap(source: int, steps: Steps) -> None:
+def _reap(source: int, steps: Steps, folder: str) -> None:
     """Run the reaper's process: end the session when the other process ends without dismissing it."""
     try:
         os.setsid()
@@ -80,6 +80,10 @@ def _reap(source: int, steps: Steps) -> None:
         session = report.partition(b"\n")[0]
         if session.isdigit() and not report.endswith(_DONE):
             end_session(int(session), steps)
+            if folder:
+                import shutil  # slow to import, and agents start in milliseconds
+
+                shutil.rmtree(folder, ignore_errors=True)
     finally:
         os._exit(0)
 

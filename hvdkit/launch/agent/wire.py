@@ -5,7 +5,6 @@ How frames are sealed is in hvdkit.handshake.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
@@ -43,10 +42,8 @@ class ControlConnection:
     there are no keepalive probes while output waits to be sent, because hvdrun does not read or the host has failed.
     """
 
-    def __init__(
-        self, connection: socket.socket, session: Session, path: str = "", heartbeat: socket.socket | None = None
-    ) -> None:
-        self.socket, self.heartbeat, self._session, self._path = connection, heartbeat, session, path
+    def __init__(self, connection: socket.socket, session: Session, heartbeat: socket.socket | None = None) -> None:
+        self.socket, self.heartbeat, self._session = connection, heartbeat, session
         self.address = str(connection.getsockname()[0]) if heartbeat is not None else ""
 
     @property
@@ -64,16 +61,6 @@ class ControlConnection:
         while view:
             self._check(dict(poll.poll()))
             view = view[self._send_some(view) :]
-
-    def clean_up(self) -> None:
-        """Remove the job's folder with its sockets, after hvdrun was killed."""
-        if self._path:
-            folder = os.path.dirname(self._path)
-            for path in (self._path, os.path.join(folder, QUERY), os.path.join(folder, SECRET)):
-                with contextlib.suppress(OSError):  # another agent was first
-                    os.unlink(path)
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)
 
     def receive(self) -> list[tuple[bytes, bytes]]:
         """Wait for some bytes and return the frames that are complete; raises HvdrunLost if hvdrun is not there."""
@@ -121,7 +108,7 @@ def connect_to_hvdrun(place: str, secret: str, rank: int) -> ControlConnection:
             with open(os.path.join(os.path.dirname(rest), SECRET), "rb") as file:
                 of_job = file.read()
             connection.connect(rest)
-            return ControlConnection(connection, connect(connection, of_job, PURPOSE, rank), rest)
+            return ControlConnection(connection, connect(connection, of_job, PURPOSE, rank))
         except OSError as error:
             raise HvdrunLost(f"cannot connect to hvdrun at {rest}: {error}") from None
     port, _, addresses = rest.partition(":")

@@ -112,8 +112,9 @@ def _build_runner(
 
     prefix = {"HVDKIT_PREFIX": "colour"} if output.takes_colours(job.environ) else {}
 
-    def build(control: Mapping[str, str]) -> Launch:
-        return build_launch(replace(job, variables={**prefix, **job.variables, **control}), choice)
+    def build(control: Mapping[str, str], directory: str = "") -> Launch:
+        variables = {**prefix, **job.variables, **control}
+        return build_launch(replace(job, variables=variables, directory=directory), choice)
 
     config = job.config
     # With the user's own arguments the launcher may place ranks differently.

@@ -67,12 +67,13 @@ class JobOptions:
 class Runner:
     """One job from its start to its end.
 
-    build: makes the launch; takes the variables that lead the agents to hvdrun. interruption: see run_once.
+    build: makes the launch; takes the variables that lead the agents to hvdrun, and the job's directory. interruption:
+    see run_once.
     """
 
     def __init__(
         self,
-        build: Callable[[Mapping[str, str]], Launch],
+        build: Callable[[Mapping[str, str], str], Launch],
         options: JobOptions,
         output: Output,
         interruption: Interruption,
@@ -137,7 +138,7 @@ class Runner:
             await self._metrics.open(self.options.metrics_port, self.output.note)
             variables = {**self._control.variables, "HVDKIT_JOB": f"{folder.name}@{socket.gethostname()}"}
             with self._signals_for_ranks():
-                status = await self._run_launcher(self._build(variables))
+                status = await self._run_launcher(self._build(variables, folder.path), folder.path)
                 self.ranks.fall_silent(*self._control.connected)
         finally:
             self._init_watchdog.close()
@@ -170,11 +171,11 @@ class Runner:
         """Have the ranks save when they next can, and end; they go on until then."""
         self._control.send_all(wire.SAVE)
 
-    async def _run_launcher(self, launch: Launch) -> int:
+    async def _run_launcher(self, launch: Launch, folder: str) -> int:
         environ = {**self.options.environ, **launch.variables}
         for name in launch.removed:
             environ.pop(name, None)
-        reaper = SessionReaper(_ESCALATION)
+        reaper = SessionReaper(_ESCALATION, folder)
         try:
             process = await asyncio.create_subprocess_exec(
                 *launch.argv,

@@ -33,6 +33,7 @@ class Job:
     networks: interfaces or subnets for traffic between hosts; () to choose.
     tcp: use only TCP between hosts.
     elastic: ranks continue when others die.
+    directory: of this job alone, on this host, for the launcher's files; "" before the job runs.
     """
 
     command: tuple[str, ...]
@@ -54,6 +55,7 @@ class Job:
     networks: tuple[str, ...] = ()
     tcp: bool = False
     elastic: bool = False
+    directory: str = ""
 
     @property
     def agent_command(self) -> list[str]:
