@@ -63,7 +63,14 @@ class Job(Listened):
             os.kill(int(told[-1]), signal.SIGKILL)
 
     def end(self) -> str:
-        self.process.wait(_END_S)
+        try:
+            self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            asked = [sys.executable, "-m", "hvdkit", "stacks", str(self.process.pid)]
+            stacks = subprocess.run(asked, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+            raise AssertionError(
+                f"not ended after {_END_S:g} s\n{self.output}\n{stacks.stdout}{stacks.stderr}"
+            ) from None
         self._reader.join(10)
         return self.output
 

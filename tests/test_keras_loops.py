@@ -24,6 +24,11 @@ def test_callbacks_and_state(backend: str, check: str) -> None:
     run_check(2, backend, f"keras_loops:{check}")
 
 
+@pytest.mark.parametrize("backend", ["tensorflow"])
+def test_a_new_rank_begins_with_no_data(backend: str) -> None:
+    run_check(2, backend, "keras_loops:replaced")
+
+
 @each_backend_once_on_three
 @pytest.mark.parametrize("check", ["values", "shards", "metrics"])
 def test_values_and_data(backend: str, size: int, check: str) -> None:

@@ -22,7 +22,7 @@ from hvdkit.keras.periodic import SavedPeriodicOptimizer, strategy_of
 from hvdkit.keras.replicas import find_sync
 from hvdkit.keras.sharding.optimizer import find_sharded
 from hvdkit.keras.sharding.saved import SavedShards
-from hvdkit.keras.state import broadcast_object, saved_variables, sync_state
+from hvdkit.keras.state import allgather_object, broadcast_object, saved_variables, sync_state
 
 
 class KerasState(ObjectState):
@@ -60,6 +60,19 @@ class KerasState(ObjectState):
             if isinstance(value, keras.Model):
                 sync_state(value)
         super().save()
+
+    def sync(self) -> None:
+        """See State.sync.
+
+        A new rank traces its step when it first calls fit(), even with no data; on TensorFlow that is collective. So
+        the other ranks trace theirs again.
+        """
+        super().sync()
+        models = [value for value in self.present().values() if isinstance(value, keras.Model)]
+        traced = allgather_object([model.train_function is not None for model in models])
+        for model, is_traced in zip(models, zip(*traced, strict=True), strict=True):
+            if not all(is_traced):
+                model.train_function = None
 
     def reset(self) -> None:
         """See State.reset: steps that were compiled for another number of ranks are not to be used again."""
