@@ -129,6 +129,8 @@ def misuse() -> None:
         own.set_epoch(7)
         next(iter(own))
         assert own.epoch == 7
+        with raises(ValueError, "workers = 2"):
+            own.workers = 2
         with raises(ValueError, "different lengths"):
             hvd.BalancedDataset((data[0], data[1][1:]), BATCH, wrap())
         model = make_model()

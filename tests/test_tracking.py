@@ -334,6 +334,37 @@ def test_a_place_that_fails_is_told_of_and_training_goes_on(caplog: pytest.LogCa
     assert not [one for one in threading.enumerate() if one.name == "hvdkit-track" and one.is_alive()]
 
 
+class Hanging(Failing):
+    """A writer that does not answer for some time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.answers = threading.Event(), threading.Event()
+
+    def write(self, rows: Sequence[Averages]) -> None:
+        self.asked.set()
+        self.answers.wait()
+        self.rows += rows
+
+    def close(self, end: End | None) -> None:
+        pass
+
+
+def test_rows_for_a_place_that_does_not_answer_are_bounded(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvdkit.tracking.writing_thread.MOST_WAITING", 3)
+    writer = Hanging()
+    thread = WritingThread([writer])
+    for step in range(9):
+        thread.put([(step, {"loss": 1.0})])
+        assert writer.asked.wait(60.0)
+    writer.answers.set()
+    thread.close("FINISHED", 60.0)
+    assert [step for step, _ in writer.rows] == [0, 1, 2, 3]  # the first was being written while three waited
+    assert caplog.text.count("failing does not take values: 3 windows wait, and those from step 4 on are dropped") == 1
+
+
 class Run:
     """A writer that has a run."""
 

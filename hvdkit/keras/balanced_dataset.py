@@ -113,6 +113,15 @@ class BalancedDataset(keras.utils.PyDataset):
             self.epoch, self._given, self._trained = epoch, 0, 0
             self._order = None
 
+    @property
+    def workers(self) -> int:
+        """Keras's own: 1. Several would ask for batches before the speeds that divide them are known."""
+        return 1
+
+    @workers.setter
+    def workers(self, value: int) -> None:
+        raise ValueError(f"{_WHO}: workers = {value} is not possible, because batches are divided by the last speeds.")
+
     def __len__(self) -> int:
         return self._rows // self._batch_size if self._drop_last else -(-self._rows // self._batch_size)
 

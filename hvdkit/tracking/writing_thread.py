@@ -10,20 +10,35 @@ from hvdkit.log import logger
 from hvdkit.tracking.rows import Averages
 from hvdkit.tracking.writer import End, Writer
 
+#: Windows that wait for a place that does not answer; a server may hang for hours.
+MOST_WAITING = 10_000
+
 
 class WritingThread:
-    """Hands rows to the writers, in order. A writer that fails is reported, and not called again."""
+    """Hands rows to the writers, in order. A writer that fails is reported, and not called again.
+
+    While MOST_WAITING windows wait, further ones are dropped; the first is reported.
+    """
 
     def __init__(self, writers: Sequence[Writer]) -> None:
         self._writers = list(writers)
         self._end: End | None = None
+        self._drops = False
         self._rows: queue.SimpleQueue[Sequence[Averages] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hvdkit-track", daemon=True)
         self._thread.start()
 
     def put(self, rows: Sequence[Averages]) -> None:
         """Have rows written; returns at once."""
-        self._rows.put(rows)
+        if self._rows.qsize() < MOST_WAITING:
+            self._drops = False
+            self._rows.put(rows)
+        elif not self._drops:
+            self._drops = True
+            logger.warning(
+                "track(): %s does not take values: %d windows wait, and those from step %d on are dropped.",
+                *(self._names(), MOST_WAITING, rows[0][0]),
+            )
 
     def close(self, end: End | None, timeout_s: float) -> None:
         """Write all, and close the writers; returns after timeout_s if a place does not answer, with a warning.
@@ -34,8 +49,10 @@ class WritingThread:
         self._rows.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            names = ", ".join(writer.name for writer in self._writers)
-            logger.warning("track(): %s did not take the last values within %g s.", names, timeout_s)
+            logger.warning("track(): %s did not take the last values within %g s.", self._names(), timeout_s)
+
+    def _names(self) -> str:
+        return ", ".join(writer.name for writer in self._writers)
 
     def _run(self) -> None:
         while (rows := self._rows.get()) is not None:
