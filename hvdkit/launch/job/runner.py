@@ -93,6 +93,7 @@ class Runner:
         self._since = time.time()
         self._started = self._ending = self._late = False
         self._refused = ""
+        self._failed = False  # ranks had failed when the end of the job began; agents may be lost in it
         self._session = 0  # of the launcher and all that it has started
         self._launcher_output = LauncherOutput(
             output, at_once=options.verbose, wanted=lambda: not self._ending and not self.ranks.failures
@@ -153,7 +154,7 @@ class Runner:
         return result
 
     def _conclude(self, status: int) -> JobResult:
-        if self.output.broken and not self.ranks.failures and not self._interruption.number:
+        if self.output.broken and not self._failed and not self._interruption.number:
             return conclude_without_output(self.output.broken, len(self.ranks.hosts))
         return conclude(
             self.ranks,
@@ -308,7 +309,7 @@ class Runner:
 
     async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
         """End whatever is left: the ranks through their agents, then mpirun."""
-        self._ending = True
+        self._ending, self._failed = True, bool(self.ranks.failures)
         if self._interruption.number == signal.SIGTERM:
             self._control.send_all(wire.SIGNAL, str(int(signal.SIGTERM)).encode())
             await self._wait_until(
