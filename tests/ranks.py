@@ -80,7 +80,7 @@ def run_ranks(
     """
     own = fresh or env is not None
     is_new = own or (size, backend) not in _jobs
-    job = _start(size, {**_keras(backend), **(env or {})}) if own else _take(size, backend)
+    job = Job(size, {**_keras(backend), **(env or {})}) if own else _take(size, backend)
     seen = job.log.position()
     engine = {**os.environ, **(env or {})}.get("HVDKIT_ENGINE", "")  # a process may have another in its next world
     task = pickle.dumps((engine, transport, body, args, kwargs))
@@ -128,15 +128,6 @@ def _collect(connections: Mapping[int, Connection[Any, Any]], answers: _Answers,
             deadline = min(deadline, time.monotonic() + grace)
 
 
-def _start(size: int, env: Mapping[str, str]) -> Job:
-    try:
-        return Job(size, env)
-    except RuntimeError as error:  # PMIx says so now and then where many jobs start at once
-        if "listener thread failed to start" not in str(error):
-            raise
-        return Job(size, env)
-
-
 def _keras(backend: str) -> dict[str, str]:
     return {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"} if backend else {}
 
@@ -147,7 +138,7 @@ def _take(size: int, backend: str) -> Job:
         job.kill()
         job = None
     if job is None:
-        job = _start(size, _keras(backend))
+        job = Job(size, _keras(backend))
     _jobs[size, backend] = job
     if len(_jobs) > _KEPT:
         while _ending:

@@ -323,22 +323,21 @@ def test_a_stall_names_the_operation_the_missing_rank_and_what_it_does(shutdown:
         assert "_looks_at_the_sky" in told
 
 
-def _left_early() -> str:
+def _left_early() -> None:
     hvd.init()
     if hvd.rank() == 1:
-        hvd.shutdown()
-        return "left"
+        hvd.shutdown()  # hangs, as it is not everyone's
+        return
     with pytest.raises(HorovodInternalError, match="rank 1"):
         for _ in range(1000):
             hvd.allreduce(torch.ones(1), name="x")
-    return "told"
+    raise AssertionError("rank 0 was told")  # the end of the test; rank 1 is ended soon after
 
 
 @pytest.mark.native("Horovod says it in its own words")
 def test_a_rank_that_left_is_an_error_for_those_who_wait() -> None:
-    with pytest.raises(RanksFailedError) as caught:  # a shutdown that is not everyone's ends in a hang of its own
-        run_ranks(2, _left_early, fresh=True, timeout=15, start=0)
-    assert caught.value.results.get(0) == "told"
+    with pytest.raises(RanksFailedError, match="rank 0 was told"):
+        run_ranks(2, _left_early, fresh=True)
 
 
 def _traced(path: str) -> None:
