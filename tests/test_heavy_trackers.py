@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,9 @@ def test_wandb_has_what_was_written_offline(tmp_path: Path, monkeypatch: pytest.
     (writer,) = open_writers(Targets(wandb={"project": "digits", "mode": "offline", "dir": str(tmp_path)}))
     writer.write(ROWS)
     run = writer._run  # type: ignore[attr-defined]
-    summary = dict(run.summary)
+    deadline = time.monotonic() + TIMEOUT_S
+    while "accuracy" not in (summary := dict(run.summary)) and time.monotonic() < deadline:
+        time.sleep(0.1)  # a process of wandb's own makes it
     assert writer.resume == {"id": run.id, "resume": "allow"}
     writer.close("FAILED")
     assert summary["accuracy"] == 0.5 and summary["hvdkit/step_ms"] == 2.0
