@@ -196,8 +196,8 @@ def _fit_twice() -> list[int]:
         optimizers: list[Any] = [trainer.optimizers[0] for trainer in trainers]
         return [optimizer.reduction_statistics().generations for optimizer in optimizers]
     finally:
-        dist.destroy_process_group()
         hvd.shutdown()
+        assert not dist.is_initialized()  # another world may have other ranks
 
 
 @pytest.mark.slow

@@ -24,8 +24,7 @@ from hvdkit.lightning.environment import HvdkitEnvironment
 from hvdkit.torch.basics import init, local_device
 from hvdkit.torch.ops import allgather, barrier
 from hvdkit.torch.optimizer import DistributedOptimizer
-from hvdkit.torch.process_group.register import NAME
-from hvdkit.torch.process_group.register import register as register_backend
+from hvdkit.torch.process_group.register import join_world
 from hvdkit.torch.reduce import allreduce
 from hvdkit.torch.state import broadcast_parameters
 from hvdkit.torch.wrapped import Wrapped
@@ -93,9 +92,8 @@ class HvdkitStrategy(ParallelStrategy):
     def setup_environment(self) -> None:
         """Make the device ready and, on CPUs, torch.distributed."""
         super().setup_environment()
-        if self.root_device.type == "cpu" and not dist.is_initialized():
-            register_backend()
-            dist.init_process_group(NAME)
+        if self.root_device.type == "cpu":
+            join_world()
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Give all ranks rank 0's model, and make its optimizers step on the gradients of all of them."""

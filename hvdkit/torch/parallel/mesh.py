@@ -19,7 +19,7 @@ from hvdkit.log import logger
 from hvdkit.parallel.placement import AXES, describe_slow_tensor_parallelism, place, settle_sizes
 from hvdkit.torch import basics
 from hvdkit.torch.parallel.meter import StepMeter
-from hvdkit.torch.process_group.register import NAME, register
+from hvdkit.torch.process_group.register import NAME, join_world
 
 _latest: list[Mesh] = []
 
@@ -32,23 +32,12 @@ def init(backend: str | None = None) -> None:
     """
     basics.init()
     world = engine.runtime("parallel.init()").world
-    if not dist.is_initialized():
-        register()
-        backend = backend or (f"cpu:{NAME},cuda:nccl" if torch.cuda.is_available() else NAME)
-        store = dist.HashStore() if world.size == 1 else None  # type: ignore[attr-defined]
-        dist.init_process_group(backend, rank=world.rank, world_size=world.size, store=store)
-        engine.on_shutdown(_leave)
+    join_world(backend or (f"cpu:{NAME},cuda:nccl" if torch.cuda.is_available() else NAME))
     if (dist.get_rank(), dist.get_world_size()) != (world.rank, world.size):
         raise ParallelError(
             f"torch.distributed calls this process rank {dist.get_rank()} of {dist.get_world_size()}, hvdkit calls it "
             f"rank {world.rank} of {world.size}. Do not call init_process_group() yourself, or call it without ranks."
         )
-
-
-def _leave() -> None:
-    _latest.clear()
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @functools.cache
@@ -60,6 +49,7 @@ def _watch_optimizers() -> None:
             mesh.meter.stepped(optimizer)
 
     register_optimizer_step_post_hook(stepped)
+    engine.on_shutdown(_latest.clear)
 
 
 class Mesh:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Iterator
@@ -34,6 +35,29 @@ def register() -> None:
     dist.Backend.register_backend(NAME, make_process_group, extended_api=True, devices=["cpu"])
     _rendezvous_handlers["env"] = _find_ranks
     engine.on_shutdown(_close_all)
+
+
+def join_world(backend: str = NAME) -> None:
+    """Join torch.distributed's world with the ranks of hvdkit's, where none was joined; shutdown() ends it. Collective.
+
+    backend: of torch.distributed.
+    """
+    if dist.is_initialized():
+        return
+    register()
+    world = engine.runtime("init_process_group()").world
+    store = dist.HashStore() if world.size == 1 else None  # type: ignore[attr-defined]
+    dist.init_process_group(backend, rank=world.rank, world_size=world.size, store=store)
+    _destroy_at_shutdown()
+
+
+@functools.cache
+def _destroy_at_shutdown() -> None:
+    def destroy() -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    engine.on_shutdown(destroy)
 
 
 def make_process_group(options: Any, _backend_options: Any = None) -> HvdkitProcessGroup:
