@@ -52,10 +52,9 @@ def test_an_example_learns_on_two_ranks(name: str) -> None:
     ("ranks", "last_epoch", "wished"),
     [
         (1, EPOCHS, ENOUGH),
-        pytest.param(2, 20, ALL_LEARNED, marks=pytest.mark.slow),
         pytest.param(4, 20, ALL_LEARNED, marks=pytest.mark.slow),
     ],
-    ids=["1", "2", "4"],
+    ids=["1", "4"],
 )
 def test_the_digits_are_learned_on_any_number_of_ranks(
     tmp_path: Path, ranks: int, last_epoch: int, wished: tuple[str, ...]

@@ -14,9 +14,8 @@ from rank_job import ON_ONE_MACHINE
 
 pytestmark = [pytest.mark.ranks, pytest.mark.horovod_core]
 
-SLOW = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
-PYTORCH, KERAS = (str(ROOT / "examples" / f"{name}_digits.py") for name in ("pytorch", "keras"))
+PYTORCH = str(ROOT / "examples" / "pytorch_digits.py")
 #: Open MPI 5 does not understand the options that horovodrun --mpi gives it for binding; these take their place.
 UNBOUND = "--binding-args=--bind-to none --map-by slot"
 
@@ -37,26 +36,19 @@ def _learned(done: subprocess.CompletedProcess[str], where: str) -> None:
 
 
 #: With Keras, tests/test_keras_example.py does it on Horovod's core.
-@pytest.mark.parametrize("script", [PYTORCH, pytest.param(KERAS, marks=SLOW)], ids=["pytorch", "keras"])
-def test_the_digits_are_learned_with_hvdrun(script: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hvdkit.launch", "--engine", "horovod", "-np", "2", sys.executable, script]
+def test_the_digits_are_learned_with_hvdrun(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hvdkit.launch", "--engine", "horovod", "-np", "2", sys.executable, PYTORCH]
     _learned(_run([*command, *ENOUGH], tmp_path), "horovod (MPI) transport")
 
 
 @pytest.mark.parametrize(
-    ("options", "env", "where"),
-    [
-        (["--gloo"], {}, "horovod (Gloo) transport"),
-        pytest.param(["--gloo"], {"HVDKIT_ENGINE": "native"}, "shared_memory transport", marks=SLOW),
-        (["--mpi", UNBOUND], {}, "shared_memory transport"),
-    ],
-    ids=["gloo", "gloo-native", "mpi-native"],
+    ("options", "where"),
+    [(["--gloo"], "horovod (Gloo) transport"), (["--mpi", UNBOUND], "shared_memory transport")],
+    ids=["gloo", "mpi-native"],
 )
-def test_the_digits_are_learned_with_horovodrun(
-    options: list[str], env: dict[str, str], where: str, tmp_path: Path
-) -> None:
+def test_the_digits_are_learned_with_horovodrun(options: list[str], where: str, tmp_path: Path) -> None:
     command = ["horovodrun", "-np", "2", *options, sys.executable, PYTORCH, *ENOUGH]
-    _learned(_run(command, tmp_path, **env), where)
+    _learned(_run(command, tmp_path), where)
 
 
 def test_under_elastic_horovodrun_the_others_go_on_without_a_rank_that_died(tmp_path: Path) -> None:

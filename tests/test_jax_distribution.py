@@ -98,7 +98,7 @@ pytestmark = pytest.mark.timeout(320)
 
 @pytest.mark.slow
 @pytest.mark.ranks
-@pytest.mark.parametrize(("ranks", "parts"), [(2, (1, 2)), (3, (1,)), (4, (2,))])
+@pytest.mark.parametrize(("ranks", "parts"), [(2, (1, 2)), (4, (2,))])
 def test_ranks_of_hvdrun_train_as_one_process_does(
     tmp_path: Path, alone: Mapping[str, Any], ranks: int, parts: tuple[int, ...]
 ) -> None:
@@ -118,11 +118,10 @@ def test_ranks_of_mpirun_agree_on_an_address(tmp_path: Path, alone: Mapping[str,
 
 @pytest.mark.slow
 @pytest.mark.ranks
-@pytest.mark.parametrize("parts", [1, 2])
-def test_the_example_learns(parts: int) -> None:
-    done = run(on(2), EXAMPLE, "--epochs", "6", "--min-accuracy", "0.9", "--parts", str(parts))
+def test_the_example_learns() -> None:
+    done = run(on(2), EXAMPLE, "--epochs", "6", "--min-accuracy", "0.9", "--parts", "2")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"held as (64, {128 // parts})" in done.stdout and "[1] test" not in done.stdout
+    assert "held as (64, 64)" in done.stdout and "[1] test" not in done.stdout
 
 
 REFUSED = """

@@ -215,7 +215,7 @@ def test_a_profile_shows_stages_and_the_bubble() -> None:
     assert "Rank 1 (stage 1) computes" in describe_mesh_steps(steps)
 
 
-#: Steps of the meshes of issue 21; other ways to train on them need fewer, as a wrong gradient shows in the third loss.
+#: Steps on meshes; other ways to train on them need fewer, as a wrong gradient shows in the third loss.
 STEPS, FEWER = 20, 4
 
 
