@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cache_folder import CACHE
 from engines import ENGINES, choose, has_both, ranks_of, require_horovod
 from hypothesis import settings
 from rank_job import find_mpirun
@@ -25,6 +26,14 @@ sys.path.append(str(Path(__file__).parents[1]))
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).with_name("quick_start")), os.environ.get("PYTHONPATH")])
 )
+
+# What XLA has compiled for JAX, in any process, is read: nearly half of the time of its tests.
+for name, value in {
+    "JAX_COMPILATION_CACHE_DIR": str(CACHE / "jax"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}.items():
+    os.environ.setdefault(name, value)
 
 # Times on a busy machine say nothing about the code.
 settings.register_profile("hvdkit", deadline=None)

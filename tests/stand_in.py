@@ -10,6 +10,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from cache_folder import CACHE
+
 SOURCE = Path(__file__).parent / "stand_ins" / "cuda_nccl.c"
 
 
@@ -23,10 +25,9 @@ def stand_in_path() -> str:
     """The compiled stand-in, in a cache that is named by its source."""
     compiler = find_compiler()
     assert compiler is not None
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "hvdkit", "tests")
-    path = folder / f"cuda_nccl-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]}.so"
+    path = CACHE / f"cuda_nccl-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]}.so"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        CACHE.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
         options = ["-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-shared", "-fPIC", "-pthread"]
         subprocess.run([compiler, *options, "-o", str(unfinished), str(SOURCE), "-lrt"], check=True, timeout=120)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from cache_folder import CACHE
 from cluster.lab import Lab
 
 
@@ -17,7 +17,7 @@ def unpack(name: str, packages: Sequence[str], folder: Path) -> Path:
     name: of their folder in the cache.
     Raises RuntimeError if they cannot be had.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hvdkit" / "tests" / name
+    cache = CACHE / name
     if len(list(cache.glob("*.deb"))) < len(packages):
         cache.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
+from cache_folder import CACHE
 from cluster.lab import ROOT
 
 
@@ -16,15 +16,14 @@ def find_wheel(package: str) -> Path:
     """Find the wheel of the tested version in the cache, or download it; raises RuntimeError if that cannot be done."""
     constraints = (ROOT / "constraints.txt").read_text()
     version = re.findall(rf"^{package}==(\S+)$", constraints, re.MULTILINE)[0]
-    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hvdkit" / "tests"
     pattern = f"{package.replace('-', '_')}-{version}-*.whl"
-    if not list(cache.glob(pattern)):
-        cache.mkdir(parents=True, exist_ok=True)
-        words = ["pip", "download", "--quiet", "--no-deps", f"--dest={cache}", f"{package}=={version}"]
+    if not list(CACHE.glob(pattern)):
+        CACHE.mkdir(parents=True, exist_ok=True)
+        words = ["pip", "download", "--quiet", "--no-deps", f"--dest={CACHE}", f"{package}=={version}"]
         done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=300)
         if done.returncode:
             raise RuntimeError(f"the tests of {package} need its wheel. Run: {' '.join(words)}\n{done.stderr}")
-    return next(cache.glob(pattern))
+    return next(CACHE.glob(pattern))
 
 
 def make_python(folder: Path, package: str = "mpich") -> Path:
