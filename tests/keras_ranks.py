@@ -14,11 +14,7 @@ PACKAGES = {"tensorflow": "tensorflow", "torch": "torch", "jax": "jax"}
 
 each_backend = pytest.mark.parametrize("backend", sorted(PACKAGES))
 #: Three ranks on TensorFlow, where test_tensorflow_training.py needs them anyway; on the others the two that are there.
-_ASKED_FOR = [pytest.param(backend, 3, marks=pytest.mark.slow) for backend in ("jax", "torch")]
-each_backend_once_on_three = pytest.mark.parametrize(
-    ("backend", "size"), [("jax", 2), ("tensorflow", 3), ("torch", 2), *_ASKED_FOR]
-)
-each_backend_on_three = pytest.mark.parametrize(("backend", "size"), [("tensorflow", 3), *_ASKED_FOR])
+each_backend_once_on_three = pytest.mark.parametrize(("backend", "size"), [("jax", 2), ("tensorflow", 3), ("torch", 2)])
 
 
 def run_check(

@@ -39,8 +39,7 @@ def test_the_others_go_on_and_one_comes_in_its_place(victim: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard", ["optimizer", "gradients"])
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize(("victim", "shard"), [(0, "gradients"), (2, "optimizer")])
 def test_no_part_of_an_optimizer_is_lost_with_a_rank(victim: int, shard: str) -> None:
     job = train_and_kill(3, [victim], "--min-np", "2", command=(*training(400), "", shard))
     assert job.process.returncode == 0, job.output

@@ -20,7 +20,7 @@ def test_training_goes_on_as_if_it_had_never_stopped(backend: str, tmp_path: Pat
     run_check(2, backend, "keras_h5:resumed", str(tmp_path), ["Adam", "SGD"])
 
 
-# On the other backends test_files_of_keras_2 has the others.
+# On TensorFlow test_files_of_keras_2 has the others.
 _NEW = ["Adagrad", "Nadam", "Lion", "Lamb"]
 
 
@@ -30,7 +30,6 @@ _NEW = ["Adagrad", "Nadam", "Lion", "Lamb"]
         ("torch", ["AdamW", "RMSprop", "Adagrad"]),
         ("torch", ["Adadelta", "Adamax", "Nadam"]),
         ("torch", ["Ftrl", "Lion", "Lamb"]),
-        ("jax", _NEW),
         ("tensorflow", _NEW),
     ],
 )
@@ -49,6 +48,6 @@ def test_a_file_that_is_still_written_is_waited_for(backend: str, tmp_path: Path
     run_check(2, backend, "keras_h5:still_written", str(tmp_path))
 
 
-@torch_for_all
+@pytest.mark.parametrize("backend", ["torch", pytest.param("tensorflow", marks=pytest.mark.slow)])
 def test_files_of_keras_2(backend: str) -> None:
     run_check(2, backend, "keras_h5:from_keras_2")

@@ -10,6 +10,7 @@ from keras_ranks import each_backend, each_backend_once_on_three, run_check
 pytestmark = pytest.mark.ranks
 
 
+@pytest.mark.native("what a file holds has nothing to do with the engine")
 @each_backend
 @pytest.mark.parametrize("check", ["saved_and_loaded", "resumed", "progress"])
 def test_files(backend: str, check: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ SCRIPTS = Path(__file__).parent / "torchrun_scripts"
 TIMEOUT_S = 100
 NEEDS = {"accelerated.py": "accelerate", "lightning_fit.py": "lightning"}
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.native("the scripts reduce by torch's own Gloo, or by hvdkit's backend")]
 
 
 def run_script(name: str, ranks: int, *options: str, **variables: str) -> list[dict[str, Any]]:
