@@ -65,7 +65,8 @@ def test_sagemaker_has_a_rank_for_each_gpu_of_each_host() -> None:
 def test_the_interface_of_sagemaker_is_used_unless_one_is_named() -> None:
     environ = {**SAGEMAKER, "SM_HOSTS": '["localhost"]', "SM_CURRENT_HOST": "localhost", "PATH": "/usr/bin:/bin"}
     assert plan_job(parse_arguments(["true"]), environ).networks == ("ethwe",)
-    assert plan_job(parse_arguments(["--network-interfaces", "eth1", "true"]), environ).networks == ("eth1",)
+    named = plan_job(parse_arguments(["--network-interfaces", "eth1", "true"]), environ)
+    assert named.networks == ("eth1",) and "--network-interfaces has no effect" in " ".join(named.notes)
     assert plan_job(parse_arguments(["-H", "localhost:2", "true"]), environ).networks == ()
 
 

@@ -54,9 +54,12 @@ def plan_job(
     path = environ.get("PATH", os.defpath)
     if local:
         check_command(options.command, module=options.module, path=path)
+    notes = [*found.notes]
     networks: tuple[str, ...] = (found.interface,) if found.interface else ()
     if options.network_interfaces is not None:
         networks = parse_wish(options.network_interfaces)
+        if local:
+            notes.append("--network-interfaces has no effect, because all ranks are on this machine.")
     variables = {**sent, **_refuse_twice(sent, options.settings)}
     if not local:
         variables.update(plan_daemon_variables(hosts, networks, environ))
@@ -87,7 +90,8 @@ def plan_job(
         variables["HVDKIT_PREFIX"] = "0"
     if options.output_filename:
         variables["HVDKIT_OUTPUT_DIRECTORY"] = os.path.abspath(options.output_filename)
-    allocated = f"{ranks} rank{'s' * (ranks != 1)} on {format_hosts(found.hosts)}, from {found.source}."
+    if found.allocated:
+        notes.append(f"{ranks} rank{'s' * (ranks != 1)} on {format_hosts(found.hosts)}, from {found.source}.")
     return Job(
         command=tuple(plan_command(options.command, module=options.module, path=path)),
         ranks=ranks,
@@ -98,7 +102,7 @@ def plan_job(
         forwarded=tuple(sent),
         root=os.geteuid() == 0,
         python=sys.executable,
-        notes=(*found.notes, *([allocated] if found.allocated else [])),
+        notes=tuple(notes),
         ssh_options=read_ssh_options(options),
         launcher_arguments=split_words("--mpi-args", options.mpi_args) or (),
         binding=split_words("--binding-args", options.binding_args),
