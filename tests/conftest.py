@@ -27,14 +27,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).with_name("quick_start")), os.environ.get("PYTHONPATH")])
 )
 
-# What XLA has compiled for JAX, in any process, is read: nearly half of the time of its tests.
-for name, value in {
-    "JAX_COMPILATION_CACHE_DIR": str(CACHE / "jax"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-}.items():
-    os.environ.setdefault(name, value)
-
 # Times on a busy machine say nothing about the code.
 settings.register_profile("hvdkit", deadline=None)
 settings.load_profile("hvdkit")
@@ -55,6 +47,16 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "-"
+
+
+# What XLA has compiled for JAX, in any process, is read: nearly half of the time of its tests.
+for name, value in {
+    "JAX_COMPILATION_CACHE_DIR": str(CACHE / f"jax-{_version('jaxlib')}"),
+    "JAX_COMPILATION_CACHE_MAX_SIZE": str(200 * 2**20),  # with a size there is a lock, too
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}.items():
+    os.environ.setdefault(name, value)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -129,8 +129,11 @@ def misuse() -> None:
         own.set_epoch(7)
         next(iter(own))
         assert own.epoch == 7
+        own.workers, own.use_multiprocessing = 1, False
         with raises(ValueError, "workers = 2"):
             own.workers = 2
+        with raises(ValueError, "use_multiprocessing"):
+            own.use_multiprocessing = True
         with raises(ValueError, "different lengths"):
             hvd.BalancedDataset((data[0], data[1][1:]), BATCH, wrap())
         model = make_model()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -189,6 +190,11 @@ def check_asynchronous() -> None:
         future = dist.all_reduce(second, async_op=True).get_future()
         doubled = future.then(lambda done: done.value()[0] * 2)
         assert (doubled.wait() == 2 * size**2).all()
+        came = time.monotonic()
+        dist.barrier()
+        passed = torch.tensor([-came, time.monotonic()], dtype=torch.float64)
+        dist.all_reduce(passed, op=dist.ReduceOp.MIN)
+        assert -passed[0] <= passed[1], "a rank has passed before another one came"
         other = dist.new_group()
         mine, theirs = torch.ones(200_000), torch.ones(200_000)
         works = []
@@ -313,10 +319,8 @@ def lose_rank_1(how: str) -> str:
     if rank == 2 and how in ("subgroup", "message"):
         return ""  # a rank that does not wait for rank 1
     calls: dict[str, Callable[[], object]] = {
-        "collective": lambda: dist.all_reduce(tensor),
         "asynchronous": lambda: _wait(dist.all_reduce(tensor, async_op=True)),
         "subgroup": lambda: dist.all_gather_into_tensor(torch.empty(200_000), tensor, group=group),
-        "barrier": lambda: dist.barrier(),
         "message": lambda: dist.recv(tensor, 1),
     }
     try:

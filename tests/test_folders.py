@@ -60,7 +60,7 @@ def test_another_place_is_taken_where_the_first_has_no_locks(
 def test_a_folder_of_another_host_is_left_alone(places: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "_name_kernel", lambda: "another")
     job = RuntimeDirectory()
-    fcntl.flock(job._lock, fcntl.LOCK_UN)  # a lock that this host does not see
+    fcntl.flock(job.lock, fcntl.LOCK_UN)  # a lock that this host does not see
     monkeypatch.undo()
     monkeypatch.setattr(folders, "PLACES", tuple(map(str, places)))
     with RuntimeDirectory():

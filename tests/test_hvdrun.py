@@ -71,13 +71,20 @@ def test_the_exit_code_is_that_of_the_rank_that_failed(code: int) -> None:
     assert any(line.endswith("why") for line in lines(done.stderr))
 
 
-@pytest.mark.parametrize("own", ["", "own"])
+@pytest.mark.parametrize("own", ["", "environment", "file", "option"])
 def test_no_session_of_a_killed_mpirun_is_met(own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Open MPI 5 ends a job if an mpirun of the same process number was killed, and both have their session in /tmp."""
-    if own:
+    options = ["--mpi-args", f"--prtemca prte_tmpdir_base {tmp_path}"] if own == "option" else []
+    if own == "environment":
         monkeypatch.setenv("PRTE_MCA_prte_tmpdir_base", str(tmp_path))
+    elif own == "file":
+        monkeypatch.setenv("HOME", str(tmp_path))
+        (tmp_path / ".prte").mkdir()
+        (tmp_path / ".prte" / "mca-params.conf").write_text(f"# of the site\nprte_tmpdir_base = {tmp_path}\n")
     code = "import os; print(os.environ['PMIX_SERVER_TMPDIR'])"
-    done = subprocess.run([*HVDRUN, "-np", "1", "-q", sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run(
+        [*HVDRUN, "-np", "1", "-q", *options, sys.executable, "-c", code], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     folder = Path(done.stdout.split()[-1]).parent
     if own:

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hvdrun_job import HVDRUN, alive, command, descendants, environment, hvdrun, lines, wait_until
@@ -96,6 +98,21 @@ def test_a_launcher_that_cannot_be_started_is_an_error_of_hvdruns(capfd: pytest.
     with pytest.raises(Exception, match="/no/such/mpirun cannot be started: No such file") as caught:
         asyncio.run(runner.run())
     assert type(caught.value).__name__ == "LaunchError"
+
+
+def test_a_reader_that_has_left_is_the_cause_unless_a_rank_has_failed() -> None:
+    output = Output()
+    options = JobOptions(size=2, environ={})
+    runner: Any = Runner(lambda control, _: Launch(("mpirun",), control), options, output, Interruption(output))
+    runner._init_watchdog = SimpleNamespace(given_up=())
+    for rank in (0, 1):
+        runner.ranks.register(rank, "node1")
+    output.broken = BrokenPipeError()
+    runner.ranks.lose(0)  # its agent did not report the end that hvdrun asked for
+    assert runner._conclude(-signal.SIGTERM).code == 141
+    runner.ranks.end(1, End(code=3))
+    result = runner._conclude(-signal.SIGTERM)
+    assert result.code == 3 and "rank 1 on node1 failed with exit code 3" in result.lines[0]
 
 
 async def start_agent_after(frames: Mapping[bytes, bytes], folder: Path, script: str) -> End:

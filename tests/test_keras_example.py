@@ -49,3 +49,13 @@ def test_the_digits_are_learned_on_two_ranks(tmp_path: Path, backend: str, engin
     assert "model.weights.h5" in zipfile.ZipFile(tmp_path / "digits.keras").namelist()
     for words in ("retracing", "Traceback", "UserWarning"):
         assert words not in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.native("one process has no engine")
+@pytest.mark.parametrize("backend", ["torch"])
+def test_the_digits_are_learned_without_a_launcher(tmp_path: Path, backend: str) -> None:
+    done = start(tmp_path, backend, [], "--epochs", "1", "--min-accuracy", "1")
+    assert done.returncode == 1, "one epoch does not get everything right"
+    assert "test accuracy" in done.stdout
+    assert list(tmp_path.iterdir()) == []

@@ -123,7 +123,7 @@ def test_embeddings(backend: str, as_dense: bool) -> None:
     run_check(2, backend, "keras_training:sparse_embedding", as_dense)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@each_backend
 def test_a_process_set_trains_by_itself(backend: str) -> None:
     run_check(3, backend, "keras_training:process_set")
 

@@ -115,12 +115,23 @@ class BalancedDataset(keras.utils.PyDataset):
 
     @property
     def workers(self) -> int:
-        """Keras's own: 1. Several would ask for batches before the speeds that divide them are known."""
+        """Keras's own: 1, as batches are divided by the speeds that are known when the step before them has ended."""
         return 1
 
     @workers.setter
     def workers(self, value: int) -> None:
-        raise ValueError(f"{_WHO}: workers = {value} is not possible, because batches are divided by the last speeds.")
+        if value != 1:
+            raise ValueError(f"{_WHO}: workers = {value} is not possible: batches are made one at a time.")
+
+    @property
+    def use_multiprocessing(self) -> bool:
+        """Keras's own: False, as batches are made one at a time."""
+        return False
+
+    @use_multiprocessing.setter
+    def use_multiprocessing(self, value: bool) -> None:
+        if value:
+            raise ValueError(f"{_WHO}: use_multiprocessing is not possible: batches are made one at a time.")
 
     def __len__(self) -> int:
         return self._rows // self._batch_size if self._drop_last else -(-self._rows // self._batch_size)

@@ -65,7 +65,7 @@ class KerasState(ObjectState):
         """See State.sync.
 
         A new rank traces its step when it first calls fit(), even with no data; on TensorFlow that is collective. So
-        the other ranks trace theirs again.
+        the other ranks trace theirs again. Not to be called within fit().
         """
         super().sync()
         models = [value for value in self.present().values() if isinstance(value, keras.Model)]

@@ -24,6 +24,7 @@ class WritingThread:
         self._writers = list(writers)
         self._end: End | None = None
         self._drops = False
+        self._called = ""  # the writer that is called, or was called last
         self._rows: queue.SimpleQueue[Sequence[Averages] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hvdkit-track", daemon=True)
         self._thread.start()
@@ -37,7 +38,7 @@ class WritingThread:
             self._drops = True
             logger.warning(
                 "track(): %s does not take values: %d windows wait, and those from step %d on are dropped.",
-                *(self._names(), MOST_WAITING, rows[0][0]),
+                *(self._called, MOST_WAITING, rows[0][0]),
             )
 
     def close(self, end: End | None, timeout_s: float) -> None:
@@ -49,16 +50,17 @@ class WritingThread:
         self._rows.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            logger.warning("track(): %s did not take the last values within %g s.", self._names(), timeout_s)
-
-    def _names(self) -> str:
-        return ", ".join(writer.name for writer in self._writers)
+            logger.warning("track(): %s did not take the last values within %g s.", self._called, timeout_s)
 
     def _run(self) -> None:
         while (rows := self._rows.get()) is not None:
-            self._writers = [writer for writer in self._writers if _write(writer, rows)]
+            self._writers = [writer for writer in self._writers if _write(self._calling(writer), rows)]
         for writer in self._writers:
-            _close(writer, self._end)
+            _close(self._calling(writer), self._end)
+
+    def _calling(self, writer: Writer) -> Writer:
+        self._called = writer.name
+        return writer
 
 
 def _write(writer: Writer, rows: Sequence[Averages]) -> bool:

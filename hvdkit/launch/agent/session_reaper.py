@@ -18,14 +18,15 @@ _DONE = b"done"
 class SessionReaper:
     """A small process beside this one, which stays when this one is killed.
 
-    steps: see end_session. folder: removed with everything in it when the session has ended so; "" for none.
+    steps: see end_session. folder: removed when this has ended the session; "" for none. lock: a descriptor that stays
+    open until then; -1 for none.
     """
 
-    def __init__(self, steps: Steps = (), folder: str = "") -> None:
+    def __init__(self, steps: Steps = (), folder: str = "", lock: int = -1) -> None:
         source, self._target = os.pipe()  # not open in what is started later
         self._pid = os.fork()
         if self._pid == 0:
-            _reap(source, steps, folder)
+            _reap(source, steps, folder, lock)
         os.close(source)
 
     def watch(self, session: int) -> None:
@@ -62,7 +63,7 @@ def end_session(session: int, steps: Steps = ()) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _reap(source: int, steps: Steps, folder: str) -> None:
+def _reap(source: int, steps: Steps, folder: str, lock: int) -> None:
     """Run the reaper's process: end the session when the other process ends without dismissing it."""
     try:
         os.setsid()
@@ -73,7 +74,7 @@ def _reap(source: int, steps: Steps, folder: str) -> None:
         os.dup2(source, 0)
         for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else map(str, range(256)):
             with contextlib.suppress(OSError):
-                os.close(int(name) or -1)
+                os.close(-1 if int(name) in (0, lock) else int(name))
         report = b""
         while data := os.read(0, 4096):
             report += data

@@ -147,7 +147,7 @@ def _build_runner(
             origin = "found on PATH" if mpi.site else "from this Python environment"
             output.say(f"{mpi.name} {mpi.version}, {origin}: {mpi.mpirun}")
         output.say(f"{choice.reason}.")
-        launch = build({})
+        launch = build({})  # the job's directory is made when it runs
         shown = {name: "..." if name in job.forwarded else value for name, value in launch.variables.items()}
         output.say(describe_launch(replace(launch, variables=shown)))  # a value of -x may be a secret
     return runner

@@ -93,7 +93,7 @@ class Runner:
         self._since = time.time()
         self._started = self._ending = self._late = False
         self._refused = ""
-        self._failed = False  # ranks had failed when the end of the job began; agents may be lost in it
+        self._failed = False  # ranks had failed or were lost when the end of the job began; agents may be lost in it
         self._session = 0  # of the launcher and all that it has started
         self._launcher_output = LauncherOutput(
             output, at_once=options.verbose, wanted=lambda: not self._ending and not self.ranks.failures
@@ -139,7 +139,7 @@ class Runner:
             await self._metrics.open(self.options.metrics_port, self.output.note)
             variables = {**self._control.variables, "HVDKIT_JOB": f"{folder.name}@{socket.gethostname()}"}
             with self._signals_for_ranks():
-                status = await self._run_launcher(self._build(variables, folder.path), folder.path)
+                status = await self._run_launcher(self._build(variables, folder.path), folder)
                 self.ranks.fall_silent(*self._control.connected)
         finally:
             self._init_watchdog.close()
@@ -154,7 +154,8 @@ class Runner:
         return result
 
     def _conclude(self, status: int) -> JobResult:
-        if self.output.broken and not self._failed and not self._interruption.number:
+        failed = self._failed or any(end.failed for end in self.ranks.ended.values())
+        if self.output.broken and not failed and not self._interruption.number:
             return conclude_without_output(self.output.broken, len(self.ranks.hosts))
         return conclude(
             self.ranks,
@@ -172,11 +173,11 @@ class Runner:
         """Have the ranks save when they next can, and end; they go on until then."""
         self._control.send_all(wire.SAVE)
 
-    async def _run_launcher(self, launch: Launch, folder: str) -> int:
+    async def _run_launcher(self, launch: Launch, folder: RuntimeDirectory) -> int:
         environ = {**self.options.environ, **launch.variables}
         for name in launch.removed:
             environ.pop(name, None)
-        reaper = SessionReaper(_ESCALATION, folder)
+        reaper = SessionReaper(_ESCALATION, folder.path, folder.lock)
         try:
             process = await asyncio.create_subprocess_exec(
                 *launch.argv,

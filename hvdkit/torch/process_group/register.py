@@ -48,16 +48,22 @@ def join_world(backend: str = NAME) -> None:
     world = engine.runtime("init_process_group()").world
     store = dist.HashStore() if world.size == 1 else None  # type: ignore[attr-defined]
     dist.init_process_group(backend, rank=world.rank, world_size=world.size, store=store)
-    _destroy_at_shutdown()
+    _joined[:] = [dist.group.WORLD]
+    _leave_at_shutdown()
+
+
+#: What join_world() has joined last, if anything.
+_joined: list[Any] = []
 
 
 @functools.cache
-def _destroy_at_shutdown() -> None:
-    def destroy() -> None:
-        if dist.is_initialized():
+def _leave_at_shutdown() -> None:
+    def leave() -> None:
+        if dist.is_initialized() and dist.group.WORLD in _joined:
             dist.destroy_process_group()
+        _joined.clear()
 
-    engine.on_shutdown(destroy)
+    engine.on_shutdown(leave)
 
 
 def make_process_group(options: Any, _backend_options: Any = None) -> HvdkitProcessGroup:
