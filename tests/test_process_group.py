@@ -99,7 +99,7 @@ import torch.distributed as dist
 dist.init_process_group("{name}")
 tensor = torch.tensor([dist.get_rank() + 1])
 dist.all_reduce(tensor)
-print("said", dist.get_backend(), int(tensor), flush=True)
+print(f"said {{dist.get_backend()}} {{int(tensor)}}", flush=True)  # at once: ranks of torchrun share a pipe
 dist.destroy_process_group()
 """
 

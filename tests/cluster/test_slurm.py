@@ -161,4 +161,4 @@ def test_a_job_that_srun_starts_is_started_again_when_a_rank_is_killed(slurm: Sl
     assert code == 0, output
     assert "ranks that srun has started cannot continue when one dies: hvdrun starts the job again" in output
     assert "starting again with 2 ranks on node1:1, node2:1, from the last checkpoint" in output
-    assert output.count("ends at 40 with 2 ranks, alike: True, learned: True") == 2
+    assert output.count("ends at 40 with 2 ranks, alike: True, learned: True") == 2, output
