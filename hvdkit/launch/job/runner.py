@@ -91,9 +91,8 @@ class Runner:
         self._survivors: Survivors | None = None
         self._name = ""
         self._since = time.time()
-        self._started = self._ending = self._late = False
+        self._started = self._ending = self._late = self._failed = False
         self._refused = ""
-        self._failed = False  # ranks had failed or were lost when the end of the job began; agents may be lost in it
         self._session = 0  # of the launcher and all that it has started
         self._launcher_output = LauncherOutput(
             output, at_once=options.verbose, wanted=lambda: not self._ending and not self.ranks.failures
@@ -309,7 +308,7 @@ class Runner:
         return self._survivors is not None and self._survivors.cut_off
 
     async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
-        """End whatever is left: the ranks through their agents, then mpirun."""
+        """End whatever is left: the ranks through their agents, then mpirun. Agents that are lost in it are no failure."""
         self._ending, self._failed = True, bool(self.ranks.failures)
         if self._interruption.number == signal.SIGTERM:
             self._control.send_all(wire.SIGNAL, str(int(signal.SIGTERM)).encode())
