@@ -308,7 +308,7 @@ class Runner:
         return self._survivors is not None and self._survivors.cut_off
 
     async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
-        """End whatever is left: the ranks through their agents, then mpirun. Agents that are lost in it are no failure."""
+        """End what is left: the ranks through their agents, then mpirun. Agents that are lost in it have not failed."""
         self._ending, self._failed = True, bool(self.ranks.failures)
         if self._interruption.number == signal.SIGTERM:
             self._control.send_all(wire.SIGNAL, str(int(signal.SIGTERM)).encode())
