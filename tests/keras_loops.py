@@ -351,17 +351,21 @@ def replaced() -> None:
 
     Not with Adam: fit() without data makes Keras on TensorFlow count a step.
     """
+
+    def wrap() -> Any:
+        return hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9))
+
     with joined():
         data, reference = make_data(), make_model()
         part = mine(data)
-        fit(reference, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)), part, rows=ROWS, epochs=2)
+        fit(reference, wrap(), part, rows=ROWS, epochs=2)
         model = make_model()
-        fit(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)), part, rows=ROWS, epochs=1)
+        fit(model, wrap(), part, rows=ROWS, epochs=1)
         hvd.shutdown()
         hvd.init()
         if hvd.rank() == 1:
             model = make_model()
-            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)), "mse")
+            model.compile(wrap(), "mse")
         state = hvd.elastic.KerasState(model)
         state.sync()
         model.fit(*(array[:0] for array in part), batch_size=ROWS, epochs=1, verbose=0)

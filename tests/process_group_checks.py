@@ -319,8 +319,10 @@ def lose_rank_1(how: str) -> str:
     if rank == 2 and how in ("subgroup", "message"):
         return ""  # a rank that does not wait for rank 1
     calls: dict[str, Callable[[], object]] = {
+        "collective": lambda: dist.all_reduce(tensor),
         "asynchronous": lambda: _wait(dist.all_reduce(tensor, async_op=True)),
         "subgroup": lambda: dist.all_gather_into_tensor(torch.empty(200_000), tensor, group=group),
+        "barrier": lambda: dist.barrier(),
         "message": lambda: dist.recv(tensor, 1),
     }
     try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from keras_ranks import run_check
+from keras_ranks import each_backend, run_check
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@each_backend
 def test_a_part_trains_as_one_process(backend: str) -> None:
     run_check(3, backend, "keras_training:in_a_part", {"name": "SGD", "learning_rate": 0.05, "momentum": 0.9})
 

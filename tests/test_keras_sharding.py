@@ -65,7 +65,7 @@ def test_each_rank_keeps_its_part_of_the_state() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@each_backend
 def test_a_state_is_loaded_by_other_ranks(backend: str, tmp_path: Path) -> None:
     name = "Nadam" if backend == "tensorflow" else "Adam"
     run_check(2, backend, "keras_sharding:save", str(tmp_path), name)

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.ranks
 SPECS: dict[str, dict[str, Any]] = {
     "SGD": {"name": "SGD", "learning_rate": 0.05, "momentum": 0.9},
     "Adam": {"name": "Adam", "learning_rate": 0.01},
+    "AdamW": {"name": "AdamW", "learning_rate": 0.01, "weight_decay": 0.1},
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "clipnorm": {"clipnorm": 0.05},
@@ -29,8 +30,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @each_backend
-def test_ranks_train_as_one_process(backend: str) -> None:
-    run_check(2, backend, "keras_training:train", SPECS["SGD"])
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_ranks_train_as_one_process(backend: str, name: str) -> None:
+    run_check(2, backend, "keras_training:train", SPECS[name])
 
 
 @each_backend_once_on_three

@@ -179,7 +179,7 @@ def _used_by_one_rank_only(transport: str) -> int:
         return int(hvd.allreduce(torch.ones(1), op=hvd.Sum).item())
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "gloo"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_set_that_some_have_used_is_removed(transport: str) -> None:
     assert run_ranks(3, _used_by_one_rank_only, transport, fresh=True) == [3] * 3
 

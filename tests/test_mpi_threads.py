@@ -69,7 +69,7 @@ def _everything(level: str, transport: str) -> str:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("transport", ["mpi"])
+@pytest.mark.parametrize("transport", ["mpi", "shared_memory"])
 def test_calls_take_turns_where_mpi_wants_that(transport: str) -> None:
     assert run_ranks(3, _everything, "serialized", transport, fresh=True, timeout=60) == ["serialized"] * 3
 
@@ -108,7 +108,7 @@ def _sets_beside_operations(transport: str) -> int:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("transport", ["hierarchical_pairs"])
+@pytest.mark.parametrize("transport", ["mpi", "hierarchical_pairs"])
 def test_process_sets_are_made_beside_operations_where_calls_take_turns(transport: str) -> None:
     assert run_ranks(3, _sets_beside_operations, transport, fresh=True, timeout=60) == [SETS] * 3
 

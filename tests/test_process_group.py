@@ -54,7 +54,7 @@ def test_other_transports(transport: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["asynchronous", "subgroup", "message"])
+@pytest.mark.parametrize("how", ["collective", "asynchronous", "subgroup", "barrier", "message"])
 def test_the_rank_that_was_killed_is_named(how: str) -> None:
     with pytest.raises(RanksFailedError) as failure:
         # mpirun ends the others with SIGTERM, which they ignore until they have their answer, and then with SIGKILL.

@@ -173,7 +173,7 @@ def _never_steps(folder: Path) -> str:
     return "no error"
 
 
-@pytest.mark.parametrize("over", ["shared_memory"])
+@pytest.mark.parametrize("over", ["shared_memory", "mpi"])
 def test_a_step_is_given_up_after_the_time_that_was_set(over: str, tmp_path: Path) -> None:
     for message in _without_rank_one(_never_steps, tmp_path, over=over):
         assert "gradients of optimizer.1 (weight), reduction 1" in message and "aborted after" in message
@@ -208,7 +208,7 @@ def _again(weight: torch.nn.Parameter, optimizer: Any) -> None:
 
 @pytest.mark.parametrize(
     ("step", "over"),
-    [("broadcast_parameters", "mpi"), ("plan", "shared_memory"), ("gradients", "shared_memory")],
+    [("broadcast_parameters", "mpi"), ("plan", "shared_memory"), ("gradients", "shared_memory"), ("gradients", "mpi")],
 )
 def test_a_rank_that_has_ended_is_an_error_at_once(step: str, over: str, tmp_path: Path) -> None:
     for message in _without_rank_one(_ends_early, step, tmp_path, over=over):

@@ -16,7 +16,7 @@ from engines import backend_of, engine_of
 _SLOW = {"backend": ("jax", "tensorflow"), "mode": ("eager", "session")}
 #: Tests that the quick tier has on these backends too: one that all have, and those of one backend alone.
 _QUICK = (
-    "test_ranks_train_as_one_process[native-jax",
+    "test_ranks_train_as_one_process[native-SGD-jax",
     "test_memory_of_jax[native-two_lists_on_jax",
     "test_all_frameworks_are",
 )
@@ -37,11 +37,11 @@ _SLOW_OF_FILE = {
     "test_keras_example": "learned_on_two_ranks",
     "test_keras_gpu": "stay_on_the_gpu",
     "test_keras_strategy": "LateAverage [native-AllReduce [native-2- 1-True test_a_tape_with that_a_tape_refuses",
-    "test_lazy_groups": "[hierarchical_pairs] wants_that[mpi] is_removed",
+    "test_lazy_groups": "[hierarchical_pairs] wants_that[mpi] is_removed[shared_memory]",
     "test_liveness": "[wait_for_a_reduce_scatter] [wait_for_an_all_gather] [wait_for_gradients_in_a_thread]",
     "test_memory": "buckets[mpi] leaves_nothing_behind goes_with_all_it_had no_more_memory[mpi] no_more_memory[hier",
     "test_migrate_run": "test_keras_scripts test_torch_scripts",
-    "test_mpi_threads": "take_turns",
+    "test_mpi_threads": "take_turns wants_that[shared_memory]",
     "test_power_sgd": "of_tensorflow of_keras",
     "test_preemption": "and_then_told_to_end",
     "test_replicas": "fit_finds_it_too",
@@ -55,7 +55,7 @@ _SLOW_OF_FILE = {
     "test_torch_compression": "on_every_rank_alike PowerSGD Sign",
     "test_torch_fork": "fork-thread workers-",
     "test_torch_scripts": "fsdp2",
-    "test_torch_stalls": "-thread] the_time_that_was_set [native-broadcast_parameters-mpi plan-shared",
+    "test_torch_stalls": "-thread] the_time_that_was_set [native-broadcast_parameters-mpi plan-shared gradients-mpi",
     "test_small_operations": "read_them[2] read_them[4] give[2] give[4] meet[2] meet[4] once[2]",
     "test_soak": "whatever_hypothesis_draws",
     "test_torchrun": "horovodruns_variables under_torchrun[gloo] that_was_killed nobody_ends_the_others[auto] "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -137,7 +136,6 @@ _ELASTIC = (
     *("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"),
     *("--prtemca", "state_base_recoverable", "1", "--prtemca", "rml_base_radix", "4096"),
 )
-_OF_SESSION = re.compile(r"PRTE_MCA_prte_(local_)?tmpdir_base$")
 _BINDING = ("--map-by", "slot", "--bind-to", "none")
 
 
@@ -179,10 +177,10 @@ def _session_parameters(job: Job, mpi: Mpi) -> list[str]:
     """Give Open MPI 5's mpirun a directory of this job's for its session.
 
     By default the session's name in /tmp is mpirun's process number. If an mpirun was killed, its files stay there, and
-    a later mpirun with the same number ends with "The PMIx server's listener thread failed to start". The user's own
-    place counts; mpirun refuses two.
+    a later mpirun with the same number ends with "The PMIx server's listener thread failed to start". If the user has
+    set a directory for sessions, that is used; mpirun refuses two.
     """
-    own = "tmpdir_base" in " ".join([*filter(_OF_SESSION.match, job.environ), *job.launcher_arguments])
+    own = any("prte_" in word and "tmpdir_base" in word for word in (*job.environ, *job.launcher_arguments))
     if mpi.major < 5 or not job.directory or own or mpi.session_base:
         return []
     return ["--prtemca", "prte_local_tmpdir_base", job.directory]

@@ -1,4 +1,4 @@
-"""What ends a session of processes, also when the one that started it is killed and cannot do that itself."""
+"""End a session of processes and remove its folder, also when the process that started it is killed."""
 
 from __future__ import annotations
 

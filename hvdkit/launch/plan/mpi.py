@@ -145,6 +145,7 @@ def _describe(path: Path, environ: Mapping[str, str], *, site: bool) -> Mpi:
 
 
 def _sets_session_base(mpirun: Path, environ: Mapping[str, str]) -> bool:
+    """Does a parameter file of PRRTE, the user's or the installation's, set prte_tmpdir_base?"""
     home = Path(environ.get("HOME", "/"))
     for file in (home / ".prte" / "mca-params.conf", mpirun.parent.parent / "etc" / "prte-mca-params.conf"):
         with contextlib.suppress(OSError, UnicodeDecodeError):

@@ -26,6 +26,8 @@ NAME = "hvdkit"
 #: All process groups that there are, and the first one of all ranks.
 _groups: weakref.WeakSet[HvdkitProcessGroup] = weakref.WeakSet()
 _world: HvdkitProcessGroup | None = None
+#: torch.distributed's world, if join_world() has joined it.
+_joined: list[Any] = []
 
 
 def register() -> None:
@@ -50,10 +52,6 @@ def join_world(backend: str = NAME) -> None:
     dist.init_process_group(backend, rank=world.rank, world_size=world.size, store=store)
     _joined[:] = [dist.group.WORLD]
     _leave_at_shutdown()
-
-
-#: What join_world() has joined last, if anything.
-_joined: list[Any] = []
 
 
 @functools.cache
