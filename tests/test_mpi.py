@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ from hvdkit.errors import RankLostError, TransportError
 from hvdkit.transport.between.schedules import split_evenly
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.mpi import library as mpi_library
+from hvdkit.transport.mpi import mailbox as mpi_mailbox
 from hvdkit.transport.mpi.transport import MpiTransport
 
 
@@ -114,3 +116,23 @@ def find_nodes(transport: MpiTransport) -> list[int]:
 @pytest.mark.ranks
 def test_ranks_that_share_memory_are_on_one_host() -> None:
     assert run_ranks(3, find_nodes, transport="mpi") == [[0] * 3] * 3
+
+
+def leave_with_messages_under_way(transport: MpiTransport) -> list[int]:
+    mail = transport.open_mailbox()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mpi_mailbox, "_open", weakref.WeakSet([mail]))
+        for peer in range(transport.size):
+            if peer != transport.rank:
+                mail.send(peer, b"the last one")
+        mpi_mailbox.leave_mailboxes()
+        received = [int(count) for count in mail._received]
+        transport.barrier()
+        mail.close(idle=False)
+    return received
+
+
+@pytest.mark.ranks
+def test_the_last_messages_have_arrived_when_a_rank_ends() -> None:
+    received = run_ranks(3, leave_with_messages_under_way, transport="mpi")
+    assert received[0][1:] == [1, 1] and received[1][0] == received[2][0] == 1, received

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import weakref
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 _MESSAGE, _LEAVING = 0, 1  # tags
+_LEAVING_S = 1.0  # how long a rank that ends waits for those next to it
 _open: weakref.WeakSet[MpiMailbox] = weakref.WeakSet()
 
 
@@ -36,8 +38,8 @@ class MpiMailbox:
         self._sending: list[tuple[MPI.Request, bytes]] = []
         self._sent = np.zeros(comm.size, np.int64)
         self._received = np.zeros(comm.size, np.int64)
-        self._leaving: list[MPI.Request] = []
-        self._is_whole = True  # as far as is known here: no rank has said that it is leaving
+        self._leaving: dict[int, MPI.Request] = {}  # by the rank that was told
+        self._left: set[int] = set()  # the ranks that have told this one
         _open.add(self)
 
     def send(self, rank: int, message: bytes) -> None:
@@ -59,7 +61,7 @@ class MpiMailbox:
             data = np.empty(status.Get_count(mpi.BYTE), np.uint8)
             call_mpi("MPI_Mrecv", matched.Recv, [data, data.size, mpi.BYTE])
             if status.Get_tag() == _LEAVING:
-                self._is_whole = False
+                self._left.add(status.Get_source())
                 continue
             self._received[status.Get_source()] += 1
             messages.append((status.Get_source(), data.tobytes()))
@@ -73,11 +75,17 @@ class MpiMailbox:
             nothing = [np.empty(0, np.uint8), 0, self._mpi.BYTE]
             for peer in nearest:
                 with contextlib.suppress(TransportError):  # of a lost rank MPI itself tells the others
-                    self._leaving.append(call_mpi("MPI_Isend", self._comm.Isend, nothing, peer, _LEAVING))
+                    self._leaving[peer] = call_mpi("MPI_Isend", self._comm.Isend, nothing, peer, _LEAVING)
+
+    @property
+    def has_left(self) -> bool:
+        """After leave(): have those next to this rank left too? Then no message between them is under way."""
+        self.receive()
+        return self._left.issuperset(self._leaving)
 
     def _check(self) -> None:
         self.receive()
-        if not self._is_whole:
+        if self._left:
             raise RankLostError("A rank has left the mailbox without closing it.")
 
     def close(self, *, idle: bool = True) -> None:
@@ -93,7 +101,7 @@ class MpiMailbox:
             collective("MPI_Alltoall", self._comm, self._sent, expected, check=self._check)
         except TransportError as error:
             leave_behind(self._sending)
-            if self._is_whole or not isinstance(error, RankLostError):
+            if not self._left or not isinstance(error, RankLostError):
                 raise
             self.leave()  # the others must know too; MPI keeps the communicator, which nobody uses again
             return
@@ -105,6 +113,14 @@ class MpiMailbox:
 
 
 def leave_mailboxes() -> None:
-    """Tell the other ranks that this process will close none of its mailboxes; not collective."""
-    for mailbox in list(_open):
+    """Tell the other ranks that this process will close none of its mailboxes; not collective.
+
+    If all ranks end now it waits until messages have arrived: Open MPI aborts a rank in MPI_Finalize that still sends,
+    over a connection which it is just making, to one that has ended. If the others go on it returns after a second.
+    """
+    mailboxes, end_s = list(_open), time.monotonic() + _LEAVING_S
+    for mailbox in mailboxes:
         mailbox.leave()
+    with contextlib.suppress(TransportError):
+        while not all(mailbox.has_left for mailbox in mailboxes) and time.monotonic() < end_s:
+            time.sleep(0.001)
