@@ -163,7 +163,7 @@ def test_links_are_those_of_the_ranks_places() -> None:
 def test_the_bubble_is_that_of_the_schedule() -> None:
     job = Job(replace(GPT3, vocabulary=1), Cluster(A100, 64), 64)
     plain, interleaved = (assess(job, Layout(1, 8, 8, 1, chunks)).time for chunks in (1, 3))
-    assert plain.bubble / (plain.compute + plain.tensor) == pytest.approx(7 / 64, rel=0.01)
+    assert plain.bubble / (plain.compute + plain.tensor) == pytest.approx(7 / 64, rel=0.02)  # the loss is on one stage
     assert interleaved.bubble == pytest.approx(plain.bubble / 3)
     assert interleaved.transfers > 2 * plain.transfers
 
@@ -190,15 +190,15 @@ def test_errors_on_the_sizes_that_were_not_fitted() -> None:
     found = summarise(_half())
     assert found["predicted"] == 720
     assert found["mean_error"] < 0.06
-    assert found["within_25_percent"] > 0.95
+    assert found["worst_error"] < 0.25
     assert found["mean_regret"] < 0.03
 
 
 def test_errors_on_published_times_of_up_to_3072_gpus() -> None:
     found = summarise(evaluate(read_table(DATA / "published.csv"), A100, Calibration(), {}))
     assert found["predicted"] == found["timed"] == 18
-    assert found["mean_error"] < 0.10
-    assert found["worst_error"] < 0.25
+    assert found["mean_error"] < 0.08
+    assert found["worst_error"] < 0.20
 
 
 TABLE = (

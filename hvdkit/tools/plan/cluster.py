@@ -78,7 +78,7 @@ class Calibration:
     memory_efficiency: of the bandwidth, for operations on elements.
     kernel_s: seconds of a GPU between two kernels.
     launch_s: CPU seconds to launch a kernel; a layer takes no less than its kernels' sum.
-    collective_launch_s: CPU seconds of a collective beyond that.
+    collective_launch_s: CPU seconds of a collective beyond that, for each of its ranks.
     collective_s: seconds of a collective that do not depend on its size, for each doubling of the ranks.
     link_efficiency, network_efficiency: of the links' bandwidth.
     logit_bytes: traffic of cross-entropy, for each logit.
@@ -87,16 +87,16 @@ class Calibration:
     layer_scale: what a layer was measured to take, over what these constants say.
     """
 
-    product_efficiency: float = 0.797
-    tail_waves: float = 0.423
-    memory_efficiency: float = 0.785
-    kernel_s: float = 4.46e-6
-    launch_s: float = 51.5e-6
-    collective_launch_s: float = 129e-6
-    collective_s: float = 197e-6
-    link_efficiency: float = 0.782
+    product_efficiency: float = 0.793
+    tail_waves: float = 0.573
+    memory_efficiency: float = 0.769
+    kernel_s: float = 9.62e-6
+    launch_s: float = 51.4e-6
+    collective_launch_s: float = 32.4e-6
+    collective_s: float = 111e-6
+    link_efficiency: float = 0.724
     network_efficiency: float = 0.8
-    logit_bytes: float = 32.3
-    whole_head: float = 3.10
-    update_bytes: float = 30.2
+    logit_bytes: float = 47.7
+    whole_head: float = 2.31
+    update_bytes: float = 33.8
     layer_scale: float = 1.0

@@ -165,11 +165,15 @@ class StepTime:
 
 def compute_step(model: Transformer, layout: Layout, cluster: Cluster, batch: int, constants: Calibration) -> StepTime:
     """Compute the time of a step. The layout has been checked (`check_layout`)."""
-    layer, tensor = _layer(model, layout, cluster, constants)
-    head = head_time(model, layout, cluster.gpu, constants)
-    layers = layout.stages(model)
-    stages = [count * (layer + tensor) for count in layers]
-    stages[-1] += head
+    layer, layer_tensor = _layer(model, layout, cluster, constants)
+    computes = [count * layer for count in layout.stages(model)]
+    computes[-1] += head_time(model, layout, cluster.gpu, constants)
+    tensors = [count * layer_tensor for count in layout.stages(model)]
+    # Allreduces of the embedding, of the output layer's input gradient, and of the loss: three of a number a token.
+    exchange, short = (_allreduce(model, layout, cluster, constants, width) for width in (model.hidden, 0))
+    tensors[0] += exchange
+    tensors[-1] += exchange + 3 * short
+    stages = [compute + tensor for compute, tensor in zip(computes, tensors, strict=True)]
     slowest = max(range(layout.pp), key=stages.__getitem__)
     micro_batches = layout.micro_batches(batch)
     bubble = (sum(stages) - stages[slowest]) / layout.chunks
@@ -178,8 +182,8 @@ def compute_step(model: Transformer, layout: Layout, cluster: Cluster, batch: in
     owned = parameters / (layout.dp if layout.zero else 1)
     rate = cluster.gpu.bandwidth * constants.memory_efficiency
     return StepTime(
-        compute=micro_batches * (stages[slowest] - layers[slowest] * tensor),
-        tensor=micro_batches * layers[slowest] * tensor,
+        compute=micro_batches * computes[slowest],
+        tensor=micro_batches * tensors[slowest],
         bubble=bubble,
         transfers=_transfers(model, layout, cluster, constants, micro_batches),
         gradients=gradients,
@@ -192,12 +196,17 @@ def _layer(model: Transformer, layout: Layout, cluster: Cluster, constants: Cali
     time = layer_time(model, layout, cluster.gpu, constants)
     # Forward 2 allreduces, backward 2, recomputing 2 more; with sequence parallelism each is a pair of half the bytes.
     collectives = 0 if layout.tp == 1 else 6 if layout.recompute == "full" else 4
-    nbytes = 2.0 * layout.micro_batch * model.sequence * model.hidden
-    each = ring_s(nbytes, layout.tp, tensor_bandwidth(cluster, layout, constants), constants)
-    tensor = collectives * each
+    tensor = collectives * _allreduce(model, layout, cluster, constants, model.hidden)
     compute = time.forward + time.backward
-    floor = time.kernels * constants.launch_s + collectives * constants.collective_launch_s
+    # A collective begins when the last of its ranks has launched it: the more ranks, the later.
+    floor = time.kernels * constants.launch_s + collectives * layout.tp * constants.collective_launch_s
     return max(compute, floor - tensor), tensor
+
+
+def _allreduce(model: Transformer, layout: Layout, cluster: Cluster, constants: Calibration, width: int) -> float:
+    """Seconds of an allreduce of `width` values for each token of a micro-batch on the tp ranks."""
+    nbytes = 2.0 * layout.micro_batch * model.sequence * width
+    return ring_s(nbytes, layout.tp, tensor_bandwidth(cluster, layout, constants), constants)
 
 
 def _transfers(
