@@ -1,15 +1,15 @@
-"""Find a CUDA toolkit and NCCL."""
+"""Find a CUDA toolkit and NCCL, and what a build with them misses."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdkit.tools.installed import find_package
+from hvdkit.tools.installed import Frameworks, find_package, parse_numbers
 
 #: torch loads the NCCL of its wheel, so that goes before the system's: two NCCLs in a process conflict.
 NCCL_WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
@@ -73,6 +73,36 @@ def find_gpu_tools(environ: Mapping[str, str], nccl_home: str) -> GpuTools:
         cuda_runtime=_find_unlinked_runtime(Path(cuda_home)) if cuda_home else "",
         looked_for_cuda=cuda_homes,
     )
+
+
+def find_lacks(frameworks: Frameworks, tools: GpuTools, *, nccl: bool) -> Iterator[tuple[str, str]]:
+    """Find what a build for GPUs misses, or what does not fit: what was found in its place, and how to install it."""
+    wanted = frameworks.torch_cuda
+    if frameworks.torch and not wanted:
+        yield (
+            f"torch {frameworks.torch} is a build without CUDA",
+            "a CUDA build of torch, as PyPI's wheels for Linux are",
+        )
+    if not tools.cuda_home:
+        version = f"=={wanted}.*" if parse_numbers(wanted)[:1] == (13,) else ""
+        packages = " ".join(f"'{name}{version}'" if version else name for name in CUDA_WHEELS)
+        yield (
+            "there is no CUDA toolkit (bin/nvcc with include/cuda_runtime.h) in "
+            f"{', '.join(tools.looked_for_cuda) or 'any of the usual places'}",
+            f"CUDA {wanted or 'of the version of your framework'}, and set CUDA_HOME to it; for CUDA 13 also "
+            f"pip install {packages}",
+        )
+    elif wanted and tools.cuda_version and parse_numbers(wanted)[0] != parse_numbers(tools.cuda_version)[0]:
+        yield (
+            f"torch {frameworks.torch} is for CUDA {wanted}, and {tools.cuda_home} is CUDA {tools.cuda_version}",
+            f"a toolkit of CUDA {wanted}, and set CUDA_HOME to it; or torch for CUDA {tools.cuda_version}",
+        )
+    if nccl and tools.nccl is None:
+        package = NCCL_WHEELS[1 if parse_numbers(wanted)[:1] == (12,) else 0]
+        yield (
+            f"there is no NCCL (include/nccl.h with lib/libnccl.so) in {', '.join(tools.looked)}",
+            f"pip install {package}, or name the folder of another one with --nccl-home or HOROVOD_NCCL_HOME",
+        )
 
 
 def _is_cuda(home: Path) -> bool:

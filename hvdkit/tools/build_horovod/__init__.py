@@ -1,4 +1,4 @@
 """hvdkit build-horovod: a wheel of Horovod, patched so that it compiles against current frameworks.
 
-site reads what is installed; gpu and plan decide; requirements lists what is missing; source and wheel act.
+site reads what is installed, plan decides and lists what is missing, wheel acts.
 """
