@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.errors import BuildError
-from hvdkit.tools.build_horovod.command import build_wheel
 from hvdkit.tools.build_horovod.plan import HOROVOD, Plan
 from hvdkit.tools.build_horovod.wheel import (
     Cache,
+    build_wheel,
     compile_wheel,
     describe_failure,
     download_source,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from horovod_site import EVERYTHING, plan_of
 
@@ -19,7 +22,8 @@ from hvdkit import cli
 from hvdkit.tools.build_horovod import command, site
 from hvdkit.tools.build_horovod.plan import build_plan, check_site
 from hvdkit.tools.build_horovod.site import Site
-from hvdkit.tools.build_horovod.wheel import Cache, build_check
+from hvdkit.tools.build_horovod.wheel import Cache
+from hvdkit.tools.doctor.collect.probes import programs
 
 # missing parts --------------------------------------------------------------------------------------------------------
 
@@ -135,6 +139,22 @@ def test_the_flags_are_frozen() -> None:
     }  # fmt: skip
 
 
-def test_the_check_is_a_program_for_each_framework() -> None:
-    for framework in ("torch", "tensorflow"):
-        compile(build_check(framework, ("mpi", "gloo")), framework, "exec")
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize(
+    ("size", "gloo", "told"),
+    [(2, True, ""), (1, True, "rank 0 of 1 got .*, not 3.0"), (2, False, r"it was built without \['gloo'\]")],
+)
+def test_the_check_reports_a_wrong_sum_and_missing_parts(
+    framework: str, size: int, gloo: bool, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = SimpleNamespace(
+        full=lambda shape, value: np.full(shape, value), fill=lambda shape, value: np.full(shape, value)
+    )
+    horovod = SimpleNamespace(
+        init=lambda: None, rank=lambda: 0, size=lambda: size, Sum=None, shutdown=lambda: None,
+        allreduce=lambda tensor, op: SimpleNamespace(numpy=lambda: tensor * (3 if size == 2 else 1)),
+        mpi_built=lambda: True, gloo_built=lambda: gloo,
+    )  # fmt: skip
+    monkeypatch.setattr(importlib, "import_module", {framework: numbers, f"horovod.{framework}": horovod}.__getitem__)
+    with pytest.raises(SystemExit, match=told) if told else contextlib.nullcontext():
+        programs.try_horovod(framework, "mpi", "gloo")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,17 +11,7 @@ from hvdkit.errors import BuildError
 from hvdkit.launch.cli.numbers import count
 from hvdkit.tools.build_horovod.plan import HOROVOD, Plan, build_environment, build_plan, check_site
 from hvdkit.tools.build_horovod.site import Missing, find_missing_files, read_site, try_compiler, try_mpi
-from hvdkit.tools.build_horovod.wheel import (
-    Cache,
-    check_horovod,
-    check_source,
-    compile_wheel,
-    download_source,
-    install_wheel,
-    make_folder,
-    open_cache,
-    read_digest,
-)
+from hvdkit.tools.build_horovod.wheel import Cache, build_wheel, check_horovod, install_wheel, open_cache, read_digest
 
 _EXPLANATION = f"""\
 Build Horovod {HOROVOD}, the last release, for the installed torch and TensorFlow, and install it. The unchanged release
@@ -98,8 +87,17 @@ def run(options: argparse.Namespace) -> None:
     if missing:
         rows = "\n".join(f"  {each}" for each in missing)
         raise BuildError(f"Horovod cannot be built here; nothing was started. Missing:\n{rows}")
-    if not options.dry_run:
-        _build_and_install(plan, cache, rebuild=options.rebuild)
+    if options.dry_run:
+        return
+    wheel = None if options.rebuild else cache.find_wheel(plan)
+    if wheel is not None:
+        print(f"from the cache: {wheel}", flush=True)
+    install_wheel(wheel or build_wheel(plan, cache), environ)
+    parts = ("mpi", "gloo", *(["nccl"] if plan.gpu.operations == "NCCL" else []))
+    for framework in plan.site.frameworks.names:
+        check_horovod(framework, parts, environ)
+        print(f"checked: horovod.{framework} reduces on 2 ranks, with {', '.join(parts)}", flush=True)
+    print(f"Horovod {HOROVOD} is installed.")
 
 
 def find_missing(plan: Plan) -> list[Missing]:
@@ -111,33 +109,6 @@ def find_missing(plan: Plan) -> list[Missing]:
         missing += try_mpi(plan.site.mpi.path, environ) if plan.site.mpi is not None else ()
     missing += find_missing_files(plan.site.frameworks.names)
     return missing
-
-
-def _build_and_install(plan: Plan, cache: Cache, *, rebuild: bool) -> None:
-    wheel = None if rebuild else cache.find_wheel(plan)
-    if wheel is not None:
-        print(f"from the cache: {wheel}", flush=True)
-    wheel, environ = wheel or build_wheel(plan, cache), plan.site.environ
-    install_wheel(wheel, environ)
-    parts = ("mpi", "gloo", *(["nccl"] if plan.gpu.operations == "NCCL" else []))
-    for framework in plan.site.frameworks.names:
-        check_horovod(framework, parts, environ)
-        print(f"checked: horovod.{framework} reduces on 2 ranks, with {', '.join(parts)}", flush=True)
-    print(f"Horovod {HOROVOD} is installed.")
-
-
-def build_wheel(plan: Plan, cache: Cache) -> Path:
-    """Build the wheel of a plan into the cache, from a source whose hash is checked unless the user gave it."""
-    archive = Path(plan.source) if plan.source else cache.source
-    if not plan.source:
-        if not archive.is_file():
-            download_source(make_folder(archive.parent), plan.site.environ)
-        check_source(archive)
-    print(f"building Horovod {HOROVOD} with {plan.jobs} compilers; log: {cache.log(plan)}", flush=True)
-    start = time.monotonic()
-    wheel = compile_wheel(plan, archive, cache)
-    print(f"built in {time.monotonic() - start:.0f} s: {wheel}", flush=True)
-    return wheel
 
 
 def describe_plan(plan: Plan, cache: Cache) -> str:

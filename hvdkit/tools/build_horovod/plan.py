@@ -20,19 +20,14 @@ from hvdkit.tools.installed import Frameworks, parse_numbers
 HOROVOD = "0.28.1"
 _XLA = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
 _COMPILER_BYTES = 2_500_000_000  # the largest of its files took so much
-_CMAKE_LEAST = (3, 13)
-_SETUPTOOLS_BELOW = (81,)
+_CMAKE_LEAST, _SETUPTOOLS_BELOW = (3, 13), (81,)
 _RUN_TIME = ("cloudpickle", "packaging", "psutil", "pyyaml")
 # Variables that change what is built, and which the plan decides.
 _DECIDED = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_NCCL_", "HOROVOD_CUDA_HOME", "HOROVOD_SKIP_COMPILE", "CCL_ROOT")
 # Those that may be set by hand, and go into the name of the wheel.
 _PASSED = (
-    "HOROVOD_BUILD_ARCH_FLAGS",
-    "HOROVOD_BUILD_CUDA_CC_LIST",
-    "HOROVOD_CPU_OPERATIONS",
-    "HOROVOD_DEBUG",
-    "CXXFLAGS",
-    "CUDAFLAGS",
+    *("HOROVOD_BUILD_ARCH_FLAGS", "HOROVOD_BUILD_CUDA_CC_LIST", "HOROVOD_CPU_OPERATIONS", "HOROVOD_DEBUG"),
+    *("CXXFLAGS", "CUDAFLAGS"),
 )
 
 

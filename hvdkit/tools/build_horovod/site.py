@@ -183,7 +183,7 @@ def find_missing_files(frameworks: Iterable[str]) -> Iterator[Missing]:
     """Look for Python's and the frameworks' headers, and for disk space to build in."""
     header = Path(sysconfig.get_paths()["include"], "Python.h")
     if not header.is_file():
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        version = sysconfig.get_python_version()
         install = f"apt install python{version}-dev, or dnf install python{version}-devel"
         yield Missing("Python's headers", f"there is no {header}", install)
     for framework in frameworks:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -22,6 +23,7 @@ from types import FrameType
 from hvdkit.errors import BuildError
 from hvdkit.launch.process import describe_status, kill_group, run_program
 from hvdkit.tools.build_horovod.plan import HOROVOD, Patch, Plan, build_environment
+from hvdkit.tools.doctor.collect.probes import probe_argv
 
 #: The hash of the archive on PyPI.
 SOURCE_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
@@ -71,23 +73,6 @@ def find_first_error(log: str) -> str:
     # Indented more: a compiler's code and caret, CMake's text.
     belonging = takewhile(lambda line: line[: depth + 1].isspace(), below)
     return "\n".join([first.strip(), *(line[depth:] for line in belonging)])
-
-
-#: Sums rank + 1 over 2 ranks, and checks what is built in.
-_CHECK = """
-import sys
-sys.path = [folder for folder in sys.path if folder]  # not a folder `horovod` in the working directory
-import {framework}, horovod.{framework} as hvd
-hvd.init()
-total = hvd.allreduce({value}, op=hvd.Sum).numpy().tolist()
-if hvd.size() != 2 or total != [3.0] * 5:
-    sys.exit(f"rank {{hvd.rank()}} of {{hvd.size()}} got {{total}}, not 3.0")
-lacking = [name for name in {parts} if not getattr(hvd, name + "_built")()]
-if lacking:
-    sys.exit(f"it was built without {{lacking}}")
-hvd.shutdown()
-"""
-_VALUES = {"torch": "torch.full((5,), hvd.rank() + 1.0)", "tensorflow": "tensorflow.fill([5], hvd.rank() + 1.0)"}
 
 
 @dataclass(frozen=True)
@@ -208,6 +193,20 @@ def unpack(archive: Path, folder: Path) -> Path:
     return files[0].parent
 
 
+def build_wheel(plan: Plan, cache: Cache) -> Path:
+    """Build the wheel of a plan into the cache, from a source whose hash is checked unless the user gave it."""
+    archive = Path(plan.source) if plan.source else cache.source
+    if not plan.source:
+        if not archive.is_file():
+            download_source(make_folder(archive.parent), plan.site.environ)
+        check_source(archive)
+    print(f"building Horovod {HOROVOD} with {plan.jobs} compilers; log: {cache.log(plan)}", flush=True)
+    start = time.monotonic()
+    wheel = compile_wheel(plan, archive, cache)
+    print(f"built in {time.monotonic() - start:.0f} s: {wheel}", flush=True)
+    return wheel
+
+
 def compile_wheel(plan: Plan, archive: Path, cache: Cache) -> Path:
     """Unpack, patch and compile in a temporary folder; returns the wheel in the cache.
 
@@ -285,12 +284,8 @@ def install_wheel(wheel: Path, environ: Mapping[str, str]) -> None:
 
 
 def check_horovod(framework: str, parts: tuple[str, ...], environ: Mapping[str, str]) -> None:
-    """Let 2 ranks import Horovod, reduce once and check that all parts are built in.
-
-    parts: as in Horovod's `..._built()`: mpi, gloo, nccl.
-    Raises BuildError with the end of the ranks' output.
-    """
-    argv = [sys.executable, "-m", "hvdkit.launch", "-np", "2", sys.executable, "-c", build_check(framework, parts)]
+    """Let 2 ranks reduce once with Horovod; BuildError with their output unless it has all parts: mpi, gloo, nccl."""
+    argv = [sys.executable, "-m", "hvdkit.launch", "-np", "2", *probe_argv("try_horovod", framework, *parts)]
     result = run_program(argv, environ=environ, timeout_s=_CHECK_TIMEOUT_S, merge=True)
     if result.status != 0:
         end = "\n".join(result.stdout.splitlines()[-20:])
@@ -298,8 +293,3 @@ def check_horovod(framework: str, parts: tuple[str, ...], environ: Mapping[str, 
             f"Horovod is installed and does not work with {framework} on 2 ranks: {result.ending}.\n{end}\n"
             "Build it again with --rebuild; if that does not help, see `hvdkit doctor`."
         )
-
-
-def build_check(framework: str, parts: tuple[str, ...]) -> str:
-    """Build the program that each rank runs."""
-    return _CHECK.format(framework=framework, value=_VALUES[framework], parts=parts)
