@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from hvdkit import cli
 from hvdkit.errors import SubmitError
+from hvdkit.tools.submit.command import KINDS, SCHEDULERS, find_defaults
 from hvdkit.tools.submit.job import (
     BatchJob,
     Warning,
@@ -34,7 +35,6 @@ from hvdkit.tools.submit.lsf import read_lsf_state
 from hvdkit.tools.submit.pbs import read_pbs_state
 from hvdkit.tools.submit.scheduler import State
 from hvdkit.tools.submit.slurm import read_slurm_state
-from hvdkit.tools.submit.table import KINDS, SCHEDULERS, find_defaults
 from hvdkit.tools.submit.trainjob import read_trainjob_state
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -1,11 +1,37 @@
-"""The part of a batch script that is bash, and the same for every scheduler."""
+"""Batch scripts: directives, and the part that is bash and the same for every scheduler."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from hvdkit.tools.submit.job import BatchJob
+from hvdkit.tools.submit.job import BatchJob, check_job
+
+#: Whether they are wanted, then lines: directives, which begin with a dash, and comments on them.
+Directives = tuple[object, ...]
+RUNS_AGAIN = "A lost node or a preemption runs this script again: the training has to find its own checkpoint."
+
+
+def write_script(
+    job: BatchJob,
+    directive: str,
+    how: str,
+    directives: Iterable[Directives],
+    run: Iterable[str],
+    *,
+    place: Iterable[str] = (),
+) -> str:
+    """Write the script. Raises SubmitError for what no batch script may contain.
+
+    directive: what a line for the scheduler begins with. how: the scheduler, and how the script is submitted.
+    run, place: lines of `write_run`, and those before the environment.
+    """
+    check_job(job, directive)
+    lines = ["#!/bin/bash -l" if job.modules else "#!/bin/bash", f"# Written by hvdkit submit for {how}"]
+    for is_wanted, *texts in directives:
+        if is_wanted:
+            lines += [f"{directive} {text}" if str(text).startswith("-") else f"# {text}" for text in texts]
+    return "\n".join([*lines, *job.extra, *place, *write_environment(job), *run]) + "\n"
 
 
 def write_output(job: BatchJob, job_id: str) -> str:

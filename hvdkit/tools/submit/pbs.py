@@ -3,69 +3,45 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from hvdkit.exit_codes import TRY_AGAIN
-from hvdkit.tools.submit.body import write_environment, write_output, write_run
-from hvdkit.tools.submit.job import BatchJob, check_job, format_clock
+from hvdkit.tools.submit.body import RUNS_AGAIN, Directives, write_output, write_run, write_script
+from hvdkit.tools.submit.job import BatchJob, format_clock
 from hvdkit.tools.submit.scheduler import Scheduler, State, first_match
 
-DIRECTIVE = "#PBS"
 
-
-def write_script(job: BatchJob) -> str:
+def write_qsub(job: BatchJob) -> str:
     """Write the batch script. Raises SubmitError for what PBS cannot be told."""
-    check_job(job, DIRECTIVE)
-    return "\n".join([*_write_head(job), *_write_place(job), *write_environment(job), *_write_run(job)]) + "\n"
-
-
-def _write_head(job: BatchJob) -> list[str]:
-    chunk = f"{job.nodes}:ncpus={job.tasks_per_node * (job.cpus or 1)}:mpiprocs={job.tasks_per_node}"
-    chunk += f":ngpus={job.gpus}" if job.gpus else ""
-    chunk += f":mem={job.memory_unit.lower()}b" if job.memory else ""
-    shell = "#!/bin/bash -l" if job.modules else "#!/bin/bash"
-    lines = [
-        shell,
-        "# Written by hvdkit submit for PBS Professional and OpenPBS: qsub FILE runs it.",
-        "#PBS -S /bin/bash",
-        f"#PBS -N {job.name}",
-        "# Chunks, and in each: cores (ncpus), ranks (mpiprocs; without it there would be one), GPUs, memory.",
-        f"#PBS -l select={chunk}",
-        "# One chunk a node.",
-        "#PBS -l place=scatter",
-        f"#PBS -l walltime={format_clock(job.seconds)}",
-    ]
-    if job.account:
-        lines.append(f"#PBS -A {job.account}")
-    if job.queue:
-        lines.append(f"#PBS -q {job.queue}")
-    if job.requeue:
-        lines += [
-            "# A lost node or a preemption runs this script again: the training has to find its own checkpoint.",
-            "#PBS -r y",
-        ]
-    else:
-        lines += ["# A lost node ends the job; PBS would start it once more, from the beginning.", "#PBS -r n"]
-    if job.dependencies:
-        lines += ["# Not before these jobs have succeeded.", f"#PBS -W depend=afterok:{':'.join(job.dependencies)}"]
-    if job.mail:
-        lines += ["# At its beginning, end and abortion.", "#PBS -m abe", f"#PBS -M {job.mail}"]
-    if not job.venv and not job.modules:
-        lines += [
-            "# PBS begins with the environment of a login; -V brings that of qsub, with the Python that hvdrun is in.",
-            "#PBS -V",
-        ]
-    lines += ["# What PBS itself has to say (time exceeded, for instance) comes here at the end.", "#PBS -j oe"]
-    return [*lines, *job.extra]
-
-
-def _write_place(job: BatchJob) -> list[str]:
-    return [
+    place = [
         "",
         "# PBS starts in the home folder.",
         'cd "$PBS_O_WORKDIR" || exit 1',
         "# PBS keeps output back until the end; this log grows while the job runs, and is added to if it runs again.",
         f"exec >>{write_output(job, '${PBS_JOBID%%.*}')} 2>&1",
     ]
+    how = "PBS Professional and OpenPBS: qsub FILE runs it."
+    return write_script(job, "#PBS", how, _list_directives(job), _write_run(job), place=place)
+
+
+def _list_directives(job: BatchJob) -> Iterator[Directives]:
+    chunk = f"{job.nodes}:ncpus={job.tasks_per_node * (job.cpus or 1)}:mpiprocs={job.tasks_per_node}"
+    chunk += f":ngpus={job.gpus}" if job.gpus else ""
+    chunk += f":mem={job.memory_unit.lower()}b" if job.memory else ""
+    yield True, "-S /bin/bash", f"-N {job.name}"
+    parts = "Chunks, and in each: cores (ncpus), ranks (mpiprocs; without it there would be one), GPUs, memory."
+    yield True, parts, f"-l select={chunk}"
+    yield True, "One chunk a node.", "-l place=scatter", f"-l walltime={format_clock(job.seconds)}"
+    yield job.account, f"-A {job.account}"
+    yield job.queue, f"-q {job.queue}"
+    yield job.requeue, RUNS_AGAIN, "-r y"
+    yield not job.requeue, "A lost node ends the job; PBS would start it once more, from the beginning.", "-r n"
+    after = f"-W depend=afterok:{':'.join(job.dependencies)}"
+    yield job.dependencies, "Not before these jobs have succeeded.", after
+    yield job.mail, "At its beginning, end and abortion.", "-m abe", f"-M {job.mail}"
+    login = "PBS begins with the environment of a login; -V brings that of qsub, with the Python that hvdrun is in."
+    yield not job.venv and not job.modules, login, "-V"
+    yield True, "What PBS itself has to say (time exceeded, for instance) comes here at the end.", "-j oe"
 
 
 def _write_run(job: BatchJob) -> list[str]:
@@ -87,19 +63,21 @@ def _write_run(job: BatchJob) -> list[str]:
     return write_run(job, warned_by="It is sent below", before=before, after=after)
 
 
+_STATES = {
+    "R": ("running", "running"),
+    "E": ("running", "exiting"),
+    "Q": ("waiting", "queued"),
+    "H": ("waiting", "held"),
+    "W": ("waiting", "waiting"),
+    "T": ("waiting", "moving"),
+    "S": ("waiting", "suspended"),
+}
+
+
 def read_pbs_state(text: str) -> State | None:
     """Read `qstat -x -f ID`."""
     fields = dict(re.findall(r"^[ \t]+(job_state|Exit_status|comment) = (.*)$", text, re.MULTILINE))
     letter = fields.get("job_state", "")
-    words = {
-        "Q": "queued",
-        "H": "held",
-        "W": "waiting",
-        "T": "moving",
-        "S": "suspended",
-        "R": "running",
-        "E": "exiting",
-    }
     if letter in ("F", "C", "X"):
         code = fields.get("Exit_status", "").strip()
         # Negative: PBS itself ended it. Above 256: a signal.
@@ -107,14 +85,12 @@ def read_pbs_state(text: str) -> State | None:
         if status is not None:
             status = 1 if status < 0 else status - 256 + 128 if status > 256 else status
         return State("ended", "finished", status)
-    if letter in ("R", "E"):
-        return State("running", words[letter])
-    return State("waiting", words[letter]) if letter in words else None
+    return State(*_STATES[letter]) if letter in _STATES else None
 
 
 PBS = Scheduler(
     title="PBS",
-    write=write_script,
+    write=write_qsub,
     submit=("qsub",),
     read_id=first_match(r"(?m)^(\d+(?:\.[A-Za-z0-9.-]+)?)\s*$"),
     ask=lambda job: ("qstat", "-x", "-f", job),

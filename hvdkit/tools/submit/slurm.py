@@ -3,73 +3,49 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from hvdkit.exit_codes import TRY_AGAIN
-from hvdkit.tools.submit.body import write_environment, write_run
-from hvdkit.tools.submit.job import BatchJob, check_job, format_clock
+from hvdkit.tools.submit.body import Directives, write_run, write_script
+from hvdkit.tools.submit.job import BatchJob, format_clock
 from hvdkit.tools.submit.scheduler import Scheduler, State, first_match
 
-DIRECTIVE = "#SBATCH"
 
-
-def write_script(job: BatchJob) -> str:
+def write_sbatch(job: BatchJob) -> str:
     """Write the batch script. Raises SubmitError for what Slurm cannot be told."""
-    check_job(job, DIRECTIVE)
-    return "\n".join([*_write_head(job), *write_environment(job), *_write_run(job)]) + "\n"
+    return write_script(job, "#SBATCH", "Slurm: sbatch FILE runs it.", _list_directives(job), _write_run(job))
 
 
-def _write_head(job: BatchJob) -> list[str]:
-    shell = "#!/bin/bash -l" if job.modules else "#!/bin/bash"
-    lines = [
-        shell,
-        "# Written by hvdkit submit for Slurm: sbatch FILE runs it.",
-        f"#SBATCH --job-name={job.name}",
-        f"#SBATCH --nodes={job.nodes}",
-        "# One task a rank, so one a GPU where there are GPUs.",
-        f"#SBATCH --ntasks-per-node={job.tasks_per_node}",
-        f"#SBATCH --time={format_clock(job.seconds, days=True)}",
-    ]
-    if job.gpus:
-        lines += ["# Of each node, not of the job.", f"#SBATCH --gpus-per-node={job.gpus}"]
-    if job.cpus:
-        lines.append(f"#SBATCH --cpus-per-task={job.cpus}")
-    if job.memory:
-        lines += ["# Of each node.", f"#SBATCH --mem={job.memory_unit}"]
-    if job.account:
-        lines.append(f"#SBATCH --account={job.account}")
-    if job.queue:
-        lines.append(f"#SBATCH --partition={job.queue}")
-    lines += [
-        "# Output and errors together; %x is the job's name and %j its id.",
-        f"#SBATCH --output={job.output}",
-    ]
-    if job.requeue:
-        lines += [
-            "# A lost node or a preemption puts the job back into the queue, for 2 minutes at least, and runs this",
-            "# script again with SLURM_RESTART_COUNT set: the training has to find its own checkpoint.",
-            "#SBATCH --requeue",
-            "# The log is added to.",
-            "#SBATCH --open-mode=append",
-        ]
-    else:
-        lines += [
-            "# A lost node ends the job; most sites would start it once more, from the beginning.",
-            "#SBATCH --no-requeue",
-        ]
+def _list_directives(job: BatchJob) -> Iterator[Directives]:
+    yield True, f"--job-name={job.name}", f"--nodes={job.nodes}"
+    yield True, "One task a rank, so one a GPU where there are GPUs.", f"--ntasks-per-node={job.tasks_per_node}"
+    yield True, f"--time={format_clock(job.seconds, days=True)}"
+    yield job.gpus, "Of each node, not of the job.", f"--gpus-per-node={job.gpus}"
+    yield job.cpus, f"--cpus-per-task={job.cpus}"
+    yield job.memory, "Of each node.", f"--mem={job.memory_unit}"
+    yield job.account, f"--account={job.account}"
+    yield job.queue, f"--partition={job.queue}"
+    yield True, "Output and errors together; %x is the job's name and %j its id.", f"--output={job.output}"
+    yield (
+        job.requeue,
+        "A lost node or a preemption puts the job back into the queue, for 2 minutes at least, and runs this",
+        "script again with SLURM_RESTART_COUNT set: the training has to find its own checkpoint.",
+        "--requeue",
+        "The log is added to.",
+        "--open-mode=append",
+    )
+    lost = "A lost node ends the job; most sites would start it once more, from the beginning."
+    yield not job.requeue, lost, "--no-requeue"
     if job.warning:
-        lines += [
-            "# B: is for this script alone. Without it Slurm signals steps too, mpirun's daemons among them, and they",
-            "# die of it. It may come up to a minute early.",
-            f"#SBATCH --signal=B:{job.warning.signal}@{job.warning.seconds}",
-        ]
-    if job.dependencies:
-        lines += [
-            "# Not before these jobs have succeeded.",
-            f"#SBATCH --dependency=afterok:{':'.join(job.dependencies)}",
-        ]
-    if job.mail:
-        lines += ["#SBATCH --mail-type=BEGIN,END,FAIL,REQUEUE", f"#SBATCH --mail-user={job.mail}"]
-    return [*lines, *job.extra]
+        yield (
+            True,
+            "B: is for this script alone. Without it Slurm signals steps too, mpirun's daemons among them, and they",
+            "die of it. It may come up to a minute early.",
+            f"--signal=B:{job.warning.signal}@{job.warning.seconds}",
+        )
+    after = f"--dependency=afterok:{':'.join(job.dependencies)}"
+    yield job.dependencies, "Not before these jobs have succeeded.", after
+    yield job.mail, "--mail-type=BEGIN,END,FAIL,REQUEUE", f"--mail-user={job.mail}"
 
 
 def _write_run(job: BatchJob) -> list[str]:
@@ -107,7 +83,7 @@ def read_slurm_state(text: str) -> State | None:
 
 SLURM = Scheduler(
     title="Slurm",
-    write=write_script,
+    write=write_sbatch,
     submit=("sbatch", "--parsable"),
     read_id=first_match(r"(?m)^(\d+)(?:;\S*)?\s*$"),
     ask=lambda job: ("scontrol", "--oneliner", "show", "job", job),

@@ -7,11 +7,11 @@ only the numbers are used: which containers its image and command apply to diffe
 from __future__ import annotations
 
 from hvdkit.tools.submit.job import BatchJob
-from hvdkit.tools.submit.kubernetes import read_state
-from hvdkit.tools.submit.manifest import (
+from hvdkit.tools.submit.kubernetes import (
     SHARED_MEMORY,
     check_manifest,
     quote,
+    read_state,
     write_command,
     write_container,
     write_environ,
