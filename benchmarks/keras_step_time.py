@@ -2,7 +2,7 @@
 
     KERAS_BACKEND=jax hvdrun -np 2 python -m benchmarks.keras_step_time
 
-The model is the MLP of hvdkit/tools/bench/step.py, trained by the function that fit() calls for each step.
+The model is the MLP of hvdkit/tools/bench/models.py, trained by the function that fit() calls for each step.
 """
 
 from __future__ import annotations

@@ -16,9 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hvdkit.errors import PlanError
-from hvdkit.tools.plan.cluster import GIB, Calibration, Cluster, Gpu
-from hvdkit.tools.plan.layout import Layout
-from hvdkit.tools.plan.model import GPT_VOCABULARY, Transformer
+from hvdkit.tools.plan.layout import GIB, GPT_VOCABULARY, Calibration, Cluster, Gpu, Layout, Transformer
 from hvdkit.tools.plan.search import Candidate, Job, assess
 
 # A quantity -> what columns call it: without case, spaces and signs.

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hvdkit.tools.plan.cluster import GIB
-from hvdkit.tools.plan.layout import Layout
-from hvdkit.tools.plan.model import Transformer
+from hvdkit.tools.plan.layout import GIB, Layout, Transformer
 
 WEIGHT_BYTES = 2  # float16 or bfloat16
 GRADIENT_BYTES = 4  # sums of micro-batches, in float32

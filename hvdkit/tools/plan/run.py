@@ -16,10 +16,9 @@ from rich.table import Table
 from hvdkit.errors import PlanError
 from hvdkit.tools.bench.report import read_report
 from hvdkit.tools.charts import check_plot
-from hvdkit.tools.plan.cluster import Calibration, Cluster, Gpu, find_gpu
 from hvdkit.tools.plan.evaluate import build_csv, describe, evaluate, read_table, summarise
+from hvdkit.tools.plan.layout import Calibration, Cluster, Gpu, Transformer, find_gpu
 from hvdkit.tools.plan.measured import measured_cpu, measured_layer, with_links
-from hvdkit.tools.plan.model import Transformer
 from hvdkit.tools.plan.search import Candidate, Job, Plans, explain_refusal, search
 from hvdkit.tools.plan.show import PLOT, encode, explain, list_columns, list_rows, write_plot
 from hvdkit.tools.plan.sources import read_model

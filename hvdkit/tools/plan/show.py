@@ -9,7 +9,7 @@ from typing import Any
 
 from hvdkit.tools.bench.report import show_time
 from hvdkit.tools.charts import draw_bars, new_figure, save_figure
-from hvdkit.tools.plan.cluster import GIB
+from hvdkit.tools.plan.layout import GIB
 from hvdkit.tools.plan.memory import GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, layer_activations, stage_parameters
 from hvdkit.tools.plan.search import Candidate, Job, Plans
 from hvdkit.tools.plan.step import data_bandwidth, stage_bandwidth, tensor_bandwidth

@@ -14,10 +14,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hvdkit.tools.plan.cluster import Calibration, Cluster, Gpu
-from hvdkit.tools.plan.layout import Layout
+from hvdkit.tools.plan.layout import Calibration, Cluster, Gpu, Layout, Transformer
 from hvdkit.tools.plan.memory import WEIGHT_BYTES, stage_parameters
-from hvdkit.tools.plan.model import Transformer
 
 
 def tensor_bandwidth(cluster: Cluster, layout: Layout, constants: Calibration) -> float:

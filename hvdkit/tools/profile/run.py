@@ -23,8 +23,7 @@ from hvdkit.profiling.recordings import RankRecording, read_recordings, write_re
 from hvdkit.profiling.text import describe
 from hvdkit.profiling.verdict import Analysis, analyse
 from hvdkit.tools.profile.collector import Collector, choose_addresses
-from hvdkit.tools.profile.report import build_report, check_report
-from hvdkit.tools.profile.trace import build_trace
+from hvdkit.tools.profile.report import build_report, build_trace, check_report
 from hvdkit.tools.training_command import plan_command, strip_dashes
 
 _VARIABLE = "HVDKIT_PROFILE"
