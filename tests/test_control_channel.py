@@ -23,9 +23,8 @@ import pytest
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.handshake import ANSWER_BYTES, MAC_BYTES, NONCE_BYTES, AuthenticationError, Challenge, Mac, Session, connect
 from hvdkit.launch.agent import rank, wire
-from hvdkit.launch.job.interruption import Interruption
 from hvdkit.launch.job.outcome import JobResult
-from hvdkit.launch.job.output import Output
+from hvdkit.launch.job.output import Interruption, Output
 from hvdkit.launch.job.runner import JobOptions, Runner
 from hvdkit.launch.plan.job import AGENT, Launch
 

@@ -18,8 +18,7 @@ from hvdrun_job import HVDRUN, alive, command, descendants, environment, hvdrun,
 
 from hvdkit.launch.agent import wire
 from hvdkit.launch.job.control import ControlServer
-from hvdkit.launch.job.interruption import Interruption
-from hvdkit.launch.job.output import Output
+from hvdkit.launch.job.output import Interruption, Output
 from hvdkit.launch.job.ranks import End, Ranks
 from hvdkit.launch.job.runner import JobOptions, Runner
 from hvdkit.launch.plan.job import AGENT, Launch

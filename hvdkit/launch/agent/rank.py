@@ -13,8 +13,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .devices import Share, allowed_cpus, bind, format_cpus, plan_share
-from .host_info import has_fabric, hold_free_ports, probe_host, read_interfaces
+from .host_info import (
+    Share,
+    allowed_cpus,
+    bind,
+    format_cpus,
+    has_fabric,
+    hold_free_ports,
+    plan_share,
+    probe_host,
+    read_interfaces,
+)
 from .rank_identity import RankIdentity, adapt_environment, name_process, plan_elastic_variables, survivors_continue
 from .session_reaper import SessionReaper, catches, die_with_parent, end_session
 from .stacks import StackCollector
@@ -215,11 +224,12 @@ class Agent:
                 self._receive_frames()
             for fd in ready:
                 if fd in sources:
-                    data = sources[fd].read()
+                    stream = sources[fd]
+                    data = stream.read()
                     if data is None:
                         poll.unregister(fd)
                         data = sources.pop(fd).finish()
-                    self._emit_from(fd, data)
+                    self._emit(stream.kind, data)
             if self.log is not None and (problem := self.log.take_problem()):
                 self._emit(STDERR, self.prefix + f"hvdkit: its log is incomplete from here on: {problem}\n".encode())
             self._answer()
@@ -237,9 +247,6 @@ class Agent:
                     for stream in sources.values():
                         self._emit(stream.kind, stream.finish())
                     return
-
-    def _emit_from(self, fd: int, data: bytes) -> None:
-        self._emit(next(stream.kind for stream in self.streams if stream.source == fd), data)
 
     def _read_events(self) -> bytes | None:
         """Read messages of the rank, whole ones only; None at their end. One that is too long is dropped."""

@@ -32,7 +32,7 @@ from hvdkit.launch.plan.launcher_choice import LauncherChoice, detect_launchers,
 from hvdkit.launch.plan.resolve_hosts import find_addresses
 
 if TYPE_CHECKING:
-    from hvdkit.launch.job.interruption import Interruption
+    from hvdkit.launch.job.output import Interruption
     from hvdkit.launch.job.runner import Runner
 
 
@@ -69,7 +69,7 @@ def _start(
 ) -> int:
     import asyncio  # slow to import, and not needed for --help and --dry-run
 
-    from hvdkit.launch.job.interruption import Interruption
+    from hvdkit.launch.job.output import Interruption
 
     interruption = Interruption(output)
     if not job.config.elastic:

@@ -11,26 +11,23 @@ from hvdkit.launch.hostfiles.grammars import (
     Reading,
     content_lines,
     count_repeats,
-    keep_first,
-    parse_keyed,
-    parse_numbered,
-    parse_single_name,
-    read_lines,
-    refuse_repeats,
-    require_slots,
-)
-from hvdkit.launch.hostfiles.host import Host
-from hvdkit.launch.hostfiles.names import check_user, parse_hosts, parse_list
-from hvdkit.launch.hostfiles.scheduler_lists import (
     is_lsf,
     is_sge,
     is_slurm,
+    keep_first,
+    parse_keyed,
     parse_lsf_line,
+    parse_numbered,
     parse_sge_line,
+    parse_single_name,
+    read_lines,
     read_slurm,
+    refuse_repeats,
+    require_slots,
     write_lsf,
     write_slurm,
 )
+from hvdkit.launch.hostfiles.names import Host, check_user, parse_hosts, parse_list
 
 _SLOTS = {"slots": "slots"}
 # Open MPI's own synonyms.

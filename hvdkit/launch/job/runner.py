@@ -19,12 +19,11 @@ from hvdkit.launch.agent.session_reaper import SessionReaper, end_session
 from hvdkit.launch.elastic.restart_policy import name_host
 from hvdkit.launch.elastic.survivors import Survivors
 from hvdkit.launch.introspect.init_watchdog import InitWatchdog
-from hvdkit.launch.introspect.metrics_server import MetricsServer
+from hvdkit.launch.introspect.metrics import MetricsServer
 from hvdkit.launch.introspect.query_server import QueryServer
 from hvdkit.launch.job.control import ControlServer
-from hvdkit.launch.job.interruption import Interruption
 from hvdkit.launch.job.outcome import JobResult, conclude, conclude_without_output
-from hvdkit.launch.job.output import LauncherOutput, Output
+from hvdkit.launch.job.output import Interruption, LauncherOutput, Output
 from hvdkit.launch.job.ranks import Phase, Ranks, name_rank
 from hvdkit.launch.job.runtime_dir import RuntimeDirectory
 from hvdkit.launch.plan.job import Launch, format_shell_line

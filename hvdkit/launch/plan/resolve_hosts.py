@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.agent.devices import allowed_cpus
-from hvdkit.launch.agent.host_info import read_interfaces
+from hvdkit.launch.agent.host_info import allowed_cpus, read_interfaces
 from hvdkit.launch.allocations import read_allocation
 from hvdkit.launch.allocations.schedulers import SCHEDULERS
 from hvdkit.launch.hostfiles import AUTO, FoundHosts, Host, find_hostfile, parse_host_list

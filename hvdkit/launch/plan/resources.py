@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.agent.devices import format_cpus
+from hvdkit.launch.agent.host_info import format_cpus
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.process import run_program
 

@@ -143,18 +143,22 @@ class Transformer(nn.Module):
         return nn.functional.linear(inner, self.words.weight).flatten(0, 1)
 
 
-def _images() -> tuple[Tensor, Tensor]:
-    return torch.randn(64, 3, 224, 224), torch.randint(1000, (64,))
-
-
-def _texts() -> tuple[Tensor, Tensor]:
-    return torch.randint(50257, (8, 1024)), torch.randint(50257, (8 * 1024,))
-
-
 _RESNET, _GPT = MODELS[CUDA]
 GPU_MODELS = (
-    Model(_RESNET, make_resnet, _images, nn.functional.cross_entropy, bfloat16=True),
-    Model(_GPT, Transformer, _texts, nn.functional.cross_entropy, bfloat16=True),
+    Model(
+        _RESNET,
+        make_resnet,
+        lambda: (torch.randn(64, 3, 224, 224), torch.randint(1000, (64,))),
+        nn.functional.cross_entropy,
+        bfloat16=True,
+    ),
+    Model(
+        _GPT,
+        Transformer,
+        lambda: (torch.randint(50257, (8, 1024)), torch.randint(50257, (8 * 1024,))),
+        nn.functional.cross_entropy,
+        bfloat16=True,
+    ),
 )
 
 
@@ -180,9 +184,15 @@ class StepPeers:
     def __init__(self, model: Model, *, device: str = CPU, alone: bool = False) -> None:
         self.turns: dict[str, Turn] = {}
         self.memory: dict[str, int] = {}
-        wraps: dict[str, Wrap] = {NO_COMMUNICATION: _keep, OURS: _use_hvdkit}
+        wraps: dict[str, Wrap] = {
+            NO_COMMUNICATION: _keep,
+            OURS: lambda module, optimizer: (module, hvd.DistributedOptimizer(optimizer, module.named_parameters())),
+        }
         if not alone:
-            wraps[f"DDP ({LIBRARIES[device]})"] = _use_ddp
+            wraps[f"DDP ({LIBRARIES[device]})"] = lambda module, optimizer: (
+                nn.parallel.DistributedDataParallel(module),
+                optimizer,
+            )
         if device != CPU:  # kernels and workspaces of the process belong to no peer
             make_turn(model, _keep, device)(1)
         for name, wrap in wraps.items():
@@ -218,11 +228,3 @@ def make_step(model: Model, wrap: Wrap, device: str = CPU) -> Step:
 
 def _keep(module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
     return module, optimizer
-
-
-def _use_hvdkit(module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
-    return module, hvd.DistributedOptimizer(optimizer, module.named_parameters())
-
-
-def _use_ddp(module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
-    return nn.parallel.DistributedDataParallel(module), optimizer

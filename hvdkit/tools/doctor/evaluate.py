@@ -5,25 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from hvdkit.tools.doctor.checks.gpus import (
-    check_accelerators,
-    check_driver,
-    check_fabric,
-    check_nccl,
-    check_uneven_hosts,
-)
+from hvdkit.tools.doctor.checks import gpus, machine, mpi, names, network, software
 from hvdkit.tools.doctor.checks.job import check_scheduler, check_script, check_small_job, check_variables
-from hvdkit.tools.doctor.checks.machine import check_machine
-from hvdkit.tools.doctor.checks.mpi import check_mpi, check_srun
-from hvdkit.tools.doctor.checks.names import check_hostnames, check_lookups, check_names
-from hvdkit.tools.doctor.checks.network import (
-    check_answers,
-    check_chosen_interfaces,
-    check_interfaces,
-    check_reach,
-    check_speed,
-)
-from hvdkit.tools.doctor.checks.software import check_clocks, check_horovod, check_packages, check_versions
 from hvdkit.tools.doctor.facts import HostFacts
 from hvdkit.tools.doctor.findings import Finding, JobRequest, sort_findings
 from hvdkit.tools.doctor.survey import Survey
@@ -32,19 +15,19 @@ Check = Callable[[HostFacts, JobRequest], Iterable[Finding]]
 
 #: Of each host.
 HOST_CHECKS: tuple[Check, ...] = (
-    check_packages,
-    check_mpi,
-    check_horovod,
-    check_accelerators,
-    check_fabric,
-    check_driver,
-    check_nccl,
-    check_machine,
-    check_names,
-    check_interfaces,
+    software.check_packages,
+    mpi.check_mpi,
+    software.check_horovod,
+    gpus.check_accelerators,
+    gpus.check_fabric,
+    gpus.check_driver,
+    gpus.check_nccl,
+    machine.check_machine,
+    names.check_names,
+    network.check_interfaces,
 )
 #: Of the job, on the host that it is started from.
-JOB_CHECKS: tuple[Check, ...] = (check_scheduler, check_srun, check_variables, check_script)
+JOB_CHECKS: tuple[Check, ...] = (check_scheduler, mpi.check_srun, check_variables, check_script)
 
 
 def check_host(facts: HostFacts, job: JobRequest | None = None) -> list[Finding]:
@@ -58,16 +41,16 @@ def find(checks: Iterable[Check], facts: HostFacts, job: JobRequest) -> list[Fin
 
 
 SURVEY_CHECKS: tuple[Callable[[Survey], Iterable[Finding]], ...] = (
-    check_answers,
-    check_hostnames,
-    check_lookups,
-    check_reach,
-    check_chosen_interfaces,
-    check_speed,
-    check_versions,
-    check_clocks,
+    network.check_answers,
+    names.check_hostnames,
+    names.check_lookups,
+    network.check_reach,
+    network.check_chosen_interfaces,
+    network.check_speed,
+    software.check_versions,
+    software.check_clocks,
     check_small_job,
-    check_uneven_hosts,
+    gpus.check_uneven_hosts,
 )
 
 

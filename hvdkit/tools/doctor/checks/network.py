@@ -18,6 +18,7 @@ from hvdkit.tools.doctor.survey import (
     describe_common_network,
     describe_subnet,
     subnet_of,
+    subnets_of,
 )
 
 #: One way is called slow if another is this many times faster.
@@ -90,7 +91,8 @@ def check_speed(survey: Survey) -> Iterator[Finding]:
             "slow-network",
             f"The host names resolve to a network with {slowest:.0f} Mbit/s, but {describe_subnet(survey, best)} "
             f"has {rates[best]:.0f}.",
-            _use(best),
+            f"Make the names resolve to it; or for Open MPI set OMPI_MCA_btl_tcp_if_include={best}, and "
+            "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to its interfaces.",
         )
 
 
@@ -113,7 +115,7 @@ def _explain_reach(survey: Survey, target: str, address: str, problem: str, sour
             hosts,
         )
     network = subnet_of(survey.answering[target], address)
-    apart = [source for source in sources if network and not _has_network(survey, source, network)]
+    apart = [source for source in sources if network and network not in subnets_of(survey.answering[source])]
     if apart:
         return Finding.error(
             "wrong-subnet",
@@ -142,39 +144,20 @@ def _rates(survey: Survey) -> dict[str, list[float]]:
     return {network: list(rates.values()) for network, rates in found.items()}
 
 
-def _has_network(survey: Survey, source: str, network: str) -> bool:
-    facts = survey.answering[source]
-    return any(subnet_of(facts, address) == network for address in addresses_of(facts))
-
-
-def _use(network: str) -> str:
-    return (
-        f"Make the names resolve to it; or for Open MPI set OMPI_MCA_btl_tcp_if_include={network}, and "
-        "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to its interfaces."
-    )
-
-
-#: Variable -> how its value is read.
-VARIABLES = {
-    "NCCL_SOCKET_IFNAME": "prefixes",
-    "GLOO_SOCKET_IFNAME": "names",
-    "TP_SOCKET_IFNAME": "names",
-    "HOROVOD_GLOO_IFACE": "names",
-    "HVDKIT_NETWORK_INTERFACES": "names",
-    "OMPI_MCA_btl_tcp_if_include": "names",
-    "OMPI_MCA_oob_tcp_if_include": "names",
-    "PRTE_MCA_oob_tcp_if_include": "names",
-    "PRTE_MCA_prte_if_include": "names",
-    "HYDRA_IFACE": "names",
-    "I_MPI_HYDRA_IFACE": "names",
-    "FI_TCP_IFACE": "names",
-}
+#: Variables whose values are names of interfaces, of NCCL's what they begin with.
+_PREFIXES = "NCCL_SOCKET_IFNAME"
+VARIABLES = (
+    *(_PREFIXES, "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "HVDKIT_NETWORK_INTERFACES"),
+    *("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include"),
+    *("PRTE_MCA_oob_tcp_if_include", "PRTE_MCA_prte_if_include"),
+    *("HYDRA_IFACE", "I_MPI_HYDRA_IFACE", "FI_TCP_IFACE"),
+)
 
 
 def select(variable: str, value: str, interfaces: Sequence[InterfaceAddress]) -> list[InterfaceAddress]:
     """Select the interfaces that a variable's value means: names, NCCL's prefixes, or networks like 10.0.0.0/8."""
     words = [word.strip() for word in value.lstrip("^=").split(",") if word.strip()]
-    if VARIABLES.get(variable) == "prefixes" and not value.startswith("="):
+    if variable == _PREFIXES and not value.startswith("="):
         chosen = [each for each in interfaces if each.name.startswith(tuple(words))]
     else:
         chosen = [each for each in interfaces if any(_is_meant(word, each) for word in words)]

