@@ -17,8 +17,7 @@ import numpy as np
 
 import hvdkit.keras as hvd
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.tools.bench.plan import NO_COMMUNICATION, OURS, STEPS
-from hvdkit.tools.bench.report import summarise
+from hvdkit.tools.bench.report import NO_COMMUNICATION, OURS, STEPS, summarise
 from hvdkit.tools.bench.timing import Turn, interleave, time_each
 
 Step = Callable[[], Any]

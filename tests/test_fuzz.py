@@ -33,7 +33,7 @@ from hvdkit.profiling import network as profiled
 from hvdkit.tools import installed
 from hvdkit.tools.build_horovod import wheel
 from hvdkit.tools.doctor.checks import job as doctor_job
-from hvdkit.tools.doctor.collect import gpus, host
+from hvdkit.tools.doctor.collect import host, software
 from hvdkit.tools.doctor.collect import script as doctor_script
 from hvdkit.tools.submit import job, kubernetes, lsf, pbs, slurm, trainjob
 from hvdkit.transport.gloo import rendezvous, rendezvous_store
@@ -217,7 +217,7 @@ TEXTS: dict[str, Parser] = {
             trainjob.read_trainjob_state,
         )
     },
-    "tools.doctor.collect.gpus.parse_gpus": Parser(gpus.parse_gpus, ["0", ",", "GPU-1", "80 MiB", "\n"]),
+    "tools.doctor.collect.software.parse_gpus": Parser(software.parse_gpus, ["0", ",", "GPU-1", "80 MiB", "\n"]),
     "tools.doctor.collect.host.parse_quota": Parser(host.parse_quota, ["max", " ", "150000"]),
     "tools.doctor.collect.script.read_script": Parser(
         _in_file(doctor_script.read_script), ["import torch\n", "if x:\n", "  ", "(", ")", "x"]

@@ -12,8 +12,7 @@ import pytest
 
 from hvdkit.cli import main
 from hvdkit.errors import PlanError
-from hvdkit.tools.bench.plan import OURS
-from hvdkit.tools.bench.report import Case, Report
+from hvdkit.tools.bench.report import OURS, Case, Report
 from hvdkit.tools.plan.evaluate import Evaluation, build_csv, evaluate, read_table, summarise
 from hvdkit.tools.plan.layout import GIB, PRESETS, Calibration, Cluster, Layout, Transformer, check_layout, find_gpu
 from hvdkit.tools.plan.measured import with_links

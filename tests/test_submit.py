@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hvdkit import cli
 from hvdkit.errors import SubmitError
 from hvdkit.tools.submit.command import KINDS, SCHEDULERS, find_defaults
+from hvdkit.tools.submit.follow import State
 from hvdkit.tools.submit.job import (
     BatchJob,
     Warning,
@@ -33,7 +34,6 @@ from hvdkit.tools.submit.job import (
 from hvdkit.tools.submit.kubernetes import read_mpijob_state
 from hvdkit.tools.submit.lsf import read_lsf_state
 from hvdkit.tools.submit.pbs import read_pbs_state
-from hvdkit.tools.submit.scheduler import State
 from hvdkit.tools.submit.slurm import read_slurm_state
 from hvdkit.tools.submit.trainjob import read_trainjob_state
 

@@ -16,9 +16,8 @@ import pytest
 from hvdkit import cli
 from hvdkit.errors import SubmitError
 from hvdkit.tools.submit.command import KINDS, SCHEDULERS
-from hvdkit.tools.submit.follow import Follower, submit_script
+from hvdkit.tools.submit.follow import Follower, State, submit_script
 from hvdkit.tools.submit.job import BatchJob, Warning
-from hvdkit.tools.submit.scheduler import State
 
 pytestmark = pytest.mark.timeout(60)
 

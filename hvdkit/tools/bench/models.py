@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import hvdkit.torch as hvd
 from hvdkit.tools.bench.gpus import MemoryUse, find_clock
-from hvdkit.tools.bench.plan import CPU, CUDA, LIBRARIES, MODELS, NO_COMMUNICATION, OURS, select_models
+from hvdkit.tools.bench.report import CPU, CUDA, LIBRARIES, MODELS, NO_COMMUNICATION, OURS, select_models
 from hvdkit.tools.bench.timing import Turn, time_each, time_in_a_row
 
 

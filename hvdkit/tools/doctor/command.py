@@ -71,6 +71,6 @@ def run(options: argparse.Namespace) -> int:
 
         show_settings(as_json=options.json)
         return 0
-    from hvdkit.tools.doctor.diagnose import diagnose  # its imports would slow down every other command
+    from hvdkit.tools.doctor.evaluate import diagnose  # its imports would slow down every other command
 
     return diagnose(options)

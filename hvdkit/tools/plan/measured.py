@@ -12,8 +12,7 @@ from typing import Any
 from hvdkit.errors import PlanError
 from hvdkit.launch.plan.resolve_hosts import count_cores
 from hvdkit.optional_import import optional_import
-from hvdkit.tools.bench.plan import OURS
-from hvdkit.tools.bench.report import Report, bandwidths
+from hvdkit.tools.bench.report import OURS, Report, bandwidths
 from hvdkit.tools.plan.layout import Calibration, Gpu, Layout, Transformer
 from hvdkit.tools.plan.step import layer_time
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hvdkit.errors import SubmitError
+from hvdkit.tools.submit.follow import Scheduler, State, first_match
 from hvdkit.tools.submit.job import BatchJob, check_job
-from hvdkit.tools.submit.scheduler import Scheduler, State, first_match
 
 #: Where the MPI Operator and Kubeflow Trainer put the list of hosts, in Open MPI's dialect.
 HOSTFILE = "/etc/mpi/hostfile"

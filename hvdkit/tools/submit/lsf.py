@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.tools.submit.body import RUNS_AGAIN, Directives, write_output, write_run, write_script
+from hvdkit.tools.submit.follow import Scheduler, State, first_match
 from hvdkit.tools.submit.job import BatchJob, format_minutes
-from hvdkit.tools.submit.scheduler import Scheduler, State, first_match
 
 
 def write_bsub(job: BatchJob) -> str:

@@ -6,6 +6,7 @@ only the numbers are used: which containers its image and command apply to diffe
 
 from __future__ import annotations
 
+from hvdkit.tools.submit.follow import Scheduler, State, first_match
 from hvdkit.tools.submit.job import BatchJob
 from hvdkit.tools.submit.kubernetes import (
     SHARED_MEMORY,
@@ -16,7 +17,6 @@ from hvdkit.tools.submit.kubernetes import (
     write_container,
     write_environ,
 )
-from hvdkit.tools.submit.scheduler import Scheduler, State, first_match
 
 # Trainer's ssh key can be read by its group, which ssh refuses for the key's owner, root. So the pods run as a user
 # whose group has it, and sshd listens at a port that this user may open.
