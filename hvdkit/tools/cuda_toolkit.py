@@ -60,7 +60,8 @@ def find_gpu_tools(environ: Mapping[str, str], nccl_home: str) -> GpuTools:
     homes += [str(folder.parent.parent) for folder in ((Path(nvcc).resolve(), Path(nvcc)) if nvcc else ())]
     homes += [str(find_package(CUDA_WHEELS[0], _CUDA_WHEELS_HOME) or ""), "/usr/local/cuda"]
     cuda_homes = tuple(dict.fromkeys(filter(None, homes)))
-    cuda_home = next((home for home in cuda_homes if _is_cuda(Path(home))), "")
+    usable = (home for home in cuda_homes if os.access(Path(home, "bin/nvcc"), os.X_OK))
+    cuda_home = next((home for home in usable if _find_header(Path(home), "cuda_runtime.h") is not None), "")
     wheels = (find_package(name, "nvidia/nccl") for name in NCCL_WHEELS)
     homes = [environ.get(name, "") for name in ("HOROVOD_NCCL_HOME", "NCCL_HOME", "NCCL_ROOT")]
     homes += [*(str(folder) for folder in wheels if folder is not None), cuda_home, "/usr/local", "/usr"]
@@ -103,10 +104,6 @@ def find_lacks(frameworks: Frameworks, tools: GpuTools, *, nccl: bool) -> Iterat
             f"there is no NCCL (include/nccl.h with lib/libnccl.so) in {', '.join(tools.looked)}",
             f"pip install {package}, or name the folder of another one with --nccl-home or HOROVOD_NCCL_HOME",
         )
-
-
-def _is_cuda(home: Path) -> bool:
-    return os.access(home / "bin/nvcc", os.X_OK) and _find_header(home, "cuda_runtime.h") is not None
 
 
 def _find_header(home: Path, name: str) -> Path | None:

@@ -19,18 +19,9 @@ from hvdkit.launch.plan.resolve_hosts import find_hosts
 
 def write_json(found: FoundHosts) -> str:
     """Write hosts as JSON: source, hosts, ranks and notes; slots null for as many as the host has cores."""
-    return (
-        json.dumps(
-            {
-                "source": found.source,
-                "hosts": [asdict(host) for host in found.hosts],
-                "ranks": found.ranks,
-                "notes": found.notes,
-            },
-            indent=2,
-        )
-        + "\n"
-    )
+    hosts = [asdict(host) for host in found.hosts]
+    document = {"source": found.source, "hosts": hosts, "ranks": found.ranks, "notes": found.notes}
+    return json.dumps(document, indent=2) + "\n"
 
 
 def write_table(found: FoundHosts) -> str:

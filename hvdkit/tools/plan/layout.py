@@ -45,6 +45,20 @@ _SHORT = {"v100": "v100-32", "a100": "a100-80", "h100": "h100-80"}
 
 
 @dataclass(frozen=True)
+class Parts:
+    """A sum, by parts: the fields."""
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return sum(self.parts().values())
+
+    def parts(self) -> dict[str, float]:
+        """Part to size."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True)
 class Cluster:
     """`gpus` of one kind, `node` of them in each node; the last node may have fewer."""
 

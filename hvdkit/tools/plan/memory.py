@@ -6,10 +6,9 @@ arXiv 2205.05198, equations 1 to 6.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hvdkit.tools.plan.layout import GIB, Layout, Transformer
+from hvdkit.tools.plan.layout import GIB, Layout, Parts, Transformer
 
 WEIGHT_BYTES = 2  # float16 or bfloat16
 GRADIENT_BYTES = 4  # sums of micro-batches, in float32
@@ -18,7 +17,7 @@ CONTEXT_BYTES = 2.0 * GIB  # the driver's context, NCCL's buffers, workspaces: a
 
 
 @dataclass(frozen=True)
-class Memory:
+class Memory(Parts):
     """Bytes of the rank that needs most. context: what the driver and libraries take."""
 
     weights: float
@@ -28,18 +27,9 @@ class Memory:
     context: float = CONTEXT_BYTES
 
     @property
-    def total(self) -> float:
-        """All of it."""
-        return sum(self.parts().values())
-
-    @property
     def state(self) -> float:
         """Parameters, gradients and optimizer."""
         return self.weights + self.gradients + self.optimizer
-
-    def parts(self) -> Mapping[str, float]:
-        """Part to bytes."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 def compute_memory(model: Transformer, layout: Layout, batch: int) -> Memory:

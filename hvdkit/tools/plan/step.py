@@ -11,10 +11,9 @@ tensor parallelism is innermost, then data parallelism, then the pipeline.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hvdkit.tools.plan.layout import Calibration, Cluster, Gpu, Layout, Transformer
+from hvdkit.tools.plan.layout import Calibration, Cluster, Gpu, Layout, Parts, Transformer
 from hvdkit.tools.plan.memory import WEIGHT_BYTES, stage_parameters
 
 
@@ -137,7 +136,7 @@ def _element_bytes(model: Transformer, layout: Layout) -> tuple[tuple[float, flo
 
 
 @dataclass(frozen=True)
-class StepTime:
+class StepTime(Parts):
     """Seconds of a step on the slowest stage.
 
     compute: of its micro-batches. tensor: its collectives of tensor parallelism. bubble: waiting for other stages.
@@ -150,15 +149,6 @@ class StepTime:
     transfers: float
     gradients: float
     update: float
-
-    @property
-    def total(self) -> float:
-        """The whole step."""
-        return sum(self.parts().values())
-
-    def parts(self) -> Mapping[str, float]:
-        """Part to seconds."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 def compute_step(model: Transformer, layout: Layout, cluster: Cluster, batch: int, constants: Calibration) -> StepTime:

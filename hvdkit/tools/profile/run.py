@@ -210,11 +210,10 @@ def _run(command: Sequence[str], environ: Mapping[str, str], output: int | None)
 
 def forward(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Add -x to a command of Open MPI's mpirun, which forwards only the variables that it names to other hosts."""
-    if Path(command[0]).name in _MPIRUNS and _is_open_mpi(command[0], environ):
+    # Starting what does not answer shows a better error.
+    version = ""
+    if Path(command[0]).name in _MPIRUNS:
+        version = run_program([command[0], "--version"], environ=environ, timeout_s=20.0).output
+    if (parse_version(version) or ("",))[0] == "open_mpi":
         return [command[0], "-x", _VARIABLE, *command[1:]]
     return list(command)
-
-
-def _is_open_mpi(mpirun: str, environ: Mapping[str, str]) -> bool:
-    answer = run_program([mpirun, "--version"], environ=environ, timeout_s=20.0)  # starting it shows a better error
-    return (parse_version(answer.output) or ("",))[0] == "open_mpi"

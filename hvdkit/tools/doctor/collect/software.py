@@ -113,7 +113,7 @@ def read_accelerators(environ: Mapping[str, str]) -> Accelerators:
         nccl, nccl_path = nccl or tools.nccl.version, tools.nccl.library
     return Accelerators(
         gpus=gpus,
-        devices=_list_devices(),
+        devices=tuple(sorted(path.name for path in Path("/dev").glob("*") if _DEVICE.fullmatch(path.name))),
         driver=driver,
         driver_cuda=loaded.get("driver_cuda", ""),
         error=error,
@@ -171,10 +171,3 @@ def _ask_driver(environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str, str]:
         line = next((line.strip() for line in result.output.splitlines() if line.strip()), "nothing")
         return (), "", f"nvidia-smi printed {line!r}, {result.ending}"
     return (*parse_gpus(result.stdout), "")
-
-
-def _list_devices() -> tuple[str, ...]:
-    try:
-        return tuple(sorted(name for name in os.listdir("/dev") if _DEVICE.fullmatch(name)))
-    except OSError:
-        return ()

@@ -159,8 +159,9 @@ class Surveyor:
         reaches = self._ask_each(pool, lambda source: self._connect(source, plans[source]), plans)
         self._progress("trying ssh between the hosts")
         logins = self._ask_each(pool, self._log_in, self._list_answering())
+        local = [found.facts for login, found in self._collected.items() if login in self._local]
         return Survey(
-            here=here.result() if here else self._find_local_facts(),
+            here=here.result() if here else local[0] if local else collect(self._environ),
             hosts=tuple(map(self._describe, self._hosts.values())),
             via=self._via,
             ssh_options=self._ssh_options,
@@ -239,10 +240,6 @@ class Surveyor:
             Login(source, target, Failure(answer["status"], answer["said"]) if answer else None)
             for target, answer in zip(targets, answers, strict=True)
         ]
-
-    def _find_local_facts(self) -> HostFacts:
-        local = next((login for login in self._collected if login in self._local), None)
-        return self._collected[local].facts if local else collect(self._environ)
 
     def _describe(self, host: Host) -> HostReport:
         failure = self._failures.get(host.login)
