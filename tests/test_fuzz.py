@@ -35,7 +35,7 @@ from hvdkit.tools.build_horovod import wheel
 from hvdkit.tools.doctor.checks import job as doctor_job
 from hvdkit.tools.doctor.collect import host, software
 from hvdkit.tools.doctor.collect import script as doctor_script
-from hvdkit.tools.submit import job, kubernetes, lsf, pbs, slurm, trainjob
+from hvdkit.tools.submit import job, kubernetes, scripts, trainjob
 from hvdkit.transport.gloo import rendezvous, rendezvous_store
 
 ROOT = Path(__file__).parents[1] / "hvdkit"
@@ -210,9 +210,9 @@ TEXTS: dict[str, Parser] = {
             ],
         )
         for read in (
-            slurm.read_slurm_state,
-            pbs.read_pbs_state,
-            lsf.read_lsf_state,
+            scripts.read_slurm_state,
+            scripts.read_pbs_state,
+            scripts.read_lsf_state,
             kubernetes.read_mpijob_state,
             trainjob.read_trainjob_state,
         )

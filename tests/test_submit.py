@@ -32,9 +32,7 @@ from hvdkit.tools.submit.job import (
     parse_warning,
 )
 from hvdkit.tools.submit.kubernetes import read_mpijob_state
-from hvdkit.tools.submit.lsf import read_lsf_state
-from hvdkit.tools.submit.pbs import read_pbs_state
-from hvdkit.tools.submit.slurm import read_slurm_state
+from hvdkit.tools.submit.scripts import read_lsf_state, read_pbs_state, read_slurm_state
 from hvdkit.tools.submit.trainjob import read_trainjob_state
 
 GOLDEN = Path(__file__).parent / "golden"

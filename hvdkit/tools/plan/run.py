@@ -22,10 +22,18 @@ from hvdkit.tools.charts import check_plot, draw_bars, new_figure, save_figure
 from hvdkit.tools.plan.evaluate import build_csv, describe, evaluate, read_table, summarise
 from hvdkit.tools.plan.layout import GIB, Calibration, Cluster, Gpu, Transformer, find_gpu
 from hvdkit.tools.plan.measured import measured_cpu, measured_layer, with_links
-from hvdkit.tools.plan.memory import GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, layer_activations, stage_parameters
 from hvdkit.tools.plan.search import Candidate, Job, Plans, explain_refusal, search
 from hvdkit.tools.plan.sources import read_model
-from hvdkit.tools.plan.step import data_bandwidth, stage_bandwidth, tensor_bandwidth
+from hvdkit.tools.plan.step import (
+    GRADIENT_BYTES,
+    OPTIMIZER_BYTES,
+    WEIGHT_BYTES,
+    data_bandwidth,
+    layer_activations,
+    stage_bandwidth,
+    stage_parameters,
+    tensor_bandwidth,
+)
 
 #: Part of a step -> what it is, for tables.
 PARTS = {
