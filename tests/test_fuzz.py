@@ -35,7 +35,7 @@ from hvdkit.tools.build_horovod import wheel
 from hvdkit.tools.doctor.checks import job as doctor_job
 from hvdkit.tools.doctor.collect import host, software
 from hvdkit.tools.doctor.collect import script as doctor_script
-from hvdkit.tools.submit import job, kubernetes, scripts, trainjob
+from hvdkit.tools.submit import job, kubernetes, scripts
 from hvdkit.transport.gloo import rendezvous, rendezvous_store
 
 ROOT = Path(__file__).parents[1] / "hvdkit"
@@ -214,7 +214,7 @@ TEXTS: dict[str, Parser] = {
             scripts.read_pbs_state,
             scripts.read_lsf_state,
             kubernetes.read_mpijob_state,
-            trainjob.read_trainjob_state,
+            kubernetes.read_trainjob_state,
         )
     },
     "tools.doctor.collect.software.parse_gpus": Parser(software.parse_gpus, ["0", ",", "GPU-1", "80 MiB", "\n"]),

@@ -31,9 +31,8 @@ from hvdkit.tools.submit.job import (
     parse_variable,
     parse_warning,
 )
-from hvdkit.tools.submit.kubernetes import read_mpijob_state
+from hvdkit.tools.submit.kubernetes import read_mpijob_state, read_trainjob_state
 from hvdkit.tools.submit.scripts import read_lsf_state, read_pbs_state, read_slurm_state
-from hvdkit.tools.submit.trainjob import read_trainjob_state
 
 GOLDEN = Path(__file__).parent / "golden"
 EXAMPLES = Path(__file__).parents[1] / "examples" / "kubernetes"

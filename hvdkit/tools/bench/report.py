@@ -279,10 +279,10 @@ def compare(before: Report, now: Report) -> list[Change]:
             )
     earlier = {case.work: before.summaries(case) for case in before.cases}
     changes = [
-        _compare_case(case.work, peer, earlier[case.work][peer], summary)
+        Change(case.work, peer, old.median_s, new.median_s, noise=old.low_s <= new.high_s and new.low_s <= old.high_s)
         for case in now.cases
-        for peer, summary in now.summaries(case).items()
-        if peer in earlier.get(case.work, {})
+        for peer, new in now.summaries(case).items()
+        if (old := earlier.get(case.work, {}).get(peer)) is not None
     ]
     if not changes:
         raise BenchError("The baseline has none of the sizes or models of this run. Measure the same ones.")
@@ -293,8 +293,3 @@ def failed(changes: Sequence[Change], percent: float) -> list[Change]:
     """Select the changes of hvdkit's own times that are slower by more than `percent`, and by more than noise."""
     own = (OURS, IN_BUCKET, AS_BACKEND)
     return [change for change in changes if change.slower and change.percent > percent and change.peer in own]
-
-
-def _compare_case(work: str, peer: str, before: Summary, now: Summary) -> Change:
-    disjoint = now.low_s > before.high_s or now.high_s < before.low_s
-    return Change(work, peer, before.median_s, now.median_s, noise=not disjoint)

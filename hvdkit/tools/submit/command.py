@@ -20,9 +20,8 @@ from hvdkit.launch.cli.command import find_script
 from hvdkit.launch.cli.numbers import count, count_or_none
 from hvdkit.tools.submit.follow import Follower, Scheduler, ask_state, submit_script
 from hvdkit.tools.submit.job import BatchJob, parse_time, parse_variable, parse_warning
-from hvdkit.tools.submit.kubernetes import KUBERNETES
+from hvdkit.tools.submit.kubernetes import KUBERNETES, TRAINJOB
 from hvdkit.tools.submit.scripts import LSF, PBS, SLURM
-from hvdkit.tools.submit.trainjob import TRAINJOB
 from hvdkit.tools.training_command import PLACEMENT, find_launcher, split_command, strip_dashes
 
 #: By the name that --scheduler takes.

@@ -50,11 +50,6 @@ def read_limits() -> ResourceLimits:
     return ResourceLimits(limit(resource.RLIMIT_MEMLOCK), limit(resource.RLIMIT_NOFILE), limit(resource.RLIMIT_NPROC))
 
 
-def read_cpu() -> CpuFacts:
-    """Read which cores there are, which may be used, and for how much of the time."""
-    return CpuFacts(os.cpu_count() or 1, tuple(sorted(allowed_cpus())), parse_quota(_read("/sys/fs/cgroup/cpu.max")))
-
-
 def parse_quota(text: str) -> float:
     """Turn cgroup's "150000 100000" into 1.5 cores; 0 for "max", or nothing."""
     words = text.split()
@@ -244,7 +239,7 @@ def read_machine(environ: Mapping[str, str], folder: str) -> MachineFacts:
     return MachineFacts(
         network=read_network(),
         limits=read_limits(),
-        cpu=read_cpu(),
+        cpu=CpuFacts(os.cpu_count() or 1, tuple(sorted(allowed_cpus())), parse_quota(_read("/sys/fs/cgroup/cpu.max"))),
         shared=read_shared_memory(folder),
         clock=read_clock(),
         fabrics=read_fabrics(environ),
